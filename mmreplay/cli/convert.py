@@ -159,7 +159,7 @@ def convert(
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import registry, staging, transfer
     from mmreplay.convert.select import Selection
-    from mmreplay.convert.transfer import refuse_doubts, told_of
+    from mmreplay.convert.transfer import name_source, refuse_doubts
     from mmreplay.recording.recorder import Meter
 
     typed = target
@@ -175,16 +175,20 @@ def convert(
     reads = registry.source_format(source, from_)
     transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
-    reading, writing = transfer.share(reads, writes, options)
+    reading, writing = transfer.split_options(reads, writes, options)
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
         names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     reporting = _report_interrupts(target, typed)
-    with reporting, told_of(source), transfer.told_both(options, reading, writing):
+    with (
+        reporting,
+        name_source(source),
+        transfer.name_shared_options(options, reading, writing),
+    ):
         opened = transfer.open_source(source, reads, reading, choice)
-    with _report_interrupts(target, typed), told_of(source), opened as reader:
+    with _report_interrupts(target, typed), name_source(source), opened as reader:
         if dry_run:
             about = reader.describe()
             refuse_doubts(reader, strict)

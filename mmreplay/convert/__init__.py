@@ -1,5 +1,6 @@
 """Buffers to files of other formats and back, in blocks of rows.
 
-`base` holds the protocol, `registry` the formats by name and suffix, `rows` a buffer
-as one of them. Each format is a module of its own; its library loads on first use.
+`base` holds the protocol and `registry` the formats by name and suffix. Each format is
+a module, whose library loads on first use; `buffer_reader` and `buffer_writer` make a
+buffer one of them.
 """

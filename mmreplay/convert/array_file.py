@@ -1,13 +1,12 @@
 """Files that hold one array a column, ``[rows, *shape]``: npz, pt and safetensors.
 
-They differ in what stands around the arrays. Here they are read, side by side, block
-by block; `array_file` writes them.
+The formats differ only in the bytes around the arrays. `ArrayReader` reads the arrays
+block by block, all columns together.
 
-Files of one array a column, written: where all lies is known before the first row.
-
-Every block goes straight to its place; what stands around the arrays, checksums
-included, is written last. Checksums are taken, and the device is kept busy, by threads
-beside the one that makes rows, and let go of the interpreter meanwhile.
+`ArrayFile` writes them. A `Plan` gives the offset of every array before the first row,
+so that each block is written where it belongs; the bytes around the arrays, with the
+checksums, come last. Threads compute checksums and keep the device busy while the
+caller makes the next rows; both release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.checksums import Sum
-from mmreplay.convert.ahead import Threads, beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
-    MAX_ROW_NBYTES,
     Block,
     Notes,
     Reader,
+    Threads,
     Writer,
     default_rows,
+    read_ahead,
+    refuse_wide,
 )
 from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, RESERVED, Description
-from mmreplay.convert.direct_file import way_to
+from mmreplay.convert.direct_writer import open_output
 from mmreplay.convert.staging import Staging
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -41,6 +41,147 @@ from mmreplay.schema.dtypes import describe, storage_dtype
 
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype name and shape, rows first, by the name of an array."""
+
+
+class ArrayReader(Reader):
+    """Reads a file with a description; see `Reader`. Others: `PlainReader`."""
+
+    def __init__(
+        self,
+        file: File,
+        columns: Mapping[str, ArrayColumn],
+        description: Description,
+        notes: Notes | None = None,
+    ) -> None:
+        self.report = notes or Notes()
+        self._file = file
+        self._description = description
+        self._columns = self._checked(columns)
+
+    def _checked(self, columns: Mapping[str, ArrayColumn]) -> dict[str, ArrayColumn]:
+        """The columns of the description.
+
+        Raises:
+            FormatError: One is missing, or of another dtype, shape or length.
+        """
+        found = {}
+        rows, path = self._description.rows, self._file.path
+        for name, (dtype, shape) in self._description.columns.items():
+            column = columns.get(name)
+            want = (rows, *shape)
+            if column is None:
+                raise FormatError(
+                    f"{path} lacks the array {name!r}, which its description names; "
+                    "the file was edited"
+                )
+            stored = storage_dtype(column.dtype)
+            if column.shape != want or stored != storage_dtype(dtype):
+                raise FormatError(
+                    f"{path}: array {name!r} is {describe(column.dtype, column.shape)}"
+                    f", expected {describe(dtype, want)} as its description says; the "
+                    "file was edited"
+                )
+            found[name] = column
+        refuse_wide(self._description.row_nbytes, path)
+        return found
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        return self._scan(self._columns, rows)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: only three columns are read, and checked."""
+        columns = {name: self._columns[name] for name in RESERVED}
+        return self._scan(columns, BLOCK_NBYTES // 32)
+
+    def _scan(self, columns: Mapping[str, ArrayColumn], rows: int) -> Iterator[Block]:
+        for found in Scan(columns, rows, self._description.rows).blocks():
+            env_ids = found.pop(ENV_ID).view(np.int64)
+            positions = found.pop(POSITION).view(np.int64)
+            yield Block(found, env_ids, positions, found.pop(FLAGS).view(np.uint8))
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Every stored array, mapped read-only: no copy, whatever its size.
+
+        If another process shortens the file, access to the arrays ends this process,
+        as with any mapping.
+        """
+        return mapped(self._file, self._columns)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._file.close()
+
+
+class Scan:
+    """Reads several columns together, block by block, into arrays that are reused."""
+
+    def __init__(
+        self, columns: Mapping[str, ArrayColumn], rows: int, count: int
+    ) -> None:
+        """Read count rows, in blocks of rows."""
+        self._columns = columns
+        self._rows, self._count = rows, count
+
+    def blocks(self) -> Iterator[dict[str, NDArray[np.generic]]]:
+        """Per column ``[N, *shape]``, little-endian; valid until the next block."""
+        return read_ahead(self._read())
+
+    def _read(self) -> Iterator[dict[str, NDArray[np.generic]]]:
+        """The same, valid until the block after the next."""
+        streams = {name: column.open() for name, column in self._columns.items()}
+        block_rows = min(self._rows, self._count)
+        # Two sets of arrays: one is used while the other is read.
+        arrays = [
+            {
+                name: np.empty((block_rows, *column.shape[1:]), column.stored)
+                for name, column in self._columns.items()
+            }
+            for _ in range(min(2, -(-self._count // self._rows)))
+        ]
+        for first in range(0, self._count, self._rows):
+            size = min(self._rows, self._count - first)
+            arrays.reverse()
+            found: dict[str, NDArray[np.generic]] = {}
+            for name, stream in streams.items():
+                array = arrays[0][name][:size]
+                if array.size:
+                    stream.read_into(array.reshape(-1).view(np.uint8).data)
+                found[name] = native(array, self._columns[name].dtype)
+            yield found
+        for stream in streams.values():
+            stream.finish()
+
+
+def native(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """Stored values in the dtype of a field."""
+    wanted = storage_dtype(dtype)
+    if wanted.kind == "b":
+        # Bytes other than 0 and 1 are no bools, but numpy would accept them.
+        bools: NDArray[np.generic] = array.view(np.uint8) != 0
+        return bools
+    return array if array.dtype == wanted else array.astype(wanted)
+
+
+def mapped(
+    file: File, columns: Mapping[str, ArrayColumn]
+) -> dict[str, NDArray[np.generic]]:
+    """Columns that are stored unpacked, mapped read-only."""
+    if not file.nbytes:
+        return {}
+    mapping = file.map_readonly()
+    found = {}
+    for name, column in columns.items():
+        if column.offset is not None:
+            count = column.shape[0] * (column.row_nbytes // column.stored.itemsize)
+            flat = np.frombuffer(mapping, column.stored, count, column.offset)
+            found[name] = flat.reshape(column.shape)
+    return found
 
 
 class Stream(Protocol):
@@ -54,7 +195,7 @@ class Stream(Protocol):
 
 
 class Stored:
-    """Bytes that lie in a file as they are."""
+    """Bytes that are stored in a file unpacked."""
 
     def __init__(
         self,
@@ -65,7 +206,7 @@ class Stored:
         start: int = 0,
         expected: int | None = None,
     ) -> None:
-        """Read from offset on, and compare with a checksum where one is expected."""
+        """Read from offset on, and check the sum if one is expected."""
         self._file, self._offset, self._what = file, offset, what
         self._begin = offset
         self._sum = sum if expected is not None else None
@@ -103,10 +244,10 @@ class ArrayColumn:
 
     Attributes:
         dtype: Its name in `schema.dtypes`.
-        stored: How the file keeps it, of any byte order.
+        stored: The file's dtype, of any byte order.
         shape: ``[rows, *shape]``.
         open: Makes a stream of its bytes, from the first row on.
-        offset: Of its bytes in the file, or None where they are compressed.
+        offset: Of its bytes in the file, or None if they are compressed.
     """
 
     dtype: str
@@ -124,274 +265,8 @@ class ArrayColumn:
         return nbytes
 
 
-class Scan:
-    """Reads several columns side by side, block by block, into arrays used again."""
-
-    def __init__(
-        self, columns: Mapping[str, ArrayColumn], rows: int, count: int
-    ) -> None:
-        """Read count rows, in blocks of rows."""
-        self._columns = columns
-        self._rows, self._count = rows, count
-
-    def blocks(self) -> Iterator[dict[str, NDArray[np.generic]]]:
-        """Per column ``[N, *shape]``, little-endian; good until the next."""
-        return beside(self._read())
-
-    def _read(self) -> Iterator[dict[str, NDArray[np.generic]]]:
-        """The same, good until the one after the next."""
-        streams = {name: column.open() for name, column in self._columns.items()}
-        room = min(self._rows, self._count)
-        held = [
-            {
-                name: np.empty((room, *column.shape[1:]), column.stored)
-                for name, column in self._columns.items()
-            }
-            for _ in range(min(2, -(-self._count // self._rows)))
-        ]
-        for first in range(0, self._count, self._rows):
-            size = min(self._rows, self._count - first)
-            held.reverse()
-            found: dict[str, NDArray[np.generic]] = {}
-            for name, stream in streams.items():
-                part = held[0][name][:size]
-                if part.size:
-                    stream.read_into(part.reshape(-1).view(np.uint8).data)
-                found[name] = native(part, self._columns[name].dtype)
-            yield found
-        for stream in streams.values():
-            stream.finish()
-
-
-def native(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
-    """Values as a file stores them, as a field of a dtype holds them."""
-    wanted = storage_dtype(dtype)
-    if wanted.kind == "b":
-        # Any byte but 0 and 1 is no bool, and numpy would take it for one.
-        bools: NDArray[np.generic] = array.view(np.uint8) != 0
-        return bools
-    return array if array.dtype == wanted else array.astype(wanted)
-
-
-class ArrayReader(Reader):
-    """Reads a file of ours; see `Reader`. Others' files: `plain.PlainReader`."""
-
-    def __init__(
-        self,
-        file: File,
-        columns: Mapping[str, ArrayColumn],
-        description: Description,
-        notes: Notes | None = None,
-    ) -> None:
-        self.report = notes or Notes()
-        self._file = file
-        self._description = description
-        self._columns = self._checked(columns)
-
-    def _checked(self, columns: Mapping[str, ArrayColumn]) -> dict[str, ArrayColumn]:
-        """The columns that the description names, each as it says.
-
-        Raises:
-            FormatError: One is missing, or of another dtype, shape or length.
-        """
-        found = {}
-        rows, path = self._description.rows, self._file.path
-        for name, (dtype, shape) in self._description.columns.items():
-            column = columns.get(name)
-            want = (rows, *shape)
-            if column is None:
-                raise FormatError(
-                    f"{path} lacks the array {name!r}, which its description names; "
-                    "the file was edited"
-                )
-            stored = storage_dtype(column.dtype)
-            if column.shape != want or stored != storage_dtype(dtype):
-                raise FormatError(
-                    f"{path}: array {name!r} is {describe(column.dtype, column.shape)}"
-                    f", expected {describe(dtype, want)} as its description says; the "
-                    "file was edited"
-                )
-            found[name] = column
-        refuse_wide(self._description.row_nbytes, path)
-        return found
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        return self._scan(self._columns, rows)
-
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`: three columns are read, and checked."""
-        columns = {name: self._columns[name] for name in RESERVED}
-        return self._scan(columns, BLOCK_NBYTES // 32)
-
-    def _scan(self, columns: Mapping[str, ArrayColumn], rows: int) -> Iterator[Block]:
-        for found in Scan(columns, rows, self._description.rows).blocks():
-            env_ids = found.pop(ENV_ID).view(np.int64)
-            positions = found.pop(POSITION).view(np.int64)
-            yield Block(found, env_ids, positions, found.pop(FLAGS).view(np.uint8))
-
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Every stored array, mapped read-only: no copy, whatever its size.
-
-        Whoever shortens the file meanwhile ends this process, as with any mapping.
-        """
-        return mapped(self._file, self._columns)
-
-    def close(self) -> None:
-        """See `Reader.close`."""
-        self._file.close()
-
-
-def mapped(
-    file: File, columns: Mapping[str, ArrayColumn]
-) -> dict[str, NDArray[np.generic]]:
-    """Columns that lie in a file as they are, mapped read-only."""
-    if not file.nbytes:
-        return {}
-    mapping = file.map_readonly()
-    found = {}
-    for name, column in columns.items():
-        if column.offset is not None:
-            count = column.shape[0] * (column.row_nbytes // column.stored.itemsize)
-            flat = np.frombuffer(mapping, column.stored, count, column.offset)
-            found[name] = flat.reshape(column.shape)
-    return found
-
-
-def refuse_wide(row_nbytes: int, path: Path) -> None:
-    """Refuse rows that would not fit in memory, whatever a file says.
-
-    Raises:
-        FormatError: A row takes more than 256 MiB.
-    """
-    if row_nbytes > MAX_ROW_NBYTES:
-        raise FormatError(
-            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}; "
-            "rows are held whole: split the field"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where a column lies in a file that is being written.
-
-    Attributes:
-        offset: Of its first byte.
-        row_nbytes: Bytes of one row.
-        start: Checksum of what stands before it under the same checksum.
-    """
-
-    offset: int
-    row_nbytes: int
-    start: int = 0
-
-
-class Plan(Protocol):
-    """Where everything of a file that is to be written lies.
-
-    Attributes:
-        nbytes: Of the file.
-    """
-
-    nbytes: int
-
-    @property
-    def pieces(self) -> Mapping[str, Piece]:
-        """Where each column lies."""
-
-    @property
-    def sum(self) -> Sum:
-        """What checks a column."""
-
-    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """What stands around the columns, as (offset, bytes), once sums are known."""
-
-
-class ArrayFile:
-    """The columns of one file, each written to its place, row after row."""
-
-    def __init__(self, file: File, plan: Plan, rows: int) -> None:
-        """Write so many rows into an open file, which is closed with this.
-
-        Raises:
-            FullError: No space is left for so large a file, which is closed then.
-        """
-        try:
-            self._way = way_to(file, len(plan.pieces))
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-        self._plan = plan
-        self._rows = rows
-        self._done = 0
-        self._sums = {name: piece.start for name, piece in plan.pieces.items()}
-        self._pool = Threads(2, "mmreplay-export")
-
-    @property
-    def room(self) -> int:
-        """Rows that are still to come."""
-        return self._rows - self._done
-
-    def write(self, block: Block) -> None:
-        """Take the next rows; the block's arrays are not kept."""
-        if len(block) > self.room:
-            raise FormatError(
-                f"got {self._done + len(block)} rows, expected the {self._rows} "
-                "described; the source changed meanwhile"
-            )
-        columns = {name: block.column(name) for name in self._plan.pieces}
-        laid = {
-            name: self._pool.submit(bytes_of, column)
-            for name, column in columns.items()
-            if not column.flags.c_contiguous
-        }
-        jobs = {}
-        try:
-            for name, piece in self._plan.pieces.items():
-                job = laid.get(name)
-                data = job.result() if job is not None else bytes_of(columns[name])
-                jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
-                offset = piece.offset + self._done * piece.row_nbytes
-                self._way.write(data, offset)
-        finally:
-            # Whatever happens, nobody looks at the block after this call.
-            wait(laid.values())
-            wait(jobs.values())
-        self._sums |= {name: job.result() for name, job in jobs.items()}
-        self._done += len(block)
-
-    def finish(self) -> None:
-        """Write what stands around the columns, and close the file, not yet synced."""
-        if self.room:
-            raise FormatError(
-                f"got {self._done} rows, expected the {self._rows} described; the "
-                "source was cut"
-            )
-        self._way.finish()
-        for offset, data in self._plan.around(self._sums):
-            self._file.pwrite(data, offset)
-        self.close()
-
-    def close(self) -> None:
-        """Give everything back; a second call does nothing."""
-        self._pool.shutdown()
-        self._way.close()
-        self._file.close()
-
-
-def bytes_of(column: NDArray[np.generic]) -> memoryview:
-    """The bytes of a column; packed fields come as strided views, and are copied."""
-    return np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
-
-
 class ArrayWriter(Writer):
-    """Writes one such file; see `Writer`."""
+    """Writes one file by a plan; see `Writer`."""
 
     def __init__(
         self, target: Path, description: Description, plan: Plan, overwrite: bool
@@ -423,3 +298,117 @@ class ArrayWriter(Writer):
         if self._file is not None:
             self._file.close()
         self._staging.abort()
+
+
+class ArrayFile:
+    """Writes the columns of one file, each to its place, row after row."""
+
+    def __init__(self, file: File, plan: Plan, rows: int) -> None:
+        """Write so many rows into an open file, which is closed with this object.
+
+        Raises:
+            FullError: No space is left for so large a file; it is closed.
+        """
+        try:
+            self._output = open_output(file, len(plan.spans))
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        self._plan = plan
+        self._rows = rows
+        self._done = 0
+        self._sums = {name: span.start for name, span in plan.spans.items()}
+        self._pool = Threads(2, "mmreplay-export")
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that are still to be written."""
+        return self._rows - self._done
+
+    def write(self, block: Block) -> None:
+        """Write the next rows; the block's arrays may change after this call."""
+        if len(block) > self.rows_left:
+            raise FormatError(
+                f"got {self._done + len(block)} rows, expected the {self._rows} "
+                "described; the source changed meanwhile"
+            )
+        columns = {name: block.column(name) for name in self._plan.spans}
+        packing = {
+            name: self._pool.submit(bytes_of, column)
+            for name, column in columns.items()
+            if not column.flags.c_contiguous
+        }
+        jobs = {}
+        try:
+            for name, span in self._plan.spans.items():
+                job = packing.get(name)
+                data = job.result() if job is not None else bytes_of(columns[name])
+                jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
+                offset = span.offset + self._done * span.row_nbytes
+                self._output.write(data, offset)
+        finally:
+            # After this call, even a failed one, no thread reads the block.
+            wait(packing.values())
+            wait(jobs.values())
+        self._sums |= {name: job.result() for name, job in jobs.items()}
+        self._done += len(block)
+
+    def finish(self) -> None:
+        """Write the bytes around the columns, and close the file, not yet synced."""
+        if self.rows_left:
+            raise FormatError(
+                f"got {self._done} rows, expected the {self._rows} described; the "
+                "source was cut"
+            )
+        self._output.finish()
+        for offset, data in self._plan.around(self._sums):
+            self._file.pwrite(data, offset)
+        self.close()
+
+    def close(self) -> None:
+        """Stop threads and close the file; a second call does nothing."""
+        self._pool.shutdown()
+        self._output.close()
+        self._file.close()
+
+
+class Plan(Protocol):
+    """The layout of a file that is written.
+
+    Attributes:
+        nbytes: Of the file.
+    """
+
+    nbytes: int
+
+    @property
+    def spans(self) -> Mapping[str, ArraySpan]:
+        """The place of each column."""
+
+    @property
+    def sum(self) -> Sum:
+        """The checksum of a column."""
+
+    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
+        """The bytes around the columns, as (offset, bytes), given all checksums."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpan:
+    """The place of a column in a file that is written.
+
+    Attributes:
+        offset: Of its first byte.
+        row_nbytes: Bytes of one row.
+        start: Checksum of the bytes before it that its checksum covers as well.
+    """
+
+    offset: int
+    row_nbytes: int
+    start: int = 0
+
+
+def bytes_of(column: NDArray[np.generic]) -> memoryview:
+    """The bytes of a column; packed fields come as strided views, and are copied."""
+    return np.ascontiguousarray(column).reshape(-1).view(np.uint8).data

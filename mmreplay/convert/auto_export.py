@@ -1,4 +1,4 @@
-"""Rows that go to files before a ring gives them up, in the background."""
+"""Exports rows of a ring to files, in the background, before they are overwritten."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mmreplay.arguments import integer
 from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
-from mmreplay.convert.ahead import Threads
 from mmreplay.convert.base import (
     Report,
+    Threads,
     Writer,
 )
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Selected
+from mmreplay.convert.select import SelectedReader
 from mmreplay.convert.transfer import transfer
 from mmreplay.ring import Span
 
@@ -34,17 +34,17 @@ Array = NDArray[np.int64]
 class AutoExport:
     """Writes the rows of a ring to a file whenever it is full; a context manager.
 
-    A file holds the rows since the file before: the capacity of each environment, or
-    fewer by at most one block of an `extend`, so that every row is in exactly one.
-    It is written by a thread, and appears whole or not at all. No row is given up
-    before its file is there and synced: adds go on meanwhile where `every` leaves room,
-    and the one that would give up such a row waits. A writer that is killed at any
-    instant leaves every row in a file or alive. What fails in the thread is raised by
-    the add that needs the room, of which nothing is visible; the next one tries again.
+    A file holds the rows since the last file: the capacity of each environment, or
+    fewer by at most one block of an `extend`, so that every row is in exactly one file.
+    A thread writes it; it appears complete or not at all. No row is overwritten before
+    its file exists and is synced: adds continue while `every` leaves free rows, and an
+    add that would overwrite such a row waits. A writer that is killed at any instant
+    leaves every row in a file or alive. An error of the thread is raised by the add
+    that needs the rows, which then adds nothing; the next add tries again.
 
-    Rows alive when this is made belong to its first file, also those that a run
-    before this one has exported (positions tell); of a ring that is about to be full it
-    is written at once. Rows that `clear`, `dequeue` or a smaller `resize` give up are
+    Rows alive when this is made belong to its first file, including those that an
+    earlier run has exported (their positions show it). If the ring is nearly full, that
+    file is written at once. Rows that `clear`, `dequeue` or a smaller `resize` drop are
     not exported. Close it before the buffer.
 
     Attributes:
@@ -66,17 +66,17 @@ class AutoExport:
         every: int | None = None,
         **options: object,
     ) -> None:
-        """Begin to watch a buffer.
+        """Watch a buffer.
 
         Args:
             buffer: Open for writing, on disk or in RAM.
-            folder: Where files go, ``<year-month-day_time>_memory_<id>.<format>``; made
-                if need be.
+            folder: Folder of the files, ``<year-month-day_time>_memory_<id>.<format>``;
+                made if it does not exist.
             format: A format's name.
             fields: Paths, or subtrees, to write; all by default.
-            every: Rows of an environment after which a file is due; the capacity by
-                default, where the next add waits for the file. With half of it adds
-                wait only where rows come faster than they are written.
+            every: Rows of an environment after which a file is written; the capacity
+                by default, so that the next add waits for the file. With half of it
+                adds wait only if rows come faster than they are written.
             **options: The format's own.
 
         Raises:
@@ -102,7 +102,7 @@ class AutoExport:
             else integer("every", every, 1, way_out, maximum=capacity)
         )
         self._ending = (*self._format.suffixes, "")[0]
-        # A target that is begun and given up tells of all that could be wrong.
+        # A target that is begun and aborted raises the errors of all later ones.
         with self._open_writer(self._folder / f"probe{self._ending}")(
             replace(self._describe(), first=buffer.span.stop)
         ):
@@ -112,8 +112,8 @@ class AutoExport:
         self._job: Future[None] | None = None
         self._asked: Span | None = None
         self._begun = buffer.span.first.copy()
-        self._held = self._begun.copy()
-        buffer.hold_rows(self._hold)
+        self._exported = self._begun.copy()
+        buffer.hold_rows(self._before_overwrite)
         try:
             self._free()
         except BaseException:
@@ -121,7 +121,7 @@ class AutoExport:
             raise
 
     def _free(self) -> None:
-        """Export at once what the writer may give up before it asks again."""
+        """Export at once rows that the writer may overwrite without a callback."""
         ring = self._buffer.metadata.ring
         if (self._buffer.heads + ring.reserve > self._begun + ring.capacity).any():
             self.flush()
@@ -137,58 +137,60 @@ class AutoExport:
 
         return open_writer
 
-    def _hold(self, heads: Array, tails: Array, needed: Array, target: Array) -> Array:
-        """Let no row go that is not read yet; see `OpenBuffer.hold_rows`."""
+    def _before_overwrite(
+        self, heads: Array, tails: Array, needed: Array, target: Array
+    ) -> Array:
+        """Delay the overwriting of rows that are not exported; see `hold_rows`."""
         ring = self._buffer.metadata.ring
         every = min(self._every or ring.capacity, ring.capacity)
         with self._changed:
-            self._follow(tails)
+            self._skip_dropped(tails)
             if (needed > self._begun + every).any():
                 self._wait()
-                self._follow(tails)
+                self._skip_dropped(tails)
                 self._begin(heads)
-            full = self._held + ring.capacity
+            full = self._exported + ring.capacity
             while self._job is not None and (needed > full).any():
                 if not self._job.done():
                     self._changed.wait()
                 self._settle()
-                full = self._held + ring.capacity
+                full = self._exported + ring.capacity
             edge = np.minimum(self._begun + every, full)
             return np.maximum(needed, np.minimum(target, edge))
 
-    def _follow(self, tails: Array) -> None:
-        """Forget rows that the user gave up."""
+    def _skip_dropped(self, tails: Array) -> None:
+        """Skip rows that the user dropped."""
         self._settle()
         if self._job is None:
             self._begun = np.maximum(self._begun, tails)
-            self._held = self._begun.copy()
+            self._exported = self._begun.copy()
 
     def _begin(self, heads: Array) -> None:
-        """Start to export what came since, up to heads."""
+        """Start to export the rows since the last file, up to heads."""
         span = Span(self._begun, heads.copy())
         if (span.lengths > 0).any():
-            # What nobody was asked to export is asked for again, rather than lost.
+            # Without a job the rows would be requested again, rather than lost.
             self._asked = span
             self._job = self._pool.submit(self._run, span)
             self._begun = span.stop
-            self._job.add_done_callback(self._tell)
+            self._job.add_done_callback(self._notify)
 
-    def _tell(self, _: object) -> None:
+    def _notify(self, _: object) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _settle(self) -> None:
-        """Note what became of an export that is over, and raise its error.
+        """Note the result of a finished export, and raise its error.
 
-        What it was to export is then to be exported again.
+        After an error its rows are exported again.
         """
         if self._job is None or not self._job.done():
             return
         job, self._job = self._job, None
         if job.exception() is None:
-            self._held = self._begun.copy()
+            self._exported = self._begun.copy()
         else:
-            self._begun = self._held.copy()
+            self._begun = self._exported.copy()
         job.result()
 
     def _wait(self) -> None:
@@ -199,29 +201,29 @@ class AutoExport:
 
     def _run(self, span: Span) -> None:
         if span is not self._asked:
-            # A pool that got no thread says so, and keeps the job until it gets one.
+            # An old job: a pool that got no thread raises, but keeps the job.
             return
         stamp = datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{stamp}_memory_{self._buffer.metadata.uuid.hex()[:8]}{self._ending}"
         path = self._folder / name
         rows = BufferReader(self._buffer, fields=self._fields)
         rows.narrow(span)
-        report = transfer(Selected(rows, span), self._open_writer(path))
+        report = transfer(SelectedReader(rows, span), self._open_writer(path))
         self.reports.append((path, report))
 
     def flush(self) -> None:
-        """Export now what came since the last file, and wait until it is there."""
+        """Export the rows since the last file now, and wait for the file."""
         with self._changed:
-            self._follow(self._buffer.tails)
+            self._skip_dropped(self._buffer.tails)
             self._wait()
             self._begin(self._buffer.heads)
             self._wait()
 
     def close(self) -> None:
-        """Wait for an export that runs, and watch no more; again, does nothing.
+        """Wait for a running export, and stop watching; a second call does nothing.
 
         Raises:
-            ReplayError: What failed in it.
+            ReplayError: The export failed.
         """
         if not self._buffer.closed:
             self._buffer.hold_rows(None)

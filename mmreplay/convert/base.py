@@ -1,48 +1,59 @@
-"""What every format speaks: a description, then blocks of rows, oldest first.
+"""The protocol of all formats: a description, then blocks of rows, oldest first.
 
-A `Reader` describes what it will give and gives it block by block; a `Writer` is made
-for a description and takes the blocks. Nobody holds more than a block, so memory does
+A `Reader` describes its rows and gives them block by block; a `Writer` is made for a
+description and takes the blocks. Only one block or two are in memory, so memory does
 not grow with the dataset. A buffer is one format among the others.
 
-What is said of what files have lost, and of what targets cannot hold.
+Below the protocol: the limits that protect memory from a file's claims, notes that
+several formats share, and the threads that work ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
-from mmreplay.errors import CorruptError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, no_thread
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
 
 BLOCK_NBYTES = 16 << 20
-# One row is held whole, whatever a file says of its size.
 MAX_ROW_NBYTES = 256 << 20
+"""Of the largest row that is read: one row is in memory, whatever a file claims."""
+HARMLESS_NBYTES = 1 << 30
+"""Rows of so many bytes may come from a file of any size."""
 
 Columns = Mapping[str, NDArray[np.generic]]
+Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype name and row shape by column."""
 Progress = Callable[[int, int], object]
 """Called with (rows done, rows in all)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that follow each other in each environment they are of.
+    """Rows that follow each other in each of their environments.
 
     Attributes:
         columns: Per path ``[N, *shape]`` of the field's own dtype, ``terminated`` and
             ``truncated`` as they are served; `PRIORITY` too where the description
-            names priorities. May be read-only, and lasts until the next block is
-            asked for.
+            names priorities. May be read-only, and is valid until the next block is
+            requested.
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``; those of one environment rise by one.
-        flags: uint8 ``[N]``, as docs/format.md defines them; the truth of boundaries.
+        flags: uint8 ``[N]``, as docs/format.md defines them. Where fields contradict
+            them, the flags decide.
     """
 
     columns: Columns
@@ -61,22 +72,41 @@ class Block:
             return self.positions
         return self.flags if name == FLAGS else self.columns[name]
 
-    def between(self, first: int, stop: int) -> Block:
-        """Rows from first up to stop, or to the end."""
-        part = slice(first, stop)
-        columns = {path: column[part] for path, column in self.columns.items()}
+    def rows(self, first: int, stop: int) -> Block:
+        """Rows ``[first, stop)`` of the block, as views; fewer if it ends before."""
+        within = slice(first, stop)
+        columns = {path: column[within] for path, column in self.columns.items()}
         return Block(
-            columns, self.env_ids[part], self.positions[part], self.flags[part]
+            columns, self.env_ids[within], self.positions[within], self.flags[within]
         )
 
-    def taken(self, rows: NDArray[np.bool_]) -> Block:
-        """Some of the rows, bool ``[N]``; the block itself where that is all."""
-        if rows.all():
+    def select(self, mask: NDArray[np.bool_]) -> Block:
+        """Rows of a mask, bool ``[N]``; the block itself if the mask is true."""
+        if mask.all():
             return self
-        columns = {path: column[rows] for path, column in self.columns.items()}
+        columns = {path: column[mask] for path, column in self.columns.items()}
         return Block(
-            columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
+            columns, self.env_ids[mask], self.positions[mask], self.flags[mask]
         )
+
+    def between(self, first: int, stop: int) -> Block:
+        """Deprecated: use `rows`."""
+        _warn_renamed("Block.between", "Block.rows")
+        return self.rows(first, stop)
+
+    def taken(self, rows: NDArray[np.bool_]) -> Block:
+        """Deprecated: use `select`."""
+        _warn_renamed("Block.taken", "Block.select")
+        return self.select(rows)
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    warnings.warn(
+        f"{old} is now {new}. Use the new name; the old one goes with the next "
+        "version.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 class Reader(Protocol):
@@ -91,7 +121,7 @@ class Reader(Protocol):
     report: Notes
 
     def describe(self) -> Description:
-        """What will come; the same whenever it is asked."""
+        """Describe the rows; the same at each call."""
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """All rows, in blocks of at most rows_per_block (`default_rows` if None).
@@ -100,24 +130,23 @@ class Reader(Protocol):
         """
 
     def marks(self) -> Iterator[Block]:
-        """All rows without their columns: where they are, and their flags.
+        """All rows without their columns: environments, positions and flags.
 
-        Asked for before some episodes are chosen; worth a way of its own where that
-        reads less.
+        Called before some episodes are selected. Override it where that reads less.
         """
         for block in self.blocks():
             yield Block({}, block.env_ids, block.positions, block.flags)
 
     def narrow(self, span: Span) -> None:
-        """Hear that rows outside of a span will be left out: they need not be read."""
+        """Allow the reader to skip rows outside of a span: they will be left out."""
         return
 
     def only(self, paths: tuple[str, ...]) -> None:
-        """Hear that other fields will be left out: they need not be in blocks."""
+        """Allow the reader to skip other fields: they will be left out."""
         return
 
     def close(self) -> None:
-        """Give files back; a second call does nothing."""
+        """Close the files; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -129,25 +158,25 @@ class Reader(Protocol):
 class Writer(Protocol):
     """A target of rows; an implementation inherits the context manager.
 
-    The target appears whole, at `finish`, or not at all: until then everything lies
-    under a ``tmp-`` name beside it (`staging`), which the next run replaces.
+    The target appears complete, at `finish`, or not at all: until then everything lies
+    under a ``tmp-`` name next to it (`staging`), which the next run replaces.
 
     Attributes:
         nbytes: Bytes of the target, known at `finish`.
-        notes: What it left out and why.
+        notes: What the target leaves out, and why.
     """
 
     nbytes: int
     notes: Notes
 
     def write(self, block: Block) -> None:
-        """Take the next rows; the block's arrays are not kept."""
+        """Write the next rows; the block's arrays may change after this call."""
 
     def finish(self) -> None:
         """Make the target durable and let it appear."""
 
     def abort(self) -> None:
-        """Remove what was written; nothing to do after `finish`."""
+        """Remove everything written so far; after `finish` it does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -163,12 +192,13 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
-        rows: Rows taken from the source, final rows included; of those that a smaller
-            capacity left out the notes tell.
-        episodes: Episodes among them, the running and the headless included.
+        rows: Rows read from the source, final rows included. The notes say how many
+            of them a smaller capacity left out.
+        episodes: Episodes among them, unfinished ones and those without their
+            beginning included.
         nbytes: Bytes of the target, without holes.
         seconds: Time it took.
         notes: How ends were found, what was left out and why.
@@ -193,39 +223,40 @@ def default_rows(description: Description, nbytes: int = BLOCK_NBYTES) -> int:
     return max(1, nbytes // description.row_nbytes)
 
 
-def doubt_sums(notes: Notes, name: str, what: str) -> None:
-    """Doubt values that nothing vouches for, although mmreplay described them.
+def refuse_wide(row_nbytes: int, path: Path) -> None:
+    """Refuse rows that would not fit in memory.
+
+    Raises:
+        FormatError: A row takes more than 256 MiB.
+    """
+    if row_nbytes > MAX_ROW_NBYTES:
+        raise FormatError(
+            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}; "
+            "a row is read at once: split the field"
+        )
+
+
+def refuse_expansion(path: Path, nbytes: int, stored: int, allowed: bool) -> None:
+    """Refuse files that claim far more rows than their size suggests.
 
     Args:
-        notes: Of the reader.
-        name: Of the file.
-        what: It lacks.
+        path: Of the file or folder.
+        nbytes: Bytes of its rows in memory.
+        stored: Bytes of its files.
+        allowed: The user allows any ratio.
+
+    Raises:
+        FormatError: Rows take more than 1 GiB and 1,000 times the files.
     """
-    notes.doubt(
-        f"{name} has no {what} beside its description, so that its values are taken as "
-        "they are"
-    )
-
-
-def undescribed(where: object) -> CorruptError:
-    """The error of a file that has our checksums, and no description."""
-    return CorruptError(
-        f"{where} has checksums of mmreplay's in its metadata, expected {KEY!r} beside "
-        "them; the file was damaged: restore it from a copy"
-    )
-
-
-def doubt_priorities(notes: Notes, description: Description, target: str) -> None:
-    """Doubt a target that has no place for the priorities that come along."""
-    if description.priorities:
-        notes.doubt(
-            f"priorities {description.priorities!r} were left out: {target} has no "
-            "place for them"
+    if nbytes > max(HARMLESS_NBYTES, 1000 * stored) and not allowed:
+        raise FormatError(
+            f"{path} says that {stored} bytes hold {nbytes}, expected at most 1,000 "
+            "times as many; pass allow_expansion=True if you trust it"
         )
 
 
 def refuse_empty(steps: int, target: str) -> None:
-    """Refuse to write no steps where nobody would read what that makes.
+    """Refuse to write no steps into a file that says nothing without them.
 
     Raises:
         SchemaError: There are none.
@@ -235,3 +266,118 @@ def refuse_empty(steps: int, target: str) -> None:
             f"got no steps to write, expected at least one for {target}, which says "
             "nothing without; choose others, or a format of mmreplay's own"
         )
+
+
+def doubt_sums(notes: Notes, name: str, missing: str) -> None:
+    """Doubt values without a checksum, in a file that mmreplay described.
+
+    Args:
+        notes: Of the reader.
+        name: Of the file.
+        missing: The part of the file that would hold checksums.
+    """
+    notes.doubt(
+        f"{name} has no {missing} beside its description, so that its values are taken "
+        "as they are"
+    )
+
+
+def doubt_priorities(notes: Notes, description: Description, target: str) -> None:
+    """Doubt a target that cannot hold the source's priorities."""
+    if description.priorities:
+        notes.doubt(
+            f"priorities {description.priorities!r} were left out: {target} has no "
+            "place for them"
+        )
+
+
+def description_lost(where: object) -> CorruptError:
+    """The error of a file that has mmreplay's checksums, but no description."""
+    return CorruptError(
+        f"{where} has checksums of mmreplay's in its metadata, expected {KEY!r} beside "
+        "them; the file was damaged: restore it from a copy"
+    )
+
+
+MAX_THREADS = min(4, os.cpu_count() or 1)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool of threads that runs jobs in the caller's thread when Python ends.
+
+    At its end Python waits for the thread of an `AutoExport` that is still open. That
+    thread needs others to finish its file, while pools refuse new jobs already.
+    """
+
+    _closed = False
+
+    def submit(
+        self,
+        fn: Callable[Arguments, Result],
+        /,
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Future[Result]:
+        """See `ThreadPoolExecutor.submit`.
+
+        Raises:
+            FailedError: The system has no thread left.
+        """
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if "can't start new thread" in str(error):
+                raise no_thread("that converts", error) from error
+            # Threads that end with Python leave a pool that claims it was shut down.
+            if self._closed or "cannot schedule new futures" not in str(error):
+                raise
+        job: Future[Result] = Future()
+        try:
+            job.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            job.set_exception(error)
+        return job
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `ThreadPoolExecutor.shutdown`."""
+        self._closed = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], ahead: int = MAX_THREADS
+) -> Iterator[Result]:
+    """Results of work on each item, in the order of the items.
+
+    Args:
+        work: Called in threads, on several items at a time.
+        items: Iterated in the caller's thread, as results are requested.
+        ahead: Items that are worked on, or done, before their result is requested.
+    """
+    jobs: deque[Future[Result]] = deque()
+    pool = Threads(min(MAX_THREADS, max(1, ahead)), "mmreplay-convert")
+    try:
+        for item in items:
+            jobs.append(pool.submit(work, item))
+            if len(jobs) > ahead:
+                yield jobs.popleft().result()
+        while jobs:
+            yield jobs.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The items of a generator; a thread makes the next one while one is used."""
+    end = object()
+    pool = Threads(1, "mmreplay-convert")
+    try:
+        job = pool.submit(next, items, end)
+        while (item := job.result()) is not end:
+            job = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]  # an item, as it is not end
+    finally:
+        pool.shutdown()

@@ -1,16 +1,14 @@
-"""Rows of a buffer that was loaded past the page cache, asked for where they fit.
+"""Writes a new buffer from blocks of rows; it appears complete or not at all.
 
-Who loads a buffer often draws from it next. Found on the disk, its first batches take
-ten times as long as in memory; so a thread asks for the files, while the caller goes
-on. Nobody waits for it, and what goes wrong with it goes wrong with nothing else.
-
-Rows put into the files of a new buffer, which appears whole or not at all.
+A new buffer begins at the source's first positions and keeps flags, autoreset and
+statistics, so that a buffer that was exported and loaded again is the same to the bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,48 +16,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.new_generation import NewGeneration
+from mmreplay.buffer.opening import absolute, describe
 from mmreplay.buffer.statistics import write_statistics
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import PRIORITY, Description
-from mmreplay.convert.direct_writer import DirectWriter, laying
-from mmreplay.convert.episode_ends import alone, check_env_ids
+from mmreplay.convert.direct_writer import DirectWriter, open_direct_writer
+from mmreplay.convert.episode_ends import check_env_ids, one_env
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import NETWORK, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import ReplayError, SchemaError, SourceError
-from mmreplay.format.metadata import Metadata
+from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
+from mmreplay.format.metadata import Engine, Metadata
+from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
-from mmreplay.ring import Span
+from mmreplay.ring import Layout, Span
+from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.layout import SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
-SHARE = 4
-"""Of the memory that is available files take one part of so many, or are left alone."""
+NO_FLAGS = ALL_FLAGS + 1
+"""Stands for the flags of the row before an environment's first."""
+MEMORY_SHARE = 4
+"""Files are read into memory if they take at most one in so many available bytes."""
 
 
 def warm(paths: Sequence[Path]) -> Worker[None] | None:
-    """Begin to read files into memory, if there is plenty for them.
+    """Begin to read files into memory, if plenty is available.
+
+    A loaded buffer is often sampled next, and files written past the page cache would
+    make its first batches ten times slower. No caller waits for the worker, and its
+    errors do not matter.
 
     Returns:
-        The worker that asks; it does not keep the interpreter from ending.
+        The worker; it does not keep the interpreter from ending.
     """
     if not paths:
         return None
     with suppress(OSError, RuntimeError):
-        if sum(path.stat().st_size for path in paths) <= available_nbytes() // SHARE:
-            worker: Worker[None] = Worker("mmreplay-warm", partial(_ask, list(paths)))
+        nbytes = sum(path.stat().st_size for path in paths)
+        if nbytes <= available_nbytes() // MEMORY_SHARE:
+            worker: Worker[None] = Worker("mmreplay-warm", partial(_read, list(paths)))
             worker.start()
             return worker
     return None
 
 
-def _ask(paths: list[Path], _: Worker[None]) -> None:
+def _read(paths: list[Path], _: Worker[None]) -> None:
     for path in paths:
-        # Removed meanwhile, or on a device that fails: who draws is told.
+        # Removed meanwhile, or on a device that fails: sampling raises the error.
         with suppress(ReplayError):
             file = File.open(path, None)
             try:
@@ -68,15 +76,11 @@ def _ask(paths: list[Path], _: Worker[None]) -> None:
                 file.close()
 
 
-NONE = ALL_FLAGS + 1
-"""Stands for the flags of the row before an environment's first."""
-
-
 class BufferWriter(Writer):
-    """Writes a new buffer; see `Writer` for what each method owes.
+    """Writes a new buffer; see `Writer`.
 
-    Every row is checked: its place, its flags alone and after those of the row
-    before, and its ends against its flags.
+    Checks every row: its position, its flags alone and after those of the row before,
+    and its end fields against its flags.
     """
 
     def __init__(
@@ -89,15 +93,22 @@ class BufferWriter(Writer):
         self._metadata = metadata
         self._served = record_layout(description.schema).served
         self._paths = [p for p in description.schema.paths if p not in self._served]
-        self._kept = np.maximum(
+        # The oldest row of each environment that the new ring holds.
+        self._oldest = np.maximum(
             description.first, description.stop - metadata.ring.capacity
         )
         self._next = description.first.copy()
-        self._last = np.full(description.num_envs, NONE, np.uint8)
-        self._tell_dropped()
+        self._last_flags = np.full(description.num_envs, NO_FLAGS, np.uint8)
+        dropped = int((self._oldest - description.first).sum())
+        self._drops = dropped > 0
+        if dropped:
+            self.notes.note(
+                f"the oldest {dropped:,} rows were left out: the capacity is "
+                f"{metadata.ring.capacity:,} rows per environment"
+            )
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._new: NewGeneration | None = None
-        self._laying: DirectWriter | None = None
+        self._writer: DirectWriter | None = None
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
@@ -107,20 +118,11 @@ class BufferWriter(Writer):
                 )
             self._new = NewGeneration(self._staging.path, metadata)
             self._reserve_holes(self._new.store)
-            span = Span(self._kept, description.stop)
-            self._laying = laying(self._new.store, self._paths, span)
+            span = Span(self._oldest, description.stop)
+            self._writer = open_direct_writer(self._new.store, self._paths, span)
         except BaseException:
             self.abort()
             raise
-
-    def _tell_dropped(self) -> None:
-        dropped = int((self._kept - self._description.first).sum())
-        self._drops = dropped > 0
-        if dropped:
-            self.notes.note(
-                f"the oldest {dropped:,} rows were left out: the capacity is "
-                f"{self._metadata.ring.capacity:,} rows per environment"
-            )
 
     def _refuse_network(self) -> None:
         kind = file_system(self._staging.path)
@@ -131,15 +133,16 @@ class BufferWriter(Writer):
             )
 
     def _reserve_holes(self, store: CheckedStore) -> None:
-        """Reserve rows before the oldest that are summed with it, and never written.
+        """Reserve disk space for the unwritten rows of the oldest row's block.
 
-        A hole that is read through a mapping is a SIGBUS where tmpfs is full.
+        They are summed with it, and reading a hole through a mapping is a SIGBUS where
+        tmpfs is full.
         """
-        ring, kept = self._metadata.ring, self._kept
-        begins = kept // ring.block_rows * ring.block_rows
+        ring, oldest = self._metadata.ring, self._oldest
+        begins = oldest // ring.block_rows * ring.block_rows
         summed = begins + ring.block_rows <= self._description.stop
-        for env_id in np.flatnonzero((begins < kept) & summed).tolist():
-            where = ring.stretch(env_id, int(begins[env_id]), int(kept[env_id]))
+        for env_id in np.flatnonzero((begins < oldest) & summed).tolist():
+            where = ring.stretch(env_id, int(begins[env_id]), int(oldest[env_id]))
             for row, step, count in where:
                 for file in store.files:
                     if file.path.name != SUMS:
@@ -151,20 +154,21 @@ class BufferWriter(Writer):
         """See `Writer.write`."""
         if not len(block):
             return
-        assert self._laying is not None
-        self._check_places(block)
-        self._check_fields(block)
+        assert self._writer is not None
+        self._check_positions(block)
+        self._check_columns(block)
+        self._check_ends(block)
         if self._drops:
-            block = block.taken(block.positions >= self._kept[block.env_ids])
+            block = block.select(block.positions >= self._oldest[block.env_ids])
         if len(block):
-            self._laying.write(block)
+            self._writer.write(block)
         if self._priorities is not None:
             self._priorities.write(
                 block.env_ids, block.positions, block.columns[PRIORITY]
             )
 
-    def _check_places(self, block: Block) -> None:
-        """Check that each environment goes on where it was, with flags that fit.
+    def _check_positions(self, block: Block) -> None:
+        """Check that each environment continues where it stopped, with legal flags.
 
         Raises:
             SourceError: It does not.
@@ -173,16 +177,23 @@ class BufferWriter(Writer):
         check_env_ids(env_ids, description.num_envs)
         ids, positions, flags = env_ids, block.positions, block.flags
         begins = np.zeros(1, np.int64)
-        if not alone(ids):
+        if not one_env(ids):
             order = np.argsort(ids, kind="stable")
             ids, positions, flags = ids[order], positions[order], flags[order]
             begins = np.flatnonzero(np.diff(ids, prepend=-1))
         counts = np.diff(begins, append=len(ids))
         here = ids[begins]
         first, expected = self._next[here] - begins, np.arange(len(ids))
-        # Of rows of one environment a number is added, not an array that takes longer.
+        # For rows of one environment a number is added: an array takes longer.
         expected += first if len(first) == 1 else np.repeat(first, counts)
-        self._refuse(ids, positions, expected, positions != expected, "position")
+        wrong = positions != expected
+        if wrong.any():
+            which = int(np.argmax(wrong))
+            raise SourceError(
+                f"environment {ids[which]}: got position {positions[which]}, expected "
+                f"{expected[which]}; rows of one environment follow each other, oldest "
+                "first: the source is damaged, or was reordered"
+            )
         stops = self._next[here] + counts
         if (stops > description.stop[here]).any():
             which = int(here[np.argmax(stops > description.stop[here])])
@@ -192,53 +203,41 @@ class BufferWriter(Writer):
                 f"{int(description.stop[which])}; the source is damaged"
             )
         before = np.concatenate([flags[:1], flags[:-1]])
-        before[begins] = self._last[here]
+        before[begins] = self._last_flags[here]
         self._check_flags(ids, positions, before, flags)
         self._next[here] = stops
-        self._last[here] = flags[begins + counts - 1]
-
-    def _refuse(
-        self, ids: NDArray[np.int64], got: NDArray[np.int64],
-        expected: NDArray[np.int64], bad: NDArray[np.bool_], what: str,
-    ) -> None:  # fmt: skip
-        if bad.any():
-            which = int(np.argmax(bad))
-            raise SourceError(
-                f"environment {ids[which]}: got {what} {got[which]}, expected "
-                f"{expected[which]}; rows of one environment follow each other, oldest "
-                "first: the source is damaged, or was reordered"
-            )
+        self._last_flags[here] = flags[begins + counts - 1]
 
     def _check_flags(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64],
         before: NDArray[np.uint8], flags: NDArray[np.uint8],
     ) -> None:  # fmt: skip
-        law = _law(self._metadata.autoreset == "next_step")
-        # Of most rows nothing is told, nor of those before: they may follow each other.
-        told_of = np.flatnonzero((before | flags) != 0)
-        marks = flags[told_of]
-        good = law[np.minimum(before[told_of], NONE), marks]
-        good &= (positions[told_of] != 0) | ((marks & START) != 0)
+        final_follows = self._metadata.autoreset == "next_step"
+        legal = legal_flags(final_follows)
+        # Most rows have no flags, and neither have the rows before them: a legal pair.
+        flagged = np.flatnonzero((before | flags) != 0)
+        here = flags[flagged]
+        good = legal[np.minimum(before[flagged], NO_FLAGS), here]
+        good &= (positions[flagged] != 0) | ((here & START) != 0)
         if good.all():
             return
-        which = int(told_of[np.argmin(good)])
+        which = int(flagged[np.argmin(good)])
         got, earlier = int(flags[which]), int(before[which])
-        told = "" if earlier == NONE else f" after {names(earlier)}"
-        follows = self._metadata.autoreset == "next_step"
+        after = "" if earlier == NO_FLAGS else f" after {names(earlier)}"
         expected = alone_problem(got)
-        if not expected and earlier != NONE:
-            expected = pair_problem(earlier, got, follows)
+        if not expected and earlier != NO_FLAGS:
+            expected = pair_problem(earlier, got, final_follows)
         raise SourceError(
             f"environment {ids[which]}, position {positions[which]}: got flags "
-            f"{names(got)}{told}, expected {expected or 'START at the first row'}; the "
-            "source is damaged, or was edited"
+            f"{names(got)}{after}, expected {expected or 'START at the first row'}; "
+            "the source is damaged, or was edited"
         )
 
-    def _check_fields(self, block: Block) -> None:
-        """Check that each column is of its field's shape and dtype.
+    def _check_columns(self, block: Block) -> None:
+        """Check that each column has its field's shape and dtype.
 
         Raises:
-            SourceError: One is missing or differs, or ends contradict the flags.
+            SourceError: One is missing or differs.
         """
         fields = self._description.schema.fields
         for path in fields:
@@ -254,16 +253,19 @@ class BufferWriter(Writer):
                     f"field {path!r}: got {got}, expected {fields[path].numpy}{want}; "
                     "the source differs from its description"
                 )
-        self._check_ends(block)
 
     def _check_ends(self, block: Block) -> None:
-        """Refuse ends that somebody edited without the flags, which are the truth."""
+        """Refuse end fields that contradict the flags, which decide.
+
+        Raises:
+            SourceError: They were edited without the flags.
+        """
         for path, role in self._served.items():
             bit = TERMINATED if role == "terminated" else TRUNCATED
-            given = block.columns[path].astype(bool)
-            told = (block.flags & bit) != 0
-            bad = told & ~given
-            extra = given & ~told
+            column = block.columns[path].astype(bool)
+            flagged = (block.flags & bit) != 0
+            bad = flagged & ~column
+            extra = column & ~flagged
             if role == "truncated":
                 # A row that says CUT reports the step before it as truncated.
                 alike = block.env_ids[1:] == block.env_ids[:-1]
@@ -274,9 +276,9 @@ class BufferWriter(Writer):
                 which = int(np.argmax(bad))
                 raise SourceError(
                     f"field {path!r}, environment {block.env_ids[which]}, position "
-                    f"{block.positions[which]}: got {bool(given[which])}, expected "
-                    f"{bool(told[which])} as the flags say; change '_flags' as well, "
-                    "or drop the description to have ends found anew"
+                    f"{block.positions[which]}: got {bool(column[which])}, expected "
+                    f"{bool(flagged[which])} as the flags say; change '_flags' as "
+                    "well, or drop the description to have ends found anew"
                 )
 
     def finish(self) -> None:
@@ -289,26 +291,26 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._new is not None
-        assert self._laying is not None
+        assert self._writer is not None
         # Blocks are summed as they are written.
-        self._laying.finish()
-        self._new.finish(stop, self._kept)
+        self._writer.finish()
+        self._new.finish(stop, self._oldest)
         if self._priorities is not None:
-            # Closed, they speak of durable rows alone, which these now are.
+            # A closed column covers durable rows only, which these are by now.
             self._priorities.finish()
         folder = self._staging.path
         if self._description.statistics:
             write_statistics(folder, self._description.statistics)
         self._new.publish()
-        past = self._laying.past
+        uncached = self._writer.uncached
         self._close()
         self.nbytes = self._staging.publish()
         folder = self._staging.target / self._metadata.folder
-        warm([folder / name for name in past])
+        warm([folder / name for name in uncached])
 
     def _close(self) -> None:
-        if self._laying is not None:
-            self._laying.close()
+        if self._writer is not None:
+            self._writer.close()
         if self._priorities is not None:
             column, self._priorities = self._priorities, None
             column.close()
@@ -323,13 +325,102 @@ class BufferWriter(Writer):
 
 
 @cache
-def _law(final_follows: bool) -> NDArray[np.bool_]:
-    """Which flags may follow which: bool ``[65, 256]``, row 64 for no row before."""
+def legal_flags(final_follows: bool) -> NDArray[np.bool_]:
+    """Which flags may follow which, bool ``[65, 256]``.
+
+    Args:
+        final_follows: The autoreset is ``"next_step"``.
+
+    Returns:
+        By the flags of the row before (`NO_FLAGS` if there is none) and the row's own.
+    """
     alone = np.array([not alone_problem(flags) for flags in range(256)])
-    law = np.zeros((NONE + 1, 256), bool)
-    law[NONE] = alone
-    for before in range(NONE):
+    legal = np.zeros((NO_FLAGS + 1, 256), bool)
+    legal[NO_FLAGS] = alone
+    for before in range(NO_FLAGS):
         if alone[before]:
-            fits = [not pair_problem(before, f, final_follows) for f in range(NONE)]
-            law[before, :NONE] = alone[:NONE] & fits
-    return law
+            fits = [not pair_problem(before, f, final_follows) for f in range(NO_FLAGS)]
+            legal[before, :NO_FLAGS] = alone[:NO_FLAGS] & fits
+    return legal
+
+
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    capacity: int | None = None,
+    engine: Engine = "memmap",
+    codec: Codec | None = None,
+    ring_layout: Layout | None = None,
+    priorities: str | None = None,
+) -> BufferWriter:
+    """Make a new buffer as a target.
+
+    Args:
+        target: Its folder.
+        description: Of the rows.
+        overwrite: Replace a closed buffer, or a file, that exists.
+        capacity: Rows per environment; the source's by default. Of more rows the
+            newest stay.
+        engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
+        codec: Of the shards.
+        ring_layout: How rows lie in its files; the source's by default.
+        priorities: Name to store the source's priorities under; their old one by
+            default.
+    """
+    if priorities is not None:
+        if not description.priorities:
+            raise SchemaError(
+                f"priorities: got {shown(priorities)} for a source that holds none, "
+                "expected None; export them with priorities=, or leave it out"
+            )
+        description = replace(description, priorities=priorities)
+    metadata = _metadata(description, capacity, engine, ring_layout, codec)
+    return BufferWriter(absolute(target), description, metadata, overwrite)
+
+
+def planned(
+    description: Description,
+    *,
+    capacity: int | None = None,
+    engine: Engine = "memmap",
+    codec: Codec | None = None,
+    ring_layout: Layout | None = None,
+    priorities: str | None = None,
+) -> int | None:
+    """Bytes that uncompressed rows take on disk; see `registry.planned`."""
+    metadata = _metadata(description, capacity, engine, ring_layout, codec)
+    if metadata.sharding is not None:
+        return None
+    rows = np.minimum(description.stop - description.first, metadata.ring.capacity)
+    return int(rows.sum()) * description.schema.row_nbytes
+
+
+def _metadata(
+    description: Description,
+    capacity: int | None,
+    engine: Engine,
+    layout: Layout | None,
+    codec: Codec | None,
+) -> Metadata:
+    """Metadata of a new buffer of the rows.
+
+    Raises:
+        SchemaError: A number or choice is not legal.
+    """
+    if engine not in ON_DISK:
+        raise SchemaError(
+            f"engine: got {shown(engine)}, expected one of {list(ON_DISK)}, which are "
+            "on a disk; leave it out for 'memmap'"
+        )
+    return describe(
+        description.schema,
+        description.capacity if capacity is None else capacity,
+        description.num_envs,
+        engine,
+        layout or description.layout,
+        description.autoreset,
+        description.user,
+        codec,
+    )

@@ -1,4 +1,4 @@
-"""What the rows of a dataset are, as a value and as strict JSON."""
+"""The description of a dataset's rows, as a value and as strict JSON."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ENV_ID, POSITION, FLAGS = "_env_id", "_position", "_flags"
 RESERVED = {ENV_ID: "int64", POSITION: "int64", FLAGS: "uint8"}
 """Columns that every file has beside the fields."""
 PRIORITY = "_priority"
-"""One more, float32, where priorities go along; below 0 where a row has none yet."""
+"""A float32 column of priorities, if there are any; below 0 for rows without one."""
 KEY, MEMBER = "mmreplay", "mmreplay.json"
-"""What the description is called where a file has room for it."""
+"""Names of the description in files."""
 TAKEN = (*RESERVED, PRIORITY, KEY, MEMBER)
 """Names that no field of a converted buffer may have."""
 
@@ -44,20 +44,19 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the rows of a dataset are.
+    """The description of a dataset's rows.
 
     Attributes:
         schema: The fields.
         first: int64 ``[E]``, position of each environment's oldest row.
-        stop: int64 ``[E]``, the position after its newest.
-        capacity: Rows per environment that the ring it comes from keeps.
-        autoreset: What follows an episode's end.
-        layout: Of the ring it comes from, if any.
-        uuid: Hex name of the buffer it comes from, or ``""``.
-        statistics: The free-form JSON that goes with the data.
+        stop: int64 ``[E]``, position after its newest row.
+        capacity: Rows per environment in the source's ring.
+        autoreset: The environments' behaviour at an episode's end.
+        layout: Of the source's ring, if it has one.
+        uuid: Hex name of the source buffer, or ``""``.
+        statistics: Statistics of the data, as free-form JSON.
         user: The user's own JSON.
-        priorities: Name of the sampler's column that goes along as `PRIORITY`, or
-            ``""`` for none.
+        priorities: Name of the sampler's column that `PRIORITY` holds, or ``""``.
 
     Raises:
         SchemaError: A value is not legal, or a field has a reserved name.
@@ -75,14 +74,15 @@ class Description:
     priorities: str = ""
 
     def __post_init__(self) -> None:
-        taken = [p for p in self.schema.paths if p in TAKEN]
-        if taken:
+        reserved = [path for path in self.schema.paths if path in TAKEN]
+        if reserved:
             raise SchemaError(
-                f"field {taken[0]!r}: got a name that converted files use for "
+                f"field {reserved[0]!r}: got a name that converted files use for "
                 f"themselves, expected none of {', '.join(TAKEN)}; leave it out with "
                 "fields=, or rename it"
             )
-        check_name(self.priorities or None)
+        if self.priorities:
+            check_name(self.priorities)
         if len(self.first) != len(self.stop) or not len(self.first):
             raise SchemaError(
                 f"description: got {len(self.first)} first and {len(self.stop)} stop "
@@ -128,8 +128,8 @@ class Description:
     def row_nbytes(self) -> int:
         """Bytes of one row in a block."""
         fields = self.schema.fields.values()
-        beside = 8 + 8 + 1 + (4 if self.priorities else 0)
-        return beside + sum(each.nbytes for each in fields)
+        reserved = 8 + 8 + 1 + (4 if self.priorities else 0)
+        return reserved + sum(each.nbytes for each in fields)
 
     def select(self, paths: tuple[str, ...]) -> Description:
         """The same rows with some of the fields; see `part`."""
@@ -168,15 +168,15 @@ class Description:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> Description:
-        """The description that bytes of a file say, all of it checked.
+        """Parse and check a description.
 
         Args:
             data: JSON.
-            name: What to call it in errors, such as a file and a member.
+            name: Its name in errors, such as a file and a member.
 
         Raises:
-            FormatError: They are none.
-            VersionError: They need a newer version.
+            FormatError: It is no description.
+            VersionError: It needs a newer version.
         """
         if len(data) > MAX_NBYTES:
             raise FormatError(
@@ -195,13 +195,13 @@ class Description:
 
 
 def plain(schema: Schema, rows: int) -> Description:
-    """Rows of one environment, of which nothing else is known."""
+    """The description of rows of one environment, from position 0 on."""
     first, stop = np.zeros(1, np.int64), np.array([rows])
     return Description(schema, first, stop, max(1, rows))
 
 
 def part(schema: Schema, paths: tuple[str, ...]) -> Schema:
-    """Some fields of a schema; roles without a field go.
+    """Some fields of a schema; roles without a field are removed.
 
     Raises:
         SchemaError: A path is no field, or next observations stay without
@@ -272,11 +272,11 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
     return np.array(numbers, np.int64)
 
 
-def _number(number: object, key: str, name: str, least: int, most: int) -> int:
-    if type(number) is not int or not least <= number <= most:
+def _number(number: object, key: str, name: str, low: int, high: int) -> int:
+    if type(number) is not int or not low <= number <= high:
         raise FormatError(
             f"{name} says {key} {str(number)[:60]}, expected an integer in "
-            f"[{least}, {most}]"
+            f"[{low}, {high}]"
         )
     return number
 

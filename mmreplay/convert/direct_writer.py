@@ -1,181 +1,73 @@
-"""Checksums of blocks of rows, taken of the bytes while they pass by.
+"""Writes rows into the files of a new buffer, and sums their blocks on the way.
 
-What `MemmapStore.checksum` reads out of the files is summed here before it is written:
-nothing is looked at twice, nor is it needed in the page cache. Parts of a block (its
-flags, records and large fields) come side by side; each is summed by itself, and the
-sums are put together as if the parts had followed each other.
+No process reads the files before the buffer is complete, and each row comes once.
+`FileWriter` therefore writes memory-mapped engines' files itself: it sums each block
+while its bytes are in a CPU cache, and writes large files past the page cache
+(`DirectOutput`). `StoreWriter` serves all other stores.
 
-Rows put into the files of a new buffer, and their blocks summed.
-
-Nobody reads the files before the buffer is whole, and every row comes once. So large
-files go past the page cache where they can, and blocks are summed while their bytes
-are at hand.
+Through the page cache a byte is copied, its page is looked up, and both are paid again
+when the device takes it: on a virtual machine half of a conversion's time. Exports
+write their files through the same outputs.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32c
-from mmreplay.convert import direct_file
-from mmreplay.convert.ahead import Threads
-from mmreplay.convert.base import Block
-from mmreplay.convert.direct_file import Direct, Syncs
-from mmreplay.convert.episode_ends import alone, firsts
+from mmreplay.convert.base import Block, Threads
+from mmreplay.convert.episode_ends import first_rows, one_env
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import KEEPS_PAGES, file_system
+from mmreplay.errors import FailedError
 from mmreplay.ring import Ring, Run, Span, runs
 from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
 
+SYNC_NBYTES = 64 << 20
+"""Bytes after which what was written so far is synced, so that the sync at the end
+finds little left."""
+DIRECT_NBYTES = 256 << 20
+"""Files of this size and more are written past the page cache."""
+ALIGNMENT = 4096
+"""Of the memory, offset and length of a write past the page cache."""
+SLAB_NBYTES = 4 << 20
+"""Bytes of one write. With 1 MiB the device took a tenth less a second, with 256 KiB a
+third less."""
+SLABS_NBYTES = 24 << 20
+"""Memory of all slabs together."""
+MIN_SLAB_NBYTES = 64 << 10
+WRITERS = 2
+"""Threads that write slabs: while one waits for the interpreter, the device has the
+slab of the other. With one thread, loads of pixels took a third longer."""
+MAX_STREAMS = 512
+"""Streams of all files together that may go past the page cache."""
 Sums = NDArray[np.uint32]
 POLYNOMIAL = 0x82F63B78
+"""Of CRC32C, bits reversed."""
 ZEROS = bytes(64 << 10)
 
 
-class BlockChecksums:
-    """Sums the blocks of a new generation, whose rows come once, oldest first."""
-
-    def __init__(self, ring: Ring, span: Span, row_nbytes: Sequence[int]) -> None:
-        """Begin with nothing.
-
-        Args:
-            ring: Env-major, or of one environment.
-            span: What will come. Rows before it in its first block are zeros.
-            row_nbytes: Bytes of a row in each part, in the order of the format.
-        """
-        self._ring = ring
-        size = ring.block_rows
-        self._begins = span.first // size
-        self._nbytes = [size * each for each in row_nbytes]
-        self._over = [over(each) for each in self._nbytes]
-        # Of blocks that are not whole yet: bytes still to come, and sums of the parts.
-        self._left: dict[int, int] = {}
-        self._crcs: dict[int, list[int]] = {}
-        self._whole: list[int] = []
-        begun = (span.first % size > 0) & ((self._begins + 1) * size <= span.stop)
-        for env_id in np.flatnonzero(begun).tolist():
-            self._skip(ring.row(env_id, int(span.first[env_id])))
-
-    def _skip(self, row: int) -> None:
-        """Sum the zeros before a row that is the first of its block to come."""
-        place, rows = divmod(row, self._ring.block_rows)
-        crcs, total = self._open(place), 0
-        for part, nbytes in enumerate(self._nbytes):
-            count = nbytes // self._ring.block_rows * rows
-            total += count
-            for first in range(0, count, len(ZEROS)):
-                crcs[part] = crc32c(ZEROS[: count - first], crcs[part])
-        self._left[place] -= total
-
-    def _open(self, place: int) -> list[int]:
-        self._left[place] = sum(self._nbytes)
-        return self._crcs.setdefault(place, [0] * len(self._nbytes))
-
-    def add(self, part: int, offset: int, data: memoryview) -> None:
-        """Sum bytes that go to an offset in the file of a part."""
-        nbytes, first = self._nbytes[part], 0
-        while first < len(data):
-            place, at = divmod(offset + first, nbytes)
-            piece = data[first : first + nbytes - at]
-            first += len(piece)
-            crcs = self._crcs.get(place)
-            if crcs is None:
-                crcs = self._open(place)
-            crcs[part] = crc32c(piece, crcs[part])
-            self._left[place] -= len(piece)
-            if not self._left[place]:
-                del self._left[place]
-                self._whole.append(place)
-
-    def taken(self) -> list[tuple[int, int, Sums]]:
-        """Sums of blocks that are whole now, each told once.
-
-        Returns:
-            (environment, block, sums of blocks from that one on), blocks numbered over
-            all laps.
-        """
-        places, self._whole = self._whole, []
-        if not places:
-            return []
-        parts = np.array([self._crcs.pop(place) for place in places], np.uint32)
-        ids, slots = np.divmod(np.array(places), self._ring.num_blocks)
-        begins = self._begins[ids]
-        blocks = begins + (slots - begins) % self._ring.num_blocks
-        size = self._ring.block_rows
-        told = [crc32c(struct.pack("<Q", each * size)) for each in blocks.tolist()]
-        sums = np.array(told, np.uint32)
-        for part, table in enumerate(self._over):
-            sums = gone_over(sums, table) ^ parts[:, part]
-        found = []
-        for env_id in np.unique(ids).tolist():
-            # Rows of one environment come in order, and so do its blocks.
-            own = ids == env_id
-            found.append((env_id, int(blocks[own][0]), sums[own]))
-        return found
-
-
-def over(nbytes: int) -> Sums:
-    """What zeros after summed bytes do to the sum, as a table for `gone_over`.
-
-    The sum of bytes and others after them is that of the first, gone over as many
-    zeros as there are others, xor that of the others (as in zlib's crc32_combine).
-
-    Args:
-        nbytes: How many zeros, at least one.
-
-    Returns:
-        uint32 ``[4, 256]``.
-    """
-    columns: Sums = np.array([1 << bit for bit in range(32)], np.uint32)
-    each: Sums = columns >> np.uint32(1)
-    each[0] = POLYNOMIAL
-    # Of one bit; doubled, it is that of two, four and so on.
-    left = 8 * nbytes
-    while left:
-        if left & 1:
-            columns = _through(each, columns)
-        each = _through(each, each)
-        left >>= 1
-    values = np.arange(256, dtype=np.uint32)
-    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None]
-    return _through(columns, values << shifts)
-
-
-def _through(columns: Sums, values: Sums) -> Sums:
-    """Values under a linear law, given by what becomes of each bit."""
-    found = np.zeros_like(values)
-    for bit, column in enumerate(columns):
-        found ^= np.where(values >> np.uint32(bit) & np.uint32(1), column, np.uint32(0))
-    return found
-
-
-def gone_over(sums: Sums, table: Sums) -> Sums:
-    """Sums after as many zeros as a table is for, uint32 ``[N]``."""
-    found: Sums = np.zeros_like(sums)
-    for k in range(4):
-        found ^= table[k, sums >> np.uint32(8 * k) & np.uint32(255)]
-    return found
-
-
 class DirectWriter(Protocol):
-    """Takes rows that were checked.
-
-    Attributes:
-        past: Names of files that are not left in memory.
-    """
+    """Writes checked rows into an empty store."""
 
     @property
-    def past(self) -> list[str]: ...  # noqa: D102  said above
+    def uncached(self) -> list[str]:
+        """Names of the files that went past the page cache."""
 
     def write(self, block: Block) -> None:
-        """Take rows of which each environment's follow those that came before.
+        """Write rows; those of one environment continue where the last block stopped.
 
         Raises:
             FullError: No space is left, for these or for earlier ones.
@@ -183,91 +75,217 @@ class DirectWriter(Protocol):
         """
 
     def finish(self) -> None:
-        """Have all in the files, sums included, not yet synced; raises as `write`."""
+        """Bring everything into the files, checksums too; not yet synced.
+
+        Raises:
+            FullError: As `write` does.
+            FailedError: As `write` does.
+        """
 
     def close(self) -> None:
-        """Give threads back, before the store is closed; a second call does nothing."""
+        """Stop the threads, before the store is closed; a second call does nothing."""
 
 
-def laying(store: CheckedStore, paths: list[str], span: Span) -> DirectWriter:
-    """How rows go into a new store.
+def open_direct_writer(
+    store: CheckedStore, paths: list[str], span: Span
+) -> DirectWriter:
+    """The fastest writer for a new store.
 
     Args:
         store: Empty.
         paths: Fields that are stored.
-        span: What will come.
+        span: Rows that will be written.
     """
     ring = store.ring
-    straight = ring.layout == "env_major" or ring.num_envs == 1
-    if isinstance(store, MemmapStore) and straight:
-        return Passed(store, paths, span)
-    return Stored(store, paths, span)
+    contiguous = ring.layout == "env_major" or ring.num_envs == 1
+    if isinstance(store, MemmapStore) and contiguous:
+        return FileWriter(store, paths, span)
+    return StoreWriter(store, paths, span)
 
 
-class Stored:
-    """By way of the store, whose blocks are summed as it holds them; see `Laying`."""
+class FileWriter:
+    """Writes into the files of a memory-mapped store, large ones past the page cache.
 
-    past: list[str] = []  # noqa: RUF012  nobody adds to it
+    Bytes are summed before they are written, and not read again. The ring is env-major
+    or of one environment: rows that follow each other lie next to each other.
+    """
+
+    def __init__(self, store: MemmapStore, paths: list[str], span: Span) -> None:
+        """Write into a store; see `open_direct_writer`."""
+        ring, schema = store.ring, store.schema
+        self._store, self._ring, self._paths = store, ring, paths
+        layout = record_layout(schema)
+        self._large = layout.large
+        self._files = {file.path.name: file for file in store.files}
+        self._row_nbytes = {
+            name: file.nbytes // ring.num_rows
+            for name, file in self._files.items()
+            if name != SUMS
+        }
+        self._packer = packer(schema, layout, ring.num_envs)
+        stage_rows = max(1, STAGE_NBYTES // max(1, layout.stride))
+        # Padding between fields is never packed, and must be zeros.
+        self._stage = np.zeros((stage_rows, layout.stride), np.uint8)
+        summed = [FLAGS, *([RECORDS] if layout.stride else [])]
+        for path, name in layout.large.items():
+            if not schema.fields[path].mutable:
+                summed.append(name)
+        # The number of each summed file in `BlockChecksums`.
+        self._summed = {name: number for number, name in enumerate(summed)}
+        row_nbytes = [self._row_nbytes[name] for name in summed]
+        self._checksums = BlockChecksums(ring, span, row_nbytes)
+        self._pool = Threads(1, "mmreplay-load")
+        self._syncs = Syncs(store.sync, self._pool)
+        self._outputs: dict[str, DirectOutput] = {}
+        try:
+            self._open_outputs(span)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_outputs(self, span: Span) -> None:
+        """Open the large files past the page cache; they share the memory of slabs."""
+        ring, rows = self._ring, int(span.lengths.sum())
+        streams = sum(
+            len(ring.stretch(env_id, first, stop))
+            for env_id, (first, stop) in enumerate(
+                zip(span.first.tolist(), span.stop.tolist(), strict=True)
+            )
+        )
+        nbytes = {name: rows * each for name, each in self._row_nbytes.items()}
+        large = [name for name, each in nbytes.items() if each >= DIRECT_NBYTES]
+        for name in large:
+            file = self._files[name]
+            output = direct_output(file, nbytes[name], streams, len(large))
+            if output is not None:
+                self._outputs[name] = output
+
+    @property
+    def uncached(self) -> list[str]:
+        """See `DirectWriter.uncached`."""
+        return list(self._outputs)
+
+    def write(self, block: Block) -> None:
+        """See `DirectWriter.write`."""
+        env_ids, positions, flags = block.env_ids, block.positions, block.flags
+        columns = {path: block.columns[path] for path in self._paths}
+        if not one_env(env_ids):
+            # Rows of each environment lie in a region of their own.
+            order = np.argsort(env_ids, kind="stable")
+            env_ids, positions, flags = env_ids[order], positions[order], flags[order]
+            columns = {path: column[order] for path, column in columns.items()}
+        for row, first, stop in env_runs(self._ring, env_ids, positions):
+            self._put(FLAGS, row, flags[first:stop])
+            if RECORDS in self._summed:
+                stage_rows = len(self._stage)
+                for at in range(first, stop, stage_rows):
+                    until = min(at + stage_rows, stop)
+                    self._packer.pack(self._stage, columns, at, until)
+                    self._put(RECORDS, row + at - first, self._stage[: until - at])
+            for path, name in self._large.items():
+                self._put(name, row, columns[path][first:stop])
+        for env_id, first, sums in self._checksums.pop_complete():
+            self._store.write_sums(env_id, first, sums)
+
+    def _put(self, name: str, row: int, rows: NDArray[np.generic]) -> None:
+        """Sum and write the bytes of rows, as much at a time as a CPU cache holds."""
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        begin, file = row * self._row_nbytes[name], self._files[name]
+        number, output = self._summed.get(name), self._outputs.get(name)
+        for first in range(0, len(data), STAGE_NBYTES):
+            chunk, offset = data[first : first + STAGE_NBYTES], begin + first
+            if number is not None:
+                self._checksums.add(number, offset, chunk)
+            if output is not None:
+                output.write(chunk, offset)
+            else:
+                file.pwrite_pieces(chunk, offset)
+                self._syncs.count(len(chunk))
+
+    def finish(self) -> None:
+        """See `DirectWriter.finish`."""
+        for output in self._outputs.values():
+            output.finish()
+        self._syncs.wait()
+
+    def close(self) -> None:
+        """See `DirectWriter.close`."""
+        for output in self._outputs.values():
+            output.close()
+        self._pool.shutdown()
+
+
+class StoreWriter:
+    """Writes through any store, and asks it for the checksums of complete blocks."""
+
+    uncached: list[str] = []  # noqa: RUF012  never changed
 
     def __init__(self, store: CheckedStore, paths: list[str], span: Span) -> None:
-        """Write into a store; see `laying`."""
+        """Write into a store; see `open_direct_writer`."""
         self._store, self._paths = store, paths
         self._ring = store.ring
         self._row_nbytes = store.schema.row_nbytes
         self._summed = span.first // store.ring.block_rows
         self._next = span.first.copy()
-        # One waits for the device, the other sums what was written last.
+        # One thread waits for the device, the other sums the rows of the last block.
         self._pool = Threads(2, "mmreplay-load")
         self._syncs = Syncs(store.sync, self._pool)
         self._summing: Future[None] | None = None
 
     def write(self, block: Block) -> None:
-        """See `Laying.write`."""
+        """See `DirectWriter.write`."""
+        ring, env_ids, positions = self._ring, block.env_ids, block.positions
         columns = {path: block.columns[path] for path in self._paths}
-        self._store.write(self._runs(block), columns, block.flags)
+        if ring.num_envs > 1 and ring.layout == "time_major":
+            where = runs(ring.rows(env_ids, positions))
+        else:
+            where = env_runs(ring, env_ids, positions)
+        self._store.write(where, columns, block.flags)
         if not isinstance(self._store, ZarrStore):  # which syncs what it seals
             self._syncs.count(len(block) * self._row_nbytes)
-        # Of an environment's rows the last is the newest, and the one that stays.
-        self._next[block.env_ids] = block.positions + 1
-        touched, _ = firsts(block.env_ids)
+        # An assignment with repeated indices keeps the last value, of the newest row.
+        self._next[env_ids] = positions + 1
+        written, _ = first_rows(env_ids)
         self._wait_for_sums()
-        self._summing = self._pool.submit(self._sum, touched, self._next.copy())
-
-    def _runs(self, block: Block) -> list[Run]:
-        if self._ring.num_envs > 1 and self._ring.layout == "time_major":
-            return runs(self._ring.rows(block.env_ids, block.positions))
-        return runs_of(self._ring, block)
+        self._summing = self._pool.submit(self._sum, written, self._next.copy())
 
     def _wait_for_sums(self) -> None:
         if self._summing is not None:
             job, self._summing = self._summing, None
             job.result()
 
-    def _sum(self, env_ids: NDArray[np.int64], reached: NDArray[np.int64]) -> None:
-        """Write the checksums of blocks that are whole now, while they are cached."""
+    def _sum(self, env_ids: NDArray[np.int64], heads: NDArray[np.int64]) -> None:
+        """Write the checksums of blocks that are complete, while they are cached."""
         size = self._ring.block_rows
         for env_id in env_ids.tolist():
-            first, stop = int(self._summed[env_id]), int(reached[env_id]) // size
+            first, stop = int(self._summed[env_id]), int(heads[env_id]) // size
             if stop > first:
                 sums = [self._store.checksum(env_id, b) for b in range(first, stop)]
                 self._store.write_sums(env_id, first, np.array(sums, np.uint32))
                 self._summed[env_id] = stop
 
     def finish(self) -> None:
-        """See `Laying.finish`."""
+        """See `DirectWriter.finish`."""
         self._wait_for_sums()
         self._syncs.wait()
 
     def close(self) -> None:
-        """See `Laying.close`."""
+        """See `DirectWriter.close`."""
         # Files must not be closed under a thread that syncs them.
         self._pool.shutdown()
 
 
-def runs_of(ring: Ring, block: Block) -> list[Run]:
-    """Where rows of one layout go, that were found to follow each other."""
-    env_ids, positions = block.env_ids, block.positions
-    if not alone(env_ids):
+def env_runs(
+    ring: Ring, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
+) -> list[Run]:
+    """Runs of rows in the files of an env-major ring, or one of one environment.
+
+    Args:
+        ring: The ring.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``; those of one environment follow each other.
+    """
+    if not one_env(env_ids):
         return runs(ring.rows(env_ids, positions))
     found, item = [], 0
     first, stop = int(positions[0]), int(positions[-1]) + 1
@@ -277,118 +295,363 @@ def runs_of(ring: Ring, block: Block) -> list[Run]:
     return found
 
 
-class Passed:
-    """Straight into the files, large ones past the page cache; see `Laying`.
+class BlockChecksums:
+    """Sums the blocks of a new buffer while their bytes are written.
 
-    What is written is summed on its way, and not looked at again.
+    The result is what `MemmapStore.checksum` computes from the files. A block's flags,
+    records and large fields come interleaved with those of other blocks; each file's
+    share is summed by itself, and the sums are combined as if the shares followed each
+    other.
     """
 
-    def __init__(self, store: MemmapStore, paths: list[str], span: Span) -> None:
-        """Write into a store; see `laying`."""
-        ring, schema = store.ring, store.schema
-        self._store, self._ring, self._paths = store, ring, paths
-        placement = record_layout(schema)
-        self._large = placement.large
-        self._files = {file.path.name: file for file in store.files}
-        self._row_nbytes = {
-            name: file.nbytes // ring.num_rows
-            for name, file in self._files.items()
-            if name != SUMS
-        }
-        self._packer = packer(schema, placement, ring.num_envs)
-        room = max(1, STAGE_NBYTES // max(1, placement.stride))
-        # Padding between fields is never packed, and must be zeros.
-        self._stage = np.zeros((room, placement.stride), np.uint8)
-        summed = [FLAGS, *([RECORDS] if placement.stride else [])]
-        for path, name in placement.large.items():
-            if not schema.fields[path].mutable:
-                summed.append(name)
-        self._parts = {name: part for part, name in enumerate(summed)}
-        each = [self._row_nbytes[name] for name in summed]
-        self._passing = BlockChecksums(ring, span, each)
-        self._pool = Threads(1, "mmreplay-load")
-        self._syncs = Syncs(store.sync, self._pool)
-        self._ways: dict[str, Direct] = {}
-        try:
-            self._find_ways(span)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, ring: Ring, span: Span, row_nbytes: Sequence[int]) -> None:
+        """Begin with nothing.
 
-    def _find_ways(self, span: Span) -> None:
-        """Open the ways past the cache, which share the memory for them."""
-        ring, rows = self._ring, int(span.lengths.sum())
-        streams = sum(
-            len(ring.stretch(env_id, first, stop))
-            for env_id, (first, stop) in enumerate(
-                zip(span.first.tolist(), span.stop.tolist(), strict=True)
-            )
-        )
-        nbytes = {name: rows * each for name, each in self._row_nbytes.items()}
-        large = [n for n, each in nbytes.items() if each >= direct_file.DIRECT_NBYTES]
-        for name in large:
-            way = direct_file.past(self._files[name], nbytes[name], streams, len(large))
-            if way is not None:
-                self._ways[name] = way
+        Args:
+            ring: Env-major, or of one environment.
+            span: Rows that will be written. Rows before them in their first block are
+                zeros.
+            row_nbytes: Bytes of a row in each file, in the order of the format.
+        """
+        self._ring = ring
+        size = ring.block_rows
+        self._first_blocks = span.first // size
+        self._nbytes = [size * each for each in row_nbytes]
+        self._tables = [zeros_table(each) for each in self._nbytes]
+        # Of incomplete blocks, by their number in the files: bytes still to come, and
+        # the checksum of each file's share.
+        self._left: dict[int, int] = {}
+        self._crcs: dict[int, list[int]] = {}
+        self._complete: list[int] = []
+        begun = (span.first % size > 0) & ((self._first_blocks + 1) * size <= span.stop)
+        for env_id in np.flatnonzero(begun).tolist():
+            row = ring.row(env_id, int(span.first[env_id]))
+            block, zero_rows = divmod(row, size)
+            crcs = self._start(block)
+            for number, nbytes in enumerate(self._nbytes):
+                count = nbytes // size * zero_rows
+                self._left[block] -= count
+                for first in range(0, count, len(ZEROS)):
+                    crcs[number] = crc32c(ZEROS[: count - first], crcs[number])
 
-    @property
-    def past(self) -> list[str]:
-        """See `Laying`."""
-        return list(self._ways)
+    def _start(self, block: int) -> list[int]:
+        self._left[block] = sum(self._nbytes)
+        return self._crcs.setdefault(block, [0] * len(self._nbytes))
 
-    def write(self, block: Block) -> None:
-        """See `Laying.write`."""
-        if not alone(block.env_ids):
-            # Environment by environment: each has its place in a file.
-            block = self._sorted(block)
-        columns = {path: block.columns[path] for path in self._paths}
-        for run in runs_of(self._ring, block):
-            row, first, stop = run
-            self._put(FLAGS, row, block.flags[first:stop])
-            if RECORDS in self._parts:
-                self._put_records(run, columns)
-            for path, name in self._large.items():
-                self._put(name, row, columns[path][first:stop])
-        for env_id, first, sums in self._passing.taken():
-            self._store.write_sums(env_id, first, sums)
+    def add(self, number: int, offset: int, data: memoryview) -> None:
+        """Sum bytes that go to an offset of a file, given by its number."""
+        nbytes, first = self._nbytes[number], 0
+        while first < len(data):
+            block, at = divmod(offset + first, nbytes)
+            share = data[first : first + nbytes - at]
+            first += len(share)
+            crcs = self._crcs.get(block)
+            if crcs is None:
+                crcs = self._start(block)
+            crcs[number] = crc32c(share, crcs[number])
+            self._left[block] -= len(share)
+            if not self._left[block]:
+                del self._left[block]
+                self._complete.append(block)
 
-    def _sorted(self, block: Block) -> Block:
-        order = np.argsort(block.env_ids, kind="stable")
-        columns = {path: block.columns[path][order] for path in self._paths}
-        places = block.env_ids[order], block.positions[order]
-        return Block(columns, *places, block.flags[order])
+    def pop_complete(self) -> list[tuple[int, int, Sums]]:
+        """Checksums of blocks completed since the last call.
 
-    def _put_records(self, run: Run, columns: dict[str, NDArray[np.generic]]) -> None:
-        row, first, stop = run
-        room = len(self._stage)
-        for at in range(first, stop, room):
-            until = min(at + room, stop)
-            self._packer.pack(self._stage, columns, at, until)
-            self._put(RECORDS, row + at - first, self._stage[: until - at])
+        Returns:
+            (environment, block, checksums of the blocks from that one on), blocks
+            numbered over all laps of the ring.
+        """
+        complete, self._complete = self._complete, []
+        if not complete:
+            return []
+        crcs = np.array([self._crcs.pop(block) for block in complete], np.uint32)
+        env_ids, slots = np.divmod(np.array(complete), self._ring.num_blocks)
+        firsts = self._first_blocks[env_ids]
+        blocks = firsts + (slots - firsts) % self._ring.num_blocks
+        size = self._ring.block_rows
+        # A block's checksum begins with its first position.
+        heads = [crc32c(struct.pack("<Q", each * size)) for each in blocks.tolist()]
+        sums = np.array(heads, np.uint32)
+        for number, table in enumerate(self._tables):
+            sums = append_zeros(sums, table) ^ crcs[:, number]
+        found = []
+        for env_id in np.unique(env_ids).tolist():
+            # Rows of one environment come in order, and so do its blocks.
+            own = env_ids == env_id
+            found.append((env_id, int(blocks[own][0]), sums[own]))
+        return found
 
-    def _put(self, name: str, row: int, rows: NDArray[np.generic]) -> None:
-        """Sum and write the bytes of rows, in pieces that a cache holds."""
-        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-        begin, file = row * self._row_nbytes[name], self._files[name]
-        part, way = self._parts.get(name), self._ways.get(name)
-        for first in range(0, len(data), STAGE_NBYTES):
-            piece, offset = data[first : first + STAGE_NBYTES], begin + first
-            if part is not None:
-                self._passing.add(part, offset, piece)
-            if way is not None:
-                way.write(piece, offset)
-            else:
-                file.pwrite_pieces(piece, offset)
-                self._syncs.count(len(piece))
+
+def zeros_table(nbytes: int) -> Sums:
+    """A table for `append_zeros`: how zeros after summed bytes change the checksum.
+
+    The checksum of a followed by b is that of a and as many zeros as b has bytes, xor
+    that of b (as in zlib's crc32_combine).
+
+    Args:
+        nbytes: Number of zeros, at least one.
+
+    Returns:
+        uint32 ``[4, 256]``.
+    """
+    columns: Sums = np.array([1 << bit for bit in range(32)], np.uint32)
+    matrix: Sums = columns >> np.uint32(1)
+    matrix[0] = POLYNOMIAL
+    # The matrix is that of one zero bit; squared, of two, four and so on.
+    bits = 8 * nbytes
+    while bits:
+        if bits & 1:
+            columns = _multiply(matrix, columns)
+        matrix = _multiply(matrix, matrix)
+        bits >>= 1
+    values = np.arange(256, dtype=np.uint32)
+    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None]
+    return _multiply(columns, values << shifts)
+
+
+def append_zeros(sums: Sums, table: Sums) -> Sums:
+    """Checksums after the zeros that a table stands for, uint32 ``[N]``."""
+    found: Sums = np.zeros_like(sums)
+    for k in range(4):
+        found ^= table[k, sums >> np.uint32(8 * k) & np.uint32(255)]
+    return found
+
+
+def _multiply(columns: Sums, values: Sums) -> Sums:
+    """Values times a matrix over GF(2), given by its 32 columns."""
+    found = np.zeros_like(values)
+    for bit, column in enumerate(columns):
+        found ^= np.where(values >> np.uint32(bit) & np.uint32(1), column, np.uint32(0))
+    return found
+
+
+class Output(Protocol):
+    """Writes the bytes of a file, in streams that each continue where they stopped."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes, which may change after this call.
+
+        Raises:
+            FullError: No space is left, for these or for earlier ones.
+            FailedError: The device refuses, likewise.
+        """
 
     def finish(self) -> None:
-        """See `Laying.finish`."""
-        for way in self._ways.values():
-            way.finish()
+        """Write what is left; raises as `write` does."""
+
+    def close(self) -> None:
+        """Release everything but the file; a second call does nothing."""
+
+
+def open_output(file: File, streams: int) -> Output:
+    """The fastest output for a file that has its final size already.
+
+    Args:
+        file: Open for writing.
+        streams: Places in it that are written to in turns.
+
+    Raises:
+        FullError: No space is left for so large a file.
+    """
+    if file.nbytes >= DIRECT_NBYTES and file_system(file.path.parent) in KEEPS_PAGES:
+        # A full disk is reported before the first byte, and threads that write where
+        # there is space need not wait for each other: a fifth faster.
+        file.allocate(0, file.nbytes)
+    return direct_output(file, file.nbytes, streams) or CachedOutput(file)
+
+
+def direct_output(
+    file: File, nbytes: int, streams: int, files: int = 1
+) -> DirectOutput | None:
+    """An output past the page cache, or None for a file that is too small for one.
+
+    Args:
+        file: Open for writing.
+        nbytes: Bytes that will be written.
+        streams: As in `open_output`.
+        files: Number of files written so at the same time, which share the memory.
+    """
+    if nbytes >= DIRECT_NBYTES and 0 < streams * files <= MAX_STREAMS:
+        try:
+            return DirectOutput(file, file.past_cache(), streams, files)
+        except FailedError:
+            # The file system has no direct writes.
+            pass
+    return None
+
+
+class DirectOutput:
+    """Writes past the page cache, in threads; see `Output`.
+
+    Only whole blocks of the device can go past the cache. The bytes before the first
+    block of a stream and after its last go through it, in pages that hold no others.
+    """
+
+    def __init__(self, file: File, direct: File, streams: int, files: int) -> None:
+        """Write into a file.
+
+        Args:
+            file: Open for writing.
+            direct: The same file opened past the cache; closed with this output.
+            streams: Number of streams written in turns, at most.
+            files: See `direct_output`.
+        """
+        self._file, self._direct = file, direct
+        self._direct_works = True
+        # Each writer has one, and one waits for a writer.
+        self._unmade = streams + WRITERS + 1
+        share = SLABS_NBYTES // files // self._unmade // ALIGNMENT * ALIGNMENT
+        self._slab_nbytes = min(SLAB_NBYTES, max(MIN_SLAB_NBYTES, share))
+        self._free: SimpleQueue[_Slab] = SimpleQueue()
+        self._streams: dict[int, _Slab] = {}
+        self._jobs: deque[Future[None]] = deque()
+        self._pool = Threads(WRITERS, "mmreplay-direct")
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """See `Output.write`."""
+        slab = self._streams.pop(offset, None)
+        done = 0
+        if slab is None:
+            done = min(len(data), -offset % ALIGNMENT)
+            if done:
+                self._file.pwrite(data[:done], offset)
+        # numpy's copies release the interpreter's lock.
+        source = np.frombuffer(data, np.uint8)
+        while done < len(source):
+            if slab is None:
+                slab = self._take_slab(offset + done)
+            space = self._slab_nbytes - slab.filled
+            chunk = source[done : done + space]
+            slab.memory[slab.filled : slab.filled + len(chunk)] = chunk
+            slab.filled += len(chunk)
+            done += len(chunk)
+            if len(chunk) == space:
+                self._submit(slab)
+                slab = None
+        if slab is not None:
+            self._streams[offset + done] = slab
+
+    def _take_slab(self, offset: int) -> _Slab:
+        """A free slab, for bytes from an aligned offset on."""
+        if self._unmade:
+            self._unmade -= 1
+            memory = np.empty(self._slab_nbytes + ALIGNMENT, np.uint8)
+            first = -memory.ctypes.data % ALIGNMENT
+            slab = _Slab(memory[first : first + self._slab_nbytes])
+        else:
+            slab = self._free.get()
+        slab.offset, slab.filled = offset, 0
+        return slab
+
+    def _submit(self, slab: _Slab) -> None:
+        """Have a thread write a slab; raises what earlier slabs raised."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft().result()
+        self._jobs.append(self._pool.submit(self._write_slab, slab))
+
+    def _write_slab(self, slab: _Slab) -> None:
+        try:
+            direct = slab.filled // ALIGNMENT * ALIGNMENT
+            if direct and not self._write_direct(
+                slab.memory[:direct].data, slab.offset
+            ):
+                direct = 0
+            rest = slab.memory[direct : slab.filled]
+            if len(rest):
+                self._file.pwrite_pieces(rest.data, slab.offset + direct)
+        finally:
+            self._free.put(slab)
+
+    def _write_direct(self, data: memoryview, offset: int) -> bool:
+        """Write past the cache; False where that does not work, now or ever."""
+        if self._direct_works:
+            try:
+                self._direct.pwrite(data, offset)
+            except FailedError:
+                # A device of larger blocks, or one that fails: a write through the
+                # cache works, or raises the error that the caller is to see.
+                self._direct_works = False
+        return self._direct_works
+
+    def finish(self) -> None:
+        """See `Output.finish`."""
+        streams, self._streams = self._streams, {}
+        for slab in streams.values():
+            self._submit(slab)
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def close(self) -> None:
+        """See `Output.close`."""
+        self._pool.shutdown()
+        self._direct.close()
+
+
+@dataclass(slots=True)
+class _Slab:
+    """Aligned memory, and the bytes in it.
+
+    Attributes:
+        memory: uint8 ``[N]``.
+        offset: Of its first byte in the file, aligned.
+        filled: Number of bytes in it.
+    """
+
+    memory: NDArray[np.uint8]
+    offset: int = 0
+    filled: int = 0
+
+
+class CachedOutput:
+    """Writes through the page cache, and syncs now and then; see `Output`."""
+
+    def __init__(self, file: File) -> None:
+        """Write into an open file."""
+        self._file = file
+        self._pool = Threads(1, "mmreplay-sync")
+        self._syncs = Syncs(file.sync, self._pool)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """See `Output.write`."""
+        self._file.pwrite_pieces(data, offset)
+        self._syncs.count(len(data))
+
+    def finish(self) -> None:
+        """See `Output.finish`."""
         self._syncs.wait()
 
     def close(self) -> None:
-        """See `Laying.close`."""
-        for way in self._ways.values():
-            way.close()
+        """See `Output.close`."""
+        # The file must not be closed under a thread that syncs it.
         self._pool.shutdown()
+
+
+class Syncs:
+    """Syncs files in a thread while more is written."""
+
+    def __init__(self, sync: Callable[[], None], pool: Threads) -> None:
+        self._sync, self._pool = sync, pool
+        self._written = 0
+        self._job: Future[None] | None = None
+
+    def count(self, nbytes: int) -> None:
+        """Count written bytes, and start a sync after `SYNC_NBYTES` of them.
+
+        Raises:
+            FailedError: The device refused earlier bytes.
+        """
+        self._written += nbytes
+        if self._written < SYNC_NBYTES:
+            return
+        if self._job is not None:
+            if not self._job.done():
+                return
+            self._job.result()
+        self._written = 0
+        self._job = self._pool.submit(self._sync)
+
+    def wait(self) -> None:
+        """Wait for the device; raises as `count` does."""
+        if self._job is not None:
+            job, self._job = self._job, None
+            job.result()

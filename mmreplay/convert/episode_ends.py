@@ -1,12 +1,11 @@
-"""Flags of rows whose source knows ends only.
+"""Ends and beginnings of episodes among the rows of a reader.
 
-Ends of episodes that no role tells, for targets that need them.
+`Marks` makes flags for sources that only know ends. `NamedEnds` finds terminations that
+no role names, for targets that need them. `EpisodeStarts` says which rows begin an
+episode, `EpisodeSpans` turns numbers of episodes into ranges of rows, and
+`EpisodeNumbers` numbers episodes and their steps.
 
-Where episodes begin among the rows of a reader, which are looked at twice.
-
-Nothing is kept of an episode, so that memory does not grow with their number.
-
-The number of each row's episode, and of each step in it, to group and sort by.
+No object here stores anything for an episode: memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -26,17 +25,20 @@ from mmreplay.schema import Schema
 from mmreplay.schema.naming import ROLE_NAMES, UNSURE, refuse_nan
 
 Bools = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+Ints = NDArray[np.int64]
+EPISODE, STEP = "episode_index", "step_index"
 
 
 class Marks:
-    """Gives rows their flags, environment by environment, oldest first.
+    """Makes flags from ends, environment by environment, oldest row first.
 
     The first row of an environment, and the row after an end or after a final row,
     starts an episode; a final row follows an end and is no step.
     """
 
     def __init__(self, num_envs: int) -> None:
-        # What stands before an environment's first row lets it start an episode.
+        # An environment's first row starts an episode, as if an end preceded it.
         self._over = np.ones(num_envs, bool)
 
     def mark(
@@ -55,8 +57,8 @@ class Marks:
             truncated: bool ``[N]``.
             final: bool ``[N]``, rows that hold a final observation only; each follows
                 an end.
-            breaks: bool ``[N]``, rows that start anew though no end stands before
-                them (an episode that was cut off).
+            breaks: bool ``[N]``, rows that start an episode although no end precedes
+                them (the episode before was cut off).
         """
         if not len(terminated):
             return np.zeros(0, np.uint8)
@@ -76,7 +78,7 @@ class Marks:
 
 
 class NamedEnds:
-    """Takes terminations from a field named as one where the schema has no role.
+    """Uses a field with a known name as terminations if the schema has no role.
 
     Attributes:
         path: Of that field, or ``""``.
@@ -90,11 +92,11 @@ class NamedEnds:
         self._rows = 0
 
     def tell(self, notes: Notes, *, both: bool) -> None:
-        """Say what was taken.
+        """Note which field is used.
 
         Args:
             notes: Of the target.
-            both: It does not tell terminations from truncations itself.
+            both: The target does not distinguish terminations from truncations.
         """
         if not self.path:
             return
@@ -109,7 +111,7 @@ class NamedEnds:
             )
 
     def marked(self, block: Block) -> Block:
-        """A block with the flags that those ends make.
+        """A block with flags that include those ends.
 
         Raises:
             SourceError: An end is NaN.
@@ -118,14 +120,14 @@ class NamedEnds:
             return block
         flags = block.flags.copy()
         final, truncated = (flags & FINAL) != 0, (flags & TRUNCATED) != 0
-        told = block.columns[self.path].reshape(len(block))
-        # Of a final row the other fields mean nothing.
-        told = np.where(final, told.dtype.type(0), told)
-        refuse_nan(f"field {self.path!r}", told, self._rows)
+        ends = block.columns[self.path].reshape(len(block))
+        # In a final row only the observation is defined.
+        ends = np.where(final, ends.dtype.type(0), ends)
+        refuse_nan(f"field {self.path!r}", ends, self._rows)
         self._rows += len(block)
-        terminated = told.astype(bool)
+        terminated = ends.astype(bool)
         if not self._truncates:
-            # A cut says so, by a row behind it that was not chosen; see below.
+            # TRUNCATED may come from the CUT of a next row that was not selected.
             flags[terminated] &= ~np.uint8(TRUNCATED)
             truncated &= ~terminated
         elif self.path in UNSURE:
@@ -134,7 +136,7 @@ class NamedEnds:
             mine = block.env_ids == env_id
             ended = np.concatenate([self._ended[env_id : env_id + 1], terminated[mine]])
             self._ended[env_id] = ended[-1]
-            # A cut truncates an episode that runs; this one had ended by itself.
+            # A cut truncates an unfinished episode only; this one had ended.
             flags[mine] &= np.where(
                 ended[:-1], ~np.uint8(CUT | BREAK), np.uint8(ALL_FLAGS)
             )
@@ -155,54 +157,11 @@ def _path(schema: Schema) -> str:
     return ""
 
 
-Ids = NDArray[np.int64]
+class EpisodeStarts:
+    """Finds the rows that begin an episode, over blocks in order.
 
-
-def check_env_ids(env_ids: Ids, num_envs: int) -> None:
-    """Refuse rows of environments that the description does not know.
-
-    Raises:
-        SourceError: There is one.
-    """
-    if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= num_envs):
-        raise SourceError(
-            f"environment {int(env_ids.max())}: got a row of it, expected "
-            f"environments in [0, {num_envs}); the source is damaged"
-        )
-
-
-def firsts(env_ids: Ids) -> tuple[Ids, Ids]:
-    """Environments of rows, ascending, each once, and the first row of each."""
-    if len(env_ids) and alone(env_ids):
-        # Nobody keeps a block: a copy.
-        return env_ids[:1].copy(), np.zeros(1, np.int64)
-    ids, places = np.unique(env_ids, return_index=True)
-    return ids, places
-
-
-def alone(env_ids: Ids) -> bool:
-    """Whether all rows, at least one, are of one environment."""
-    # Of several that are mixed, the last row is seldom of the first one's.
-    return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())
-
-
-def inside(block: Block, span: Span) -> NDArray[np.bool_]:
-    """Which rows lie in a span, bool ``[N]``.
-
-    Raises:
-        SourceError: One is of an environment that is not there.
-    """
-    ids, positions = block.env_ids, block.positions
-    check_env_ids(ids, len(span.stop))
-    found: NDArray[np.bool_] = positions >= span.first[ids]
-    return found & (positions < span.stop[ids])
-
-
-class Beginnings:
-    """Tells where episodes begin in blocks that come in order.
-
-    An oldest row that begins none belongs to an episode that lost its beginning, and
-    counts as one; unless it is final: then no step of its episode is left.
+    If an environment's oldest row begins no episode, the beginning of its episode was
+    overwritten: the row counts as one, unless it is final and no step is left.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -211,7 +170,7 @@ class Beginnings:
 
     def look(self, block: Block) -> NDArray[np.bool_]:
         """Which rows begin an episode, bool ``[N]``."""
-        ids, places = firsts(block.env_ids)
+        ids, places = first_rows(block.env_ids)
         check_env_ids(ids, len(self._seen))
         begins: NDArray[np.bool_] = (block.flags & START) != 0
         fresh = ~self._seen[ids]
@@ -222,11 +181,12 @@ class Beginnings:
         return begins
 
 
-class Begins:
-    """The episodes of stretches of a reader's rows, environment by environment.
+class EpisodeSpans:
+    """The episodes of a range of each environment's rows.
 
     Attributes:
-        total: How many there are, the running and the headless included.
+        total: Number of episodes, including unfinished ones and those whose beginning
+            was overwritten.
     """
 
     def __init__(self, reader: Reader, span: Span) -> None:
@@ -240,16 +200,16 @@ class Begins:
         self.total = int(self._counts.sum())
 
     def _look(self) -> Iterator[tuple[Block, NDArray[np.bool_]]]:
-        """Blocks of the stretches, and which of their rows begin an episode."""
-        beginnings, span = Beginnings(len(self._counts)), self._within
+        """Blocks of the ranges, and which of their rows begin an episode."""
+        beginnings, span = EpisodeStarts(len(self._counts)), self._within
         for block in self._reader.marks():
-            part = block.taken(inside(block, span))
-            if len(part):
-                yield part, beginnings.look(part)
+            rows = block.select(inside(block, span))
+            if len(rows):
+                yield rows, beginnings.look(rows)
         self._orphans = beginnings.orphans
 
     def span(self, first: int, stop: int) -> Span:
-        """The stretches that hold the episodes from first up to stop."""
+        """The ranges of the episodes from first up to stop."""
         within, counts = self._within, self._counts
         before = np.cumsum(counts) - counts
         low = np.clip(first - before, 0, counts)
@@ -267,7 +227,7 @@ class Begins:
     def _positions(
         self, low: Ids, high: Ids, some: NDArray[np.bool_]
     ) -> Iterator[tuple[int, int, int]]:
-        """Environment, number and position of the beginnings at which is cut."""
+        """Environment, number and position of the episodes that begin a range's end."""
         wanted = {
             (env_id, int(number))
             for env_id in np.flatnonzero(some).tolist()
@@ -281,28 +241,24 @@ class Begins:
             for env_id in {env for env, _ in wanted}:
                 found = block.positions[begins & (block.env_ids == env_id)]
                 for number in (low[env_id], high[env_id]):
-                    place = int(number - done[env_id])
-                    if (env_id, int(number)) in wanted and 0 <= place < len(found):
-                        yield env_id, int(number), int(found[place])
+                    index = int(number - done[env_id])
+                    if (env_id, int(number)) in wanted and 0 <= index < len(found):
+                        yield env_id, int(number), int(found[index])
                 done[env_id] += len(found)
 
 
-Ints = NDArray[np.int64]
-EPISODE, STEP = "episode_index", "step_index"
+class EpisodeNumbers:
+    """Numbers episodes in the order in which they begin, over all environments.
 
-
-class Steps:
-    """Counts episodes in the order in which they begin, over all environments.
-
-    An episode whose beginning was overwritten counts its steps from the oldest that is
-    left. A final row belongs to the episode that it ends, as one step more. One of
-    which no step is left has the number -1.
+    Steps of an episode whose beginning was overwritten are counted from the oldest one
+    left. A final row counts as one more step of its episode; if no step is left of it,
+    the episode has the number -1.
     """
 
     def __init__(self, num_envs: int) -> None:
         self._episode = np.full(num_envs, -1, np.int64)
         self._next_step = np.zeros(num_envs, np.int64)
-        self._beginnings = Beginnings(num_envs)
+        self._beginnings = EpisodeStarts(num_envs)
         self._begun = 0
 
     def number(self, block: Block) -> tuple[Ints, Ints]:
@@ -311,8 +267,8 @@ class Steps:
         begins = self._beginnings.look(block)
         numbers = self._begun + np.cumsum(begins) - 1
         self._begun += int(begins.sum())
-        # Environment by environment, each row has what the last beginning before it
-        # had; what stands before the first is carried over from the last call.
+        # Within an environment, each row has the number of the last beginning before
+        # it; rows before the first beginning continue the last call's episode.
         order = np.argsort(env_ids, kind="stable")
         sorted_ids, sorted_begins = env_ids[order], begins[order]
         place = np.arange(count)
@@ -333,3 +289,43 @@ class Steps:
         found = np.empty((2, count), np.int64)
         found[:, order] = episode, step
         return found[0], found[1]
+
+
+def check_env_ids(env_ids: Ids, num_envs: int) -> None:
+    """Refuse rows of environments that the description does not have.
+
+    Raises:
+        SourceError: There is one.
+    """
+    if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= num_envs):
+        raise SourceError(
+            f"environment {int(env_ids.max())}: got a row of it, expected "
+            f"environments in [0, {num_envs}); the source is damaged"
+        )
+
+
+def first_rows(env_ids: Ids) -> tuple[Ids, Ids]:
+    """The environments of rows, ascending, each once, and the first row of each."""
+    if len(env_ids) and one_env(env_ids):
+        # A copy: the block's arrays may change later.
+        return env_ids[:1].copy(), np.zeros(1, np.int64)
+    ids, places = np.unique(env_ids, return_index=True)
+    return ids, places
+
+
+def one_env(env_ids: Ids) -> bool:
+    """Whether all rows, at least one, are of one environment."""
+    # The first and last row of several environments are seldom of the same one.
+    return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())
+
+
+def inside(block: Block, span: Span) -> NDArray[np.bool_]:
+    """Which rows lie in a span, bool ``[N]``.
+
+    Raises:
+        SourceError: One is of an unknown environment.
+    """
+    ids, positions = block.env_ids, block.positions
+    check_env_ids(ids, len(span.stop))
+    found: NDArray[np.bool_] = positions >= span.first[ids]
+    return found & (positions < span.stop[ids])

@@ -1,30 +1,21 @@
-"""A buffer into a file of another format."""
+"""Exports a buffer to a file of another format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from numpy.typing import ArrayLike
 
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert import buffer_reader as buffers
 from mmreplay.convert import registry
-from mmreplay.convert.base import Progress, Report, Writer
+from mmreplay.convert.base import Progress, Reader, Report, Writer
+from mmreplay.convert.buffer_reader import BufferReader, open_reader
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Selection
-from mmreplay.convert.transfer import chosen, local, refuse_inside, transfer
+from mmreplay.convert.select import Selection, select
+from mmreplay.convert.transfer import local, refuse_inside, transfer
 from mmreplay.storage.foreign_zarr.source import ZarrSource
-
-
-class Wanted(TypedDict):
-    """What a buffer's reader is told; see `export`."""
-
-    fields: Sequence[str] | None
-    env_ids: ArrayLike | None
-    priorities: str | None
 
 
 def export(
@@ -42,11 +33,11 @@ def export(
     progress: Progress | None = None,
     **options: object,
 ) -> Report:
-    """Write the rows of a buffer that are alive into a file, oldest first.
+    """Write all rows of a buffer into a file, oldest first.
 
-    Streams in blocks: memory does not grow with the buffer. Final rows, flags,
-    positions, schema and statistics go along, so that `load` makes the same buffer to
-    the bit. The file appears whole, synced and renamed, or not at all.
+    Streams in blocks: memory does not grow with the buffer. The file also holds final
+    rows, flags, positions, schema and statistics, so that `load` makes the same buffer
+    to the bit. It appears complete, synced and renamed, or not at all.
 
     Args:
         buffer: Open, or the path of its folder.
@@ -55,14 +46,14 @@ def export(
         fields: Paths, or subtrees, to write; all by default.
         env_ids: int ``[N]``, environments to write; all by default. They keep their
             numbers.
-        episodes: Whole episodes to write, such as ``slice(0, 100)``: counted
-            environment by environment, oldest first, the headless and the running
-            among them.
-        rows: Rows to write, counted likewise, final rows among them, within what
-            else was chosen.
-        priorities: Name of a sampler's stored column that goes along; see `load`.
+        episodes: Complete episodes to write, such as ``slice(0, 100)``: counted
+            environment by environment, oldest first, including unfinished episodes
+            and those whose beginning was overwritten.
+        rows: Rows to write, counted likewise, final rows included, within the other
+            selections.
+        priorities: Name of a sampler's stored column to write as well; see `load`.
         overwrite: Replace the target if it exists.
-        strict: Refuse to lose anything, such as what a NaN carries in csv.
+        strict: Refuse any loss, such as the payload of a NaN in csv.
         progress: Called after each block with (rows done, rows in all).
         **options: The format's own.
 
@@ -71,7 +62,7 @@ def export(
         SchemaError: A field, option or column of priorities is unknown, or the format
             cannot hold a field.
         SourceError: Strict, and something would be lost.
-        StaleError: A live writer gave up rows before they were read.
+        StaleError: A live writer overwrote rows before they were read.
         FullError: No space is left; the target is as it was.
 
     Example:
@@ -79,34 +70,39 @@ def export(
         >>> np.load("cartpole.npz")["observation"].shape[1:]
         (4,)
     """
-    place = local(target, "target")
-    refuse_inside(place, _home(buffer))
-    found = registry.target_format(place, format)
-    wanted: Wanted = {
-        "fields": fields, "env_ids": env_ids, "priorities": priorities,
-    }  # fmt: skip
-    choice = Selection(episodes=episodes, rows=rows)
-    with chosen(_reader(buffer, wanted), choice) as reader:
+    path = local(target, "target")
+    refuse_inside(path, _folder(buffer))
+    target_format = registry.target_format(path, format)
+    reader: Reader = _open_reader(buffer, fields, env_ids, priorities)
+    if episodes is not None or rows is not None:
+        reader = select(reader, Selection(episodes=episodes, rows=rows))
+    with reader:
 
         def open_writer(description: Description) -> Writer:
             return registry.open_writer(
-                found, place, description, overwrite=overwrite, **options
+                target_format, path, description, overwrite=overwrite, **options
             )
 
         return transfer(reader, open_writer, strict=strict, progress=progress)
 
 
-def _home(buffer: ReplayBuffer | StrPath) -> Path | None:
+def _folder(buffer: ReplayBuffer | StrPath) -> Path | None:
     """The folder of a buffer, or None for one in RAM."""
     if isinstance(buffer, ReplayBuffer):
         return buffer.path
     return absolute(buffer)
 
 
-def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:
+def _open_reader(
+    buffer: ReplayBuffer | StrPath,
+    fields: Sequence[str] | None,
+    env_ids: ArrayLike | None,
+    priorities: str | None,
+) -> Reader:
     if isinstance(buffer, ReplayBuffer):
-        return buffers.BufferReader(buffer, **wanted)
-    # A Zarr group that says more than where it lies stays what it is.
-    known = isinstance(buffer, ZarrSource)
-    place = buffer if known else absolute(buffer)
-    return buffers.open_reader(place, **wanted)
+        return BufferReader(
+            buffer, fields=fields, env_ids=env_ids, priorities=priorities
+        )
+    # A ZarrSource also holds options; a path would lose them.
+    path = buffer if isinstance(buffer, ZarrSource) else absolute(buffer)
+    return open_reader(path, fields=fields, env_ids=env_ids, priorities=priorities)

@@ -1,4 +1,4 @@
-"""A file of another format into a new buffer."""
+"""Loads a file of another format into a new buffer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, Protocol, cast
 from numpy.typing import ArrayLike
 
 from mmreplay.buffer.opening import StrPath
-from mmreplay.convert import buffer_reader as buffers
-from mmreplay.convert import registry
+from mmreplay.convert import buffer_writer, registry
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Selection
 from mmreplay.convert.transfer import (
     local,
+    name_source,
     open_source,
     refuse_inside,
-    told_of,
     transfer,
 )
 from mmreplay.datasets import minari
@@ -29,11 +28,11 @@ from mmreplay.storage.foreign_zarr.source import ZarrSource
 
 
 class MinariDataset(Protocol):
-    """What is taken of a ``minari.MinariDataset``."""
+    """The part of a ``minari.MinariDataset`` that `load` uses."""
 
     @property
     def storage(self) -> Any:
-        """Its files; ``data_path`` is their folder."""
+        """Has ``data_path``, the folder of the files."""
 
 
 def load(
@@ -54,35 +53,35 @@ def load(
     progress: Progress | None = None,
     **options: object,
 ) -> Report:
-    """Make a new buffer of a file's rows.
+    """Make a new buffer from the rows of a file.
 
-    Streams in blocks: memory does not grow with the file. What `export` wrote comes
-    back to the bit, positions, flags and statistics included; of any other file the
+    Streams in blocks: memory does not grow with the file. A file of `export` gives the
+    same buffer to the bit, with positions, flags and statistics. For any other file the
     report says how episode ends were found and what was left out. The buffer appears
-    whole, synced and renamed, or not at all; nothing read from the file is executed.
+    complete, synced and renamed, or not at all. Nothing read from the file is executed.
 
     Args:
         source: A file, or a folder of a known kind; or a Minari dataset, by its id
             or as ``minari.load_dataset`` returns it, with its filter of episodes.
         target: The buffer's folder to make.
-        format: A format's name, where the source does not tell it.
+        format: A format's name, where the source does not show it.
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
         engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
         codec: How those are packed; see `ReplayBuffer.create`.
-        fields: As in `export`, as are the next three: the part of the source to load.
+        fields: The part of the source to load, as in `export`; so are the next three.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
         rows: Such as ``slice(0, 1000)``.
-        priorities: What the column is to be called, with which a sampler of that name
-            draws; where the source holds priorities, the name they had by default.
+        priorities: Name of the column to store the source's priorities in, for a
+            sampler of that name; their old name by default.
         overwrite: Replace a closed buffer at the target.
-        strict: Refuse a source that leaves something to be guessed.
+        strict: Refuse a source that requires guesses.
         progress: Called after each block with (rows done, rows in all).
         **options: The format's own.
 
     Raises:
-        FormatError: The target exists, or the source is not what it should be.
+        FormatError: The target exists, or the source is not of its format.
         CorruptError: The source is damaged.
         SourceError: Its rows contradict each other, or strict and doubtful.
         FullError: No space is left; the target is as it was.
@@ -95,20 +94,25 @@ def load(
     """
     named = format in (None, "minari") and not isinstance(source, os.PathLike)
     if named and (dataset := minari.located(source)) is not None:
-        source, told = dataset
-        format, options = "minari", {**told, **options}
+        source, minari_options = dataset
+        format, options = "minari", {**minari_options, **options}
     path = local(cast("StrPath", source), "source", remote=True)
-    place = local(target, "target")
+    target_path = local(target, "target")
     if isinstance(source, ZarrSource):
         options = {**source.options, **options}
-    found = registry.source_format(path, format)
-    refuse_inside(place, path if found.name == registry.BUFFER else None)
-    choice = Selection(fields, env_ids, episodes, rows)
-    with told_of(path), open_source(path, found, options, choice) as reader:
+    source_format = registry.source_format(path, format)
+    is_buffer = source_format.name == registry.BUFFER
+    refuse_inside(target_path, path if is_buffer else None)
+    parts = (fields, env_ids, episodes, rows)
+    selection = None if all(part is None for part in parts) else Selection(*parts)
+    with (
+        name_source(path),
+        open_source(path, source_format, options, selection) as reader,
+    ):
 
         def open_writer(description: Description) -> BufferWriter:
-            return buffers.open_writer(
-                place, description, overwrite=overwrite,
+            return buffer_writer.open_writer(
+                target_path, description, overwrite=overwrite,
                 capacity=capacity, engine=engine, codec=codec, priorities=priorities,
             )  # fmt: skip
 

@@ -1,17 +1,15 @@
-"""Headers of npy arrays, written as numpy writes them and parsed without it.
+"""npz: a zip of npy arrays, one a column, stored so that they can be mapped.
 
-numpy's own parser evaluates a Python literal, and lets its errors through.
-
-npz with deflated members, written in one pass although nobody knows their sizes.
-
-Each member gets room for the worst case in a sparse file; when all rows are in, members
-are moved together, which writes the packed bytes once more, and the file is cut.
-
-npz: a zip of npy arrays, one a column, stored so that they can be mapped.
-
-``numpy.load(path, allow_pickle=False)`` reads it, beyond 4 GiB too. Members can be
-deflated instead (`npz_packed`). bfloat16 fields are
+``numpy.load(path, allow_pickle=False)`` reads it, beyond 4 GiB too. bfloat16 fields are
 uint16 there; the description in the member ``mmreplay.json`` names them.
+
+Members can be deflated instead. Such a file is written in one pass, although the packed
+sizes are not known before: each member gets space for the worst case in a sparse file.
+When all rows are in, members are moved together, which writes the packed bytes once
+more, and the file is truncated.
+
+npy headers are parsed without numpy, whose parser evaluates a Python literal and lets
+its errors through.
 """
 
 from __future__ import annotations
@@ -29,18 +27,17 @@ import numpy as np
 from mmreplay.checksums import crc32
 from mmreplay.convert import registry, zip_file
 from mmreplay.convert import zip_file as zips
-from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayReader,
+    ArraySpan,
     ArrayWriter,
     Kinds,
-    Piece,
     Stored,
     Stream,
     bytes_of,
 )
-from mmreplay.convert.base import Block, Notes, Reader, Writer
+from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
@@ -54,180 +51,270 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_NBYTES = 16 << 10
 MAX_AXES = 64
 MAX_AXIS = 1 << 48
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What an npy header says.
-
-    Attributes:
-        dtype: Of any byte order.
-        shape: Of the array.
-        columns_first: The array lies in Fortran order.
-        nbytes: Bytes of the header itself.
-    """
-
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
-    columns_first: bool
-    nbytes: int
-
-    @property
-    def data_nbytes(self) -> int:
-        """Bytes of the array, in Python's integers, which do not wrap."""
-        nbytes = self.dtype.itemsize
-        for axis in self.shape:
-            nbytes *= axis
-        return nbytes
-
-
-def encode(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
-    """The header of a C-order array, a multiple of 64 bytes."""
-    axes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({axes}), }}"
-    bare = len(MAGIC) + 4 + len(text) + 1
-    text += " " * (-bare % ALIGNMENT) + "\n"
-    return MAGIC + struct.pack("<2BH", 1, 0, len(text)) + text.encode("ascii")
-
-
-def prefix_nbytes(data: bytes, what: str) -> int:
-    """Bytes of a whole header, from its first 12.
-
-    Raises:
-        FormatError: It is none, or too large.
-    """
-    if len(data) < 12 or data[:6] != MAGIC or data[6] not in (1, 2, 3):
-        raise FormatError(
-            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to 3"
-        )
-    short = data[6] == 1
-    (size,) = struct.unpack_from("<H" if short else "<I", data, 8)
-    total = int(size) + (10 if short else 12)
-    if total > MAX_HEADER_NBYTES:
-        raise FormatError(
-            f"{what} has an npy header of {total} bytes, expected at most "
-            f"{MAX_HEADER_NBYTES}"
-        )
-    return total
-
-
-def parse(data: bytes, what: str) -> Header:
-    """What a whole header says.
-
-    Args:
-        data: Exactly its bytes.
-        what: What to call it in errors: file, member and offset.
-
-    Raises:
-        FormatError: It is no npy header, or one of Python objects.
-    """
-    start = 10 if data[6] == 1 else 12
-    try:
-        value = ast.literal_eval(data[start:].decode("latin-1").strip())
-        descr, order, shape = (
-            value[key] for key in ("descr", "fortran_order", "shape")
-        )
-    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
-        raise FormatError(
-            f"{what} has an npy header that is no description of an array: "
-            f"{data[start : start + 60]!r}"
-        ) from None
-    if type(order) is not bool or not _is_shape(shape):
-        raise FormatError(
-            f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
-            "expected a tuple of sizes, and True or False"
-        )
-    return Header(_dtype(descr, what), shape, order, len(data))
-
-
-def _is_shape(shape: object) -> bool:
-    return (
-        isinstance(shape, tuple)
-        and len(shape) <= MAX_AXES
-        and all(type(axis) is int and 0 <= axis < MAX_AXIS for axis in shape)
-    )
-
-
-def _dtype(descr: object, what: str) -> np.dtype[np.generic]:
-    try:
-        # A list is a record's, which no field can be; "object" would be pickled.
-        dtype = np.dtype(descr) if isinstance(descr, str) else None
-    except (TypeError, ValueError, SyntaxError):
-        dtype = None
-    if dtype is None or dtype.hasobject or dtype.itemsize == 0:
-        raise FormatError(
-            f"{what} holds {str(descr)[:60]!r}, expected numbers; objects, records and "
-            "pickles are refused: save plain arrays"
-        )
-    return dtype
-
-
 ENDING = ".npy"
 LEVEL = 6
-"""Of deflate, where none is given."""
-# Deflate is made to flush after so many bytes: it then packs nothing by more than 790
-# times, where readers, ours too, refuse what claims 1,000 as a bomb.
+"""Of deflate by default."""
 FLUSH_NBYTES = 64 << 10
+"""Deflate flushes after so many bytes: it then packs nothing by more than 790 times,
+while readers, ours too, refuse a ratio of 1,000 as a bomb."""
 COPY_NBYTES = 1 << 20
 
 
-def room(nbytes: int) -> int:
-    """Bytes that packing takes at most; measured: 20 for each 64 KiB of noise."""
-    return nbytes + nbytes // 1024 + 4096
+def open_reader(
+    path: Path,
+    *,
+    allow_expansion: bool = False,
+    layout: str | None = None,
+    size: int | None = None,
+    cursor: int | None = None,
+) -> Reader:
+    """Open an npz file as a source, by mmreplay or others.
 
+    Args:
+        path: The file.
+        allow_expansion: Unpack members to more than 1,000 times their size.
+        layout: ``"skrl"`` for a memory of skrl or rofunc; the default if the file
+            has a name of theirs.
+        size: Written steps of such a memory, if its NaNs do not show them.
+        cursor: The oldest step of such a memory, if it is full.
 
-class Packer:
-    """One member, packed to its place as its bytes come.
-
-    Attributes:
-        name: Of the member.
-        nbytes: Bytes it holds so far.
-        packed: Bytes it takes so far.
-        crc: CRC-32 of what it holds.
-        offset: Where it begins for now.
+    Raises:
+        FormatError: It is no such file.
+        CorruptError: It is damaged.
     """
+    other = registry.find_layout("npz", layout, path)
+    if other is not None:
+        return other.open_reader(
+            "npz", path, size=size, cursor=cursor, allow_expansion=allow_expansion
+        )
+    registry.refuse_layout_options("npz", size=size, cursor=cursor)
+    file = File.open(path, None)
+    try:
+        notes = Notes()
+        columns, member = read_columns(file, notes, allow_expansion)
+        if member is None:
+            return PlainReader(file, columns, notes)
+        return ArrayReader(file, columns, _description(file, member), notes)
+    except BaseException:
+        file.close()
+        raise
 
-    def __init__(self, name: str, file: File, offset: int, level: int) -> None:
-        self.name = name
-        self.nbytes = self.packed = self.crc = 0
-        self.offset = offset
-        self._file = file
-        self._zip = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-        self._since = 0
 
-    def feed(self, data: memoryview) -> None:
-        """Pack the next bytes."""
-        self.crc = crc32(data, self.crc)
-        self.nbytes += len(data)
-        while data:
-            size = min(len(data), FLUSH_NBYTES - self._since)
-            self._put(self._zip.compress(data[:size]))
-            self._since += size
-            if self._since == FLUSH_NBYTES:
-                self._put(self._zip.flush(zlib.Z_SYNC_FLUSH))
-                self._since = 0
-            data = data[size:]
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    compression: str | None = None,
+    compression_level: int | None = None,
+    layout: str | None = None,
+) -> Writer:
+    """Make an npz file as a target.
 
-    def finish(self) -> None:
-        """Pack what is held back."""
-        self._put(self._zip.flush())
+    Args:
+        target: The file.
+        description: Of the rows.
+        overwrite: Replace an existing file.
+        compression: ``"deflate"``, or None for members that can be mapped.
+        compression_level: Of deflate, from 1, the fastest, to 9; 6 by default.
+        layout: ``"skrl"`` for a memory of skrl or rofunc.
 
-    def _put(self, data: bytes) -> None:
-        if data:
-            self._file.pwrite(data, self.offset + self.packed)
-            self.packed += len(data)
+    Raises:
+        SchemaError: Compression, its level or layout is none of these, or the layout
+            cannot hold a field.
+    """
+    other = registry.find_layout("npz", layout)
+    _check(compression, compression_level, layout)
+    if other is not None:
+        return other.open_writer("npz", target, description, overwrite=overwrite)
+    if compression is not None:
+        level = LEVEL if compression_level is None else compression_level
+        return PackedWriter(target, description, level, overwrite)
+    return ArrayWriter(target, description, _plan(description), overwrite)
 
-    def move(self, offset: int) -> None:
-        """Move towards the beginning of the file."""
-        for first in range(0, self.packed, COPY_NBYTES):
-            size = min(COPY_NBYTES, self.packed - first)
-            data = self._file.pread(size, self.offset + first)
-            self._file.pwrite(data, offset + first)
-        self.offset = offset
+
+def planned(
+    description: Description,
+    *,
+    compression: str | None = None,
+    compression_level: int | None = None,
+    layout: str | None = None,
+) -> int | None:
+    """Bytes of the file, if it is not compressed; see `registry.planned`."""
+    other = registry.find_layout("npz", layout)
+    _check(compression, compression_level, layout)
+    if other is not None:
+        other.planned("npz", description)
+    return None if compression or layout else _plan(description).nbytes
+
+
+def _check(compression: str | None, level: int | None, layout: str | None) -> None:
+    if layout is not None and compression is not None:
+        raise SchemaError(
+            f"compression: got {compression!r} with layout={layout!r}, expected None "
+            "with it; leave one of them out"
+        )
+    if compression not in (None, "deflate"):
+        raise SchemaError(
+            f"compression: got {compression!r}, expected 'deflate', the one that npz "
+            "has, or None; leave it out"
+        )
+    if level is None:
+        return
+    if type(level) is not int or not 1 <= level <= 9:
+        raise SchemaError(
+            f"compression_level: got {level!r}, expected an integer in [1, 9]; leave "
+            f"it out for {LEVEL}"
+        )
+    if compression is None:
+        raise SchemaError(
+            f"compression_level: got {level!r} without compression, expected it with "
+            "compression='deflate' only; name that one as well, or leave it out"
+        )
+
+
+def read_columns(
+    file: File, notes: Notes, allow_expansion: bool
+) -> tuple[dict[str, ArrayColumn], Entry | None]:
+    """The arrays, and the member of the description, if there is one."""
+    columns: dict[str, ArrayColumn] = {}
+    entries = zips.parse(file)
+    for name, entry in entries.items():
+        zips.refuse_bomb(file, entry, allow_expansion)
+        if name != MEMBER + ENDING:
+            column = _column(file, entry, notes)
+            if column is not None:
+                columns[name.removesuffix(ENDING)] = column
+    return columns, entries.get(MEMBER + ENDING)
+
+
+def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
+    """The array of a member, or None if it can be no field."""
+    if not entry.name.endswith(ENDING):
+        notes.note(f"member {entry.name!r} is no array, and was left out")
+        return None
+    header, name = _header(file, entry), entry.name.removesuffix(ENDING)
+    try:
+        dtype = canonical_name(header.dtype)
+    except SchemaError:
+        problem = f"array {entry.name!r} of {header.dtype} can be no field"
+        left_out(notes, name, f"{problem}, and was left out")
+        return None
+    if header.columns_first and len(header.shape) > 1:
+        problem = f"array {entry.name!r} lies in Fortran order, and was left out"
+        left_out(notes, name, f"{problem}: save numpy.ascontiguousarray of it")
+        return None
+    stored = entry.method == zip_file.STORED
+    return ArrayColumn(
+        dtype,
+        header.dtype,
+        header.shape,
+        partial(_open, file, entry, header.nbytes),
+        entry.offset + header.nbytes if stored else None,
+    )
+
+
+def _description(file: File, entry: Entry) -> Description:
+    header = _header(file, entry)
+    if header.dtype != np.uint8 or header.data_nbytes > MAX_NBYTES:
+        raise FormatError(
+            f"{file.path}: member {entry.name!r} holds {header.dtype}"
+            f"{list(header.shape)}, expected at most {MAX_NBYTES} bytes of JSON"
+        )
+    stream = _open(file, entry, header.nbytes)
+    data = bytearray(header.data_nbytes)
+    stream.read_into(memoryview(data))
+    stream.finish()
+    return Description.from_bytes(bytes(data), f"{file.path}: {MEMBER}")
+
+
+def _header(file: File, entry: Entry) -> Header:
+    what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
+    if entry.nbytes < 12:
+        raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array")
+    stream = _stream(file, entry)
+    head = bytearray(12)
+    stream.read_into(memoryview(head))
+    total = prefix_nbytes(bytes(head), what)
+    if total > entry.nbytes or total < 12:
+        raise CorruptError(
+            f"{what} has {entry.nbytes} bytes, expected a header of {total} first; the "
+            "file was cut or damaged"
+        )
+    rest = bytearray(total - 12)
+    stream.read_into(memoryview(rest))
+    header = parse(bytes(head + rest), what)
+    if header.nbytes + header.data_nbytes != entry.nbytes:
+        raise CorruptError(
+            f"{what} has {entry.nbytes - header.nbytes} bytes of data, expected "
+            f"{header.data_nbytes} for {header.dtype}{list(header.shape)}; the file "
+            "was cut or damaged"
+        )
+    return header
+
+
+def _open(file: File, entry: Entry, skip: int) -> Stream:
+    """A stream of an array's data; its checksum covers the header as well."""
+    stream = _stream(file, entry)
+    stream.read_into(memoryview(bytearray(skip)))
+    return stream
+
+
+def _stream(file: File, entry: Entry) -> Stream:
+    if entry.method == zip_file.DEFLATED:
+        return zips.Deflated(file, entry)
+    what = f"member {entry.name!r}"
+    return Stored(file, entry.offset, what, crc32, 0, entry.crc)
+
+
+class NpzPlan:
+    """The layout of a file; see `array_file.Plan`."""
+
+    sum = staticmethod(crc32)
+
+    def __init__(self, kinds: Kinds, described: bytes | None = None) -> None:
+        """Lay a file out.
+
+        Args:
+            kinds: Dtype name and shape of every array by name.
+            described: The description, if the file has one.
+        """
+        self._layout = zip_file.Layout()
+        self._heads: dict[str, bytes] = {}
+        self.spans: dict[str, ArraySpan] = {}
+        self._described = b""
+        if described is not None:
+            header = encode(np.dtype("u1"), (len(described),))
+            self._described = header + described
+            self._layout.add(MEMBER + ENDING, len(self._described))
+        for name, (dtype, shape) in kinds.items():
+            stored = storage_dtype(dtype)
+            head = encode(stored, shape)
+            row_nbytes = stored.itemsize * int(np.prod(shape[1:], dtype=object))
+            nbytes = len(head) + shape[0] * row_nbytes
+            member = self._layout.add(name + ENDING, nbytes)
+            self._heads[name] = head
+            offset = member.offset + len(head)
+            self.spans[name] = ArraySpan(offset, row_nbytes, crc32(memoryview(head)))
+        self.nbytes = self._layout.nbytes
+
+    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
+        """See `array_file.Plan.around`."""
+        crcs = {name + ENDING: crc for name, crc in sums.items()}
+        if self._described:
+            crcs[MEMBER + ENDING] = crc32(memoryview(self._described))
+            yield self._layout.members[0].offset, self._described
+        for name, head in self._heads.items():
+            yield self.spans[name].offset - len(head), head
+        yield from self._layout.around(crcs)
+
+
+def _plan(description: Description) -> NpzPlan:
+    return NpzPlan(description.arrays, description.to_bytes())
 
 
 class PackedWriter(Writer):
-    """Writes such a file; see `Writer`. Columns are packed by two threads."""
+    """Writes a file of deflated members, packed by two threads; see `Writer`."""
 
     def __init__(
         self, target: Path, description: Description, level: int, overwrite: bool
@@ -237,17 +324,17 @@ class PackedWriter(Writer):
         self._description = description
         self._done = 0
         heads = _heads(description)
-        whole = Layout()
+        largest = Layout()
         for name, (head, nbytes) in heads.items():
-            whole.add(name + ENDING, room(len(head) + nbytes))
+            largest.add(name + ENDING, packed_limit(len(head) + nbytes))
         self._pool = Threads(2, "mmreplay-export")
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
         try:
-            self._file = file = self._staging.open(whole.nbytes)
+            self._file = file = self._staging.open(largest.nbytes)
             self._packers = {
                 name: Packer(member.name, file, member.offset, level)
-                for name, member in zip(heads, whole.members, strict=True)
+                for name, member in zip(heads, largest.members, strict=True)
             }
             for name, (head, _) in heads.items():
                 self._packers[name].feed(memoryview(head))
@@ -262,7 +349,7 @@ class PackedWriter(Writer):
             self._pool.submit(self._packers[name].feed, bytes_of(block.column(name)))
             for name in self._description.columns
         ]
-        # All of them, whatever fails: nobody looks at the block after this call.
+        # Wait for all, even if one fails: after this call no thread reads the block.
         errors = [job.exception() for job in jobs]
         for error in errors:
             if error is not None:
@@ -299,10 +386,66 @@ class PackedWriter(Writer):
         self._staging.abort()
 
 
+class Packer:
+    """Packs one member while its bytes come.
+
+    Attributes:
+        name: Of the member.
+        nbytes: Unpacked bytes so far.
+        packed: Packed bytes so far.
+        crc: CRC-32 of the unpacked bytes.
+        offset: Of its first byte, until it is moved.
+    """
+
+    def __init__(self, name: str, file: File, offset: int, level: int) -> None:
+        self.name = name
+        self.nbytes = self.packed = self.crc = 0
+        self.offset = offset
+        self._file = file
+        self._zip = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._since = 0
+
+    def feed(self, data: memoryview) -> None:
+        """Pack the next bytes."""
+        self.crc = crc32(data, self.crc)
+        self.nbytes += len(data)
+        while data:
+            size = min(len(data), FLUSH_NBYTES - self._since)
+            self._put(self._zip.compress(data[:size]))
+            self._since += size
+            if self._since == FLUSH_NBYTES:
+                self._put(self._zip.flush(zlib.Z_SYNC_FLUSH))
+                self._since = 0
+            data = data[size:]
+
+    def finish(self) -> None:
+        """Pack the rest."""
+        self._put(self._zip.flush())
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._file.pwrite(data, self.offset + self.packed)
+            self.packed += len(data)
+
+    def move(self, offset: int) -> None:
+        """Move towards the beginning of the file."""
+        for first in range(0, self.packed, COPY_NBYTES):
+            size = min(COPY_NBYTES, self.packed - first)
+            data = self._file.pread(size, self.offset + first)
+            self._file.pwrite(data, offset + first)
+        self.offset = offset
+
+
+def packed_limit(nbytes: int) -> int:
+    """The largest packed size; measured: 20 bytes more for each 64 KiB of noise."""
+    return nbytes + nbytes // 1024 + 4096
+
+
 def _heads(description: Description) -> dict[str, tuple[bytes, int]]:
-    """What each member begins with, and the bytes of rows that follow."""
-    told = description.to_bytes()
-    found = {MEMBER: (encode(np.dtype("u1"), (len(told),)) + told, 0)}
+    """The first bytes of each member, and the number of bytes that follow."""
+    described = description.to_bytes()
+    header = encode(np.dtype("u1"), (len(described),))
+    found = {MEMBER: (header + described, 0)}
     for name, (dtype, shape) in description.columns.items():
         stored = storage_dtype(dtype)
         row_nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
@@ -311,250 +454,107 @@ def _heads(description: Description) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-class NpzPlan:
-    """Where everything lies; see `arrays.Plan`."""
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The contents of an npy header.
 
-    sum = staticmethod(crc32)
+    Attributes:
+        dtype: Of any byte order.
+        shape: Of the array.
+        columns_first: The array is in Fortran order.
+        nbytes: Bytes of the header itself.
+    """
 
-    def __init__(self, kinds: Kinds, told: bytes | None = None) -> None:
-        """Lay a file out.
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    columns_first: bool
+    nbytes: int
 
-        Args:
-            kinds: Dtype name and shape of every array by name.
-            told: The description, where there is to be one.
-        """
-        self._layout = zip_file.Layout()
-        self._heads: dict[str, bytes] = {}
-        self.pieces: dict[str, Piece] = {}
-        self._told = b""
-        if told is not None:
-            self._told = encode(np.dtype("u1"), (len(told),)) + told
-            self._layout.add(MEMBER + ENDING, len(self._told))
-        for name, (dtype, shape) in kinds.items():
-            stored = storage_dtype(dtype)
-            head = encode(stored, shape)
-            row_nbytes = stored.itemsize * int(np.prod(shape[1:], dtype=object))
-            nbytes = len(head) + shape[0] * row_nbytes
-            member = self._layout.add(name + ENDING, nbytes)
-            self._heads[name] = head
-            offset = member.offset + len(head)
-            self.pieces[name] = Piece(offset, row_nbytes, crc32(memoryview(head)))
-        self.nbytes = self._layout.nbytes
-
-    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `arrays.Plan.around`."""
-        crcs = {name + ENDING: crc for name, crc in sums.items()}
-        if self._told:
-            crcs[MEMBER + ENDING] = crc32(memoryview(self._told))
-            yield self._layout.members[0].offset, self._told
-        for name, head in self._heads.items():
-            yield self.pieces[name].offset - len(head), head
-        yield from self._layout.around(crcs)
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of the array, in Python's integers, which do not overflow."""
+        nbytes = self.dtype.itemsize
+        for axis in self.shape:
+            nbytes *= axis
+        return nbytes
 
 
-def open_writer(
-    target: Path,
-    description: Description,
-    *,
-    overwrite: bool = False,
-    compression: str | None = None,
-    compression_level: int | None = None,
-    layout: str | None = None,
-) -> Writer:
-    """Make an npz file as a target.
+def encode(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """The header of a C-order array, a multiple of 64 bytes."""
+    axes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({axes}), }}"
+    bare = len(MAGIC) + 4 + len(text) + 1
+    text += " " * (-bare % ALIGNMENT) + "\n"
+    return MAGIC + struct.pack("<2BH", 1, 0, len(text)) + text.encode("ascii")
 
-    Args:
-        target: The file.
-        description: What will come.
-        overwrite: Replace what is there.
-        compression: ``"deflate"``, or None for members that can be mapped.
-        compression_level: Of deflate, from 1, the fastest, to 9; 6 by default.
-        layout: ``"skrl"`` for a memory of skrl or rofunc.
+
+def prefix_nbytes(data: bytes, what: str) -> int:
+    """Bytes of a header, by its first 12.
 
     Raises:
-        SchemaError: Compression, its level or layout is none of these, or the layout
-            cannot hold a field.
+        FormatError: It is no header, or too large.
     """
-    other = registry.find_layout("npz", layout)
-    _check(compression, compression_level, layout)
-    if other is not None:
-        return other.open_writer("npz", target, description, overwrite=overwrite)
-    if compression is not None:
-        level = LEVEL if compression_level is None else compression_level
-        return PackedWriter(target, description, level, overwrite)
-    return ArrayWriter(target, description, _plan(description), overwrite)
-
-
-def _plan(description: Description) -> NpzPlan:
-    return NpzPlan(description.arrays, description.to_bytes())
-
-
-def _check(compression: str | None, level: int | None, layout: str | None) -> None:
-    if layout is not None and compression is not None:
-        raise SchemaError(
-            f"compression: got {compression!r} with layout={layout!r}, expected None "
-            "with it; leave one of them out"
+    if len(data) < 12 or data[:6] != MAGIC or data[6] not in (1, 2, 3):
+        raise FormatError(
+            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to 3"
         )
-    if compression not in (None, "deflate"):
-        raise SchemaError(
-            f"compression: got {compression!r}, expected 'deflate', the one that npz "
-            "has, or None; leave it out"
+    short = data[6] == 1
+    (size,) = struct.unpack_from("<H" if short else "<I", data, 8)
+    total = int(size) + (10 if short else 12)
+    if total > MAX_HEADER_NBYTES:
+        raise FormatError(
+            f"{what} has an npy header of {total} bytes, expected at most "
+            f"{MAX_HEADER_NBYTES}"
         )
-    if level is None:
-        return
-    if type(level) is not int or not 1 <= level <= 9:
-        raise SchemaError(
-            f"compression_level: got {level!r}, expected an integer in [1, 9]; leave "
-            f"it out for {LEVEL}"
-        )
-    if compression is None:
-        raise SchemaError(
-            f"compression_level: got {level!r} without compression, expected it with "
-            "compression='deflate' only; name that one as well, or leave it out"
-        )
+    return total
 
 
-def planned(
-    description: Description,
-    *,
-    compression: str | None = None,
-    compression_level: int | None = None,
-    layout: str | None = None,
-) -> int | None:
-    """Bytes of the file, unless it is packed; see `registry.planned`."""
-    other = registry.find_layout("npz", layout)
-    _check(compression, compression_level, layout)
-    if other is not None:
-        other.planned("npz", description)
-    return None if compression or layout else _plan(description).nbytes
-
-
-def open_reader(
-    path: Path,
-    *,
-    allow_expansion: bool = False,
-    layout: str | None = None,
-    size: int | None = None,
-    cursor: int | None = None,
-) -> Reader:
-    """Open an npz file as a source, ours or anybody's.
+def parse(data: bytes, what: str) -> Header:
+    """Parse a header.
 
     Args:
-        path: The file.
-        allow_expansion: Unpack members that hold more than 1,000 times what they
-            take.
-        layout: ``"skrl"`` for a memory of skrl or rofunc; those named as they name
-            them are known.
-        size: Steps of such a memory that were written, where its NaNs do not tell.
-        cursor: The oldest step of such a memory that is full.
+        data: Exactly its bytes.
+        what: Its name in errors: file, member and offset.
+
+    Raises:
+        FormatError: It is no npy header, or one of Python objects.
     """
-    other = registry.find_layout("npz", layout, path)
-    if other is not None:
-        return other.open_reader(
-            "npz", path, size=size, cursor=cursor, allow_expansion=allow_expansion
-        )
-    registry.refuse_layout_options("npz", size=size, cursor=cursor)
-    file = File.open(path, None)
+    start = 10 if data[6] == 1 else 12
     try:
-        notes = Notes()
-        columns, told = read_columns(file, notes, allow_expansion)
-        if told is None:
-            return PlainReader(file, columns, notes)
-        return ArrayReader(file, columns, _description(file, told), notes)
-    except BaseException:
-        file.close()
-        raise
-
-
-def read_columns(
-    file: File, notes: Notes, allow_expansion: bool
-) -> tuple[dict[str, ArrayColumn], Entry | None]:
-    """The arrays, and the member of the description, if there is one."""
-    columns: dict[str, ArrayColumn] = {}
-    entries = zips.parse(file)
-    for name, entry in entries.items():
-        zips.refuse_bomb(file, entry, allow_expansion)
-        if name != MEMBER + ENDING:
-            column = _column(file, entry, notes)
-            if column is not None:
-                columns[name.removesuffix(ENDING)] = column
-    return columns, entries.get(MEMBER + ENDING)
-
-
-def _stream(file: File, entry: Entry) -> Stream:
-    if entry.method == zip_file.DEFLATED:
-        return zips.Deflated(file, entry)
-    what = f"member {entry.name!r}"
-    return Stored(file, entry.offset, what, crc32, 0, entry.crc)
-
-
-def _open(file: File, entry: Entry, skip: int) -> Stream:
-    """A stream of an array's data, its header read over and checked with it."""
-    stream = _stream(file, entry)
-    stream.read_into(memoryview(bytearray(skip)))
-    return stream
-
-
-def _header(file: File, entry: Entry) -> Header:
-    what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
-    if entry.nbytes < 12:
-        raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array")
-    stream = _stream(file, entry)
-    head = bytearray(12)
-    stream.read_into(memoryview(head))
-    total = prefix_nbytes(bytes(head), what)
-    if total > entry.nbytes or total < 12:
-        raise CorruptError(
-            f"{what} has {entry.nbytes} bytes, expected a header of {total} first; the "
-            "file was cut or damaged"
+        value = ast.literal_eval(data[start:].decode("latin-1").strip())
+        descr, order, shape = (
+            value[key] for key in ("descr", "fortran_order", "shape")
         )
-    rest = bytearray(total - 12)
-    stream.read_into(memoryview(rest))
-    header = parse(bytes(head + rest), what)
-    if header.nbytes + header.data_nbytes != entry.nbytes:
-        raise CorruptError(
-            f"{what} has {entry.nbytes - header.nbytes} bytes of data, expected "
-            f"{header.data_nbytes} for {header.dtype}{list(header.shape)}; the file "
-            "was cut or damaged"
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+        raise FormatError(
+            f"{what} has an npy header that is no description of an array: "
+            f"{data[start : start + 60]!r}"
+        ) from None
+    if type(order) is not bool or not _is_shape(shape):
+        raise FormatError(
+            f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
+            "expected a tuple of sizes, and True or False"
         )
-    return header
+    return Header(_dtype(descr, what), shape, order, len(data))
 
 
-def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
-    """The array of a member, or None, noted, where it can be no field."""
-    if not entry.name.endswith(ENDING):
-        notes.note(f"member {entry.name!r} is no array, and was left out")
-        return None
-    header, name = _header(file, entry), entry.name.removesuffix(ENDING)
-    try:
-        dtype = canonical_name(header.dtype)
-    except SchemaError:
-        told = f"array {entry.name!r} of {header.dtype} can be no field"
-        left_out(notes, name, f"{told}, and was left out")
-        return None
-    if header.columns_first and len(header.shape) > 1:
-        told = f"array {entry.name!r} lies in Fortran order, and was left out"
-        left_out(notes, name, f"{told}: save numpy.ascontiguousarray of it")
-        return None
-    stored = entry.method == zip_file.STORED
-    return ArrayColumn(
-        dtype,
-        header.dtype,
-        header.shape,
-        partial(_open, file, entry, header.nbytes),
-        entry.offset + header.nbytes if stored else None,
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, tuple)
+        and len(shape) <= MAX_AXES
+        and all(type(axis) is int and 0 <= axis < MAX_AXIS for axis in shape)
     )
 
 
-def _description(file: File, entry: Entry) -> Description:
-    header = _header(file, entry)
-    if header.dtype != np.uint8 or header.data_nbytes > MAX_NBYTES:
+def _dtype(descr: object, what: str) -> np.dtype[np.generic]:
+    try:
+        # A list describes a record, which can be no field; "object" would be pickled.
+        dtype = np.dtype(descr) if isinstance(descr, str) else None
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.itemsize == 0:
         raise FormatError(
-            f"{file.path}: member {entry.name!r} holds {header.dtype}"
-            f"{list(header.shape)}, expected at most {MAX_NBYTES} bytes of JSON"
+            f"{what} holds {str(descr)[:60]!r}, expected numbers; objects, records and "
+            "pickles are refused: save plain arrays"
         )
-    stream = _open(file, entry, header.nbytes)
-    data = bytearray(header.data_nbytes)
-    stream.read_into(memoryview(data))
-    stream.finish()
-    return Description.from_bytes(bytes(data), f"{file.path}: {MEMBER}")
+    return dtype

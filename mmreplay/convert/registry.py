@@ -1,11 +1,15 @@
-"""Formats that come with mmreplay: what each is called, and where it lives.
+"""The formats of files, by name and by suffix.
 
-Formats by name and by suffix; others are found by their entry points.
+A new format is a module and one line in `OURS` or `FOREIGN`; a package adds its own by
+an entry point of the group ``mmreplay.formats`` that names a `Format`. The module has
+``open_reader(path, **options)``,
+``open_writer(target, description, *, overwrite, **options)`` or both. If the format
+shares a suffix with others or reads folders, it also has ``recognizes(path) -> bool``,
+and to size or refuse a target before it is written,
+``planned(description, **options)``.
 
-A package adds formats through the entry point group ``mmreplay.formats``, each naming
-a `Format`. Its home is a module with ``open_reader(path, **options)``,
-``open_writer(target, description, *, overwrite, **options)`` or both, and, where it
-shares a suffix or reads folders, ``recognizes(path) -> bool``.
+A `Layout` is how another library names and arranges the arrays in files of such a
+format; `LAYOUTS` lists them.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from mmreplay.buffer.opening import URL_SCHEME
 from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
@@ -36,14 +41,14 @@ class Format:
     """One format.
 
     Attributes:
-        name: What ``format=``, ``--from`` and ``--to`` take.
-        home: The module that reads and writes it, imported on first use.
-        about: What it is, in a few words.
+        name: Value of ``format=``, ``--from`` and ``--to``.
+        home: Name of its module, imported on first use.
+        about: A description in a few words.
         suffixes: Endings of its files' names, in lower case; none for folders.
-        reads: Whether it can be a source.
-        writes: Whether it can be a target.
-        asks: Whether its home is asked for what a path holds (``recognizes``); such
-            formats come before those that go by the suffix alone.
+        reads: It can be a source.
+        writes: It can be a target.
+        asks: Its module has ``recognizes``, which decides for a path with its suffix,
+            or for a folder. Such formats come before those with the suffix only.
     """
 
     name: str
@@ -127,7 +132,7 @@ FOREIGN = (
         (".zip",), writes=False, asks=True,
     ),
 )  # fmt: skip
-"""The field's datasets; those that share a suffix, or are folders, are looked into."""
+"""Formats of other libraries and of published datasets, which are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +197,10 @@ GROUP = "mmreplay.formats"
 
 @cache
 def formats() -> dict[str, Format]:
-    """Every format by name: ours, and those that entry points name.
+    """All formats by name, those of entry points included.
 
-    An entry point that cannot be loaded is left out, for the sake of all others, until
-    its format is asked for; see `named`.
+    An entry point that cannot be loaded is left out, so that all others work. `named`
+    raises its error.
     """
     found = {each.name: each for each in (*OURS, *FOREIGN)}
     for point in _points():
@@ -209,36 +214,35 @@ def _points() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda each: each.name)
 
 
-def _loaded(point: EntryPoint, taken: Collection[str]) -> Format | str:
-    """The format that an entry point names, or what is wrong with it."""
+def _loaded(point: EntryPoint, known: Collection[str]) -> Format | str:
+    """The format of an entry point, or the message of its error."""
     try:
         loaded = point.load()
     except Exception as error:
-        # Somebody's module runs here: it may fail in any way.
+        # Another package's module runs here: it may raise anything.
         loaded = f"{type(error).__name__} ({error})"
-    if isinstance(loaded, Format) and loaded.name not in taken:
+    if isinstance(loaded, Format) and loaded.name not in known:
         return loaded
     return (
         f"entry point {point.name!r} of {GROUP}: got {loaded!r}, expected a "
-        "mmreplay.convert.registry.Format of a name that is not taken; update or "
-        "remove the package"
+        "mmreplay.convert.registry.Format of a new name; update or remove the package"
     )
 
 
 def _failed() -> dict[str, str]:
-    """What is wrong with the entry points that name no format, by their names."""
-    taken, failed = {each.name for each in (*OURS, *FOREIGN)}, {}
+    """Messages of the entry points without a format, by their names."""
+    known, failed = {each.name for each in (*OURS, *FOREIGN)}, {}
     for point in _points():
-        loaded = _loaded(point, taken)
+        loaded = _loaded(point, known)
         if isinstance(loaded, Format):
-            taken.add(loaded.name)
+            known.add(loaded.name)
         else:
             failed[point.name] = loaded
     return failed
 
 
 def _or_failed() -> str:
-    """What ends the error of a path that nobody knows."""
+    """The end of an error about a path of no known format."""
     return "".join(f"; {each}" for each in _failed().values())
 
 
@@ -246,11 +250,11 @@ def named(name: str, able: str = "name") -> Format:
     """The format of a name.
 
     Args:
-        name: What the user calls it.
-        able: ``"reads"`` or ``"writes"``, for an error that tells only of those.
+        name: As the user named it.
+        able: ``"reads"`` or ``"writes"``: the error lists only such formats.
 
     Raises:
-        SchemaError: There is none.
+        SchemaError: There is no such format.
         FormatError: The entry point of that name cannot be loaded.
     """
     known = formats()
@@ -271,14 +275,15 @@ def source_format(path: Path, name: str | None = None) -> Format:
 
     Args:
         path: A file or folder.
-        name: What the user says it is; found out if None.
+        name: Of the format, if the user named it; None looks into the path.
 
     Raises:
-        FormatError: Nothing is there, or nobody knows it.
+        FormatError: The path does not exist, or is of no known format.
     """
     if name is not None:
         return _able(named(name, "reads"), "reads", "read")
-    if url_of(str(path)) is not None:
+    text = str(path)
+    if text.startswith(URL_SCHEME) and url_of(text) is not None:
         return formats()["zarr"]
     if (path / METADATA).exists() and not _asked(path):
         return formats()[BUFFER]
@@ -299,7 +304,7 @@ def source_format(path: Path, name: str | None = None) -> Format:
         raise FormatError(
             f"{path}: got a {kind} of no known format, expected by its name one of "
             f"{', '.join(fitting)}; it may be empty, damaged or laid out otherwise: "
-            "name the format with format= (--from) to be told what is missing"
+            "name the format with format= (--from) to see what is missing"
             f"{_or_failed()}"
         )
     raise FormatError(
@@ -312,7 +317,7 @@ def target_format(path: Path, name: str | None = None) -> Format:
     """The format to write a path with: by suffix, else a buffer.
 
     Raises:
-        FormatError: The suffix is of no format that is written.
+        FormatError: No format of the suffix can be written.
     """
     if name is not None:
         return _able(named(name, "writes"), "writes", "write")
@@ -340,7 +345,7 @@ def _able(found: Format, attribute: str, verb: str) -> Format:
 
 
 def _by_suffix(path: Path) -> list[Format]:
-    """Formats whose suffix ends the name, the longest suffix first."""
+    """Formats with the suffix of a path's name, the longest suffix first."""
     name = path.name.lower()
     fitting = [
         (len(suffix), each)
@@ -352,7 +357,7 @@ def _by_suffix(path: Path) -> list[Format]:
 
 
 def _asked(path: Path) -> Format | None:
-    """The first format whose home recognizes what lies there."""
+    """The first format whose module recognizes a path."""
     candidates: Iterable[Format] = _by_suffix(path)
     if path.is_dir():
         candidates = [each for each in formats().values() if not each.suffixes]
@@ -376,12 +381,12 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
 
     Raises:
         SchemaError: An option is not one of the format's.
-        FormatError: It is not what it should be.
+        FormatError: The source is not of the format.
     """
     if path.name.startswith(STAGED):
         raise FormatError(
-            f"{path} is what a conversion left that was stopped, expected a whole "
-            "source; run that conversion again, or rename it to look into it"
+            f"{path} is the rest of a conversion that was stopped, expected a complete "
+            "source; run that conversion again, or rename it to read it"
         )
     function = _function(found, "open_reader")
     _check_options(found, function, options)
@@ -399,7 +404,7 @@ def open_writer(
     """Open a target; see `open_reader`.
 
     Raises:
-        SchemaError: As there; or a row is one that no file is read of.
+        SchemaError: As there; or rows are too large to be read again.
     """
     function = _function(found, "open_writer")
     _check_options(found, function, options)
@@ -414,11 +419,11 @@ def planned(
     target: Path | None = None,
     **options: object,
 ) -> int | None:
-    """Bytes that a target would take, where its format can tell; writes nothing.
+    """Bytes of a target, if its format can predict them; writes nothing.
 
-    A format tells by a function ``planned(description, **options)`` of its home, which
-    also refuses what `open_writer` would refuse. One with a parameter ``target`` is
-    told where, as far as that is known.
+    The function ``planned(description, **options)`` of the format's module returns
+    them, and refuses what `open_writer` would refuse. If it has a parameter ``target``,
+    it receives the path, if that is known.
 
     Raises:
         SchemaError: An option is not one of the format's, or it cannot hold a field.
@@ -434,7 +439,7 @@ def planned(
 
 
 def _refuse_wide(found: Format, description: Description) -> None:
-    """Refuse to write what would not be read; buffers take rows of any size."""
+    """Refuse rows too large to be read again; a buffer's may have any size."""
     if found.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
         raise SchemaError(
             f"rows of {description.row_nbytes} bytes, got {found.name} as a target, "
@@ -496,7 +501,7 @@ def refuse_layout_options(format_name: str, **options: object) -> None:
 
 
 def options_of(found: Format, function: str) -> tuple[str, ...]:
-    """Names of a format's own options, as ``open_reader`` or ``open_writer`` takes."""
+    """Names of a format's own options of ``open_reader`` or ``open_writer``."""
     return _options(_function(found, function))
 
 
@@ -528,7 +533,7 @@ def _check_options(
 
 
 def who_takes(option: str) -> str:
-    """The way out of an option that a format does not take."""
+    """The advice for an option that a format does not have."""
     sides = (("reads", "open_reader"), ("writes", "open_writer"))
     takers = [
         each.name

@@ -1,31 +1,32 @@
-"""One safetensors file: a JSON header, checked, and tensors that follow each other.
+"""safetensors: tensors under a JSON header, in one file or in several parts.
 
-safetensors in parts: a folder of files of some rows each, and an index.
+The library reads it, slices included; no library is needed to write it. The
+description, and a CRC32C of every column, which the format itself lacks, stand in
+``__metadata__``.
 
-Names and index are those of the Hugging Face Hub: ``model-00001-of-00004.safetensors``
-and ``model.safetensors.index.json``, whose ``weight_map`` gives each tensor one file.
-Rows of one column lie in several, so tensors are named for their part as well:
-``observation.00001``. What else is to be known stands in the index's ``metadata``.
+Large datasets can be split into a folder of part files with an index, whose names are
+those of the Hugging Face Hub: ``model-00001-of-00004.safetensors`` and
+``model.safetensors.index.json``. Its ``weight_map`` gives each tensor one file; as the
+rows of a column lie in several, tensors have the number of their part as a suffix:
+``observation.00001``. The description stands in the index's ``metadata``.
 
-safetensors: tensors under a JSON header, without a library of its own to write.
-
-The library reads it, slices included. The description, and a CRC32C of every column,
-which the format itself lacks, stand in ``__metadata__``. Large ones can be split into
-parts under an index (`safetensors_parts`).
+`write_tensors` and `TensorFile` are for files whose tensors another library names.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.checksums import crc32c
@@ -34,12 +35,20 @@ from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayFile,
     ArrayReader,
+    ArraySpan,
     ArrayWriter,
-    Piece,
     Stored,
     Stream,
 )
-from mmreplay.convert.base import Block, Notes, Reader, Writer, doubt_sums, undescribed
+from mmreplay.convert.base import (
+    BLOCK_NBYTES,
+    Block,
+    Notes,
+    Reader,
+    Writer,
+    description_lost,
+    doubt_sums,
+)
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
@@ -60,72 +69,144 @@ CODES = {
     "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16",
 }  # fmt: skip
 DTYPES = {code: dtype for dtype, code in CODES.items()}
-
 Columns = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype name and row shape by name."""
+Arrays = Mapping[str, NDArray[np.generic]]
+Tensor = tuple[str, tuple[int, ...], int, int]
+STEM = "model"
+INDEX = f"{STEM}.safetensors.index.json"
+PART, ROWS = "mmreplay.part", "mmreplay.rows"
+MAX_INDEX_NBYTES = 16 << 20
+MAX_PARTS = 99_999
 
 
-class SafetensorsPlan:
-    """Where everything lies; see `array_file.Plan`.
+def open_reader(path: Path, *, layout: str | None = None) -> Reader:
+    """Open a safetensors file, an index of parts or their folder as a source.
 
-    Attributes:
-        tensors: Names of all tensors.
+    Args:
+        path: The file or folder.
+        layout: ``"velora"`` for velora's pair; the default if the files have its
+            names and tensors.
+
+    Raises:
+        FormatError: It is no such file.
+        CorruptError: It is damaged.
     """
+    other = registry.find_layout("safetensors", layout, path)
+    if other is not None:
+        return other.open_reader("safetensors", path)
+    if path.is_dir():
+        return PartsReader(path)
+    if path.name == INDEX:
+        return PartsReader(path.parent)
+    file = File.open(path, None)
+    try:
+        return _reader(file)
+    except BaseException:
+        file.close()
+        raise
 
-    sum = staticmethod(crc32c)
 
-    def __init__(
-        self, columns: Columns, rows: int, told: Mapping[str, str], suffix: str = ""
-    ) -> None:
-        """Lay a file out.
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    part_bytes: float | None = None,
+    layout: str | None = None,
+    prefix: str | None = None,
+) -> Writer:
+    """Make a safetensors file as a target, or a folder of them.
 
-        Args:
-            columns: Dtype name and row shape by name.
-            rows: Of every column.
-            told: What ``__metadata__`` is to say beside the checksums.
-            suffix: What the tensors' names have behind the columns'.
-        """
-        # The format allows no gaps: columns of large items first are all aligned.
-        order = sorted(columns, key=lambda n: -storage_dtype(columns[n][0]).itemsize)
-        self._told = dict(told)
-        self._suffix = suffix
-        self._tensors: dict[str, Any] = {}
-        row_nbytes, offsets, end = {}, {}, 0
-        for name in order:
-            dtype, shape = columns[name]
-            each = storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
-            row_nbytes[name], offsets[name] = each, end
-            self._tensors[name + suffix] = {
-                "dtype": CODES[dtype],
-                "shape": [rows, *shape],
-                "data_offsets": [end, end + each * rows],
-            }
-            end += each * rows
-        start = len(self._header(dict.fromkeys(order, 0)))
-        self.pieces = {n: Piece(start + offsets[n], row_nbytes[n]) for n in order}
-        self.nbytes = start + end
-        self.tensors = tuple(self._tensors)
+    Args:
+        target: The file, or the folder.
+        description: Of the rows.
+        overwrite: Replace an existing target.
+        part_bytes: Split into files of about so many bytes, and at least one row,
+            in a folder with an index.
+        layout: ``"velora"`` for a folder with velora's pair of files.
+        prefix: Of the pair's file names; ``"buffer_"`` by default.
 
-    def _header(self, sums: Mapping[str, int]) -> bytes:
-        crcs = {name + self._suffix: f"{crc:08x}" for name, crc in sums.items()}
-        crcs |= {key: f"{_told_sum(text):08x}" for key, text in self._told.items()}
-        metadata = {**self._told, SUMS: json.dumps(crcs)}
-        value = {METADATA: metadata, **self._tensors}
-        data = json.dumps(value, separators=(",", ":")).encode()
-        data += b" " * (-(8 + len(data)) % ALIGNMENT)
-        if len(data) > MAX_HEADER_NBYTES:
-            raise FormatError(
-                f"the header takes {len(data)} bytes, expected at most "
-                f"{MAX_HEADER_NBYTES}; store smaller statistics with the buffer"
+    Raises:
+        SchemaError: An option is not legal, or the layout cannot hold the fields.
+    """
+    other = registry.find_layout("safetensors", layout)
+    _check(layout, part_bytes, prefix)
+    if other is not None:
+        return other.open_writer(
+            "safetensors", target, description, overwrite=overwrite, prefix=prefix
+        )
+    if part_bytes is not None:
+        rows = part_rows(description, part_bytes)
+        return PartsWriter(target, description, rows, overwrite)
+    return ArrayWriter(target, description, _plan(description), overwrite)
+
+
+def planned(
+    description: Description,
+    *,
+    part_bytes: float | None = None,
+    layout: str | None = None,
+    prefix: str | None = None,
+) -> int | None:
+    """Bytes of the file, nearly those of its parts; see `registry.planned`."""
+    other = registry.find_layout("safetensors", layout)
+    _check(layout, part_bytes, prefix)
+    if other is not None:
+        other.planned("safetensors", description, prefix=prefix)
+        return None
+    if part_bytes is not None:
+        part_rows(description, part_bytes)
+    return _plan(description).nbytes
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder holds parts, or files of another library's layout."""
+    if (path / INDEX).is_file():
+        return True
+    return registry.find_layout("safetensors", None, path) is not None
+
+
+def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> None:
+    if layout is not None and part_bytes is not None:
+        raise SchemaError(
+            f"part_bytes: got {part_bytes!r} with layout={layout!r}, expected None "
+            "with it, which is one pair of files; leave one of them out"
+        )
+    if layout is None:
+        registry.refuse_layout_options("safetensors", prefix=prefix)
+
+
+def _plan(description: Description) -> SafetensorsPlan:
+    for name in (METADATA, SUMS):
+        if name in description.columns:
+            raise SchemaError(
+                f"field {name!r}: got a name that files of safetensors keep for "
+                "themselves, expected another; leave it out with fields=, or choose "
+                "another format"
             )
-        return struct.pack("<Q", len(data)) + data
+    texts = {KEY: description.to_bytes().decode()}
+    return SafetensorsPlan(description.columns, description.rows, texts)
 
-    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `array_file.Plan.around`."""
-        yield 0, self._header({name: sums[name] for name in self.pieces})
+
+def _reader(file: File) -> Reader:
+    metadata, columns = parse(file)
+    refuse_part(file, metadata)
+    notes = Notes()
+    if KEY not in metadata:
+        if sums_of(file, metadata).keys() & {KEY, PART}:
+            raise description_lost(file.path)
+        return PlainReader(file, columns, notes)
+    described = text(file, metadata, KEY).encode("utf-8", "replace")
+    name = f"{file.path}: {KEY!r} in its metadata"
+    description = Description.from_bytes(described, name)
+    summed = (KEY, *description.columns)
+    check_summed(file, metadata, summed, notes)
+    return ArrayReader(file, columns, description, notes)
 
 
 def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
-    """What the header of a file says: its metadata, and every tensor.
+    """Metadata and tensors of a file, by its header.
 
     Raises:
         FormatError: It is no safetensors file.
@@ -141,7 +222,7 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
     spans = {name: _tensor(file, name, value) for name, value in header.items()}
     _check_tiled(file, start, spans)
     sums = sums_of(file, metadata)
-    _check_told(file, metadata, sums)
+    _check_texts(file, metadata, sums)
     columns = {
         name: _column(file, start + first, name, dtype, shape, sums.get(name))
         for name, (dtype, shape, first, _) in spans.items()
@@ -149,49 +230,8 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
     return metadata, columns
 
 
-def text(file: File, metadata: dict[str, Any], key: str) -> str:
-    """A text of the metadata.
-
-    Raises:
-        FormatError: It is none, or is not there.
-    """
-    told = metadata.get(key)
-    if not isinstance(told, str):
-        raise FormatError(f"{file.path}: {key!r} in its metadata is no text")
-    return told
-
-
-def check_summed(
-    file: File, metadata: dict[str, Any], names: Iterable[str], notes: Notes
-) -> None:
-    """Check that a file of ours has a checksum of all that it is read for.
-
-    Args:
-        file: It.
-        metadata: What `parse` found.
-        names: Of tensors, and of texts in the metadata.
-        notes: Takes the doubt if there is none at all.
-
-    Raises:
-        CorruptError: Some have one, and others have none.
-    """
-    if SUMS not in metadata:
-        doubt_sums(notes, file.path.name, repr(SUMS))
-        return
-    lacking = set(names) - sums_of(file, metadata).keys()
-    if lacking:
-        raise CorruptError(
-            f"{file.path}: {SUMS!r} in its metadata has no checksum of "
-            f"{min(lacking)!r}, expected one of all that is there; the file was "
-            "damaged: restore it from a copy"
-        )
-
-
-Tensor = tuple[str, tuple[int, ...], int, int]
-
-
 def _header(file: File) -> tuple[int, dict[str, Any]]:
-    """Where the data begins, and what the header says."""
+    """The offset of the data, and the header as JSON."""
     if file.nbytes < 8:
         raise CorruptError(
             f"{file.path} has {file.nbytes} bytes, expected the 8 of a header's length "
@@ -213,7 +253,7 @@ def _header(file: File) -> tuple[int, dict[str, Any]]:
 
 
 def _tensor(file: File, name: str, value: object) -> Tensor:
-    """Dtype, shape and place that the header gives a tensor, each checked."""
+    """Dtype, shape and offsets of a tensor by the header, each checked."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(value, dict) or set(value) != keys:
         raise FormatError(
@@ -247,10 +287,10 @@ def _tensor(file: File, name: str, value: object) -> Tensor:
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
-def _numbers(value: object, most: int, bound: int) -> bool:
+def _numbers(value: object, max_length: int, bound: int) -> bool:
     return (
         isinstance(value, list)
-        and len(value) <= most
+        and len(value) <= max_length
         and all(type(number) is int and 0 <= number < bound for number in value)
     )
 
@@ -272,34 +312,13 @@ def _check_tiled(file: File, start: int, spans: dict[str, Tensor]) -> None:
         )
 
 
-def sums_of(file: File, metadata: dict[str, Any]) -> dict[str, int]:
-    """Our checksums by tensor, and by text of the metadata, where the file has some.
-
-    Raises:
-        FormatError: They are none.
-    """
-    if SUMS not in metadata:
-        return {}
-    name = f"{file.path}: {SUMS!r} in its metadata"
-    told = text(file, metadata, SUMS)
-    value = strict_json.parse(told.encode("utf-8", "replace"), name)
-    try:
-        return {key: int(crc, 16) for key, crc in value.items()}
-    except (TypeError, ValueError):
-        raise FormatError(f"{name} holds no checksums of 8 hex digits") from None
-
-
-def _told_sum(told: str) -> int:
-    return crc32c(memoryview(told.encode("utf-8", "replace")))
-
-
-def _check_told(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> None:
-    """Compare our texts in the metadata with their checksums, where there are some."""
-    for key, told in metadata.items():
-        if key in sums and _told_sum(str(told)) != sums[key]:
+def _check_texts(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> None:
+    """Compare texts of the metadata with their checksums, if there are some."""
+    for key, value in metadata.items():
+        if key in sums and _text_sum(str(value)) != sums[key]:
             raise CorruptError(
                 f"{file.path}: {key!r} in its metadata has checksum "
-                f"{_told_sum(str(told)):08x}, expected {sums[key]:08x}; the file was "
+                f"{_text_sum(str(value)):08x}, expected {sums[key]:08x}; the file was "
                 "damaged: restore it from a copy"
             )
 
@@ -316,50 +335,265 @@ def _stream(file: File, offset: int, name: str, crc: int | None) -> Stream:
     return Stored(file, offset, f"tensor {name!r}", crc32c, 0, crc)
 
 
-STEM = "model"
-INDEX = f"{STEM}.safetensors.index.json"
-PART, ROWS = "mmreplay.part", "mmreplay.rows"
-MAX_INDEX_NBYTES = 16 << 20
-MAX_PARTS = 99_999
-
-
-def part_name(number: int, count: int) -> str:
-    """File of a part, counted from 1."""
-    return f"{STEM}-{number:05d}-of-{count:05d}.safetensors"
-
-
-def part_rows(description: Description, part_bytes: float) -> int:
-    """Rows of a part of about so many bytes, at least one.
+def sums_of(file: File, metadata: dict[str, Any]) -> dict[str, int]:
+    """Checksums by tensor and by text of the metadata; empty if the file has none.
 
     Raises:
-        SchemaError: It is no number of bytes, or makes too many parts.
+        FormatError: They are no checksums.
     """
-    sized = type(part_bytes) in (int, float) and 1 <= part_bytes < 1 << 62
-    rows = max(1, int(part_bytes // description.row_nbytes)) if sized else 1
-    if not sized or description.rows > rows * MAX_PARTS:
-        raise SchemaError(
-            f"part_bytes: got {part_bytes!r}, expected bytes of a file, such as 5e9, "
-            f"that make at most {MAX_PARTS} parts; give a larger number"
+    if SUMS not in metadata:
+        return {}
+    name = f"{file.path}: {SUMS!r} in its metadata"
+    encoded = text(file, metadata, SUMS).encode("utf-8", "replace")
+    value = strict_json.parse(encoded, name)
+    try:
+        return {key: int(crc, 16) for key, crc in value.items()}
+    except (TypeError, ValueError):
+        raise FormatError(f"{name} holds no checksums of 8 hex digits") from None
+
+
+def text(file: File, metadata: dict[str, Any], key: str) -> str:
+    """A text of the metadata.
+
+    Raises:
+        FormatError: It is missing, or no text.
+    """
+    value = metadata.get(key)
+    if not isinstance(value, str):
+        raise FormatError(f"{file.path}: {key!r} in its metadata is no text")
+    return value
+
+
+def _text_sum(value: str) -> int:
+    return crc32c(memoryview(value.encode("utf-8", "replace")))
+
+
+def check_summed(
+    file: File, metadata: dict[str, Any], names: Iterable[str], notes: Notes
+) -> None:
+    """Check that a file of ours has a checksum of everything that is read.
+
+    Args:
+        file: The file.
+        metadata: As `parse` returns it.
+        names: Of tensors, and of texts in the metadata.
+        notes: Receives the doubt if the file has no checksums at all.
+
+    Raises:
+        CorruptError: Some have a checksum, and others have none.
+    """
+    if SUMS not in metadata:
+        doubt_sums(notes, file.path.name, repr(SUMS))
+        return
+    missing = set(names) - sums_of(file, metadata).keys()
+    if missing:
+        raise CorruptError(
+            f"{file.path}: {SUMS!r} in its metadata has no checksum of "
+            f"{min(missing)!r}, expected one of each tensor; the file was damaged: "
+            "restore it from a copy"
         )
-    return rows
 
 
-def _told(number: int, count: int, first: int, stop: int, told: bytes) -> str:
-    """What a part says of itself; by the checksum parts of two exports differ."""
-    of = f"{google_crc32c.value(told):08x}"
-    value = {"part": number, "parts": count, "rows": [first, stop], "of": of}
-    return json.dumps(value, separators=(",", ":"))
+class SafetensorsPlan:
+    """The layout of one file; see `array_file.Plan`.
+
+    Attributes:
+        tensors: Names of all tensors.
+    """
+
+    sum = staticmethod(crc32c)
+
+    def __init__(
+        self, columns: Columns, rows: int, texts: Mapping[str, str], suffix: str = ""
+    ) -> None:
+        """Lay a file out.
+
+        Args:
+            columns: Dtype name and row shape by name.
+            rows: Of every column.
+            texts: Entries of ``__metadata__``, besides the checksums.
+            suffix: A tensor's name is that of its column and this.
+        """
+        # The format allows no gaps; with large items first, all columns are aligned.
+        order = sorted(columns, key=lambda n: -storage_dtype(columns[n][0]).itemsize)
+        self._texts = dict(texts)
+        self._suffix = suffix
+        self._tensors: dict[str, Any] = {}
+        row_nbytes, offsets, end = {}, {}, 0
+        for name in order:
+            dtype, shape = columns[name]
+            each = storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
+            row_nbytes[name], offsets[name] = each, end
+            self._tensors[name + suffix] = {
+                "dtype": CODES[dtype],
+                "shape": [rows, *shape],
+                "data_offsets": [end, end + each * rows],
+            }
+            end += each * rows
+        start = len(self._header(dict.fromkeys(order, 0)))
+        self.spans = {n: ArraySpan(start + offsets[n], row_nbytes[n]) for n in order}
+        self.nbytes = start + end
+        self.tensors = tuple(self._tensors)
+
+    def _header(self, sums: Mapping[str, int]) -> bytes:
+        crcs = {name + self._suffix: f"{crc:08x}" for name, crc in sums.items()}
+        crcs |= {key: f"{_text_sum(text):08x}" for key, text in self._texts.items()}
+        metadata = {**self._texts, SUMS: json.dumps(crcs)}
+        value = {METADATA: metadata, **self._tensors}
+        data = json.dumps(value, separators=(",", ":")).encode()
+        data += b" " * (-(8 + len(data)) % ALIGNMENT)
+        if len(data) > MAX_HEADER_NBYTES:
+            raise FormatError(
+                f"the header takes {len(data)} bytes, expected at most "
+                f"{MAX_HEADER_NBYTES}; store smaller statistics with the buffer"
+            )
+        return struct.pack("<Q", len(data)) + data
+
+    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
+        """See `array_file.Plan.around`."""
+        yield 0, self._header({name: sums[name] for name in self.spans})
 
 
-def owns(folder: Path) -> bool:
-    """Whether a folder holds parts and their index, and nothing else."""
-    names = {each.name for each in folder.iterdir()}
-    count = len(names) - 1
-    return names == {INDEX, *(part_name(k + 1, count) for k in range(count))}
+class PartsReader(Reader):
+    """Reads a folder of parts, one after another; see `Reader`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the index, and check every part."""
+        self.report = Notes()
+        self._folder = folder
+        index = folder / INDEX
+        self._value = strict_json.parse(
+            files.read_bytes(index, MAX_INDEX_NBYTES), str(index)
+        )
+        self._index = index
+        self._description = self._describe()
+        self._spans = self._check_spans()
+        self._check_map()
+        for number in range(1, len(self._spans) + 1):
+            self._open(number).close()
+
+    def _metadata(self) -> dict[str, Any]:
+        metadata = self._value.get("metadata")
+        if not isinstance(metadata, dict) or not {KEY, ROWS} <= metadata.keys():
+            raise FormatError(
+                f"{self._index} has no metadata of {KEY!r} and {ROWS!r}, expected the "
+                "index of a buffer's parts; load files of others one by one"
+            )
+        return metadata
+
+    def _describe(self) -> Description:
+        value, name = self._metadata()[KEY], f"{self._index}: {KEY!r} in its metadata"
+        if not isinstance(value, str):
+            raise FormatError(f"{name} is no text")
+        self._bytes = value.encode("utf-8", "replace")
+        return Description.from_bytes(self._bytes, name)
+
+    def _check_spans(self) -> list[tuple[int, int]]:
+        """Rows of each part.
+
+        Raises:
+            FormatError: They do not follow each other, or a part has another name.
+        """
+        rows = self._metadata()[ROWS]
+        if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_PARTS:
+            raise FormatError(
+                f"{self._index}: {ROWS!r} is {str(rows)[:60]}, expected the rows of 1 "
+                f"to {MAX_PARTS} parts"
+            )
+        spans, end = [], 0
+        for number, (name, span) in enumerate(rows.items(), 1):
+            expected = part_name(number, len(rows))
+            # Before anything is opened: the name could be a path elsewhere.
+            if name != expected:
+                raise FormatError(
+                    f"{self._index} names the part {name[:80]!r}, expected "
+                    f"{expected!r} beside it; it was edited"
+                )
+            pair = span if isinstance(span, list) and len(span) == 2 else [-1, -1]
+            stop = pair[1]
+            if type(stop) is not int or pair[0] != end or stop < end:
+                raise FormatError(
+                    f"{self._index} says rows {str(span)[:60]} of {name}, expected "
+                    f"[{end}, ...] as they follow each other; it was edited"
+                )
+            spans.append((end, stop))
+            end = stop
+        if end != self._description.rows:
+            raise FormatError(
+                f"{self._index} says {end} rows in its parts, expected "
+                f"{self._description.rows} as its description says; it was edited"
+            )
+        return spans
+
+    def _check_map(self) -> None:
+        """Refuse an index that names a wrong file for a tensor."""
+        found = self._value.get("weight_map")
+        count = len(self._spans)
+        expected = {
+            f"{name}.{number:05d}": part_name(number, count)
+            for number in range(1, count + 1)
+            for name in self._description.columns
+        }
+        if found != expected:
+            found = found if isinstance(found, dict) else {}
+            names = found.keys() | expected.keys()
+            name = min(n for n in names if found.get(n) != expected.get(n))
+            raise FormatError(
+                f"{self._index}: weight_map gives tensor {name[:80]!r} the file "
+                f"{str(found.get(name))[:80]!r}, expected {expected.get(name)!r}; it "
+                "was edited"
+            )
+
+    def _open(self, number: int) -> ArrayReader:
+        """A reader of one part, checked against the index."""
+        first, stop = self._spans[number - 1]
+        count = len(self._spans)
+        file = File.open(self._folder / part_name(number, count), None)
+        try:
+            metadata, columns = parse(file)
+            part = text(file, metadata, PART)
+            expected = _part_text(number, count, first, stop, self._bytes)
+            if part != expected:
+                raise FormatError(
+                    f"{file.path} says that it is part {part[:120]}, expected "
+                    f"{expected} as {self._index} says; it is of another export"
+                )
+            names = (f"{name}.{number:05d}" for name in self._description.columns)
+            summed = (PART, *names)
+            check_summed(file, metadata, summed, self.report)
+            return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
+        except BaseException:
+            file.close()
+            raise
+
+    def _rows(self, count: int) -> Description:
+        """The description with so many rows, all of environment 0."""
+        stop = np.zeros(self._description.num_envs, np.int64)
+        stop[0] = count
+        return replace(self._description, first=np.zeros_like(stop), stop=stop)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        for number in range(1, len(self._spans) + 1):
+            with self._open(number) as part:
+                yield from part.blocks(rows_per_block)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        for number in range(1, len(self._spans) + 1):
+            with self._open(number) as part:
+                yield from part.marks()
+
+    def close(self) -> None:
+        """See `Reader.close`."""
 
 
 class PartsWriter(Writer):
-    """Writes the folder, part by part; see `Writer`."""
+    """Writes a folder of parts, one after another; see `Writer`."""
 
     def __init__(
         self, target: Path, description: Description, rows: int, overwrite: bool
@@ -385,9 +619,9 @@ class PartsWriter(Writer):
     def _begin(self) -> None:
         number = len(self._spans) + 1
         stop = min(self._done + self._rows, self._description.rows)
-        told = _told(number, self._count, self._done, stop, self._bytes)
+        part = _part_text(number, self._count, self._done, stop, self._bytes)
         plan = SafetensorsPlan(
-            self._description.columns, stop - self._done, {PART: told}, f".{number:05d}"
+            self._description.columns, stop - self._done, {PART: part}, f".{number:05d}"
         )
         name = part_name(number, self._count)
         self._spans[name] = [self._done, stop]
@@ -401,14 +635,15 @@ class PartsWriter(Writer):
         assert self._part is not None
         first = 0
         while first < len(block):
-            if not self._part.room and self._done < self._description.rows:
+            if not self._part.rows_left and self._done < self._description.rows:
                 self._part.finish()
                 self._begin()
-            room = self._part.room or len(block)
-            piece = block.between(first, first + room)
-            self._part.write(piece)
-            self._done += len(piece)
-            first += len(piece)
+            # After the last row of all, the part refuses more.
+            count = self._part.rows_left or len(block)
+            rows = block.rows(first, first + count)
+            self._part.write(rows)
+            self._done += len(rows)
+            first += len(rows)
 
     def finish(self) -> None:
         """See `Writer.finish`."""
@@ -434,154 +669,39 @@ class PartsWriter(Writer):
         self._staging.abort()
 
 
-class PartsReader(Reader):
-    """Reads such a folder, part by part; see `Reader`."""
+def part_name(number: int, count: int) -> str:
+    """The file name of a part, numbered from 1."""
+    return f"{STEM}-{number:05d}-of-{count:05d}.safetensors"
 
-    def __init__(self, folder: Path) -> None:
-        """Open the index, and look into every part once."""
-        self.report = Notes()
-        self._folder = folder
-        index = folder / INDEX
-        self._value = strict_json.parse(
-            files.read_bytes(index, MAX_INDEX_NBYTES), str(index)
+
+def part_rows(description: Description, part_bytes: float) -> int:
+    """Rows of a part of about so many bytes, at least one.
+
+    Raises:
+        SchemaError: It is no number of bytes, or makes too many parts.
+    """
+    sized = type(part_bytes) in (int, float) and 1 <= part_bytes < 1 << 62
+    rows = max(1, int(part_bytes // description.row_nbytes)) if sized else 1
+    if not sized or description.rows > rows * MAX_PARTS:
+        raise SchemaError(
+            f"part_bytes: got {part_bytes!r}, expected bytes of a file, such as 5e9, "
+            f"that make at most {MAX_PARTS} parts; give a larger number"
         )
-        self._index = index
-        self._description = self._describe()
-        self._spans = self._check_spans()
-        self._check_map()
-        for number in range(1, len(self._spans) + 1):
-            self._open(number).close()
-
-    def _metadata(self) -> dict[str, Any]:
-        metadata = self._value.get("metadata")
-        if not isinstance(metadata, dict) or not {KEY, ROWS} <= metadata.keys():
-            raise FormatError(
-                f"{self._index} has no metadata of {KEY!r} and {ROWS!r}, expected the "
-                "index of a buffer's parts; load files of others one by one"
-            )
-        return metadata
-
-    def _describe(self) -> Description:
-        told, name = self._metadata()[KEY], f"{self._index}: {KEY!r} in its metadata"
-        if not isinstance(told, str):
-            raise FormatError(f"{name} is no text")
-        self._bytes = told.encode("utf-8", "replace")
-        return Description.from_bytes(self._bytes, name)
-
-    def _check_spans(self) -> list[tuple[int, int]]:
-        """Rows of each part, which follow each other.
-
-        Raises:
-            FormatError: They do not, or a part is named otherwise than parts are.
-        """
-        rows = self._metadata()[ROWS]
-        if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_PARTS:
-            raise FormatError(
-                f"{self._index}: {ROWS!r} is {str(rows)[:60]}, expected the rows of 1 "
-                f"to {MAX_PARTS} parts"
-            )
-        spans, end = [], 0
-        for number, (name, span) in enumerate(rows.items(), 1):
-            expected = part_name(number, len(rows))
-            # Never a path: what else it says is not even looked at.
-            if name != expected:
-                raise FormatError(
-                    f"{self._index} names the part {name[:80]!r}, expected "
-                    f"{expected!r} beside it; it was edited"
-                )
-            pair = span if isinstance(span, list) and len(span) == 2 else [-1, -1]
-            stop = pair[1]
-            if type(stop) is not int or pair[0] != end or stop < end:
-                raise FormatError(
-                    f"{self._index} says rows {str(span)[:60]} of {name}, expected "
-                    f"[{end}, ...] as they follow each other; it was edited"
-                )
-            spans.append((end, stop))
-            end = stop
-        if end != self._description.rows:
-            raise FormatError(
-                f"{self._index} says {end} rows in its parts, expected "
-                f"{self._description.rows} as its description says; it was edited"
-            )
-        return spans
-
-    def _check_map(self) -> None:
-        """Refuse an index that gives a tensor another file than the one it is in."""
-        found = self._value.get("weight_map")
-        count = len(self._spans)
-        expected = {
-            f"{name}.{number:05d}": part_name(number, count)
-            for number in range(1, count + 1)
-            for name in self._description.columns
-        }
-        if found != expected:
-            found = found if isinstance(found, dict) else {}
-            names = found.keys() | expected.keys()
-            name = min(n for n in names if found.get(n) != expected.get(n))
-            raise FormatError(
-                f"{self._index}: weight_map gives tensor {name[:80]!r} the file "
-                f"{str(found.get(name))[:80]!r}, expected {expected.get(name)!r}; it "
-                "was edited"
-            )
-
-    def _open(self, number: int) -> ArrayReader:
-        """A part as a reader of its rows, checked against the index."""
-        first, stop = self._spans[number - 1]
-        count = len(self._spans)
-        file = File.open(self._folder / part_name(number, count), None)
-        try:
-            metadata, columns = parse(file)
-            told = text(file, metadata, PART)
-            expected = _told(number, count, first, stop, self._bytes)
-            if told != expected:
-                raise FormatError(
-                    f"{file.path} says that it is part {told[:120]}, expected "
-                    f"{expected} as {self._index} says; it is of another export"
-                )
-            names = (f"{name}.{number:05d}" for name in self._description.columns)
-            summed = (PART, *names)
-            check_summed(file, metadata, summed, self.report)
-            return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
-        except BaseException:
-            file.close()
-            raise
-
-    def _rows(self, count: int) -> Description:
-        """The description with so many rows, of whichever environment."""
-        stop = np.zeros(self._description.num_envs, np.int64)
-        stop[0] = count
-        return replace(self._description, first=np.zeros_like(stop), stop=stop)
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        for number in range(1, len(self._spans) + 1):
-            with self._open(number) as part:
-                yield from part.blocks(rows_per_block)
-
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`."""
-        for number in range(1, len(self._spans) + 1):
-            with self._open(number) as part:
-                yield from part.marks()
-
-    def close(self) -> None:
-        """See `Reader.close`."""
+    return rows
 
 
-def _plain(columns: dict[str, ArrayColumn], number: int) -> dict[str, ArrayColumn]:
-    suffix = f".{number:05d}"
-    return {name.removesuffix(suffix): column for name, column in columns.items()}
+def owns(folder: Path) -> bool:
+    """Whether a folder holds parts and their index, and no other files."""
+    names = {each.name for each in folder.iterdir()}
+    count = len(names) - 1
+    return names == {INDEX, *(part_name(k + 1, count) for k in range(count))}
 
 
 def refuse_part(file: File, metadata: dict[str, Any]) -> None:
-    """Refuse a part alone: its rows are not all.
+    """Refuse a single part: it does not hold all rows.
 
     Raises:
-        FormatError: It is one.
+        FormatError: The file is a part.
     """
     if PART in metadata:
         raise FormatError(
@@ -590,122 +710,128 @@ def refuse_part(file: File, metadata: dict[str, Any]) -> None:
         )
 
 
-def open_writer(
+def _part_text(number: int, count: int, first: int, stop: int, described: bytes) -> str:
+    """The text that identifies a part, by its rows and its export's description."""
+    of = f"{google_crc32c.value(described):08x}"
+    value = {"part": number, "parts": count, "rows": [first, stop], "of": of}
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _plain(columns: dict[str, ArrayColumn], number: int) -> dict[str, ArrayColumn]:
+    suffix = f".{number:05d}"
+    return {name.removesuffix(suffix): column for name, column in columns.items()}
+
+
+def write_tensors(
     target: Path,
-    description: Description,
-    *,
-    overwrite: bool = False,
-    part_bytes: float | None = None,
-    layout: str | None = None,
-    prefix: str | None = None,
-) -> Writer:
-    """Make a safetensors file as a target, or a folder of them.
+    columns: Columns,
+    rows: int,
+    read: Callable[[int, int], Arrays],
+    texts: Mapping[str, str],
+) -> None:
+    """Write a file of named tensors; it replaces an existing file at the end.
 
     Args:
-        target: The file, or the folder.
-        description: What will come.
-        overwrite: Replace what is there.
-        part_bytes: Split into files of about so many bytes, and at least one row,
-            in a folder with an index.
-        layout: ``"velora"`` for a folder with velora's pair of files.
-        prefix: Of the names of that pair; ``"buffer_"`` by default.
-
-    Raises:
-        SchemaError: An option is not legal, or the layout cannot hold the fields.
+        target: The file.
+        columns: Dtype name and row shape by name.
+        rows: Of every tensor.
+        read: Returns rows ``[first, stop)`` of all tensors, ``[stop - first, *shape]``.
+        texts: Entries of the file's metadata.
     """
-    other = registry.find_layout("safetensors", layout)
-    _check(layout, part_bytes, prefix)
-    if other is not None:
-        return other.open_writer(
-            "safetensors", target, description, overwrite=overwrite, prefix=prefix
-        )
-    if part_bytes is not None:
-        rows = part_rows(description, part_bytes)
-        return PartsWriter(target, description, rows, overwrite)
-    return ArrayWriter(target, description, _plan(description), overwrite)
-
-
-def _plan(description: Description) -> SafetensorsPlan:
-    for name in (METADATA, SUMS):
-        if name in description.columns:
-            raise SchemaError(
-                f"field {name!r}: got a name that files of safetensors keep for "
-                "themselves, expected another; leave it out with fields=, or choose "
-                "another format"
-            )
-    told = {KEY: description.to_bytes().decode()}
-    return SafetensorsPlan(description.columns, description.rows, told)
-
-
-def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> None:
-    if layout is not None and part_bytes is not None:
-        raise SchemaError(
-            f"part_bytes: got {part_bytes!r} with layout={layout!r}, expected None "
-            "with it, which is one pair of files; leave one of them out"
-        )
-    if layout is None:
-        registry.refuse_layout_options("safetensors", prefix=prefix)
-
-
-def planned(
-    description: Description,
-    *,
-    part_bytes: float | None = None,
-    layout: str | None = None,
-    prefix: str | None = None,
-) -> int | None:
-    """Bytes of the file, or nearly of its parts; see `registry.planned`."""
-    other = registry.find_layout("safetensors", layout)
-    _check(layout, part_bytes, prefix)
-    if other is not None:
-        other.planned("safetensors", description, prefix=prefix)
-        return None
-    if part_bytes is not None:
-        part_rows(description, part_bytes)
-    return _plan(description).nbytes
-
-
-def recognizes(path: Path) -> bool:
-    """Whether a folder holds parts, or files of another library's layout."""
-    if (path / INDEX).is_file():
-        return True
-    return registry.find_layout("safetensors", None, path) is not None
-
-
-def open_reader(path: Path, *, layout: str | None = None) -> Reader:
-    """Open a safetensors file, an index of parts or their folder as a source.
-
-    Args:
-        path: It.
-        layout: ``"velora"`` for velora's pair; known where its names and tensors are
-            there.
-    """
-    other = registry.find_layout("safetensors", layout, path)
-    if other is not None:
-        return other.open_reader("safetensors", path)
-    if path.is_dir():
-        return PartsReader(path)
-    if path.name == INDEX:
-        return PartsReader(path.parent)
-    file = File.open(path, None)
+    plan = SafetensorsPlan(columns, rows, texts)
+    staging = Staging(target, overwrite=True)
     try:
-        return _reader(file)
-    except BaseException:
-        file.close()
-        raise
+        file = ArrayFile(staging.open(plan.nbytes), plan, rows)
+        try:
+            step = block_rows(columns)
+            for first in range(0, rows, step):
+                stop = min(rows, first + step)
+                none = np.zeros(stop - first, np.int64)
+                flags = none.astype(np.uint8)
+                file.write(Block(read(first, stop), none, none, flags))
+            file.finish()
+        finally:
+            file.close()
+        staging.publish()
+    finally:
+        staging.abort()
 
 
-def _reader(file: File) -> Reader:
-    metadata, columns = parse(file)
-    refuse_part(file, metadata)
-    notes = Notes()
-    if KEY not in metadata:
-        if sums_of(file, metadata).keys() & {KEY, PART}:
-            raise undescribed(file.path)
-        return PlainReader(file, columns, notes)
-    told = text(file, metadata, KEY)
-    name = f"{file.path}: {KEY!r} in its metadata"
-    description = Description.from_bytes(told.encode("utf-8", "replace"), name)
-    summed = (KEY, *description.columns)
-    check_summed(file, metadata, summed, notes)
-    return ArrayReader(file, columns, description, notes)
+class TensorFile:
+    """A safetensors file that is open for reading; use ``with``.
+
+    Attributes:
+        texts: The file's metadata.
+        shapes: Shape of each tensor, rows first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it and check its header.
+
+        Raises:
+            FormatError: It is no safetensors file, or one that is damaged.
+        """
+        self._file = File.open(path, None)
+        try:
+            metadata, columns = parse(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        self.texts: Mapping[str, Any] = metadata
+        self.shapes = {name: column.shape for name, column in columns.items()}
+        self._columns: dict[str, ArrayColumn] = columns
+
+    def read(self, name: str, first: int, stop: int) -> NDArray[np.generic]:
+        """Rows ``[first, stop)`` of a tensor."""
+        column = self._columns[name]
+        assert column.offset is not None
+        out = np.empty((stop - first, *column.shape[1:]), column.stored)
+        if out.nbytes:
+            offset = column.offset + first * column.row_nbytes
+            self._file.pread_into(out.reshape(-1).view(np.uint8).data, offset)
+        return out
+
+    def expect(self, columns: Columns, rows: int) -> None:
+        """Refuse a file that does not hold exactly these tensors.
+
+        Raises:
+            FormatError: A tensor is missing, unknown, or of another dtype or shape.
+        """
+        got = {name: (c.dtype, c.shape) for name, c in self._columns.items()}
+        wanted = {n: (dtype, (rows, *shape)) for n, (dtype, shape) in columns.items()}
+        for name in sorted(got.keys() | wanted.keys()):
+            if got.get(name) != wanted.get(name):
+                raise FormatError(
+                    f"{self._file.path}: tensor {name!r}: got "
+                    f"{_tensor_text(got.get(name))}, expected "
+                    f"{_tensor_text(wanted.get(name))}; give the metadata that was "
+                    "saved with the file"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _tensor_text(tensor: tuple[str, tuple[int, ...]] | None) -> str:
+    return "none" if tensor is None else f"{tensor[0]}{list(tensor[1])}"
+
+
+def block_rows(columns: Columns) -> int:
+    """Rows of a block of all columns, at least 1.
+
+    Args:
+        columns: Dtype name and row shape by name.
+    """
+    nbytes = sum(
+        storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
+        for dtype, shape in columns.values()
+    )
+    return max(1, BLOCK_NBYTES // max(1, nbytes))

@@ -1,9 +1,9 @@
-"""A target that appears whole by a rename, or not at all.
+"""A target that appears complete by a rename, or not at all.
 
-Everything is written under ``tmp-mmreplay-new-<name>`` beside the target. A run that
-is killed leaves only that, and the next one for the same target replaces it: by that
-name it is known as ours. Whoever writes holds a lock on it, so that two runs for one
-target do not mix.
+Everything is written under ``tmp-mmreplay-new-<name>`` next to the target. A run that
+is killed leaves only that; the next run for the same target recognizes the name and
+replaces it. The writing process holds a lock on it, so that two runs for one target do
+not mix.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.verify import is_buffer
 
 STAGED = "tmp-mmreplay-"
-"""Begins the names of what is not a target yet, or was one."""
-MARKER = "tmp-unfinished"
-"""An empty file in a staged folder, so that nobody's own folder is ever removed."""
+"""Prefix of the names of targets that are not finished, or were replaced."""
+UNFINISHED = "tmp-unfinished"
+"""An empty file in each staged folder: folders without it are never removed."""
 MAX_NAME_NBYTES = 255
 """Of Linux's file systems."""
 
 
 class Staging:
-    """A file, or a folder, that is to become a target.
+    """A file, or a folder, that becomes a target.
 
     Attributes:
-        target: What it will be.
-        path: Where it is written meanwhile.
+        target: Path of the target.
+        path: Path until then.
 
     Raises:
         FormatError: The target exists and may not be overwritten.
@@ -50,14 +50,14 @@ class Staging:
         """Make the file or folder, locked.
 
         Args:
-            target: What it will be.
-            overwrite: Replace what is there.
+            target: Path of the target.
+            overwrite: Replace an existing target.
             folder: Make a folder.
-            owns: Tells folders that may be replaced besides buffers: those that hold
-                what this format writes and nothing else.
+            owns: Whether a folder may be replaced, besides buffers: it holds only what
+                this format writes.
         """
         self.target = absolute(target)
-        self.path, self._old, self._whole = (
+        self.path, self._old, self._complete = (
             self.target.with_name(f"{STAGED}{what}-{self.target.name}")
             for what in ("new", "old", "whole")
         )
@@ -77,12 +77,12 @@ class Staging:
             raise
 
     def _check_name(self) -> None:
-        most = MAX_NAME_NBYTES - len(f"{STAGED}whole-")
+        limit = MAX_NAME_NBYTES - len(f"{STAGED}whole-")
         nbytes = len(os.fsencode(self.target.name))
-        if nbytes > most:
+        if nbytes > limit:
             raise FormatError(
                 f"{self.target}: got a name of {nbytes} bytes, expected at most "
-                f"{most}, as {STAGED}whole-<name> is made of it; choose a shorter one"
+                f"{limit}, as {STAGED}whole-<name> is made of it; choose a shorter one"
             )
 
     def _make_parents(self) -> None:
@@ -96,7 +96,7 @@ class Staging:
                 files.make_folder(parent, exist_ok=True)
 
     def _restore(self) -> None:
-        """Put back what a run that was killed between two renames had moved away."""
+        """Put back a target that a killed run had moved away."""
         if os.path.lexists(self._old):
             if os.path.lexists(self.target):
                 files.remove_tree(self._old)
@@ -127,19 +127,23 @@ class Staging:
         refuse_open(target, True)
 
     def _known(self) -> bool:
-        """Whether the folder holds nothing but what is ours."""
+        """Whether the target is a buffer, or a folder of this format."""
         return is_buffer(self.target) or self._owns(self.target)
 
     def _sweep(self) -> None:
-        """Remove what a killed run left, unless somebody is still writing it."""
-        for path in (self._whole, self.path):
+        """Remove what a killed run left.
+
+        Raises:
+            LockedError: Another run is still writing it.
+        """
+        for path in (self._complete, self.path):
             if os.path.lexists(path):
                 self._lock(path)
                 self._unlock()
-        files.remove_tree(self._whole)
+        files.remove_tree(self._complete)
         if not os.path.lexists(self.path):
             return
-        ours = not self.path.is_dir() or (self.path / MARKER).exists()
+        ours = not self.path.is_dir() or (self.path / UNFINISHED).exists()
         if not ours and any(self.path.iterdir()):
             raise FormatError(
                 f"{self.path} is not a folder that mmreplay left, expected none of "
@@ -150,7 +154,7 @@ class Staging:
     def _create(self) -> None:
         if self._folder:
             files.make_folder(self.path)
-            File.create(self.path / MARKER, 0).close()
+            File.create(self.path / UNFINISHED, 0).close()
         else:
             File.create(self.path, 0).close()
         self._lock(self.path)
@@ -192,7 +196,7 @@ class Staging:
         return file
 
     def publish(self) -> int:
-        """Make what was written durable, and put it in the target's place.
+        """Make everything durable, and rename it to the target.
 
         Returns:
             Bytes of the target.
@@ -200,17 +204,17 @@ class Staging:
         status = os.stat(self.path, follow_symlinks=False)
         if (status.st_dev, status.st_ino) != self._identity:
             raise FailedError(
-                f"{self.path} was replaced while it was written, expected nobody else "
-                "to touch it; run again"
+                f"{self.path} was replaced while it was written, expected no other "
+                "process to change it; run again"
             )
         self._refuse_target()
         nbytes = _sync(self.path)
         if self._folder:
-            # Never without the marker under a name that could be anybody's: a run
-            # that is killed here leaves what the next one may remove.
-            rename(self.path, self._whole)
-            self.path = self._whole
-            files.remove_tree(self.path / MARKER)
+            # The marker is removed under a name that only mmreplay uses: if the run is
+            # killed here, the next one may still remove the folder.
+            rename(self.path, self._complete)
+            self.path = self._complete
+            files.remove_tree(self.path / UNFINISHED)
             files.sync_folder(self.path)
         if self.target.is_dir() and not self.target.is_symlink():
             self._replace_folder()
@@ -220,7 +224,7 @@ class Staging:
         return nbytes
 
     def _replace_folder(self) -> None:
-        """Move a folder away, as none can be renamed over another; see `_restore`."""
+        """Move the old folder away first: no folder can be renamed over another."""
         rename(self.target, self._old)
         try:
             rename(self.path, self.target)
@@ -230,14 +234,14 @@ class Staging:
         files.remove_tree(self._old)
 
     def abort(self) -> None:
-        """Remove what was written; nothing to do after `publish`."""
+        """Remove everything written so far; after `publish` it does nothing."""
         if self._fd >= 0:
             files.remove_tree(self.path)
             self._unlock()
 
 
 def refuse_open(target: Path, overwrite: bool) -> None:
-    """Refuse to overwrite a buffer that somebody has open for writing.
+    """Refuse to overwrite a buffer that is open for writing.
 
     Raises:
         LockedError: It is.
@@ -250,13 +254,13 @@ def refuse_open(target: Path, overwrite: bool) -> None:
 
 
 def leftover(target: Path) -> Path | None:
-    """What a run for a target left beside it, which the next one replaces."""
-    each = target.with_name(f"{STAGED}new-{target.name}")
-    return each if os.path.lexists(each) else None
+    """The unfinished file or folder that a killed run for a target left."""
+    path = target.with_name(f"{STAGED}new-{target.name}")
+    return path if os.path.lexists(path) else None
 
 
 def holds_more(target: Path) -> bool:
-    """Whether something is a folder with more in it than a buffer."""
+    """Whether a path is a folder with other files than a buffer's."""
     is_folder = target.is_dir() and not target.is_symlink()
     return is_folder and not is_buffer(target) and any(target.iterdir())
 

@@ -1,7 +1,7 @@
-"""A sampler's stored priorities, which go along with the rows of a buffer.
+"""A sampler's stored priorities, read and written with the rows of a buffer.
 
-They are read beside whoever draws with them, without the lock: a number is one store.
-Rows that have none of their own yet hold -1, which counts as new wherever it is read.
+They are read without the lock, while a sampler may use them: each number is written by
+one store. Rows without a priority have -1, which every reader treats as new.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ NONE = np.float32(-1)
 
 
 class StoredPriorities:
-    """The column of a name that lies beside a buffer, for reading."""
+    """Reads a named column of priorities in a buffer's folder."""
 
     def __init__(
         self, folder: Path | None, metadata: Metadata, name: str, notes: Notes
     ) -> None:
-        """Open it; nothing stays open but a mapping.
+        """Map the column; no file stays open.
 
         Raises:
             SchemaError: The buffer has no column of that name.
         """
         check_name(name)
-        place = None if folder is None else folder / "samplers" / name
-        if place is None or not (place / COLUMN).exists():
+        path = None if folder is None else folder / "samplers" / name
+        if path is None or not (path / COLUMN).exists():
             raise _missing(folder, name)
         self._ring = metadata.ring
-        self._seen = self._read_seen(place, metadata, notes)
-        file = File.open(place / COLUMN, None)
+        self._seen = self._read_seen(path, metadata, notes)
+        file = File.open(path / COLUMN, None)
         try:
-            # Of another number of slots, where the ring was resized since.
+            # The ring may have been resized since: the column has its own slots.
             slots = file.nbytes // (4 * self._ring.num_envs)
             self._ring = replace(self._ring, slots=max(1, slots))
             rows = slots * self._ring.num_envs
@@ -56,21 +56,21 @@ class StoredPriorities:
         finally:
             file.close()
 
-    def _read_seen(self, place: Path, metadata: Metadata, notes: Notes) -> Ids:
+    def _read_seen(self, path: Path, metadata: Metadata, notes: Notes) -> Ids:
         num_envs = metadata.ring.num_envs
-        most = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
-        file = File.open(place / STATE, None)
+        state_nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
+        file = File.open(path / STATE, None)
         try:
-            data = file.pread(min(file.nbytes, most), 0)
+            data = file.pread(min(file.nbytes, state_nbytes), 0)
             found = priority_file.trusted(
                 data, metadata.uuid, num_envs, process.boot_id(), file.identity(),
-                lambda: locked(place),
+                lambda: locked(path),
             )  # fmt: skip
         finally:
             file.close()
         if found is None:
             notes.note(
-                f"the priorities in {place} were not closed before a copy or a power "
+                f"the priorities in {path} were not closed before a copy or a power "
                 "cut, and are not trusted: rows go without"
             )
             return np.zeros(num_envs, np.int64)
@@ -88,8 +88,8 @@ class StoredPriorities:
 
 
 def _missing(folder: Path | None, name: str) -> SchemaError:
-    place = None if folder is None else folder / "samplers"
-    if place is None or not place.is_dir():
+    path = None if folder is None else folder / "samplers"
+    if path is None or not path.is_dir():
         where = "a buffer in RAM" if folder is None else f"{folder}, which stores none"
         return SchemaError(
             f"priorities: got {name!r} of {where}, expected the name of a sampler that "
@@ -97,16 +97,16 @@ def _missing(folder: Path | None, name: str) -> SchemaError:
         )
     known = stored_priorities(folder)
     return SchemaError(
-        f"priorities: got {name!r}, expected one of {known} in {place}; name the "
+        f"priorities: got {name!r}, expected one of {known} in {path}; name the "
         "sampler that drew, or leave it out"
     )
 
 
 class PriorityWriter:
-    """The column of a new buffer, which a sampler of its name draws with."""
+    """Writes the column of a new buffer, for a sampler of that name."""
 
     def __init__(self, folder: Path, metadata: Metadata, name: str) -> None:
-        """Make it in the folder that is to be the buffer's.
+        """Make the column in the folder of the new buffer.
 
         Raises:
             FailedError: It cannot be stored there.
@@ -127,7 +127,7 @@ class PriorityWriter:
         numbers = values.astype(np.float32, copy=False)
         self._column.store(self._column.ring.rows(env_ids, positions), numbers)
         own = numbers >= 0
-        # The newest rows without a number are new to whoever draws.
+        # The newest rows without a number stay new for the sampler.
         np.maximum.at(self._seen, env_ids[own], positions[own] + 1)
 
     def finish(self) -> None:
@@ -136,5 +136,5 @@ class PriorityWriter:
         self._column.close()
 
     def close(self) -> None:
-        """Give it back; nothing to do after `finish`."""
+        """Close the column; after `finish` it does nothing."""
         self._column.close()

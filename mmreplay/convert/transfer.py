@@ -1,7 +1,4 @@
-"""From any reader to any writer, block by block.
-
-From any format to any other, as the command line asks for it.
-"""
+"""Copies all blocks of a reader to a writer, and prepares both ends of a conversion."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
-from mmreplay.convert.episode_ends import Beginnings
+from mmreplay.convert.episode_ends import EpisodeStarts
 from mmreplay.convert.registry import BUFFER, Format
-from mmreplay.convert.select import Selection, choose
+from mmreplay.convert.select import Selection, select
 from mmreplay.convert.staging import STAGED
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
 from mmreplay.storage.foreign_zarr.remote import url_of
@@ -33,22 +30,22 @@ def transfer(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Write everything that a reader gives; the target appears last, whole.
+    """Write all rows of a reader; the target appears at the end, complete.
 
     Args:
         reader: The source.
         open_writer: Makes the target for a description.
-        strict: Refuse what is guessed.
+        strict: Refuse guesses and losses.
         progress: Called after each block with (rows done, rows in all).
 
     Raises:
-        SourceError: The source is not what it says, or strict and doubtful.
+        SourceError: The source contradicts its description, or strict and doubtful.
     """
     begin = time.monotonic()
     description = reader.describe()
     refuse_doubts(reader, strict)
     rows = episodes = 0
-    beginnings = Beginnings(description.num_envs)
+    beginnings = EpisodeStarts(description.num_envs)
     with open_writer(description) as writer:
         for block in reader.blocks():
             writer.write(block)
@@ -62,7 +59,11 @@ def transfer(
                 f"{description.rows} that it describes; it was cut"
             )
         refuse_doubts(reader, strict)
-        _refuse_losses(writer, strict)
+        if strict and writer.notes.doubts:
+            raise SourceError(
+                f"{writer.notes.doubts[0]}, expected a target that holds everything "
+                "(strict); choose another format, or convert without strict"
+            )
         writer.finish()
     return Report(
         rows=rows,
@@ -75,10 +76,10 @@ def transfer(
 
 
 def refuse_doubts(reader: Reader, strict: bool) -> None:
-    """Refuse what a source leaves to be guessed, as far as it is known by now.
+    """Refuse a source whose reader had to guess so far.
 
     Raises:
-        SourceError: Strict, and there is something.
+        SourceError: Strict, and it had to.
     """
     if strict and reader.report.doubts:
         raise SourceError(
@@ -87,17 +88,9 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
         )
 
 
-def _refuse_losses(writer: Writer, strict: bool) -> None:
-    if strict and writer.notes.doubts:
-        raise SourceError(
-            f"{writer.notes.doubts[0]}, expected a target that holds everything "
-            "(strict); choose another format, or convert without strict"
-        )
-
-
 @contextmanager
-def told_of(source: Path) -> Iterator[None]:
-    """Name the source in what is wrong with its rows."""
+def name_source(source: Path) -> Iterator[None]:
+    """Add the source's path to errors about its rows."""
     try:
         yield
     except SourceError as error:
@@ -108,21 +101,21 @@ def told_of(source: Path) -> Iterator[None]:
 
 Options = dict[str, object]
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
-CHOSEN = ("fields", "env_ids")
-"""Options of a buffer's reader that have a way of their own to be told."""
+SELECTED = ("fields", "env_ids")
+"""Options of a buffer's reader that `Selection` holds."""
 
 
 def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
-    """An absolute path, of something on this machine.
+    """The absolute path of a file or folder on this machine.
 
     Args:
         path: As the user gave it.
-        what: For the error.
-        remote: Let addresses of stores that are read from afar pass.
+        what: Name of the argument, for errors.
+        remote: Allow addresses of remote stores; the path is read, not written.
 
     Raises:
-        FormatError: It is no path, or an address, which would be taken for folders of
-            that name, or to write to, a root or what the next run would remove.
+        FormatError: It is no path, or an address, which would be a folder of that
+            name; or, to write to, a root or a name that the next run would remove.
     """
     typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(typed, str):
@@ -144,77 +137,74 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
     if not remote and found.name.startswith(STAGED):
         raise FormatError(
             f"{what}: got {typed!r}, a name that begins with {STAGED!r}, expected "
-            "another: that is how a target is called while it is written, and the next "
-            "run removes such a one"
+            "another: targets have such names while they are written, and the next run "
+            "removes them"
         )
     return found
 
 
 def refuse_inside(target: Path, source: Path | None) -> None:
-    """Refuse a target in the folder of the buffer that is read, if one on disk is.
+    """Refuse a target inside the source buffer's folder, if it has one.
 
-    The folder itself may be replaced, and a link is: see `staging`.
+    The folder itself may be replaced, as may a link to it: see `staging`.
 
     Raises:
-        FormatError: It is there.
+        FormatError: The target is inside.
     """
     if source is not None:
         opening.refuse_inside(target, source, target.parent)
 
 
 def open_source(
-    path: Path, found: Format, options: Options, choice: Selection | None = None
+    path: Path, found: Format, options: Options, selection: Selection | None = None
 ) -> Reader:
-    """Open a source, of which some is wanted; see `chosen`."""
-    choice = choice or Selection()
+    """Open a source, or the selected part of it."""
+    if selection is None:
+        return registry.open_reader(found, path, **options)
     if found.name == BUFFER:
-        # A buffer does not read what is not wanted.
-        options = {**options, "fields": choice.fields, "env_ids": choice.env_ids}
-        choice = replace(choice, fields=None, env_ids=None)
-    return chosen(registry.open_reader(found, path, **options), choice)
+        # A buffer's reader skips other fields and environments itself.
+        options = {**options, "fields": selection.fields, "env_ids": selection.env_ids}
+        selection = replace(selection, fields=None, env_ids=None)
+    return select(registry.open_reader(found, path, **options), selection)
 
 
-def chosen(reader: Reader, choice: Selection) -> Reader:
-    """What of a reader is wanted; see `choose`. An error closes it."""
-    try:
-        return choose(reader, choice)
-    except BaseException:
-        reader.close()
-        raise
+def split_options(
+    source: Format, target: Format, options: Options
+) -> tuple[Options, Options]:
+    """Split options into those of the source and those of the target.
 
-
-def share(source: Format, target: Format, options: Options) -> tuple[Options, Options]:
-    """Give each option to the side, or sides, that take it.
-
-    One that is named ``from.<name>`` or ``to.<name>`` goes to that side alone.
+    An option ``from.<name>`` or ``to.<name>`` goes to that side only, any other to each
+    side that knows it.
 
     Raises:
-        SchemaError: Neither takes one of them.
+        SchemaError: Neither side knows one of them.
     """
     legal = {
-        side: set(registry.options_of(each, side)) - set(CHOSEN)
+        side: set(registry.options_of(each, side)) - set(SELECTED)
         for each, side in ((source, "open_reader"), (target, "open_writer"))
     }
-    taken: dict[str, Options] = {side: {} for side in legal}
-    for given, value in options.items():
-        only, _, name = given.rpartition(".")
+    split: dict[str, Options] = {side: {} for side in legal}
+    for option, value in options.items():
+        only, _, name = option.rpartition(".")
         sides = {"from": ["open_reader"], "to": ["open_writer"]}.get(only, [*legal])
         sides = [side for side in sides if name in legal[side]]
         for side in sides:
-            taken[side][name] = value
+            split[side][name] = value
         if not sides or only not in ("", "from", "to"):
             known = sorted(set().union(*legal.values()))
             raise SchemaError(
-                f"option {given!r}: got one that neither {source.name!r} as a source "
+                f"option {option!r}: got one that neither {source.name!r} as a source "
                 f"nor {target.name!r} as a target takes, expected "
                 f"{', '.join(known) or 'none'}; {registry.who_takes(name)}"
             )
-    return taken["open_reader"], taken["open_writer"]
+    return split["open_reader"], split["open_writer"]
 
 
 @contextmanager
-def told_both(options: Options, reading: Options, writing: Options) -> Iterator[None]:
-    """Say in what is wrong with a source which options it was given for both sides."""
+def name_shared_options(
+    options: Options, reading: Options, writing: Options
+) -> Iterator[None]:
+    """Add a note to errors about options that both sides received."""
     both = sorted(options.keys() & reading.keys() & writing.keys())
     try:
         yield
@@ -237,7 +227,7 @@ def write_target(
     strict: bool,
     progress: Progress | None,
 ) -> Report:
-    """Write all that a reader gives into a target of some format."""
+    """Write all rows of a reader into a target of a format."""
 
     def open_writer(description: Description) -> Writer:
         return registry.open_writer(

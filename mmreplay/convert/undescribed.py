@@ -1,12 +1,12 @@
-"""Columns that number episodes: where such a number changes, one begins.
+"""Readers of files without a description: fields, roles and ends are found by name.
 
-Rows of a buffer whose description is lost: three columns still say where they go.
+`PlainReader` reads arrays (npz, pt, safetensors), `TableReader` tables (csv, parquet),
+both as the steps of one environment. The report says everything that was found or
+guessed. Fields keep their names.
 
-Files of plain arrays, that nobody described: what they hold is found by its names.
-
-Everything found or guessed stands in the report. Fields keep the names they have.
-
-Tables that nobody described, as the steps of one environment: csv and parquet.
+A column that numbers episodes (`EPISODE_COLUMNS`) begins one where it changes. If the
+file still has the three columns of a buffer whose description is lost, rows go where
+those say (`RowPositions`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.array_file import ArrayColumn, Scan, mapped, refuse_wide
-from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
+from mmreplay.convert.array_file import ArrayColumn, Scan, mapped
+from mmreplay.convert.base import (
+    Block,
+    Columns,
+    Kinds,
+    Notes,
+    Reader,
+    default_rows,
+    refuse_wide,
+)
 from mmreplay.convert.description import (
     ENV_ID,
     FLAGS,
@@ -34,17 +42,197 @@ from mmreplay.convert.description import (
 from mmreplay.convert.episode_ends import Marks
 from mmreplay.disk.files import File
 from mmreplay.episodes import ALL_FLAGS, END, FINAL
-from mmreplay.errors import FormatError, SourceError
+from mmreplay.errors import SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Schema
 from mmreplay.schema.naming import Plain
 
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
-"""What they are called, the surest name first."""
+"""Names of columns that number episodes, the surest first."""
+Ints = NDArray[np.int64]
+POSITION_COLUMNS = tuple(RESERVED)
+SURVEYED_ROWS = 1 << 16
+Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
+"""Returns the columns of some names, in batches of at most so many rows."""
+
+
+class PlainReader(Reader):
+    """Reads arrays ``[rows, *shape]`` as the steps of one environment."""
+
+    def __init__(
+        self,
+        file: File,
+        columns: Mapping[str, ArrayColumn],
+        notes: Notes,
+        written: Callable[[int, int], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        """Find fields, roles and ends among the arrays.
+
+        Args:
+            file: Closed with the reader.
+            columns: The arrays.
+            notes: Receives what is found and guessed.
+            written: Returns which of rows ``[first, stop)`` were ever written, bool
+                ``[stop - first]``; ends in others are ignored. All by default.
+        """
+        self.report = notes
+        self._written = written
+        self._file = file
+        self._rows = _common_rows(columns, notes, file)
+        self._columns = {
+            name: column
+            for name, column in columns.items()
+            if column.shape and column.shape[0] == self._rows
+        }
+        kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
+        self._placed = written is None and has_position_columns(kinds)
+        fields = other_columns(kinds) if self._placed else kinds
+        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
+        # Interleaved environments have several episodes at the same time.
+        one_env = written is None and not self._placed
+        self._episodes = episode_column(kinds) if one_env else ""
+        note_episodes(self._episodes, self._plain, notes)
+        for column in self._columns.values():
+            refuse_wide(column.row_nbytes, file.path)
+        if self._placed:
+            positions = {name: self._columns[name] for name in POSITION_COLUMNS}
+            scan = Scan(positions, SURVEYED_ROWS, self._rows)
+            found = RowPositions.of(scan.blocks())
+            self._description = found.describe(self._plain.schema, notes)
+        else:
+            self._description = plain(self._plain.schema, self._rows)
+        refuse_wide(self._description.row_nbytes, file.path)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        wanted = (
+            *self._plain.schema.paths,
+            *(POSITION_COLUMNS if self._placed else ()),
+        )
+        used = {path: self._columns[path] for path in wanted}
+        if self._placed:
+            for found in Scan(used, rows, self._rows).blocks():
+                yield placed_block(self._plain.take(found, 0)[0], found)
+            return
+        marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
+        for found in Scan(used, rows, self._rows).blocks():
+            values = self._blanked(found, done)
+            columns, terminated, truncated = self._plain.take(values, done)
+            positions = np.arange(done, done + len(terminated))
+            done += len(terminated)
+            breaks = begins.of(columns)
+            flags = marks.mark(0, terminated, truncated, breaks=breaks)
+            yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def _blanked(self, found: Columns, first: int) -> Columns:
+        """Columns whose ends are 0 in rows never written, where they may be NaN."""
+        if self._written is None:
+            return found
+        made = dict(found)
+        for path in self._plain.ends.values():
+            ends = found[path].reshape(-1)
+            written = self._written(first, first + len(ends))
+            made[path] = np.where(written, ends, np.zeros_like(ends))
+        return made
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Every stored array, mapped read-only; see `ArrayReader.arrays`."""
+        return mapped(self._file, self._columns)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._file.close()
+
+
+def _common_rows(columns: Mapping[str, ArrayColumn], notes: Notes, file: File) -> int:
+    """The number of rows of most arrays; others can be no fields, which is noted."""
+    lengths = Counter(column.shape[0] for column in columns.values() if column.shape)
+    if not lengths:
+        reasons = "; ".join([*notes.doubts, *notes.notes])[:300]
+        raise SourceError(
+            f"{file.path} holds no array of one row a step"
+            f"{reasons and f' ({reasons})'}, "
+            "expected at least one; name another file, or its format with format= "
+            "(--from)"
+        )
+    rows, votes = lengths.most_common(1)[0]
+    for name, column in columns.items():
+        if not column.shape or column.shape[0] != rows:
+            shape = list(column.shape)
+            notes.note(
+                f"array {name!r} of shape {shape} was left out: most have {rows} rows"
+            )
+    if votes < sum(lengths.values()):
+        notes.doubt(f"arrays differ in length; {rows} rows were taken to be the steps")
+    return rows
+
+
+class TableReader(Reader):
+    """Reads the columns of a table as the steps of one environment; see `Reader`."""
+
+    def __init__(
+        self, path: Path, kinds: Kinds, rows: int, batches: Batches, notes: Notes
+    ) -> None:
+        """Find fields, roles and ends among the columns.
+
+        Args:
+            path: Of the source, for errors.
+            kinds: Dtype name and row shape, of columns that can be fields.
+            rows: Number of rows.
+            batches: Reads the columns.
+            notes: Receives what is found and guessed.
+        """
+        self.report = notes
+        self._rows, self._batches = rows, batches
+        self._placed = has_position_columns(kinds)
+        fields = other_columns(kinds) if self._placed else kinds
+        self._episodes = "" if self._placed else episode_column(kinds)
+        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
+        note_episodes(self._episodes, self._plain, notes)
+        self._paths = self._plain.schema.paths
+        if self._placed:
+            found = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self._description = found.describe(self._plain.schema, notes)
+        else:
+            self._description = plain(self._plain.schema, rows)
+        refuse_wide(self._description.row_nbytes, path)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        if self._placed:
+            for found in self._batches(rows, (*self._paths, *POSITION_COLUMNS)):
+                yield placed_block(self._plain.take(found, 0)[0], found)
+            return
+        marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
+        for found in self._batches(rows, self._paths):
+            columns, terminated, truncated = self._plain.take(found, done)
+            positions = np.arange(done, done + len(terminated))
+            done += len(terminated)
+            breaks = begins.of(columns)
+            flags = marks.mark(0, terminated, truncated, breaks=breaks)
+            yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`; columns of ends and episodes are read as well."""
+        read = {*paths, *self._plain.ends.values(), self._episodes}
+        self._paths = tuple(path for path in self._plain.schema.paths if path in read)
+
+    def close(self) -> None:
+        """See `Reader.close`: files are open only while blocks are read."""
 
 
 def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """The column of episodes' numbers, or ``""``.
+    """The column that numbers episodes, or ``""``.
 
     Args:
         kinds: Dtype name and row shape by column.
@@ -56,38 +244,38 @@ def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     return ""
 
 
-def tell(name: str, plain: Plain, notes: Notes) -> None:
-    """Say that a column tells where episodes begin.
+def note_episodes(name: str, plain: Plain, notes: Notes) -> None:
+    """Note the column that numbers episodes.
 
     Args:
-        name: The column's; nothing is said of none.
-        plain: What else the columns are.
-        notes: Where it is said.
+        name: Of the column, or ``""``.
+        plain: The fields of the file.
+        notes: Receives the note.
     """
     if not name:
         return
-    told = f"episodes begin where column {name!r} changes"
+    note = f"episodes begin where column {name!r} changes"
     if not plain.ends:
-        # What `Plain` doubts, that all rows are one episode, is not so here.
+        # `Plain` doubts that all rows are one episode, which is not so here.
         notes.doubts[:] = [
             doubt
             for doubt in notes.doubts
             if not doubt.startswith("no column tells where episodes end")
         ]
-        told += ", and nothing tells how they ended"
-    notes.note(told)
+        note += ", and nothing tells how they ended"
+    notes.note(note)
 
 
-class Begins:
-    """Where episodes begin, over blocks that follow each other."""
+class EpisodeChanges:
+    """Finds beginnings of episodes by their numbers, over blocks in order."""
 
     def __init__(self, name: str) -> None:
-        """Begin at the first row; name is the column's, or ``""``."""
+        """Begin at the first row; name is that of the column, or ``""``."""
         self._name = name
         self._last: np.generic | None = None
 
     def of(self, columns: Columns) -> NDArray[np.bool_] | None:
-        """Rows whose number is not that of the row before, bool ``[N]``.
+        """Rows whose number differs from that of the row before, bool ``[N]``.
 
         Args:
             columns: Of the next rows, per path ``[N, *shape]``.
@@ -101,16 +289,11 @@ class Begins:
         return changed
 
 
-Ints = NDArray[np.int64]
-POSITION_COLUMNS = tuple(RESERVED)
-SURVEYED_ROWS = 1 << 16
-
-
 def has_position_columns(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> bool:
-    """Whether columns of these dtypes and row shapes say where rows go.
+    """Whether a file has the columns of environments, positions and flags.
 
     Raises:
-        SourceError: They should, and are no whole numbers.
+        SourceError: It has them, but not as integers.
     """
     if not kinds.keys() >= RESERVED.keys():
         return False
@@ -121,7 +304,7 @@ def has_position_columns(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> bo
     return True
 
 
-def others(
+def other_columns(
     kinds: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The other columns, which may be fields."""
@@ -130,14 +313,14 @@ def others(
 
 @dataclass(slots=True)
 class RowPositions:
-    """What a pass over those columns says.
+    """The result of a pass over the columns of environments, positions and flags.
 
     Attributes:
         first: Position of the oldest row, by environment.
-        stop: The position after the newest, likewise.
-        last: Flags of the newest row, likewise.
-        finals: Whether there is a final row.
-        bare: Whether an end is not followed by one.
+        stop: Position after the newest row, by environment.
+        last: Flags of the newest row, by environment.
+        finals: Some row is a final row.
+        bare: Some end is not followed by a final row.
     """
 
     first: dict[int, int] = field(default_factory=dict)
@@ -148,7 +331,7 @@ class RowPositions:
 
     @classmethod
     def of(cls, blocks: Iterator[Columns]) -> RowPositions:
-        """Look at all rows.
+        """Read the columns of all rows.
 
         Args:
             blocks: The three columns, in the order of the file.
@@ -158,7 +341,7 @@ class RowPositions:
         """
         found, rows = cls(), 0
         for columns in blocks:
-            env_ids, positions, flags = taken(columns)
+            env_ids, positions, flags = row_positions(columns)
             for env_id in np.unique(env_ids).tolist():
                 here = np.flatnonzero(env_ids == env_id)
                 found._look(env_id, positions[here], flags[here], rows + here)
@@ -189,11 +372,11 @@ class RowPositions:
         self.stop[env_id], self.last[env_id] = int(wanted[-1]) + 1, int(flags[-1])
 
     def describe(self, schema: Schema, notes: Notes) -> Description:
-        """The description, as far as it can be known.
+        """The description, as far as it can be recovered.
 
         Args:
             schema: The fields.
-            notes: Where it is told that the rest is lost.
+            notes: Receives the doubt about the rest.
         """
         count = max(self.first, default=0) + 1
         first = np.array([self.first.get(env_id, 0) for env_id in range(count)])
@@ -211,19 +394,21 @@ class RowPositions:
         )  # fmt: skip
 
 
-def block(columns: Columns, told: Columns) -> Block:
-    """Rows where the three columns, ``told``, say that they go."""
-    return Block(columns, *taken(told))
+def placed_block(columns: Columns, positions: Columns) -> Block:
+    """A block of rows, given the columns of environments, positions and flags."""
+    return Block(columns, *row_positions(positions))
 
 
-def taken(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
+def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
     """Environments, positions and flags, ``[N]`` each.
 
     Raises:
-        SourceError: There are no such flags.
+        SourceError: A row has flags that do not exist.
     """
-    told: list[NDArray[Any]] = [columns[name].reshape(-1) for name in POSITION_COLUMNS]
-    env_ids, positions, flags = told
+    arrays: list[NDArray[Any]] = [
+        columns[name].reshape(-1) for name in POSITION_COLUMNS
+    ]
+    env_ids, positions, flags = arrays
     if ((flags < 0) | (flags > ALL_FLAGS)).any():
         raise _refused(f"flags {int(flags.max())}")
     return (
@@ -238,197 +423,3 @@ def _refused(got: str) -> SourceError:
         f"description along (csv: <file>.mmreplay.json), or remove column {FLAGS!r} "
         "from the file to take every row for a step"
     )
-
-
-class PlainReader(Reader):
-    """Reads arrays ``[rows, *shape]`` as the steps of one environment."""
-
-    def __init__(
-        self,
-        file: File,
-        columns: Mapping[str, ArrayColumn],
-        notes: Notes,
-        written: Callable[[int, int], NDArray[np.bool_]] | None = None,
-    ) -> None:
-        """Find fields, roles and ends among the arrays.
-
-        Args:
-            file: Closed with the reader.
-            columns: The arrays.
-            notes: Where what is found and guessed goes.
-            written: Which of rows ``[first, stop)`` somebody wrote, bool
-                ``[stop - first]``; the others end nothing. All by default.
-        """
-        self.report = notes
-        self._written = written
-        self._file = file
-        self._rows = _common_rows(columns, notes, file)
-        self._columns = {
-            name: column
-            for name, column in columns.items()
-            if column.shape and column.shape[0] == self._rows
-        }
-        kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
-        self._placed = written is None and has_position_columns(kinds)
-        fields = others(kinds) if self._placed else kinds
-        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
-        # Rows of several environments in turns are of as many episodes at once.
-        alone = written is None and not self._placed
-        self._episodes = episode_column(kinds) if alone else ""
-        tell(self._episodes, self._plain, notes)
-        for column in self._columns.values():
-            refuse_wide(column.row_nbytes, file.path)
-        if self._placed:
-            told = {name: self._columns[name] for name in POSITION_COLUMNS}
-            found = RowPositions.of(Scan(told, SURVEYED_ROWS, self._rows).blocks())
-            self._description = found.describe(self._plain.schema, notes)
-        else:
-            self._description = plain(self._plain.schema, self._rows)
-        refuse_wide(self._description.row_nbytes, file.path)
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        wanted = (
-            *self._plain.schema.paths,
-            *(POSITION_COLUMNS if self._placed else ()),
-        )
-        used = {path: self._columns[path] for path in wanted}
-        if self._placed:
-            for found in Scan(used, rows, self._rows).blocks():
-                yield block(self._plain.take(found, 0)[0], found)
-            return
-        marks, begins, done = Marks(1), Begins(self._episodes), 0
-        for found in Scan(used, rows, self._rows).blocks():
-            taken = self._plain.take(self._blanked(found, done), done)
-            columns, terminated, truncated = taken
-            positions = np.arange(done, done + len(terminated))
-            done += len(terminated)
-            breaks = begins.of(columns)
-            flags = marks.mark(0, terminated, truncated, breaks=breaks)
-            yield Block(columns, np.zeros_like(positions), positions, flags)
-
-    def _blanked(self, found: Columns, first: int) -> Columns:
-        """Rows of which those that nobody wrote end nothing: theirs may be NaN."""
-        if self._written is None:
-            return found
-        made = dict(found)
-        for path in self._plain.ends.values():
-            ends = found[path].reshape(-1)
-            written = self._written(first, first + len(ends))
-            made[path] = np.where(written, ends, np.zeros_like(ends))
-        return made
-
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Every stored array, mapped read-only; see `ArrayReader.arrays`."""
-        return mapped(self._file, self._columns)
-
-    def close(self) -> None:
-        """See `Reader.close`."""
-        self._file.close()
-
-
-def _common_rows(columns: Mapping[str, ArrayColumn], notes: Notes, file: File) -> int:
-    """How many rows most arrays have; others can be no fields, which is noted."""
-    lengths = Counter(column.shape[0] for column in columns.values() if column.shape)
-    if not lengths:
-        told = "; ".join([*notes.doubts, *notes.notes])[:300]
-        raise SourceError(
-            f"{file.path} holds no array of one row a step{told and f' ({told})'}, "
-            "expected at least one; name another file, or its format with format= "
-            "(--from)"
-        )
-    rows, votes = lengths.most_common(1)[0]
-    for name, column in columns.items():
-        if not column.shape or column.shape[0] != rows:
-            told = f"array {name!r} of shape {list(column.shape)} was left out: most "
-            notes.note(told + f"have {rows} rows")
-    if votes < sum(lengths.values()):
-        notes.doubt(f"arrays differ in length; {rows} rows were taken to be the steps")
-    return rows
-
-
-Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Dtype name and row shape by column."""
-Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
-"""Gives the columns of some names, at most so many rows at a time."""
-HARMLESS_NBYTES = 1 << 30
-
-
-class TableReader(Reader):
-    """Reads columns that are known by name and kind; see `Reader`.
-
-    Rows where an episode's number changes begin one, also where no end is told.
-    """
-
-    def __init__(
-        self, path: Path, kinds: Kinds, rows: int, batches: Batches, notes: Notes
-    ) -> None:
-        """Find fields, roles and ends among the columns.
-
-        Args:
-            path: Of the source, for errors.
-            kinds: Of the columns that can be fields.
-            rows: In all.
-            batches: Gives the columns.
-            notes: Where what is found and guessed goes.
-        """
-        self.report = notes
-        self._rows, self._batches = rows, batches
-        self._placed = has_position_columns(kinds)
-        fields = others(kinds) if self._placed else kinds
-        self._episodes = "" if self._placed else episode_column(kinds)
-        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
-        tell(self._episodes, self._plain, notes)
-        self._paths = self._plain.schema.paths
-        if self._placed:
-            found = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
-            self._description = found.describe(self._plain.schema, notes)
-        else:
-            self._description = plain(self._plain.schema, rows)
-        refuse_wide(self._description.row_nbytes, path)
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        if self._placed:
-            for found in self._batches(rows, (*self._paths, *POSITION_COLUMNS)):
-                yield block(self._plain.take(found, 0)[0], found)
-            return
-        marks, begins, done = Marks(1), Begins(self._episodes), 0
-        for found in self._batches(rows, self._paths):
-            columns, terminated, truncated = self._plain.take(found, done)
-            positions = np.arange(done, done + len(terminated))
-            done += len(terminated)
-            breaks = begins.of(columns)
-            flags = marks.mark(0, terminated, truncated, breaks=breaks)
-            yield Block(columns, np.zeros_like(positions), positions, flags)
-
-    def only(self, paths: tuple[str, ...]) -> None:
-        """See `Reader.only`: what tells of episodes is read all the same."""
-        kept = {*paths, *self._plain.ends.values(), self._episodes}
-        self._paths = tuple(path for path in self._plain.schema.paths if path in kept)
-
-    def close(self) -> None:
-        """See `Reader.close`: files are open while they are read only."""
-
-
-def refuse_expansion(path: Path, nbytes: int, taken: int, allowed: bool) -> None:
-    """Refuse files that stand for far more rows than their size tells of.
-
-    Raises:
-        FormatError: They do, and the user did not allow it.
-    """
-    if nbytes > max(HARMLESS_NBYTES, 1000 * taken) and not allowed:
-        raise FormatError(
-            f"{path} says that {taken} bytes hold {nbytes}, expected at most 1,000 "
-            "times as many; pass allow_expansion=True if you trust it"
-        )

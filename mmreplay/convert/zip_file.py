@@ -1,10 +1,8 @@
-"""Zip files, laid out as soon as the sizes of their members are known.
+"""Zip files: `Layout` writes them, `parse` reads them strictly.
 
-Local headers are whole without data descriptors; only checksums wait for the data.
-Stored members begin at multiples of 64 bytes, so that arrays in them can be mapped and
-handed to anything.
-
-Zip files that anybody may have written: parsed strictly, unpacked in pieces.
+A layout needs only the sizes of all members: local headers are complete without data
+descriptors, and only checksums wait for the data. Stored members begin at multiples of
+64 bytes, so that arrays in them can be mapped and passed to any library.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ LOCATOR = struct.Struct("<4sIQI")
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 
 _UTF8 = 1 << 11
-# 1980-01-01, the first day that zip files know: equal data gives equal files.
+# 1980-01-01, the first day that zip files can express: equal data, equal files.
 _DATE = (1 << 5) | 1
 _PADDING_ID = 0x4246
 
@@ -56,14 +54,14 @@ class Member:
 
 
 class Layout:
-    """Where the members of a zip lie, in the order they were added."""
+    """The layout of a zip that is written, with its members in order."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._end = 0
 
     def add(self, name: str, nbytes: int, packed: int | None = None) -> Member:
-        """Place one more member behind the others; deflated where packed is given."""
+        """Add a member after the others; deflated if packed is not None."""
         header = self._end
         bare = header + LOCAL.size + len(name.encode())
         bare += 20 if max(nbytes, packed or 0) >= FULL32 else 0
@@ -80,7 +78,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole file."""
+        """Bytes of the file."""
         return self._end + len(self._directory({m.name: 0 for m in self.members}))
 
     def around(self, sums: dict[str, int]) -> Iterator[tuple[int, bytes]]:
@@ -113,11 +111,11 @@ def _local(member: Member, crc: int) -> bytes:
     pad = member.offset - member.header - LOCAL.size - len(name) - len(extra)
     if pad:
         extra += struct.pack("<2H", _PADDING_ID, pad - 4) + bytes(pad - 4)
-    told = (FULL32, FULL32) if large else (packed, size)
+    sizes = (FULL32, FULL32) if large else (packed, size)
     return (
         LOCAL.pack(
             b"PK\3\4", 45 if large else 20, _UTF8, member.method, 0, _DATE, crc,
-            *told, len(name), len(extra),
+            *sizes, len(name), len(extra),
         )
         + name
         + extra
@@ -129,11 +127,11 @@ def _central(member: Member, crc: int) -> bytes:
     large, far = max(size, packed) >= FULL32, member.header >= FULL32
     wide = ([size, packed] if large else []) + ([member.header] if far else [])
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-    told = (FULL32, FULL32) if large else (packed, size)
+    sizes = (FULL32, FULL32) if large else (packed, size)
     version = 45 if wide else 20
     return (
         CENTRAL.pack(
-            b"PK\1\2", version, version, _UTF8, member.method, 0, _DATE, crc, *told,
+            b"PK\1\2", version, version, _UTF8, member.method, 0, _DATE, crc, *sizes,
             len(name), len(extra), 0, 0, 0, 0, FULL32 if far else member.header,
         )
         + name
@@ -170,7 +168,7 @@ class Entry:
 
 
 def parse(file: File) -> dict[str, Entry]:
-    """The members of a zip by name, in file order, each within the file and apart.
+    """The members of a zip by name, in file order, none outside or overlapping.
 
     Raises:
         FormatError: It is no zip, or one of another kind.
@@ -296,7 +294,7 @@ def _name(file: File, raw: bytes, at: int) -> str:
 
 
 def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
-    """Sizes and offset with those of a zip64 field put in."""
+    """Sizes and offset, replaced by those of a zip64 field."""
     wide = [index for index, value in enumerate(values) if value == FULL32]
     place = 0
     while wide and place + 4 <= len(extra):
@@ -314,7 +312,7 @@ def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
 
 
 def _placed(file: File, entry: Entry, header: int, start: int) -> Entry:
-    """The entry with its data's offset, after a look at its local header."""
+    """The entry with the offset of its data, by its local header."""
     if header + LOCAL.size > start:
         raise _corrupt(
             file, header, f"the header of {entry.name!r}", "it before the directory"
@@ -346,7 +344,7 @@ def _check_apart(file: File, found: dict[str, Entry]) -> None:
 
 
 def check(file: File, entry: Entry) -> None:
-    """Compare a stored member with its checksum, in pieces.
+    """Compare a stored member with its checksum, a buffer at a time.
 
     Raises:
         CorruptError: It differs.
@@ -365,7 +363,7 @@ def check(file: File, entry: Entry) -> None:
 
 
 def refuse_bomb(file: File, entry: Entry, allow_expansion: bool) -> None:
-    """Refuse a member that claims to hold far more than it takes.
+    """Refuse a member that claims to be far larger unpacked.
 
     Raises:
         FormatError: It does, and the user did not allow it.
@@ -381,7 +379,7 @@ def refuse_bomb(file: File, entry: Entry, allow_expansion: bool) -> None:
 
 
 class Deflated:
-    """The bytes of a deflated member, unpacked as they are asked for."""
+    """The bytes of a deflated member, unpacked as they are read."""
 
     def __init__(self, file: File, entry: Entry) -> None:
         self._file, self._entry = file, entry
@@ -390,7 +388,7 @@ class Deflated:
         self._rest = b""
 
     def read_into(self, view: memoryview) -> None:
-        """Fill view with the next bytes, and remember their checksum."""
+        """Fill view with the next bytes, and add them to the checksum."""
         done = 0
         while done < len(view):
             done += self._some(view[done:])
@@ -423,6 +421,6 @@ class Deflated:
         )
 
     def finish(self) -> None:
-        """Compare what was read with the checksum, if it was all."""
+        """Compare the checksum, if all bytes were read."""
         if self._got == self._entry.nbytes and self._crc != self._entry.crc:
             raise self._damaged(f"checksum {self._crc:08x}, not {self._entry.crc:08x},")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmreplay.convert import parquet
-from mmreplay.convert.parquet import Part, told
+from mmreplay.convert.parquet import Part, parquet_errors
 from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import Positioned
@@ -161,7 +161,7 @@ class IpcFile:
         self.path = path
         self.file = File.open(path, None)
         try:
-            with told(path):
+            with parquet_errors(path):
                 _refuse_packed(self.file)
                 self._reader = pa.ipc.open_file(pa.PythonFile(Positioned(self.file)))
                 self.names = list(self._reader.schema.names)
@@ -182,7 +182,7 @@ class IpcFile:
 
         def batches() -> Iterator[Mapping[str, Any]]:
             for number in range(self._reader.num_record_batches):
-                with told(self.path):
+                with parquet_errors(self.path):
                     batch = self._batch(number)
                     yield flat({name: batch.column(name) for name in names})
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.convert import npz
-from mmreplay.convert.array_file import native, refuse_wide
-from mmreplay.convert.base import BLOCK_NBYTES, MAX_ROW_NBYTES, Notes
+from mmreplay.convert.array_file import native
+from mmreplay.convert.base import BLOCK_NBYTES, MAX_ROW_NBYTES, Notes, refuse_wide
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.zip_file import MAX_EXPANSION
 from mmreplay.datasets.common.fields import Flags, ends_of, make_schema

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.convert import parquet
-from mmreplay.convert.base import Notes
+from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import Part
-from mmreplay.convert.undescribed import refuse_expansion
 from mmreplay.datasets.arrow import ROWS, ArrowRows, Window, flat
 from mmreplay.datasets.common.fields import (
     Flags,

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.base import Notes
+from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.convert.undescribed import refuse_expansion
 from mmreplay.errors import SchemaError
 from mmreplay.storage.foreign_zarr.source import ZarrSource, source_of
 

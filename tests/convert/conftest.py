@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay.convert import direct_file
+from mmreplay.convert import direct_writer
 
 PAGE = 4096
 
@@ -10,6 +10,6 @@ PAGE = 4096
 @pytest.fixture
 def small(monkeypatch):
     """Files of any size go past the cache, in slabs of a few pages."""
-    monkeypatch.setattr(direct_file, "DIRECT_NBYTES", 0)
-    monkeypatch.setattr(direct_file, "SLAB_NBYTES", 4 * PAGE)
-    monkeypatch.setattr(direct_file, "LEAST_SLAB_NBYTES", 4 * PAGE)
+    monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 0)
+    monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 4 * PAGE)
+    monkeypatch.setattr(direct_writer, "MIN_SLAB_NBYTES", 4 * PAGE)

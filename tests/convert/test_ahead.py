@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert.ahead import beside, in_order
+from mmreplay.convert.base import in_order, read_ahead
 from mmreplay.errors import FailedError
 
 
@@ -74,7 +74,7 @@ def test_the_next_item_is_made_while_one_is_used():
             event.set()
             yield number
 
-    found = beside(items())
+    found = read_ahead(items())
     for number in range(4):
         assert next(found) == number
         assert made[number + 1].wait(10)
@@ -88,15 +88,15 @@ def test_an_error_comes_behind_the_items_before_it():
         yield 2
         raise OSError("cut")
 
-    found = beside(items())
+    found = read_ahead(items())
     assert [next(found), next(found)] == [1, 2]
     with pytest.raises(OSError, match="cut"):
         next(found)
-    assert list(beside(iter(()))) == []
+    assert list(read_ahead(iter(()))) == []
 
 
 def test_the_thread_ends_with_who_gives_up():
-    found = beside(count())
+    found = read_ahead(count())
     next(found)
     found.close()
     names = [each.name for each in threading.enumerate()]

@@ -323,11 +323,11 @@ import sys, threading, time
 from concurrent.futures import thread
 from mmreplay import AutoExport
 from mmreplay.convert import buffer_reader
-from mmreplay.convert.episode_ends import Beginnings
+from mmreplay.convert.episode_ends import EpisodeStarts
 from tests.convert.test_auto_export import create, step
 from pathlib import Path
 
-run, look = AutoExport._run, Beginnings.look
+run, look = AutoExport._run, EpisodeStarts.look
 begun = threading.Event()
 
 
@@ -353,7 +353,7 @@ if when == "before":
     AutoExport._run = late
 else:
     buffer_reader.default_rows = lambda _: 7
-    Beginnings.look = between
+    EpisodeStarts.look = between
 buffer = create(Path(where))
 export = AutoExport(
     buffer, Path(where) / "files", format=name, every=20,

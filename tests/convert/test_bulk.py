@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert.buffer_writer import _law
-from mmreplay.convert.episode_ends import firsts
+from mmreplay.convert.buffer_writer import legal_flags
+from mmreplay.convert.episode_ends import first_rows
 from mmreplay.disk import files
 from tests.convert.support import same_rows
 
@@ -78,7 +78,7 @@ def test_arrays_are_written_in_pieces_that_the_kernel_has_at_hand(
 @pytest.mark.parametrize("env_ids", [[4, 4, 4], [2, 4, 2], [3], []])
 def test_the_first_rows_of_environments_are_kept_without_their_block(env_ids):
     given = np.array(env_ids, np.int64)
-    ids, places = firsts(given)
+    ids, places = first_rows(given)
     given[:] = 9
     expected = np.unique(np.array(env_ids, np.int64), return_index=True)
     assert ids.tolist() == expected[0].tolist()
@@ -87,4 +87,4 @@ def test_the_first_rows_of_environments_are_kept_without_their_block(env_ids):
 
 @pytest.mark.parametrize("final_follows", [False, True])
 def test_rows_without_flags_may_follow_each_other(final_follows):
-    assert _law(final_follows)[0, 0]
+    assert legal_flags(final_follows)[0, 0]

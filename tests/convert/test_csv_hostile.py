@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import csv, undescribed
-from mmreplay.convert import csv as csv_sidecar
-from mmreplay.convert import csv as csv_text
+from mmreplay.convert import base, csv, csv_text
 from mmreplay.disk import files
 from mmreplay.errors import (
     CorruptError,
@@ -101,11 +99,11 @@ def test_a_kill_never_leaves_a_pair_that_disagrees(tmp_path, before, renames):
         assert bool(report.notes) == (not described)
     mr.export(tmp_path / "new", path, overwrite=True)
     assert load(path, overwrite=True).rows == 20
-    assert "before" not in json.loads(csv_sidecar.beside(path).read_bytes())
+    assert "before" not in json.loads(csv.sidecar_path(path).read_bytes())
 
 
 def test_a_run_that_fails_puts_the_sidecar_back(tmp_path, file, monkeypatch):
-    told = csv_sidecar.beside(file).read_bytes()
+    told = csv.sidecar_path(file).read_bytes()
 
     def fail(self, source, target):
         if target == file:
@@ -120,7 +118,7 @@ def test_a_run_that_fails_puts_the_sidecar_back(tmp_path, file, monkeypatch):
         with pytest.raises(FailedError):
             mr.export(new, file, overwrite=True)
         (tmp_path / "b.csv").rename(file)
-    assert csv_sidecar.beside(file).read_bytes() == told
+    assert csv.sidecar_path(file).read_bytes() == told
     assert load(file).rows == 9
 
 
@@ -160,7 +158,7 @@ def test_a_file_that_was_edited_is_refused(file, change, message):
 
 
 def test_sidecars_that_say_nothing_are_refused(file):
-    path = csv_sidecar.beside(file)
+    path = csv.sidecar_path(file)
     good = json.loads(path.read_bytes())
     for changed, message in (
         ({**good, "csv": 3}, "does not say which csv file it is of"),
@@ -179,7 +177,7 @@ def test_sidecars_that_say_nothing_are_refused(file):
         path.write_text(json.dumps(changed))
         with pytest.raises(FormatError, match=message):
             load(file)
-    path.write_bytes(b" " * (csv_sidecar.MAX_SIDECAR_NBYTES + 1))
+    path.write_bytes(b" " * (csv.MAX_SIDECAR_NBYTES + 1))
     with pytest.raises(FormatError, match="expected at most"):
         load(file)
     assert load(file, sidecar=False).rows == 9
@@ -187,7 +185,7 @@ def test_sidecars_that_say_nothing_are_refused(file):
 
 def test_a_file_that_lost_its_sidecar_or_its_checksums_is_told_of(file):
     file.write_bytes(file.read_bytes().replace(b"1.0\n", b"7.0\n", 1))
-    path = csv_sidecar.beside(file)
+    path = csv.sidecar_path(file)
     good = json.loads(path.read_bytes())
     for told in (
         without(good, "csv"),
@@ -211,9 +209,9 @@ def test_a_sidecar_of_other_rows_is_refused(file, tmp_path):
         mr.export(buffer, tmp_path / "b.csv")
     one, other = (files.File.open(path, None) for path in (file, tmp_path / "b.csv"))
     with closing(one), closing(other):
-        described = csv_sidecar.find(other).description
-        told = csv_sidecar.Sidecar(described, one.nbytes, csv_sidecar.checksum(one))
-    csv_sidecar.beside(file).write_bytes(told.to_json())
+        described = csv.find_sidecar(other).description
+        told = csv.Sidecar(described, one.nbytes, csv.checksum(one))
+    csv.sidecar_path(file).write_bytes(told.to_json())
     with pytest.raises(CorruptError, match="has 9 rows, expected the 11 that its side"):
         load(file)
 
@@ -314,7 +312,7 @@ def test_a_line_without_end_takes_no_memory(tmp_path, head, fill):
 
 
 def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 20)
+    monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 20)
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 2_000_000))
     with pytest.raises(
@@ -358,7 +356,7 @@ def test_members_of_gzip_follow_each_other(tmp_path):
 
 
 def test_what_arrow_finds_and_we_do_not_is_still_an_error(file, monkeypatch):
-    monkeypatch.setattr(csv, "explain", lambda *_: None)
+    monkeypatch.setattr(csv_text, "explain", lambda *_: None)
     file.write_bytes(file.read_bytes().replace(b"\n0,3,0,6,", b"\n0,3,0,x,"))
     with pytest.raises(
         CorruptError, match=r"after 0 rows: got In CSV column .* expected"

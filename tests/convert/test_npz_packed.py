@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import mmreplay as mr
 from mmreplay.cli.run import run
-from mmreplay.convert.npz import room
+from mmreplay.convert.npz import packed_limit
 from mmreplay.disk import files
 from mmreplay.errors import FullError, SchemaError
 from tests.convert.contract import Faulty, make_large, numbers, peak
@@ -78,7 +78,7 @@ def test_noise_takes_no_more_than_its_room(tmp_path):
         export(buffer, tmp_path / "a.npz", compression_level=9)
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
         for each in archive.infolist():
-            assert each.compress_size <= room(each.file_size)
+            assert each.compress_size <= packed_limit(each.file_size)
     with np.load(tmp_path / "a.npz") as found:
         np.testing.assert_array_equal(found["a"], noise)
 

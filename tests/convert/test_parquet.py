@@ -15,7 +15,7 @@ import mmreplay as mr
 from mmreplay.convert import parquet
 from mmreplay.convert.base import BLOCK_NBYTES, Block
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.convert.episode_ends import Steps
+from mmreplay.convert.episode_ends import EpisodeNumbers
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind, same_rows
@@ -94,7 +94,7 @@ def test_rows_are_numbered_by_episode_and_step(source, tmp_path):
 
 
 def test_an_environment_of_which_only_a_final_row_is_left_has_no_episode(tmp_path):
-    steps = Steps(2)
+    steps = EpisodeNumbers(2)
     ids = np.array([0, 1, 0, 1, 0])
     flags = np.array([8, 0, 1, 2, 0], np.uint8)
     found = steps.number(Block({}, ids, np.array([4, 9, 5, 10, 6]), flags))

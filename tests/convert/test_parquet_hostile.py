@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import parquet, parquet_checks, undescribed
+from mmreplay.convert import base, parquet, parquet_checks
 from mmreplay.convert.parquet_checks import LEAF, Compact, Malformed
 from mmreplay.errors import CorruptError, FormatError
 from tests.convert import thrift
@@ -155,7 +155,7 @@ def test_lists_that_one_row_group_could_make_endless_are_refused(tmp_path, monke
 def test_a_small_file_that_stands_for_endless_rows_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": np.zeros(3_000_000)}), path, compression="zstd")
-    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 20)
+    monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 20)
     with pytest.raises(
         FormatError, match="bytes hold 24000000, expected at most 1,000"
     ):

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import buffer_reader, direct_file, registry
+from mmreplay.convert import buffer_reader, direct_writer, registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
-from mmreplay.convert.staging import MARKER, Staging
+from mmreplay.convert.staging import UNFINISHED, Staging
 from mmreplay.disk import files
 from mmreplay.errors import (
     FailedError,
@@ -111,7 +111,7 @@ def test_rows_given_up_by_a_writer_meanwhile_end_the_export(source, tmp_path):
     with mr.ReplayBuffer.open(source.path) as reader:
         made = buffer_reader.BufferReader(reader)
         source.clear([0])
-        with pytest.raises(StaleError, match="the writer gave up rows of"):
+        with pytest.raises(StaleError, match="the writer overwrote rows of"):
             list(made.blocks())
 
 
@@ -221,7 +221,7 @@ def test_a_folder_takes_the_place_of_no_file_and_no_link(source, tmp_path):
 
 def test_a_folder_left_by_a_killed_run_is_replaced(tmp_path):
     (tmp_path / "tmp-mmreplay-new-new").mkdir()
-    for name in (MARKER, "rest"):
+    for name in (UNFINISHED, "rest"):
         (tmp_path / "tmp-mmreplay-new-new" / name).write_text("")
     staging = Staging(tmp_path / "new", folder=True)
     staging.publish()
@@ -352,7 +352,7 @@ def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
     tmp_path, monkeypatch, wrong
 ):
     """The device is given what was written so far, in a thread."""
-    monkeypatch.setattr(direct_file, "SYNC_NBYTES", 64)
+    monkeypatch.setattr(direct_writer, "SYNC_NBYTES", 64)
     synced = []
 
     def datasync(self, fd):
@@ -392,7 +392,9 @@ def test_what_a_stopped_run_left_is_no_source(source, tmp_path):
     left = tmp_path / "tmp-mmreplay-new-a.npz"
     mr.export(source, tmp_path / "b.npz")
     (tmp_path / "b.npz").rename(left)
-    with pytest.raises(FormatError, match="is what a conversion left that was stopped"):
+    with pytest.raises(
+        FormatError, match="is the rest of a conversion that was stopped"
+    ):
         mr.load(left, tmp_path / "a.npz")
     assert left.exists()
 
@@ -432,3 +434,12 @@ def test_a_damaged_buffer_may_be_overwritten(source, tmp_path):
     (source.path / "metadata.json").write_text("{}")
     mr.load(tmp_path / "a.npz", source.path, overwrite=True)
     assert mr.verify_buffer(source.path).ok
+
+
+def test_old_names_of_a_blocks_methods_warn_and_work(source):
+    with buffer_reader.BufferReader(source) as reader:
+        block = next(iter(reader.blocks()))
+    with pytest.warns(DeprecationWarning, match=r"Block\.between is now Block\.rows"):
+        assert block.between(1, 3).positions.tolist() == block.positions[1:3].tolist()
+    with pytest.warns(DeprecationWarning, match=r"Block\.taken is now Block\.select"):
+        assert len(block.taken(block.positions < 0)) == 0

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.convert import buffer_reader as buffers
-from mmreplay.convert.select import Selection
-from mmreplay.convert.transfer import chosen
+from mmreplay.convert.select import Selection, select
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.contract import numbers
@@ -182,7 +181,7 @@ def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
         return read(self, paths, ids, at)
 
     monkeypatch.setattr(type(source.view), "read", counted)
-    with chosen(reader, Selection(rows=slice(3, 7))) as part:
+    with select(reader, Selection(rows=slice(3, 7))) as part:
         assert sum(len(each) for each in part.blocks()) == 4
     assert sum(asked) == 4
 

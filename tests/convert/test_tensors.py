@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mmreplay.convert import pt
-from mmreplay.convert.pt import TensorFile, block_rows, write_tensors
+from mmreplay.convert import safetensors
+from mmreplay.convert.safetensors import TensorFile, block_rows, write_tensors
 from mmreplay.errors import FormatError
 
 COLUMNS = {"wide": ("float32", (3,)), "flag": ("bool", ()), "half": ("float16", (2, 2))}
@@ -29,13 +29,13 @@ def write(path, rows, values):
 
 @pytest.mark.parametrize("rows", [0, 1, 10])
 def test_what_is_written_in_blocks_reads_back(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(pt, "BLOCK_NBYTES", 63)
+    monkeypatch.setattr(safetensors, "BLOCK_NBYTES", 63)
     assert block_rows(COLUMNS) == 3  # of 21 bytes each
     values = arrays(rows)
     write(tmp_path / "t.safetensors", rows, values)
     found = load_file(tmp_path / "t.safetensors")
     with TensorFile(tmp_path / "t.safetensors") as file:
-        assert file.told["by"] == "a test"
+        assert file.texts["by"] == "a test"
         file.expect(COLUMNS, rows)
         for name, array in values.items():
             assert np.array_equal(found[name], array)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import buffer_writer, direct_file
+from mmreplay.convert import buffer_writer, direct_writer
 from mmreplay.convert import buffer_writer as warming
 from mmreplay.disk.files import File
 
@@ -81,7 +81,7 @@ def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypat
     )  # fmt: skip
     mr.load(tmp_path / "a.npz", tmp_path / "cached")
     assert given.pop() == []
-    monkeypatch.setattr(direct_file, "DIRECT_NBYTES", 1 << 16)
+    monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 1 << 16)
     mr.load(tmp_path / "a.npz", tmp_path / "past")
     paths = given.pop()
     if not paths:

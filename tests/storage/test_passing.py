@@ -6,7 +6,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from mmreplay.convert.direct_writer import BlockChecksums, gone_over, over
+from mmreplay.convert.direct_writer import BlockChecksums, append_zeros, zeros_table
 from mmreplay.ring import Ring, Span
 
 
@@ -15,7 +15,7 @@ def test_sums_are_put_together_as_if_bytes_had_followed_each_other(nbytes, rng):
     for length in (0, 1, 50):
         first, second = rng.bytes(length), rng.bytes(nbytes)
         before = np.array([google_crc32c.value(first)], np.uint32)
-        found = gone_over(before, over(nbytes)) ^ google_crc32c.value(second)
+        found = append_zeros(before, zeros_table(nbytes)) ^ google_crc32c.value(second)
         assert found.tolist() == [google_crc32c.value(first + second)]
 
 
@@ -44,7 +44,7 @@ def test_pieces_of_any_size_and_order_of_parts_make_the_sums(seed):
                     piece = data[offset : offset + step]
                     passing.add(part, begin + offset, piece.data)
         at[env_id] = stop
-        for env, block, sums in passing.taken():
+        for env, block, sums in passing.pop_complete():
             found |= {(env, block + k): crc for k, crc in enumerate(sums.tolist())}
     expected = {}
     for env in range(num_envs):
@@ -57,4 +57,4 @@ def test_pieces_of_any_size_and_order_of_parts_make_the_sums(seed):
                 told += content[part][row * nbytes : (row + size) * nbytes].tobytes()
             expected[env, block] = google_crc32c.value(told)
     assert found == expected
-    assert passing.taken() == []
+    assert passing.pop_complete() == []

@@ -89,7 +89,7 @@ class SkrlCsvWriter(Writer):
                 dtype,
                 storage_dtype(dtype),
                 (steps * num_envs, *shape),
-                partial(Stored, spool, plan.pieces[name].offset, name),
+                partial(Stored, spool, plan.spans[name].offset, name),
             )
             for name, (dtype, shape) in kinds.items()
         }

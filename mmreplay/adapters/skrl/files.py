@@ -291,7 +291,7 @@ class SkrlWriter(Writer):
         most = int((description.stop - description.first).max())
         plan = make_plan(self._kinds(most))
         self._offsets = {
-            path: plan.pieces[path].offset + SLACK_NBYTES * (number + 1)
+            path: plan.spans[path].offset + SLACK_NBYTES * (number + 1)
             for number, path in enumerate(self._dtypes)
         }
         self._finals = 0
@@ -334,7 +334,7 @@ class SkrlWriter(Writer):
         steps = (block.flags & FINAL) == 0
         self._finals += len(block) - int(steps.sum())
         for env_id in np.unique(block.env_ids).tolist():
-            part = block.taken(steps & (block.env_ids == env_id))
+            part = block.select(steps & (block.env_ids == env_id))
             for path in self._dtypes:
                 column = part.columns[path].reshape(len(part), *self._sizes[path])
                 self._put(path, int(self._counts[env_id]), env_id, column)
@@ -376,7 +376,7 @@ class SkrlWriter(Writer):
         plan = self._make_plan(self._kinds(steps))
         sums = {}
         for path in self._dtypes:
-            piece = plan.pieces[path]
+            piece = plan.spans[path]
             nbytes = steps * piece.row_nbytes
             sums[path] = self._move(path, piece.offset, nbytes, piece.start)
         for offset, data in plan.around(sums):
@@ -467,7 +467,7 @@ class InterleavedReader(Reader):
             steps, env_ids = np.divmod(block.positions, len(self._stop))
             kept = (steps >= first) & (steps < stop) & (steps < self._stop[env_ids])
             if kept.any():
-                part, ids = block.taken(kept), env_ids[kept]
+                part, ids = block.select(kept), env_ids[kept]
                 positions = (steps[kept] - self._start) % self._length
                 yield Block(part.columns, ids, positions, _flags(part, ids, marks))
 

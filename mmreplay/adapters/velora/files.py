@@ -138,7 +138,7 @@ class VeloraWriter(Writer):
             {path for paths in self._tensors_of.paths.values() for path in paths}
         )
         for env_id in np.unique(block.env_ids).tolist():
-            part = block.taken(block.env_ids == env_id)
+            part = block.select(block.env_ids == env_id)
             columns, flags = {path: part.columns[path] for path in used}, part.flags
             if self._derived:
                 self._derive(env_id, columns, flags)
@@ -263,8 +263,8 @@ class VeloraWriter(Writer):
     def _pad(self) -> None:
         """Fill the rows that no transition came for with zeros, as velora does."""
         assert self._file is not None
-        while self._file.room:
-            count = min(self._file.room, 4096)
+        while self._file.rows_left:
+            count = min(self._file.rows_left, 4096)
             zeros = {
                 name: np.zeros((count, width), np.float32)
                 for name, width in self._widths.items()

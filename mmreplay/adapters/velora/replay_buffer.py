@@ -28,7 +28,7 @@ from mmreplay.adapters.velora import save as saved
 from mmreplay.adapters.velora.save import METADATA, BufferConfig
 from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
-from mmreplay.convert.pt import TensorFile, write_tensors
+from mmreplay.convert.safetensors import TensorFile, write_tensors
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError
 from mmreplay.recording.environments import make_vector

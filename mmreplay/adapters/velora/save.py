@@ -12,7 +12,7 @@ import torch
 
 from mmreplay.adapters.common.location import BufferLocation
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.pt import TensorFile, block_rows
+from mmreplay.convert.safetensors import TensorFile, block_rows
 from mmreplay.errors import FormatError
 
 METADATA = "velora"
@@ -58,9 +58,9 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
 
 def check_pair(file: TensorFile, numbers: Mapping[str, int]) -> None:
     """Refuse tensors and metadata of different saves."""
-    if METADATA not in file.told:
+    if METADATA not in file.texts:
         return
-    own = json.loads(file.told[METADATA])
+    own = json.loads(file.texts[METADATA])
     theirs = {name: own.get(name) for name in numbers}
     if theirs != numbers:
         raise FormatError(

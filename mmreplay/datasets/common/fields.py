@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmreplay.convert.array_file import refuse_wide
-from mmreplay.convert.base import Notes
+from mmreplay.convert.base import Notes, refuse_wide
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets.common.fragments import ENDS
 from mmreplay.datasets.common.rows import Rows, is_scalar

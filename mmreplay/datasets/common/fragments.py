@@ -348,7 +348,7 @@ def regroup(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
         first = 0
         while first < len(block):
             stop = min(first + rows - count, len(block))
-            pending.append(block.between(first, stop))
+            pending.append(block.rows(first, stop))
             count += stop - first
             first = stop
             if count == rows:

@@ -98,7 +98,7 @@ class TransitionMaker:
         self._left -= len(block)
         if not self._left:
             return self._steps(rows, len(rows))
-        last = rows.between(len(rows) - 1, len(rows))
+        last = rows.rows(len(rows) - 1, len(rows))
         # A block's arrays are valid until the next block is read.
         self._pending = Block(
             {path: column.copy() for path, column in last.columns.items()},
@@ -160,7 +160,7 @@ def quarters(block: Block) -> Iterator[Block]:
     """Yield a block in four parts, for writers that hold several copies of the rows."""
     size = max(1, -(-len(block) // 4))
     for first in range(0, len(block), size):
-        yield block.between(first, first + size)
+        yield block.rows(first, first + size)
 
 
 def refuse_clashes(names: Mapping[str, str], target: str) -> None:

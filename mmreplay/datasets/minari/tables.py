@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from mmreplay.convert import parquet
-from mmreplay.convert.base import Notes
+from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.parquet import Part
-from mmreplay.convert.undescribed import refuse_expansion
 from mmreplay.datasets import images
 from mmreplay.datasets.arrow import ArrowRows, Batches, IpcFile, Window, parquet_batches
 from mmreplay.datasets.common.rows import Rows, ShiftedRows, nbytes_of

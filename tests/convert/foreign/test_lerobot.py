@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import mmreplay as mr
-from mmreplay.convert import registry, undescribed
+from mmreplay.convert import base, registry
 from mmreplay.errors import (
     CorruptError,
     FailedError,
@@ -203,7 +203,7 @@ def test_frames_of_videos_are_not_weighed_against_the_tables(
 
 
 def test_tables_that_hold_far_more_than_they_take_need_leave(tmp_path, monkeypatch):
-    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 10)
+    monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 10)
     data = {
         "observation.state": np.zeros((100_000, 64), np.float32),
         "action": np.zeros((100_000, 2), np.float32),

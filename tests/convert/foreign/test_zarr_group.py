@@ -8,7 +8,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.cli.run import run
-from mmreplay.convert import registry, undescribed
+from mmreplay.convert import base, registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.storage.foreign_zarr import arrays
 from tests.storage.zarr_groups import policy_store, put
@@ -151,7 +151,7 @@ def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
 
 
 def test_a_group_of_next_to_nothing_is_not_unpacked_unasked(tmp_path, monkeypatch):
-    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 20)
+    monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 20)
     made = zarr.open_group(tmp_path / "a", mode="w")
     made.create_array("obs", shape=(6000, 64, 64), chunks=(1000, 64, 64), dtype="u1")
     made["obs"][0] = 1

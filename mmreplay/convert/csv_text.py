@@ -1,0 +1,395 @@
+"""Reads the text of csv files, plain or gzipped, as Arrow record batches.
+
+`Text` gives the bytes of a file, `read_header` the names of its columns, and
+`parse_rows` the rows, parsed by pyarrow in several threads. If pyarrow cannot read a
+row, `explain` finds its line and column for the error.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow
+
+from mmreplay.checksums import crc32c
+from mmreplay.convert.base import (
+    MAX_THREADS,
+    in_order,
+    refuse_expansion,
+)
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FormatError, ReplayError
+
+READ_NBYTES = 1 << 20
+MAX_FORCED_COLUMNS = 200_000
+CELL_NBYTES = 26
+"""Of the longest number, ``-2.2250738585072014e-308``, with quotes and comma."""
+MAX_HEADER_NBYTES = 16 << 20
+BLOCK_NBYTES = 2 << 20
+"""Text that pyarrow parses at a time; longer lines are refused."""
+MAX_BLOCK_NBYTES = 128 << 20
+BOM = b"\xef\xbb\xbf"
+GZIP = b"\x1f\x8b"
+Check = Callable[[str], bool]
+"""Whether a cell is legal."""
+Converted = TypeVar("Converted")
+TRUE = ["true", "True", "TRUE", "1"]
+FALSE = ["false", "False", "FALSE", "0"]
+AHEAD_NBYTES = 32 << 20
+"""Text that is parsed ahead in threads. Rows of this size are parsed one chunk at a
+time."""
+
+
+class Text:
+    """The bytes of a file from its first on, unpacked if it is gzipped.
+
+    Attributes:
+        crc: CRC32C of the file's own bytes read so far.
+        quotes: Number of quotes read so far.
+    """
+
+    def __init__(self, file: File, allow_expansion: bool) -> None:
+        self.crc = self.quotes = 0
+        self._file, self._allowed = file, allow_expansion
+        self._at = self._unpacked = 0
+        self._rest = b""
+        gzipped = file.nbytes >= 2 and file.pread(2, 0) == GZIP
+        self._inflate = zlib.decompressobj(31) if gzipped else None
+
+    def unread(self, data: bytes) -> None:
+        """Put bytes back, to be read again."""
+        self._rest = data + self._rest
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes: size of them, fewer only at the end."""
+        size = READ_NBYTES if size < 0 else size
+        found, left = [], size
+        if self._rest:
+            data, self._rest = self._rest[:size], self._rest[size:]
+            found, left = [data], size - len(data)
+        while left:
+            read = self._read_raw if self._inflate is None else self._read_unpacked
+            data = read(min(left, READ_NBYTES))
+            if not data:
+                break
+            # Most files have no quotes: `in` is far faster than `count`.
+            self.quotes += data.count(b'"') if b'"' in data else 0
+            found.append(data)
+            left -= len(data)
+        return b"".join(found)
+
+    def _read_raw(self, size: int) -> bytes:
+        data = self._file.pread(min(size, self._file.nbytes - self._at), self._at)
+        self._at += len(data)
+        self.crc = crc32c(memoryview(data), self.crc)
+        return data
+
+    def _read_unpacked(self, size: int) -> bytes:
+        assert self._inflate is not None
+        while True:
+            packed = self._inflate.unconsumed_tail or self._read_raw(READ_NBYTES // 4)
+            if self._inflate.eof:
+                # Another member may follow, as gzip allows.
+                packed = self._inflate.unused_data + packed
+                if not packed:
+                    return b""
+                self._inflate = zlib.decompressobj(31)
+            elif not packed:
+                raise self._damaged("its end")
+            try:
+                data = self._inflate.decompress(packed, size)
+            except zlib.error as error:
+                raise self._damaged(str(error)) from error
+            if data:
+                self._unpacked += len(data)
+                refuse_expansion(
+                    self._file.path, self._unpacked, self._at, self._allowed
+                )
+                return data
+
+    def _damaged(self, got: str) -> CorruptError:
+        return CorruptError(
+            f"{self._file.path}: got {got} at byte {self._at}, expected more of a "
+            "gzipped file; it was cut or damaged: restore it from a copy"
+        )
+
+    def lines(self, size: int) -> Iterator[bytes]:
+        """Complete lines, about size bytes of them at a time.
+
+        Raises:
+            ValueError: A line does not end within twice as many bytes.
+        """
+        rest = b""
+        while data := self.read(size):
+            if b'"' in data or b'"' in rest:
+                data, rest = rest + data, b""
+                stop = _complete_lines(data)
+            else:
+                stop = data.rfind(b"\n") + 1
+            if stop:
+                # Text is copied once on its way to the parser.
+                yield b"".join((rest, memoryview(data)[:stop]))
+                rest = b""
+            rest += data[stop:]
+            if not stop and len(rest) >= 2 * size:
+                raise ValueError("a line that does not end")
+        if rest:
+            yield rest
+
+    def drain(self) -> None:
+        """Read the rest, so that the checksum covers all bytes."""
+        while self.read(READ_NBYTES):
+            pass
+
+
+def _complete_lines(data: bytes) -> int:
+    """The number of bytes up to the last line end that is not within quotes."""
+    stop = data.rfind(b"\n") + 1
+    within = data.count(b'"', 0, stop) % 2
+    while within and stop:
+        quote = data.rfind(b'"', 0, stop)
+        before = data.rfind(b"\n", 0, quote) + 1
+        within = (within + data.count(b'"', before, stop)) % 2
+        stop = before
+    return stop
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a csv file: its first line that is not empty.
+
+    Attributes:
+        names: Of the columns.
+        lines: Number of lines before the first row.
+    """
+
+    names: list[str]
+    lines: int
+
+
+def read_header(text: Text, file: File) -> Header:
+    """Read the header, and leave the text where the first row begins.
+
+    Raises:
+        FormatError: There is none, or its names are not legal.
+    """
+    data, lines = text.read(READ_NBYTES // 16).removeprefix(BOM), 0
+    while True:
+        line, end, rest = data.partition(b"\n")
+        more = b"" if end else text.read(READ_NBYTES)
+        if more and len(data) > MAX_HEADER_NBYTES:
+            raise _no_header(file, f"a line of more than {MAX_HEADER_NBYTES} bytes")
+        if more:
+            data += more
+            continue
+        data, lines = rest, lines + 1
+        if line.strip():
+            text.unread(data)
+            return Header(_header_names(line.removesuffix(b"\r"), file), lines)
+        if not end:
+            raise _no_header(file, "no text")
+
+
+def _no_header(file: File, got: str) -> FormatError:
+    return FormatError(
+        f"{file.path}, line 1: got {got}, expected a header of column names separated "
+        "by commas; name the format with format= (--from), or put one there"
+    )
+
+
+def _header_names(line: bytes, file: File) -> list[str]:
+    try:
+        decoded = line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _no_header(file, "bytes that are no UTF-8 text") from None
+    if not decoded.strip() or "\0" in decoded:
+        raise _no_header(file, "no text")
+    if decoded.count(",") >= MAX_FORCED_COLUMNS:
+        raise _no_header(file, f"more than {MAX_FORCED_COLUMNS} columns")
+    try:
+        (names,) = csv.reader([decoded], strict=True)
+    except (csv.Error, ValueError) as error:
+        raise _no_header(file, f"{decoded[:60]!r} ({error})") from None
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _no_header(file, f"the column {twice!r} twice")
+    return names
+
+
+def parse_rows(
+    file: File,
+    text: Text,
+    types: dict[str, Any],
+    wanted: Sequence[str],
+    allow_expansion: bool,
+    convert: Callable[[Any], Converted],
+    *,
+    ours: bool,
+) -> Iterator[tuple[int, Converted]]:
+    """Parse the rows that follow the header, chunk by chunk.
+
+    Args:
+        file: The file of the text.
+        text: Where the header ended.
+        types: Arrow type by column, of all columns in order.
+        wanted: Columns to convert.
+        allow_expansion: As the text was opened.
+        convert: Called with each record batch, in the thread that parsed it.
+        ours: Every cell has a value and takes one line.
+
+    Returns:
+        The number of rows of each chunk, and the result of convert.
+
+    Raises:
+        CorruptError: A row cannot be read; the message has its line and column.
+    """
+    # Not `open_csv`, which reads ahead in a thread of its own: that ended the process
+    # when it was abandoned, over a Python file. And one chunk a thread: pyarrow's own
+    # threads wait for each other at the end of each chunk.
+    size = block_nbytes(len(types))
+    options = {
+        "read_options": arrow.ReadOptions(
+            column_names=list(types), block_size=2 * size, use_threads=False
+        ),
+        "parse_options": arrow.ParseOptions(newlines_in_values=not ours),
+        "convert_options": arrow.ConvertOptions(
+            column_types=types,
+            include_columns=list(wanted),
+            null_values=[] if ours else [""],
+            true_values=TRUE,
+            false_values=FALSE,
+        ),
+    }
+
+    def parse(lines: bytes) -> list[tuple[int, Converted]]:
+        table = arrow.read_csv(pa.BufferReader(lines), **options)
+        return [(batch.num_rows, convert(batch)) for batch in table.to_batches()]
+
+    chunks = (lines for lines in text.lines(size // 2) if not lines.isspace())
+    parsed = in_order(parse, chunks, min(MAX_THREADS, AHEAD_NBYTES // size))
+    done = 0
+    while True:
+        try:
+            batches = next(parsed, None)
+        except ReplayError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            checks = {name: check_of(kind) for name, kind in types.items()}
+            found = explain(Text(file, allow_expansion), file, done, checks)
+            if found is None:
+                reason = " ".join(str(error).split())[:200]
+                found = (
+                    f"{file.path}, after {done} rows: got {reason}, expected more rows"
+                )
+            raise CorruptError(
+                f"{found}; the file was edited or damaged: correct it there"
+            ) from error
+        if batches is None:
+            return
+        for count, converted in batches:
+            done += count
+            yield count, converted
+
+
+def block_nbytes(columns: int) -> int:
+    """Bytes of text to parse at a time, so that a row of so many columns fits."""
+    return min(max(BLOCK_NBYTES, 16 * CELL_NBYTES * columns), MAX_BLOCK_NBYTES)
+
+
+def explain(
+    text: Text, file: File, skip: int, checks: dict[str, tuple[str, Check]]
+) -> str | None:
+    """The beginning of an error message about the first row that cannot be read.
+
+    Args:
+        text: From the file's first byte on.
+        file: The file of the text.
+        skip: Number of rows that were read without error.
+        checks: By column, in order: a description of a legal cell, and its check.
+
+    Returns:
+        Line, column, the cell and its description; None if no row is wrong.
+    """
+    header = read_header(text, file)
+    max_nbytes = block_nbytes(len(checks))
+    for number, line in islice(_rows(text, header.lines, max_nbytes), skip, None):
+        where = f"{file.path}, line {number}"
+        if len(line) > max_nbytes:
+            return (
+                f"{where}: got more than {max_nbytes} bytes, or quotes that are never "
+                "closed, expected a row"
+            )
+        try:
+            (cells,) = csv.reader([line.decode("utf-8")], strict=True)
+        except (csv.Error, ValueError) as error:
+            return f"{where}: got {line[:40]!r} ({error}), expected a row"
+        if len(cells) != len(checks):
+            return f"{where}: got {len(cells)} cells, expected {len(checks)}"
+        for cell, (name, (legal, check)) in zip(cells, checks.items(), strict=True):
+            if not check(cell):
+                return f"{where}, column {name!r}: got {cell[:40]!r}, expected {legal}"
+    return None
+
+
+def _rows(text: Text, lines: int, max_nbytes: int) -> Iterator[tuple[int, bytes]]:
+    """The number of the first line of each row that is not empty, and its text.
+
+    A row that is too long ends after more than max_nbytes.
+    """
+    data, number, row = b"", lines, b""
+    while True:
+        more = text.read(READ_NBYTES)
+        *complete, data = (data + more).split(b"\n")
+        if not more:
+            complete, data = [data], b""
+        for line in complete:
+            number += 1
+            row += line
+            if row.count(b'"') % 2 and more and len(row) <= max_nbytes:
+                row += b"\n"
+                continue
+            row = row.removesuffix(b"\r")
+            if row.strip():
+                yield number - row.count(b"\n"), row
+            row = b""
+        if not more:
+            return
+        if len(data) > max_nbytes:
+            yield number + 1, data
+
+
+def check_of(kind: Any) -> tuple[str, Check]:
+    """A description of the legal cells of an Arrow type, and their check."""
+    if pa.types.is_boolean(kind):
+        return "true or false", lambda cell: cell in TRUE or cell in FALSE
+    if pa.types.is_integer(kind):
+        info = np.iinfo(kind.to_pandas_dtype())
+        low, high = int(info.min), int(info.max)
+        legal = f"an integer in [{low}, {high}]"
+        return legal, lambda cell: _is_integer(cell, low, high)
+    if pa.types.is_floating(kind):
+        return "a number", is_number
+    return "text", lambda cell: True
+
+
+def _is_integer(cell: str, low: int, high: int) -> bool:
+    try:
+        return "_" not in cell and low <= int(cell) <= high
+    except ValueError:
+        return False
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is the text of a float, NaN and infinities included."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
