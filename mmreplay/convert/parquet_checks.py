@@ -1,13 +1,12 @@
-"""Thrift's compact protocol, read with bounds: parquet's footer and page headers.
+"""Checks a parquet file's claims before pyarrow allocates memory for them.
 
-Only what is asked for is kept; everything else is stepped over. Lists cost what their
-elements take in the file, so a short file cannot claim a long list.
+pyarrow allocates what headers say. `check` reads the footer and the header of every
+page first: nothing lies outside the file or overlaps, no page unpacks to more than fits
+in memory, and no short file claims endless rows.
 
-What a parquet file claims, checked before pyarrow is shown it.
-
-The library allocates what headers say. Here the footer and the header of every page
-are read first, with bounds: nothing lies outside the file or in each other, no page
-unpacks to more than is held, and no short file stands for endless rows.
+Both are structs in thrift's compact protocol. `Thrift` keeps the fields of a pattern
+and steps over all others. A list costs what its elements take in the file, so that a
+short file cannot claim a long list.
 """
 
 from __future__ import annotations
@@ -21,173 +20,47 @@ from mmreplay.convert.base import MAX_ROW_NBYTES
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 
-Wanted = Mapping[int, "Wanted"]
-"""Fields of a struct by number; of those that are structs, or lists of them, theirs."""
-LEAF: Wanted = {}
-"""What is wanted of a field that is no struct: its value."""
-
-MAX_DEPTH = 24
-TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-
-
-class Malformed(ValueError):
-    """The bytes are no thrift, or more of it than is taken."""
-
-
-class Compact:
-    """Steps through bytes that hold one struct.
-
-    Attributes:
-        at: Bytes read so far.
-        structs: Structs met so far.
-    """
-
-    def __init__(self, data: bytes, max_structs: int) -> None:
-        self.at = 0
-        self.structs = 0
-        self._data = data
-        self._max_structs = max_structs
-
-    def struct(self, wanted: Wanted, depth: int = 0) -> dict[int, Any]:
-        """Fields that are wanted and there, by number.
-
-        Raises:
-            Malformed: The bytes end too soon, or nest or hold too much.
-        """
-        self.structs += 1
-        if depth > MAX_DEPTH or self.structs > self._max_structs:
-            raise Malformed(
-                f"more than {self._max_structs} structs, or {MAX_DEPTH} in each other"
-            )
-        found: dict[int, Any] = {}
-        number = 0
-        while head := self._byte():
-            kind, step = head & 15, head >> 4
-            number = number + step if step else self._zigzag()
-            value = self._value(kind, wanted.get(number), depth)
-            if number in wanted:
-                found[number] = value
-        return found
-
-    def _value(self, kind: int, wanted: Wanted | None, depth: int) -> Any:
-        if kind in (TRUE, FALSE):
-            return kind == TRUE
-        if kind in (I16, I32, I64):
-            return self._zigzag()
-        if kind == STRUCT:
-            return self.struct(wanted or {}, depth + 1)
-        if kind in (LIST, SET):
-            return self._list(wanted, depth)
-        if kind == MAP:
-            return self._map(depth)
-        sizes = {BYTE: 1, DOUBLE: 8}
-        if kind in sizes:
-            return self._step(sizes[kind])
-        if kind == BINARY:
-            begin = self._step(self._varint())
-            return self._data[begin : self.at] if wanted is not None else b""
-        raise Malformed(f"a value of kind {kind} at byte {self.at}")
-
-    def _list(self, wanted: Wanted | None, depth: int) -> list[Any]:
-        head = self._byte()
-        kind, size = head & 15, head >> 4
-        if size == 15:
-            size = self._varint()
-        self._refuse_long(size)
-        found = []
-        for _ in range(size):
-            # Within a list a bool takes a byte of its own.
-            value = (
-                self._step(1)
-                if kind in (TRUE, FALSE)
-                else self._value(kind, wanted, depth + 1)
-            )
-            if wanted is not None:
-                found.append(value)
-        return found
-
-    def _map(self, depth: int) -> None:
-        size = self._varint()
-        self._refuse_long(size)
-        kinds = self._byte() if size else 0
-        for _ in range(size):
-            self._value(kinds >> 4, None, depth + 1)
-            self._value(kinds & 15, None, depth + 1)
-
-    def _refuse_long(self, size: int) -> None:
-        if size > len(self._data) - self.at:
-            raise Malformed(f"a list of {size} at byte {self.at}, past the end")
-
-    def _byte(self) -> int:
-        if self.at >= len(self._data):
-            raise Malformed(f"its end at byte {self.at}")
-        self.at += 1
-        return self._data[self.at - 1]
-
-    def _step(self, nbytes: int) -> int:
-        """Step over bytes, and return where they begin."""
-        begin = self.at
-        if nbytes > len(self._data) - begin:
-            raise Malformed(f"{nbytes} bytes at byte {begin}, past the end")
-        self.at += nbytes
-        return begin
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-            if shift > 63:
-                raise Malformed(f"a number of more than 64 bits at byte {self.at}")
-
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
-
-
 MAGIC = b"PAR1"
 MAX_FOOTER_NBYTES = 32 << 20
 MAX_STRUCTS = 500_000
 MAX_CHUNKS = 100_000
 MAX_HEADER_NBYTES = 1 << 20
 HEADER_NBYTES = 1 << 12
+"""Read at first of a page's header, which seldom takes more."""
 MAX_PAGES_NBYTES = 2 * MAX_ROW_NBYTES
-"""All that one page of every column may unpack to."""
+"""Of one page of every column together, unpacked."""
 WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
-"""Bytes of a decoded value by physical type; others bring their own bytes along."""
+"""Bytes of a decoded value by physical type; values of other types lie in the page."""
 
-# Numbers of fields in parquet.thrift.
+# Patterns of the fields that are kept, by their numbers in parquet.thrift.
 NUM_ROWS, GROUPS = 3, 4
 COLUMNS, GROUP_ROWS = 1, 3
 FILE_PATH, META = 1, 3
 TYPE, NAMES, NUM_VALUES, PACKED, DATA, DICTIONARY = 1, 3, 5, 7, 9, 11
+CHUNK = {
+    TYPE: int, NAMES: [bytes], NUM_VALUES: int, PACKED: int, DATA: int, DICTIONARY: int,
+}  # fmt: skip
 FOOTER = {
-    NUM_ROWS: LEAF,
-    GROUPS: {
-        COLUMNS: {
-            FILE_PATH: LEAF,
-            META: dict.fromkeys(
-                (TYPE, NAMES, NUM_VALUES, PACKED, DATA, DICTIONARY), LEAF
-            ),
-        },
-        GROUP_ROWS: LEAF,
-    },
+    NUM_ROWS: int,
+    GROUPS: [{COLUMNS: [{FILE_PATH: bytes, META: CHUNK}], GROUP_ROWS: int}],
 }
 UNPACKED_SIZE, PACKED_SIZE = 2, 3
-PAGES = (5, 7, 8)
-PAGE = {UNPACKED_SIZE: LEAF, PACKED_SIZE: LEAF, **{key: {1: LEAF} for key in PAGES}}
+DICTIONARY_PAGE = 7
+PAGE_KINDS = (5, DICTIONARY_PAGE, 8)
+VALUES = 1
+PAGE = {
+    UNPACKED_SIZE: int, PACKED_SIZE: int,
+    **{kind: {VALUES: int} for kind in PAGE_KINDS},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file's footer says, checked.
+    """Contents of a checked footer.
 
     Attributes:
         rows: Rows in all.
-        values: Most values of a row group, by the path of a leaf.
+        values: By the path of a leaf, the highest number of values in a row group.
     """
 
     rows: int
@@ -195,54 +68,62 @@ class Footer:
 
 
 def check(file: File) -> Footer:
-    """Read the footer and every page header.
+    """Check the footer and every page header.
 
     Raises:
         CorruptError: Something lies where it cannot be.
         FormatError: It is no parquet file, or one that takes too much memory.
     """
-    end, data = _footer_bytes(file)
-    value = _parse(file, end, data)
-    rows, groups = value.get(NUM_ROWS), value.get(GROUPS, [])
+    end, footer = _read_footer(file)
+    rows, groups = footer.get(NUM_ROWS), footer.get(GROUPS, [])
     counts = [group.get(GROUP_ROWS) for group in groups]
-    if not all(_count(each) for each in (rows, *counts)) or sum(counts) != rows:
+    if not all(map(_is_count, (rows, *counts))) or sum(counts) != rows:
         raise CorruptError(
             f"{file.path}: the footer at byte {end} says {rows} rows, expected as many "
             f"as its {len(groups)} row groups hold; the file was damaged"
         )
-    chunks = [_metadata(file, c) for group in groups for c in group.get(COLUMNS, [])]
-    if len(chunks) > MAX_CHUNKS:
+    num_chunks = sum(len(group.get(COLUMNS, [])) for group in groups)
+    if num_chunks > MAX_CHUNKS:
         raise FormatError(
-            f"{file.path} has {len(chunks)} column chunks, expected at most "
+            f"{file.path} has {num_chunks} column chunks, expected at most "
             f"{MAX_CHUNKS}; write it with larger row groups"
         )
-    if sum(chunk[PACKED] for chunk in chunks) > end:
+    values: dict[str, int] = {}
+    packed = 0
+    for group in groups:
+        for column in group.get(COLUMNS, []):
+            chunk = column.get(META, {})
+            numbers = [chunk.get(key) for key in (TYPE, NUM_VALUES, PACKED, DATA)]
+            numbers.append(chunk.get(DICTIONARY, 0))
+            if (
+                FILE_PATH in column
+                or NAMES not in chunk
+                or not all(map(_is_count, numbers))
+            ):
+                got = "a column without a place in this file"
+                raise _malformed(file, f"the footer at byte {end}", got)
+            path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
+            values[path] = max(values.get(path, 0), chunk[NUM_VALUES])
+            packed += chunk[PACKED]
+    # Before any page is read: columns over each other would be read over and over.
+    if packed > end:
         raise CorruptError(
             f"{file.path}: columns take more than the {end} bytes before the footer, "
             "expected them beside each other; the file was damaged"
         )
     for group in groups:
-        held = sum(
-            _check_chunk(file, chunk[META], end) for chunk in group.get(COLUMNS, [])
-        )
-        if held > MAX_PAGES_NBYTES:
+        chunks = [column[META] for column in group.get(COLUMNS, [])]
+        unpacked = sum(_check_pages(file, chunk, end) for chunk in chunks)
+        if unpacked > MAX_PAGES_NBYTES:
             raise FormatError(
-                f"{file.path}: a page of every column takes {held} bytes unpacked, "
+                f"{file.path}: a page of every column takes {unpacked} bytes unpacked, "
                 f"expected at most {MAX_PAGES_NBYTES}; write it with smaller pages"
             )
-    return Footer(int(value[NUM_ROWS]), _most_values(chunks))
+    return Footer(footer[NUM_ROWS], values)
 
 
-def _most_values(chunks: list[dict[int, Any]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for chunk in chunks:
-        path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
-        found[path] = max(found.get(path, 0), chunk[NUM_VALUES])
-    return found
-
-
-def _footer_bytes(file: File) -> tuple[int, bytes]:
-    """Where the footer begins, and its bytes."""
+def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
+    """Offset of the footer, and its fields."""
     if file.nbytes < 12 or file.pread(4, 0) != MAGIC:
         raise FormatError(
             f"{file.path} has {file.nbytes} bytes and does not begin with {MAGIC!r}, "
@@ -265,60 +146,18 @@ def _footer_bytes(file: File) -> tuple[int, bytes]:
             f"{file.path} says a footer of {size} bytes, expected at most "
             f"{MAX_FOOTER_NBYTES}; write it with larger row groups"
         )
-    return end, file.pread(size, end)
-
-
-def _parse(file: File, end: int, data: bytes) -> dict[int, Any]:
     try:
-        value = Compact(data, MAX_STRUCTS).struct(FOOTER)
+        return end, Thrift(file.pread(size, end), MAX_STRUCTS).struct(FOOTER)
     except Malformed as error:
         raise _malformed(file, f"the footer at byte {end}", error) from None
-    groups = value.get(GROUPS, [])
-    if not isinstance(groups, list) or not all(_is_group(each) for each in groups):
-        raise _malformed(file, f"the footer at byte {end}", "row groups of no columns")
-    return value
 
 
-def _is_group(group: object) -> bool:
-    """Whether a row group is a struct whose columns, if any, are structs."""
-    if not isinstance(group, dict):
-        return False
-    columns = group.get(COLUMNS, [])
-    return isinstance(columns, list) and all(isinstance(c, dict) for c in columns)
+def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
+    """Check the pages of a column chunk.
 
-
-def _malformed(file: File, where: str, got: object) -> CorruptError:
-    return CorruptError(
-        f"{file.path}: {where} holds {got}, expected what parquet writes; the file was "
-        "damaged: restore it from a copy"
-    )
-
-
-def _count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, bytes) for each in value)
-
-
-def _metadata(file: File, chunk: dict[int, Any]) -> dict[int, Any]:
-    """Type, values and place of a column chunk, each checked to be a number."""
-    found = chunk.get(META)
-    needed = (TYPE, NUM_VALUES, PACKED, DATA)
-    if (
-        FILE_PATH in chunk
-        or not isinstance(found, dict)
-        or not all(_count(found.get(key)) for key in needed)
-        or not _count(found.get(DICTIONARY, 0))
-        or not _texts(found.get(NAMES))
-    ):
-        raise _malformed(file, "the footer", "a column without a place in this file")
-    return found
-
-
-def _check_chunk(file: File, chunk: dict[int, int], end: int) -> int:
-    """Step through a column's pages; return what the largest two take unpacked."""
+    Returns:
+        Bytes that its largest page and its dictionary take unpacked.
+    """
     at = chunk[DATA]
     if 0 < chunk.get(DICTIONARY, 0) < at:
         at = chunk[DICTIONARY]
@@ -329,43 +168,183 @@ def _check_chunk(file: File, chunk: dict[int, int], end: int) -> int:
             f"byte 4 and the footer at {end}; the file was damaged"
         )
     width = WIDTHS.get(chunk[TYPE], 0)
-    data, dictionary = 0, 0
+    data = dictionary = 0
     while at < stop:
-        header, size = _page(file, at, stop)
-        at += size + header[PACKED_SIZE]
-        taken = max(header[UNPACKED_SIZE], width * _values(header))
-        if 7 in header:
-            dictionary = max(dictionary, taken)
+        page, nbytes = _read_page_header(file, at, stop)
+        counts = [page[kind].get(VALUES, 0) for kind in PAGE_KINDS if kind in page]
+        sizes = (page.get(UNPACKED_SIZE), page.get(PACKED_SIZE))
+        if not all(map(_is_count, (*sizes, *counts))):
+            raise _malformed(file, f"the page at byte {at}", f"sizes {sizes}")
+        packed = page[PACKED_SIZE]
+        if at + nbytes + packed > stop:
+            got = f"{packed} bytes, past its column"
+            raise _malformed(file, f"the page at byte {at}", got)
+        at += nbytes + packed
+        unpacked = max(page[UNPACKED_SIZE], width * sum(counts))
+        if DICTIONARY_PAGE in page:
+            dictionary = max(dictionary, unpacked)
         else:
-            data = max(data, taken)
+            data = max(data, unpacked)
     return data + dictionary
 
 
-def _values(header: dict[int, Any]) -> int:
-    return sum(int(header[kind].get(1, 0)) for kind in PAGES if kind in header)
-
-
-def _page(file: File, at: int, stop: int) -> tuple[dict[int, Any], int]:
-    """A page's header, and the bytes that it takes itself."""
-    where = f"the page at byte {at}"
-    room = min(HEADER_NBYTES, stop - at)
+def _read_page_header(file: File, at: int, stop: int) -> tuple[dict[int, Any], int]:
+    """Fields of a page's header, and its own bytes."""
+    size = min(HEADER_NBYTES, stop - at)
     while True:
-        compact = Compact(file.pread(room, at), 64)
+        thrift = Thrift(file.pread(size, at), 64)
         try:
-            header = compact.struct(PAGE)
-            break
+            return thrift.struct(PAGE), thrift.at
         except Malformed as error:
-            # Statistics of wide values make long headers: look again, further.
-            if room < min(MAX_HEADER_NBYTES, stop - at):
-                room = min(16 * room, MAX_HEADER_NBYTES, stop - at)
+            # Statistics of wide values make long headers: read more of it.
+            if size < min(MAX_HEADER_NBYTES, stop - at):
+                size = min(16 * size, MAX_HEADER_NBYTES, stop - at)
                 continue
-            raise _malformed(file, where, error) from None
-    sizes = (header.get(UNPACKED_SIZE), header.get(PACKED_SIZE))
-    counts = [header[kind] for kind in PAGES if kind in header]
-    if not all(_count(size) for size in sizes) or not all(
-        isinstance(each, dict) and _count(each.get(1, 0)) for each in counts
-    ):
-        raise _malformed(file, where, f"sizes {sizes}")
-    if at + compact.at + header[PACKED_SIZE] > stop:
-        raise _malformed(file, where, f"{header[PACKED_SIZE]} bytes, past its column")
-    return header, compact.at
+            raise _malformed(file, f"the page at byte {at}", error) from None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _malformed(file: File, where: str, got: object) -> CorruptError:
+    return CorruptError(
+        f"{file.path}: {where} holds {got}, expected what parquet writes; the file was "
+        "damaged: restore it from a copy"
+    )
+
+
+MAX_DEPTH = 24
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+KINDS = {
+    int: (I16, I32, I64), bytes: (BINARY,), list: (LIST, SET), dict: (STRUCT,),
+}  # fmt: skip
+"""Kinds of a value by the pattern that keeps it."""
+
+
+class Malformed(ValueError):
+    """The bytes are not the expected struct, or hold too much."""
+
+
+class Thrift:
+    """Parses bytes that begin with a struct in thrift's compact protocol.
+
+    A pattern says which values are kept: ``int`` and ``bytes`` keep a value of that
+    type, ``[pattern]`` a list, and a dict the fields of a struct by number. A value of
+    another type than its pattern's is an error; a value without one is stepped over.
+
+    Attributes:
+        at: Bytes parsed so far.
+    """
+
+    def __init__(self, data: bytes, max_structs: int) -> None:
+        self.at = 0
+        self._data = data
+        self._structs = 0
+        self._max_structs = max_structs
+
+    def struct(
+        self, pattern: Mapping[int, Any] | None, depth: int = 0
+    ) -> dict[int, Any]:
+        """Fields of the pattern that the struct has, by number.
+
+        Raises:
+            Malformed: The bytes end too soon, nest or hold too much, or a field is of
+                another type than its pattern's.
+        """
+        self._structs += 1
+        if self._structs > self._max_structs:
+            raise Malformed(f"more than {self._max_structs} structs")
+        pattern = pattern or {}
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            step = head >> 4
+            number = number + step if step else self._integer()
+            kept = pattern.get(number)
+            value = self._value(head & 15, kept, depth)
+            if kept is not None:
+                found[number] = value
+        return found
+
+    def _value(self, kind: int, pattern: Any, depth: int) -> Any:
+        """A value, or None if there is no pattern."""
+        if pattern is not None:
+            wanted = pattern if isinstance(pattern, type) else type(pattern)
+            if kind not in KINDS[wanted]:
+                raise Malformed(
+                    f"a value of kind {kind} at byte {self.at} instead of a "
+                    f"{wanted.__name__}"
+                )
+        if depth > MAX_DEPTH:
+            raise Malformed(f"more than {MAX_DEPTH} values inside each other")
+        if I16 <= kind <= I64:
+            return self._integer()
+        if kind == BINARY:
+            begin = self._skip(self._varint())
+            return None if pattern is None else self._data[begin : self.at]
+        if kind == STRUCT:
+            return self.struct(pattern, depth + 1)
+        if kind in (LIST, SET):
+            head = self._byte()
+            kind, size = head & 15, head >> 4
+            size = self._fitting(size if size < 15 else self._varint())
+            if pattern is not None:
+                inner = pattern[0]
+                return [self._value(kind, inner, depth + 1) for _ in range(size)]
+            if kind in (TRUE, FALSE):
+                # A bool in a list takes a byte, unlike one in a struct.
+                self._skip(size)
+                return None
+            for _ in range(size):
+                self._value(kind, None, depth + 1)
+            return None
+        if kind == MAP:
+            size = self._fitting(self._varint())
+            kinds = self._byte() if size else 0
+            for _ in range(size):
+                self._value(kinds >> 4, None, depth + 1)
+                self._value(kinds & 15, None, depth + 1)
+            return None
+        if kind in (BYTE, DOUBLE):
+            self._skip(1 if kind == BYTE else 8)
+            return None
+        if kind in (TRUE, FALSE):
+            return None
+        raise Malformed(f"a value of kind {kind} at byte {self.at}")
+
+    def _fitting(self, size: int) -> int:
+        """The number of a list's elements, each of which takes a byte or more."""
+        if size > len(self._data) - self.at:
+            raise Malformed(f"a list of {size} at byte {self.at}, past the end")
+        return size
+
+    def _byte(self) -> int:
+        if self.at >= len(self._data):
+            raise Malformed(f"its end at byte {self.at}")
+        self.at += 1
+        return self._data[self.at - 1]
+
+    def _skip(self, nbytes: int) -> int:
+        """Step over bytes; returns where they begin."""
+        begin = self.at
+        if nbytes > len(self._data) - begin:
+            raise Malformed(f"{nbytes} bytes at byte {begin}, past the end")
+        self.at += nbytes
+        return begin
+
+    def _varint(self) -> int:
+        byte = self._byte()
+        value, shift = byte & 127, 7
+        while byte > 127:
+            if shift > 63:
+                raise Malformed(f"a number of more than 64 bits at byte {self.at}")
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            shift += 7
+        return value
+
+    def _integer(self) -> int:
+        """A signed number, zigzag-encoded."""
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)

@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert import base, parquet, parquet_checks
-from mmreplay.convert.parquet_checks import LEAF, Compact, Malformed
+from mmreplay.convert.parquet_checks import Malformed, Thrift
 from mmreplay.errors import CorruptError, FormatError
 from tests.convert import thrift
 
@@ -58,8 +58,12 @@ def deep(times):
         (thrift.parquet({}), "says None rows, expected as many as its 0 row groups"),
         (thrift.parquet({3: -1}), "says -1 rows, expected as many"),
         (thrift.parquet(footer(rows=2)), "says 2 rows, expected as many as its 1 row"),
-        (thrift.parquet({3: 1, 4: [7]}), "holds row groups of no columns"),
-        (thrift.parquet({3: 1, 4: [{1: [5], 3: 1}]}), "holds row groups of no columns"),
+        (
+            thrift.parquet({3: 1, 4: [7]}),
+            "a value of kind 6 at byte 5 instead of a dict",
+        ),
+        (thrift.parquet({3: 1, 4: [{1: [5], 3: 1}]}), "of kind 6 at byte 8 instead of"),
+        (thrift.parquet({3: {}}), "a value of kind 12 at byte 1 instead of a int"),
         (thrift.parquet(footer({3: {5: 1}})), "a column without a place in this file"),
         (thrift.parquet(footer({})), "holds a column without a place in this file"),
         (thrift.parquet(footer(chunk(_11=-4))), "a column without a place in this"),
@@ -91,7 +95,9 @@ def deep(times):
             one(values=1 << 30),
             "a page of every column takes 8589934592 bytes unpacked, expected at most",
         ),
-        (thrift.parquet(deep(40)), "more than 500000 structs, or 24 in each other"),
+        (thrift.parquet(deep(40)), "more than 24 values inside each other"),
+        (thrift.parquet(b"\x19" * 5001), "more than 24 values inside each other"),
+        (thrift.parquet(b"\x1b" + b"\x01\xbb" * 5000), "more than 24 values inside"),
         (thrift.parquet(b"\x19\xfc\xff\xff\x03"), "a list of 65535 at byte 5, past"),
         (thrift.parquet(b"\x18\xff\xff\x03"), "65535 bytes at byte 4, past the end"),
         (thrift.parquet(b"\x16" + b"\xff" * 11), "a number of more than 64 bits"),
@@ -112,10 +118,12 @@ def test_every_kind_of_thrift_is_stepped_over():
     data = bytes.fromhex(
         "11 12 13 05 17 0102030405060708 1b 01 68 01 01 61 19 21 01 02 06 0a 08 00"
     )
-    compact = Compact(data, 9)
-    # Field 1 is true, 2 false, 3 a byte, 4 a double, 5 a map, 6 a list of bools.
-    assert compact.struct({1: LEAF, 2: LEAF}) == {1: True, 2: False}
-    assert Compact(b"\x06\x08\x04\0", 9).struct({4: LEAF}) == {4: 2}
+    # True, false, a byte, a double, a map, a list of bools, and an integer whose field
+    # number is written out in full.
+    thrift = Thrift(data, 9)
+    assert thrift.struct({}) == {}
+    assert thrift.at == len(data)
+    assert Thrift(b"\x06\x08\x04\0", 9).struct({4: int}) == {4: 2}
 
 
 @pytest.mark.parametrize("size", [0, 1, 20, 300])
@@ -123,7 +131,7 @@ def test_what_is_no_thrift_is_malformed_and_nothing_else(size):
     rng = np.random.default_rng(size)
     for _ in range(300):
         try:
-            Compact(rng.bytes(size), 50).struct(parquet_checks.FOOTER)
+            Thrift(rng.bytes(size), 50).struct(parquet_checks.FOOTER)
         except Malformed:
             continue
 
