@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli import exits
+from mmreplay.cli.run import run
 from mmreplay.convert import csv as ours
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.csv import Cells
@@ -116,7 +116,7 @@ def test_nans_that_carry_something_are_counted_and_refused_under_strict(
     )
     with pytest.raises(SourceError, match="lose their sign or payload"):
         mr.export(tmp_path / "s", tmp_path / "b.csv", strict=True)
-    assert exits.run(["convert", f"{tmp_path}/s", f"{tmp_path}/b.csv", "--strict"]) == 3
+    assert run(["convert", f"{tmp_path}/s", f"{tmp_path}/b.csv", "--strict"]) == 3
     told = capsys.readouterr().err
     assert "NaNs lose their sign or payload" in told
     assert "expected a target that holds everything (strict)" in told

@@ -376,9 +376,9 @@ class SkrlWriter(Writer):
         plan = self._make_plan(self._kinds(steps))
         sums = {}
         for path in self._dtypes:
-            piece = plan.spans[path]
-            nbytes = steps * piece.row_nbytes
-            sums[path] = self._move(path, piece.offset, nbytes, piece.start)
+            span = plan.spans[path]
+            nbytes = steps * span.row_nbytes
+            sums[path] = self._move(path, span.offset, nbytes, span.start)
         for offset, data in plan.around(sums):
             self._file.pwrite(data, offset)
         self._file.resize(plan.nbytes)
