@@ -228,7 +228,7 @@ def test_too_many_learners_are_told(tmp_path, monkeypatch):
     with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
         add(buffer, 12)
         r.sample(1)
-        with pytest.raises(FailedError, match="has 1 learners already"):
+        with pytest.raises(FailedError, match="already has 1 learners"):
             buffer.sample(1)
 
 

@@ -249,7 +249,7 @@ def create(
     lock = WriterLock(path)
     opened = None
     try:
-        if not lock.told_apart:
+        if not lock.identifiable:
             warnings.warn(
                 f"{path}: its file system does not say when a file was created, "
                 "expected one that does (such as ext4, XFS or btrfs), to tell "

@@ -1,4 +1,4 @@
-"""The lock of a buffer's one writer: it dies with its owner, however that dies.
+"""The lock of a buffer's one writer; it ends with its process, however that ends.
 
 flock rather than POSIX locks, which a second open in the same process passes and
 any close of the file drops. A forked child closes its copy at once, or the lock
@@ -25,23 +25,25 @@ FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
 MAX_HOST_LENGTH = 253
 
-_held: weakref.WeakValueDictionary[Identity, WriterLock] = weakref.WeakValueDictionary()
+_open_locks: weakref.WeakValueDictionary[Identity, WriterLock] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class WriterLock:
-    """The held lock of one folder, given back by `release`, or when it is dropped.
+    """The lock of one folder, released by `release`, or when the object is dropped.
 
-    Ctrl-C may come between taking it and giving it to somebody who would release it:
-    a dropped lock drops its file, whose descriptor is then closed.
+    Ctrl-C may come between taking the lock and storing it: a dropped lock drops its
+    file, whose descriptor is then closed.
 
     Attributes:
-        told_apart: The file system tells a file from a later one of its number.
+        identifiable: The file system tells a file from a later one of its number.
 
     Raises:
-        LockedError: Somebody, here or in another process, holds it.
+        LockedError: This or another process holds it.
     """
 
-    told_apart = True
+    identifiable = True
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE_NAME
@@ -57,19 +59,19 @@ class WriterLock:
 
     def _take(self, folder: Path) -> None:
         key = self._file.identity()
-        self.told_apart = key[2] != NO_BIRTH
-        if key in _held:
+        self.identifiable = key[2] != NO_BIRTH
+        if key in _open_locks:
             raise LockedError(
                 f"{folder} is already open for writing in this process (pid "
-                f"{os.getpid()}), expected one writer; close that buffer first, or "
-                "open this one with mode='r'"
+                f"{os.getpid()}). Close that buffer first, or open this one with "
+                "mode='r'."
             )
         try:
             files.disk.lock(self._file.fd)
         except BlockingIOError as error:
             raise LockedError(
-                f"{folder} is being written by {holder(folder)}, expected no writer; "
-                "wait until it closes, or open with mode='r'"
+                f"{folder} is being written by {holder(folder)}. Wait until it "
+                "closes, or open with mode='r'."
             ) from error
         except OSError as error:
             raise FailedError(
@@ -84,12 +86,12 @@ class WriterLock:
         self._file.pwrite(data, 0)
         # Held only once nothing can fail: closing the file is what gives it back.
         self._key = key
-        _held[key] = self
+        _open_locks[key] = self
 
     def release(self) -> None:
         """Let others write; a second call does nothing."""
-        if _held.get(self._key) is self:
-            del _held[self._key]
+        if _open_locks.get(self._key) is self:
+            del _open_locks[self._key]
         self._file.close()
 
     def forget(self) -> None:
@@ -115,10 +117,9 @@ def holder(folder: Path) -> str:
 
 
 def held_by(folder: Path) -> dict[str, object] | None:
-    """Return the lock's text, which only informs, or None where it says nothing.
+    """Return the lock's text, which is for information, or None where it is not valid.
 
-    Anybody may have written it: a pid that is none, or a host that is no short name,
-    says nothing.
+    Any process may have written it: the pid must be one, and the host a short name.
 
     Returns:
         ``pid``, ``host``, and ``start`` (Unix time in seconds) where that is a number.
@@ -137,7 +138,7 @@ def held_by(folder: Path) -> dict[str, object] | None:
 
 
 def _names_host(host: object) -> bool:
-    """Whether it is a name that says no more to a terminal than what is seen."""
+    """Return whether it is a host's name that is safe to print."""
     return (
         isinstance(host, str)
         and 1 <= len(host) <= MAX_HOST_LENGTH
@@ -146,7 +147,7 @@ def _names_host(host: object) -> bool:
 
 
 def locked(folder: Path) -> bool:
-    """Tell whether somebody holds the lock now; asking never takes it.
+    """Return whether a process holds the lock now; never takes it.
 
     To try the lock would, for a moment, turn a writer away. Where the system does
     not list its locks, or hides other containers', the answer is False.
@@ -157,25 +158,25 @@ def locked(folder: Path) -> bool:
         table = Path("/proc/locks").read_text("ascii")
     except OSError:
         return False
-    held = [line.split()[5] for line in table.splitlines() if " FLOCK " in line]
+    inodes = [line.split()[5] for line in table.splitlines() if " FLOCK " in line]
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     if file_system(path) == "?":
         # Subvolumes and overlays have a number of their own, the table their disk's.
-        return any(each.rpartition(":")[2] == str(status.st_ino) for each in held)
-    return f"{device}:{status.st_ino}" in held
+        return any(entry.rpartition(":")[2] == str(status.st_ino) for entry in inodes)
+    return f"{device}:{status.st_ino}" in inodes
 
 
 def _forget_in_child() -> None:
-    for lock in list(_held.values()):
+    for lock in list(_open_locks.values()):
         lock.forget()
-    _held.clear()
+    _open_locks.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def refuse_network(path: Path, allowed: bool) -> None:
-    """Refuse to write where locks and mappings of several hosts do not meet.
+    """Refuse to write to a network file system, unless it is allowed.
 
     Raises:
         FailedError: It is a network file system and none was allowed.
@@ -183,7 +184,7 @@ def refuse_network(path: Path, allowed: bool) -> None:
     kind = file_system(path)
     if kind in NETWORK and not allowed:
         raise FailedError(
-            f"{path} is on a network file system ({kind}), expected a local one for "
-            "writing, as locks and mappings are not reliable there; write to a local "
-            "disk, or pass allow_network=True if only this host ever writes"
+            f"{path} is on a network file system ({kind}), where locks and mappings "
+            "are not reliable. Write to a local disk, or pass allow_network=True if "
+            "only this host ever writes."
         )

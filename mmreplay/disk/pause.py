@@ -1,8 +1,8 @@
-"""A pause of the ring: while somebody holds it, the writer gives up no row.
+"""A pause of the ring: while a process holds it, the writer overwrites no row.
 
-Whoever copies rows takes it, in any process; the writer asks before it lets rows be
-overwritten, and goes on within its reserve meanwhile. It is a flock, so that it dies
-with its owner: a copy that was killed stops no writer.
+A process that copies rows takes it; the writer asks before it lets rows be
+overwritten, and adds within its reserve meanwhile. It is a flock, which ends with its
+process: a copy that was killed stops no writer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FILE_NAME = "PAUSE"
 PATIENCE_S = 2.0
 ASK_EVERY_S = 0.005
 
-_held: weakref.WeakSet[Pause] = weakref.WeakSet()
+_open_pauses: weakref.WeakSet[Pause] = weakref.WeakSet()
 
 
 class Pause:
-    """The held pause of one folder, until `release`.
+    """The pause of one folder, until `release`.
 
     Raises:
-        LockedError: Somebody else holds it.
+        LockedError: Another snapshot holds it.
         FailedError: The folder cannot be written.
     """
 
@@ -40,18 +40,17 @@ class Pause:
         self._file = File.open(path, None)
         deadline = time.monotonic() + PATIENCE_S
         try:
-            while not taken(self._file):
+            while not try_lock(self._file):
                 if time.monotonic() > deadline:
                     raise LockedError(
-                        f"{folder} is paused by another snapshot already, expected "
-                        "one at a time; wait until it is done, or take this one "
-                        "without pause"
+                        f"{folder} is already paused by another snapshot. Wait until "
+                        "it is done, or take this one without pause."
                     )
                 time.sleep(0.001)
         except BaseException:
             self._file.close()
             raise
-        _held.add(self)
+        _open_pauses.add(self)
 
     def release(self) -> None:
         """Let the writer go on; a second call does nothing."""
@@ -59,19 +58,19 @@ class Pause:
 
 
 def await_release(folder: Path) -> None:
-    """Return once nobody pauses the ring of a folder; at once if nobody ever did."""
+    """Return once the ring of a folder is not paused; at once if it never was."""
     path = folder / FILE_NAME
     if not path.exists():
         return
     file = File.open(path, None)
     try:
-        while not taken(file):
+        while not try_lock(file):
             time.sleep(ASK_EVERY_S)
     finally:
         file.close()
 
 
-def taken(file: File) -> bool:
+def try_lock(file: File) -> bool:
     """Take the lock of a file until it is closed; False where another has it."""
     try:
         files.disk.lock(file.fd)
@@ -79,8 +78,8 @@ def taken(file: File) -> bool:
         return False
     except OSError as error:
         raise FailedError(
-            f"cannot lock {file.path}: {error.strerror}, expected a file system with "
-            "flock; put the buffer on another one",
+            f"cannot lock {file.path}: {error.strerror}. Put the buffer on a file "
+            "system with flock.",
             errno_=error.errno,
         ) from error
     return True
@@ -95,7 +94,7 @@ def _create(path: Path) -> None:
 
 
 def _forget_in_child() -> None:
-    for pause in list(_held):
+    for pause in list(_open_pauses):
         pause.release()
 
 

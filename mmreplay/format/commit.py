@@ -108,7 +108,7 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     slot = decode_slot(data, MAGIC, HEADER, num_envs, NUM_COLUMNS)
     if slot is None:
         return None
-    (flags, sequence, epoch, boot, own_uuid, generation, device, inode, time_ns,
+    (flags, sequence, epoch, boot_id, own_uuid, generation, device, inode, time_ns,
      cut_epoch, cut_rows, birth), (heads, limits, tails, cuts) = slot  # fmt: skip
     if own_uuid != uuid:
         return None
@@ -119,7 +119,7 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     if max(sequence, epoch, limits.max()) >= MAX_COUNT:
         return None
     return Record(
-        sequence, epoch, flags, boot, own_uuid, generation, device, inode, time_ns,
+        sequence, epoch, flags, boot_id, own_uuid, generation, device, inode, time_ns,
         heads, limits, tails, cuts, cut_epoch, cut_rows, birth,
     )  # fmt: skip
 

@@ -306,11 +306,12 @@ def _check_size(ring: Ring, schema: Schema) -> None:
         )
 
 
-def _number(value: Json, key: str, name: str, least: int, most: int) -> int:
+def _number(value: Json, key: str, name: str, minimum: int, maximum: int) -> int:
     number = value[key]
-    if type(number) is not int or not least <= number <= most:
+    if type(number) is not int or not minimum <= number <= maximum:
         raise FormatError(
-            f"{name} says {key} {number!r}, expected an integer in [{least}, {most}]"
+            f"{name} says {key} {number!r}, expected an integer in [{minimum}, "
+            f"{maximum}]"
         )
     return number
 

@@ -20,7 +20,7 @@ from mmreplay.buffer.limiting import Count
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import refuse_link
-from mmreplay.disk.pause import taken
+from mmreplay.disk.pause import try_lock
 from mmreplay.errors import (
     FailedError,
     FormatError,
@@ -72,7 +72,7 @@ class BoundLimit:
         self._callers = {"insert": weakref.WeakSet(), "sample": weakref.WeakSet()}
         self._base = self._agree()
         # By another path it is the same folder.
-        self._place = folder.resolve()
+        self._path = folder.resolve()
         with _binding:
             _bound.add(self)
 
@@ -170,13 +170,13 @@ class BoundLimit:
                 if error.errno != errno.EEXIST:
                     raise
         file = File.open(path, None, writable=True)
-        if taken(file):
+        if try_lock(file):
             return file
         file.close()
         return None
 
     def _seated(self) -> File:
-        """Take the first free count, and go on from what it says."""
+        """Lock the first free count, and continue from its value."""
         self._check()
         if self._learner is not None:
             return self._learner
@@ -189,19 +189,19 @@ class BoundLimit:
                 self._drawn, self._learner = _read(file), file
                 return file
         raise FailedError(
-            f"{self._folder} has {len(LEARNERS)} learners already, expected fewer; "
-            "close one"
+            f"{self._folder} already has {len(LEARNERS)} learners, the most it can "
+            "have. Close one."
         )
 
     def _learners(self) -> set[str]:
-        """Names of the counts that are there; others may lie beside them."""
+        """Return the names of the learners' counts; other files may lie beside them."""
         try:
             return set(LEARNERS).intersection(os.listdir(self._folder))
         except OSError as error:
             raise system_error("list", self._folder, error) from error
 
     def _now(self, look: bool) -> tuple[int, int, int]:
-        """Rows written, items drawn, rows alive; look for new learners if told to."""
+        """Return rows written, items drawn and rows alive; look for new learners."""
         written, alive = self._rows()
         with self._lock:
             self._check()
@@ -216,7 +216,7 @@ class BoundLimit:
 
     def _wait(self, side: Side) -> None:
         me = threading.current_thread()
-        _waiting[me] = self._place, side
+        _waiting[me] = self._path, side
         try:
             self._wait_on(side)
         finally:
@@ -227,11 +227,11 @@ class BoundLimit:
         allows = getattr(limiter, f"allows_{side}")
         seen, since, pause = None, began, SHORTEST_S
         while not allows(*(now := self._now(look=True))):
-            moment = time.monotonic()
+            now_s = time.monotonic()
             if now != seen:
-                seen, since = now, moment
-            over = limiter.timeout is not None and moment - began >= limiter.timeout
-            alone = moment - since >= limiter.patience and not self._helped(side)
+                seen, since = now, now_s
+            over = limiter.timeout is not None and now_s - began >= limiter.timeout
+            alone = now_s - since >= limiter.patience and not self._helped(side)
             if over or alone:
                 break
             time.sleep(pause)
@@ -247,50 +247,50 @@ class BoundLimit:
     ) -> StarvedError:
         what = "a learner to draw" if side == "insert" else "the writer to add"
         why = "it is alone" if alone else f"{self._limiter.timeout:g} s are over"
-        ratio, least, error = self._limiter.law
+        ratio, min_size, error = self._limiter.law
         return StarvedError(
             f"{self._folder.parent}: waited for {what}, but {why}: got {now[0]} rows "
             f"written, {now[2]} of them alive, and {now[1]} items drawn, expected at "
-            f"least {least} alive and {ratio:g} items a row within {error:g}; start "
+            f"least {min_size} alive and {ratio:g} items a row within {error:g}; start "
             "the other side, or give another timeout, patience or on_timeout='proceed'"
         )
 
     def _helped(self, side: Side) -> bool:
-        """Whether another thread or process is there that could end a wait."""
+        """Return whether another thread or process could end a wait."""
         with _binding:
-            ours = [each for each in _bound if each._place == self._place]
-        if any(each._may_help(side) for each in ours):
+            ours = [limit for limit in _bound if limit._path == self._path]
+        if any(limit._may_help(side) for limit in ours):
             return True
         names = {WRITER} if side == "sample" else self._learners()
         return any(
-            self._taken_elsewhere(name)
-            for name in names - {name for each in ours for name in each.places}
+            self._is_locked_elsewhere(name)
+            for name in names - {name for limit in ours for name in limit.lock_names}
         )
 
     def _may_help(self, side: Side) -> bool:
-        """Whether a thread lives that does the other side's, and does not wait too."""
+        """Return whether a thread of the other side lives and does not wait too."""
         callers = self._callers["insert" if side == "sample" else "sample"]
         with self._lock:
-            alive = [each for each in callers if each.is_alive()]
+            alive = [thread for thread in callers if thread.is_alive()]
         # This thread too waits for the same.
-        return any(_waiting.get(each) != (self._place, side) for each in alive)
+        return any(_waiting.get(thread) != (self._path, side) for thread in alive)
 
-    def _taken_elsewhere(self, name: str) -> bool:
+    def _is_locked_elsewhere(self, name: str) -> bool:
         with suppress(FormatError):
             file = File.open(self._folder / name, None)
             try:
-                return not taken(file)
+                return not try_lock(file)
             finally:
                 file.close()
         return False
 
     @property
-    def places(self) -> list[str]:
-        """Names of the files whose locks it holds."""
+    def lock_names(self) -> list[str]:
+        """Names of the files whose locks are held."""
         return [file.path.name for file in (self._writer, self._learner) if file]
 
     def close(self) -> None:
-        """Give the places up; a second call does nothing."""
+        """Release the locks; a second call does nothing."""
         with self._lock:
             self._closed = True
             for file in (self._writer, self._learner, *self._known.values()):

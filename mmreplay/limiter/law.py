@@ -157,8 +157,8 @@ class RateLimiter:
         """
         if size < self.min_size:
             return True
-        ratio, least, error = self.law
-        return ratio * (inserts + 1) - samples <= ratio * least + error
+        ratio, min_size, error = self.law
+        return ratio * (inserts + 1) - samples <= ratio * min_size + error
 
     def allows_sample(self, inserts: int, samples: int, size: int) -> bool:
         """Whether one more item may be drawn.
@@ -170,10 +170,10 @@ class RateLimiter:
         """
         if size < self.min_size:
             return False
-        ratio, least, error = self.law
+        ratio, min_size, error = self.law
         # Of a product that is infinite too the difference would be none.
         return error == math.inf or (
-            ratio * inserts - (samples + 1) >= ratio * least - error
+            ratio * inserts - (samples + 1) >= ratio * min_size - error
         )
 
     def check(self, folder: object, capacity: int) -> None:

@@ -217,7 +217,9 @@ def record(
     """
     integer("steps", steps, 1, "Give the steps to record.")
     path = Path(files.expanded(path))
-    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    missing = [
+        folder for folder in (path, *path.parents) if not os.path.lexists(folder)
+    ]
     had_lock = os.path.lexists(path / LOCK)
     made = isinstance(env, str)
     played = (
@@ -232,23 +234,23 @@ def record(
             _random(played, seed) if policy is None else policy, played.action_space
         )
         # Every second row of an environment is a final one at most.
-        most = 2 * -(-steps // source.num_envs) + 2
+        max_rows = 2 * -(-steps // source.num_envs) + 2
         started = perf_counter()
         fresh = not (path / FILE_NAME).exists()
         buffer = _open(
-            path, Schema.from_env(played), source, capacity, most,
+            path, Schema.from_env(played), source, capacity, max_rows,
             on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             try:
                 source.reset(seed)
                 episodes = _play(source, buffer, actor, steps, meter)
-                held = len(buffer)
+                num_held = len(buffer)
             except BaseException as error:
                 empty = fresh and not buffer.heads.any()
                 if isinstance(error, FullError) and buffer.heads.any():
-                    told = f"mmreplay info {path} counts them"
-                    error.add_note(f"steps before are kept; {told}")
+                    counting = f"mmreplay info {path} counts them"
+                    error.add_note(f"steps before are kept; {counting}")
                 raise
         seconds = perf_counter() - started
     except BaseException:
@@ -264,7 +266,7 @@ def record(
     finally:
         if made:
             played.close()
-    return RecordReport(path, steps, seconds, meter.nbytes, episodes, held)
+    return RecordReport(path, steps, seconds, meter.nbytes, episodes, num_held)
 
 
 def _remove(path: Path, data: str, keep_lock: bool) -> None:
@@ -307,7 +309,7 @@ def _play(
             row = begun | turn.leaves()
             # From here on an interruption may find the final rows written.
             due, waiting = waiting, none
-            kept = _kept(due, steps - done, buffer)
+            kept = _rows_to_store(due, steps - done, buffer)
             with actor.taking(action):
                 _add(buffer, row, turn.final, kept)
             stepped = kept & ~due
@@ -328,16 +330,16 @@ def _play(
     return episodes
 
 
-def _kept(
-    waiting: NDArray[np.bool_], room: int, buffer: ReplayBuffer
+def _rows_to_store(
+    waiting: NDArray[np.bool_], num_free: int, buffer: ReplayBuffer
 ) -> NDArray[np.bool_]:
     """The environments whose row is added: all, or those that room is left for."""
     live = np.flatnonzero(~waiting)
-    kept = np.ones(len(waiting), bool)
-    if len(live) > room:
+    stored = np.ones(len(waiting), bool)
+    if len(live) > num_free:
         fewest = np.argsort(buffer.heads[live], kind="stable")
-        kept[live[fewest[room:]]] = False
-    return kept
+        stored[live[fewest[num_free:]]] = False
+    return stored
 
 
 def _add(
@@ -368,11 +370,11 @@ def _row_nbytes(schema: Schema) -> int:
     )
 
 
-def _num_envs(path: Path, told: int | None) -> int:
+def _num_envs(path: Path, asked: int | None) -> int:
     """Environments to make: as told, or as the buffer has."""
-    if told is None and (path / FILE_NAME).exists():
+    if asked is None and (path / FILE_NAME).exists():
         return load(path).ring.num_envs
-    return 1 if told is None else told
+    return 1 if asked is None else asked
 
 
 def _random(env: Any, seed: int | None) -> Policy:
@@ -403,9 +405,9 @@ def _open(
     return buffer
 
 
-def _compare_engine(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
+def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
     sharding = buffer.metadata.sharding
-    for name, value in given.items():
+    for name, value in asked.items():
         held = getattr(sharding, name, None)
         held = buffer.metadata.engine if name == "engine" else held
         if value != held:
@@ -423,9 +425,9 @@ def _compare(
     for name in [*ours, *theirs]:
         if ours.get(name) != theirs.get(name):
             raise SchemaError(
-                f"field {name!r}: the environment gives {_told(theirs, name)}, the "
-                f"buffer at {buffer.path} holds {_told(ours, name)}, "
-                "expected the same; record to another path"
+                f"field {name!r}: the environment gives {_field_text(theirs, name)}, "
+                f"but the buffer at {buffer.path} holds {_field_text(ours, name)}. "
+                "Record to another path."
             )
     for name, got, held in (
         ("num_envs", source.num_envs, buffer.num_envs),
@@ -443,7 +445,7 @@ def _compare(
             )
 
 
-def _told(fields: Mapping[str, Field], name: str) -> str:
+def _field_text(fields: Mapping[str, Field], name: str) -> str:
     field = fields.get(name)
     if field is None:
         return "nothing"

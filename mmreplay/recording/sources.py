@@ -183,20 +183,20 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
     )
 
 
-def _mode(env: Any, told: Autoreset | None) -> Autoreset:
+def _mode(env: Any, asked: Autoreset | None) -> Autoreset:
     """A vector environment's autoreset mode, in our words."""
-    if told is not None:
+    if asked is not None:
         one_of(
-            "autoreset", told, AUTORESETS, "Leave it out if the environment says it."
+            "autoreset", asked, AUTORESETS, "Leave it out if the environment says it."
         )
     stated = env.metadata.get("autoreset_mode")
     if stated is None:
-        if told is None:
+        if asked is None:
             raise SchemaError(
                 f"{type(env).__name__}: got no metadata['autoreset_mode'], expected it "
                 f"stated; pass autoreset=, one of {AUTORESETS}"
             )
-        return told
+        return asked
     from gymnasium.vector import AutoresetMode
 
     words: dict[AutoresetMode, Autoreset] = {
@@ -205,9 +205,9 @@ def _mode(env: Any, told: Autoreset | None) -> Autoreset:
         AutoresetMode.DISABLED: "disabled",
     }
     mode = words[AutoresetMode(stated)]
-    if told not in (None, mode):
+    if asked not in (None, mode):
         raise SchemaError(
-            f"autoreset: got {told!r}, but the environment's metadata say {mode!r}, "
+            f"autoreset: got {asked!r}, but the environment's metadata say {mode!r}, "
             "expected the same; leave autoreset out"
         )
     return mode

@@ -28,7 +28,7 @@ from mmreplay.disk.lock import WriterLock, holder, locked
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
 from mmreplay.repairing.scan import (
-    Evidence,
+    DamageScan,
     ShortStore,
     gather,
     open_store,
@@ -49,13 +49,13 @@ CHUNK_ROWS = 1 << 20
 
 @dataclass(slots=True)
 class SurvivingRows:
-    """Rows of one environment that stay, in stretches, oldest first.
+    """Rows of one environment that survive, as intervals, oldest first.
 
     Attributes:
-        firsts: First position of each stretch.
+        firsts: First position of each interval.
         counts: Rows of each.
         marks: Flags by position, of the rows whose flags change.
-        torn: Rows that begin an episode now, whose first steps are cut.
+        torn: Rows that begin an episode now because its first steps are lost.
     """
 
     firsts: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class SurvivingRows:
 
     @property
     def total(self) -> int:
-        """Rows that stay."""
+        """Number of surviving rows."""
         return sum(self.counts)
 
     def keep(self, positions: Array) -> None:
@@ -92,8 +92,8 @@ class SurvivingRows:
         stops = head - self.total + np.cumsum(self.counts)
         which = np.searchsorted(stops, positions, side="right")
         begins = stops - np.array(self.counts)
-        found: Array = np.array(self.firsts)[which] + positions - begins[which]
-        return found
+        sources: Array = np.array(self.firsts)[which] + positions - begins[which]
+        return sources
 
 
 class Sorter:
@@ -107,22 +107,22 @@ class Sorter:
 
     def sort(
         self,
-        stretches: list[tuple[int, int]],
+        intervals: list[tuple[int, int]],
         read: Callable[[int, int], Flags],
     ) -> SurvivingRows:
         """Keep the rows of stretches whose flags are possible.
 
         Args:
-            stretches: ``(first, stop)`` of the rows not known to be bad.
+            intervals: ``(first, stop)`` of the rows not known to be bad.
             read: Flags of positions ``[first, stop)``.
         """
-        kept = SurvivingRows()
+        surviving = SurvivingRows()
         last: tuple[int, int] | None = None
-        for first, stop in stretches:
+        for first, stop in intervals:
             for at in range(first, stop, CHUNK_ROWS):
                 flags = read(at, min(at + CHUNK_ROWS, stop))
-                last = self._chunk(at, flags, kept, last)
-        return kept
+                last = self._chunk(at, flags, surviving, last)
+        return surviving
 
     def _chunk(
         self,
@@ -139,7 +139,7 @@ class Sorter:
             orphans = (seams | bad) & (found == FINAL)
             if not orphans.any():
                 break
-            # What they ended is gone: nobody can be told what they followed.
+            # The steps before them are lost, so no episode has these as its end.
             positions, found = positions[~orphans], found[~orphans]
         if not len(positions):
             return last
@@ -171,7 +171,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CopyBlock:
     """Rows of one environment that are copied at once.
 
     Attributes:
@@ -194,112 +194,112 @@ class Piece:
                 flags[np.searchsorted(self.sources, position)] = value
 
 
-def pieces(
-    evidence: Evidence,
-    kept: list[SurvivingRows],
+def copy_blocks(
+    scan: DamageScan,
+    surviving: list[SurvivingRows],
     tails: Array,
     size: int,
     progress: Progress | None,
-) -> Iterator[Piece]:
-    """Go through all that stays, environment by environment, oldest first.
+) -> Iterator[CopyBlock]:
+    """Yield all surviving rows, environment by environment, oldest first.
 
     Args:
-        evidence: Of the damaged buffer.
-        kept: What stays, by environment.
+        scan: Of the damaged buffer.
+        surviving: What stays, by environment.
         tails: int64 ``[E]``, the oldest position of the new buffer.
-        size: Rows of a piece, at most.
-        progress: Called when a piece is done.
+        size: Rows of a block, at most.
+        progress: Called after each block.
     """
-    ring = evidence.metadata.ring
-    done, total = 0, int((evidence.heads - tails).sum())
-    for env_id, each in enumerate(kept):
-        tail, head = int(tails[env_id]), int(evidence.heads[env_id])
+    ring = scan.metadata.ring
+    done, total = 0, int((scan.heads - tails).sum())
+    for env_id, rows_of_env in enumerate(surviving):
+        tail, head = int(tails[env_id]), int(scan.heads[env_id])
         for first in range(tail, head, size):
             positions = np.arange(first, min(first + size, head))
-            sources = each.sources(head, positions)
+            sources = rows_of_env.sources(head, positions)
             ids = np.full(len(positions), env_id)
             rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
-            yield Piece(sources, rows, to, each.marks)
+            yield CopyBlock(sources, rows, to, rows_of_env.marks)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, total)
 
 
-Stretch = tuple[int, int]
+Interval = tuple[int, int]
 UNPACKED_ROWS = 1024
 LOOK_ROWS = 1 << 16
 
 
 @contextmanager
-def opened(evidence: Evidence) -> Iterator[ShortStore]:
-    """The rows of the damaged buffer, through its shards."""
-    folder = evidence.path / evidence.metadata.folder
-    store = open_store(folder, evidence.metadata)
+def opened(scan: DamageScan) -> Iterator[ShortStore]:
+    """Open the rows of the damaged buffer."""
+    folder = scan.path / scan.metadata.folder
+    store = open_store(folder, scan.metadata)
     try:
         yield store
     finally:
         store.close()
 
 
-def unreadable(evidence: Evidence, store: ShortStore, env_id: int) -> list[Stretch]:
-    """Stretches in reach that are not there, or unreadable and without a checksum."""
-    size = evidence.metadata.ring.block_rows
-    first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-    begin = min(max(first, int(evidence.unsummed[env_id])), head)
-    end = max(begin, min(int(evidence.summed[env_id]) // size * size, head))
-    found: list[Stretch] = []
-    for inside in evidence.alive(env_id)[0]:
+def unreadable(scan: DamageScan, store: ShortStore, env_id: int) -> list[Interval]:
+    """Return the intervals that are missing, or unreadable and without checksum."""
+    size = scan.metadata.ring.block_rows
+    first, head = int(scan.firsts[env_id]), int(scan.heads[env_id])
+    begin = min(max(first, int(scan.unsummed[env_id])), head)
+    end = max(begin, min(int(scan.summed[env_id]) // size * size, head))
+    intervals: list[Interval] = []
+    for inside in scan.alive(env_id)[0]:
         if store.held < store.ring.num_rows:
-            found += _stretches(store.ring, env_id, inside, store.absent)
+            intervals += _intervals(store.ring, env_id, inside, store.absent)
         for low, high in ((first, -(-begin // size) * size), (end, head)):
             span = range(max(low, inside.start), min(high, inside.stop))
-            found += _unplaced(evidence, env_id, span)
+            intervals += _misplaced(scan, env_id, span)
             for at, stop, _ in torn(store, env_id, span.start, span.stop):
-                found.append((at, stop))
-    return found
+                intervals.append((at, stop))
+    return intervals
 
 
-def _unplaced(evidence: Evidence, env_id: int, span: range) -> Iterator[Stretch]:
-    """Stretches of rows that may be elsewhere, where no checksum would tell."""
-    ring, placed = evidence.metadata.ring, evidence.placed()
+def _misplaced(scan: DamageScan, env_id: int, span: range) -> Iterator[Interval]:
+    """Yield the intervals of rows that may be misplaced without a checksum to show."""
+    ring, placed = scan.metadata.ring, scan.placed()
     if placed < ring.num_rows:
-        yield from _stretches(ring, env_id, span, lambda rows: rows >= placed)
+        yield from _intervals(ring, env_id, span, lambda rows: rows >= placed)
 
 
-def _stretches(
-    ring: Ring, env_id: int, span: range, gone: Callable[[Array], NDArray[np.bool_]]
-) -> Iterator[Stretch]:
-    """Stretches of those positions of a span whose rows are gone."""
+def _intervals(
+    ring: Ring, env_id: int, span: range, is_lost: Callable[[Array], NDArray[np.bool_]]
+) -> Iterator[Interval]:
+    """Yield the intervals of a span whose rows are lost."""
     for low in range(span.start, span.stop, LOOK_ROWS):
         positions = np.arange(low, min(low + LOOK_ROWS, span.stop))
-        lost = gone(ring.rows(np.full(len(positions), env_id), positions))
+        lost = is_lost(ring.rows(np.full(len(positions), env_id), positions))
         edges = np.flatnonzero(np.diff(lost, prepend=False, append=False)) + low
         yield from map(tuple, edges.reshape(-1, 2).tolist())
 
 
 def copied(
-    evidence: Evidence,
-    kept: list[SurvivingRows],
+    scan: DamageScan,
+    surviving: list[SurvivingRows],
     store: ZarrStore,
     tails: Array,
     progress: Progress | None,
 ) -> None:
-    """Copy the rows that stay to their new positions; places that are full are sealed.
+    """Copy the surviving rows to their new positions, and seal full shards.
 
     Args:
-        evidence: Of the damaged buffer.
-        kept: What stays, by environment.
+        scan: Of the damaged buffer.
+        surviving: What stays, by environment.
         store: The new buffer's.
         tails: int64 ``[E]``, the oldest position of the new buffer.
         progress: Called with (rows written, rows to write).
     """
     paths = store.schema.paths
-    with opened(evidence) as source:
-        for piece in pieces(evidence, kept, tails, UNPACKED_ROWS, progress):
-            flags = source.flags(piece.rows).copy()
-            piece.mark(flags)
-            source.prefetch(piece.rows, paths)
-            store.write(piece.to, source.gather(piece.rows, paths), flags)
+    with opened(scan) as source:
+        for block in copy_blocks(scan, surviving, tails, UNPACKED_ROWS, progress):
+            flags = source.flags(block.rows).copy()
+            block.mark(flags)
+            source.prefetch(block.rows, paths)
+            store.write(block.to, source.gather(block.rows, paths), flags)
 
 
 CHUNK_NBYTES = 4 << 20
@@ -414,25 +414,25 @@ def repair(
         )
     with ExitStack() as stack:
         stack.enter_context(_without_advice())
-        evidence = gather(source, None if like is None else opening.absolute(like))
-        stack.callback(evidence.close)
-        refuse_oversized(evidence)
+        scan = gather(source, None if like is None else opening.absolute(like))
+        stack.callback(scan.close)
+        refuse_oversized(scan)
         opening.refuse_inside(where, source)
-        kept, cuts = _choose(evidence, keep_unproven)
+        surviving, dropped = _choose(scan, keep_unproven)
         stack.enter_context(new_folder(where, False))
         if in_place:
             # Who came to write meanwhile would go on in what is moved away.
             stack.callback(WriterLock(source).release)
-        rows = _build(evidence, kept, where, progress)
+        rows = _build(scan, surviving, where, progress)
         if in_place:
             files.exchange(source, where)
             source, where = where, source
-    return RepairReport(source, where, rows, tuple(cuts), tuple(evidence.restored))
+    return RepairReport(source, where, rows, tuple(dropped), tuple(scan.restored))
 
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Whoever repairs already is not told to."""
+    """Leave the advice to run repair out of errors: it runs already."""
     try:
         yield
     except FormatError as error:
@@ -442,57 +442,59 @@ def _without_advice() -> Iterator[None]:
 
 
 def _choose(
-    evidence: Evidence, keep_unproven: bool
+    scan: DamageScan, keep_unproven: bool
 ) -> tuple[list[SurvivingRows], list[DroppedRows]]:
-    """What stays of each environment, and what does not."""
-    ring = evidence.metadata.ring
+    """Choose the rows that survive of each environment, and those dropped."""
+    ring = scan.metadata.ring
     bad: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
-    for env_id, block, why in evidence.bad_blocks():
+    for env_id, block, why in scan.bad_blocks():
         if why != "unproven" or not keep_unproven:
             first = block * ring.block_rows
             bad[env_id].append((first, first + ring.block_rows, why))
-    for env_id, first, stop in _missing(evidence):
+    for env_id, first, stop in _missing(scan):
         bad[env_id].append((first, stop, "missing"))
-    sorter = Sorter(evidence.metadata.autoreset == "next_step")
-    kept, cuts = [], []
+    sorter = Sorter(scan.metadata.autoreset == "next_step")
+    surviving, dropped = [], []
     for env_id in range(ring.num_envs):
-        first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
+        first, head = int(scan.firsts[env_id]), int(scan.heads[env_id])
         lost = sorted(bad.pop(env_id, ()))
-        good, gone = _rest(first, head, lost)
-        found = sorter.sort(good, _reader(evidence, env_id))
-        gone += _flagged(good, found)
-        kept.append(found)
-        cuts += [DroppedRows(env_id, a, b, why) for a, b, why in _joined(sorted(gone))]
-    torn = sum(each.torn for each in kept)
+        good, lost_intervals = _rest(first, head, lost)
+        sorted_rows = sorter.sort(good, _reader(scan, env_id))
+        lost_intervals += _flagged(good, sorted_rows)
+        surviving.append(sorted_rows)
+        dropped += [
+            DroppedRows(env_id, a, b, why)
+            for a, b, why in _joined(sorted(lost_intervals))
+        ]
+    torn = sum(rows_of_env.torn for rows_of_env in surviving)
     if torn:
-        evidence.restored.append(
-            f"episodes that lost their first steps: {torn}; each begins behind rows "
-            "that are cut, and passes for a whole one to frame stacks and episode "
-            "samplers"
+        scan.restored.append(
+            f"episodes that lost their first steps: {torn}; each begins after dropped "
+            "rows, and frame stacks and episode samplers take it for a whole episode"
         )
-    return kept, cuts
+    return surviving, dropped
 
 
-def _joined(gone: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def _joined(intervals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Stretches of which one ends where the next begins, for one reason, as one."""
     joined: list[tuple[int, int, str]] = []
-    for first, stop, why in gone:
+    for first, stop, why in intervals:
         if joined and joined[-1][1:] == (first, why):
             first = joined.pop()[0]
         joined.append((first, stop, why))
     return joined
 
 
-def _missing(evidence: Evidence) -> Iterator[tuple[int, int, int]]:
+def _missing(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
     """(environment, first, stop) of rows that no file holds, or that are unreadable."""
-    num_envs = evidence.metadata.ring.num_envs
+    num_envs = scan.metadata.ring.num_envs
     for env_id in range(num_envs):
-        for beyond in evidence.alive(env_id)[1]:
+        for beyond in scan.alive(env_id)[1]:
             yield env_id, beyond.start, beyond.stop
-    if evidence.metadata.engine == "zarr":
-        with opened(evidence) as store:
+    if scan.metadata.engine == "zarr":
+        with opened(scan) as store:
             for env_id in range(num_envs):
-                for first, stop in unreadable(evidence, store, env_id):
+                for first, stop in unreadable(scan, store, env_id):
                     yield env_id, first, stop
 
 
@@ -515,56 +517,58 @@ def _rest(
 
 
 def _flagged(
-    good: list[tuple[int, int]], found: SurvivingRows
+    good: list[tuple[int, int]], sorted_rows: SurvivingRows
 ) -> list[tuple[int, int, str]]:
     """Rows of good stretches that were not kept all the same."""
-    gone = []
-    kept = list(zip(found.firsts, found.counts, strict=True))
+    dropped = []
+    surviving = list(zip(sorted_rows.firsts, sorted_rows.counts, strict=True))
     for first, stop in good:
-        inside = [(a, a + n, "flags") for a, n in kept if a < stop and a + n > first]
-        gone += [(a, b, "flags") for a, b in _rest(first, stop, inside)[0]]
-    return gone
+        inside = [
+            (a, a + n, "flags") for a, n in surviving if a < stop and a + n > first
+        ]
+        dropped += [(a, b, "flags") for a, b in _rest(first, stop, inside)[0]]
+    return dropped
 
 
-def _reader(evidence: Evidence, env_id: int) -> Callable[[int, int], Flags]:
-    ring, file = evidence.metadata.ring, evidence.opened[FLAGS]
+def _reader(scan: DamageScan, env_id: int) -> Callable[[int, int], Flags]:
+    ring, file = scan.metadata.ring, scan.opened[FLAGS]
 
     def read(first: int, stop: int) -> Flags:
-        parts = []
+        segments = []
         for row, step, count in ring.stretch(env_id, first, stop):
             data = file.pread((count - 1) * step + 1, row)
-            parts.append(np.frombuffer(data, np.uint8)[::step])
-        return np.concatenate(parts)
+            segments.append(np.frombuffer(data, np.uint8)[::step])
+        return np.concatenate(segments)
 
     return read
 
 
 def _build(
-    evidence: Evidence,
-    kept: list[SurvivingRows],
+    scan: DamageScan,
+    surviving: list[SurvivingRows],
     target: Path,
     progress: Progress | None,
 ) -> int:
     """Fill the target's folder; metadata.json is the last file to appear in it."""
-    old = evidence.metadata
+    old = scan.metadata
     metadata = replace(old, uuid=secrets.token_bytes(16), generation=1)
-    totals = np.array([each.total for each in kept])
-    tails = evidence.heads - totals
+    totals = np.array([rows_of_env.total for rows_of_env in surviving])
+    tails = scan.heads - totals
     # Forged metadata may claim a ring of any size, with sparse files.
-    existing_nbytes = sum(file.disk_nbytes()[1] for file in evidence.opened.values())
+    existing_nbytes = sum(file.disk_nbytes()[1] for file in scan.opened.values())
     with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
-        write_surviving_rows(evidence, kept, new.store, tails, progress)
-        new.sum_blocks(tails, evidence.heads)
-        new.finish(evidence.heads, tails)
-    _copy_statistics(evidence, target)
-    evidence.restored += left_behind(evidence.path)
+        write_surviving_rows(scan, surviving, new.store, tails, progress)
+        new.sum_blocks(tails, scan.heads)
+        new.finish(scan.heads, tails)
+    _copy_statistics(scan, target)
+    scan.restored += left_behind(scan.path)
     new.publish()
     return int(totals.sum())
 
 
 def write_surviving_rows(
-    evidence: Evidence,
-    kept: list[SurvivingRows],
+    scan: DamageScan,
+    surviving: list[SurvivingRows],
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
@@ -572,54 +576,54 @@ def write_surviving_rows(
     """Write the rows that survive to their new positions.
 
     Args:
-        evidence: Of the damaged buffer.
-        kept: What stays, by environment.
+        scan: Of the damaged buffer.
+        surviving: The rows that stay, by environment.
         store: The new buffer's.
         tails: int64 ``[E]``, the oldest position of the new buffer.
         progress: Called with (rows written, rows to write).
     """
     if isinstance(store, ZarrStore):
-        copied(evidence, kept, store, tails, progress)
+        copied(scan, surviving, store, tails, progress)
     else:
-        _write(evidence, kept, store, tails, progress)
+        _write(scan, surviving, store, tails, progress)
 
 
-def _copy_statistics(evidence: Evidence, target: Path) -> None:
-    """Take the statistics along; that they are damaged and left out is told."""
+def _copy_statistics(scan: DamageScan, target: Path) -> None:
+    """Copy the statistics; damaged ones are left out and reported."""
     try:
-        found = read_statistics(evidence.path)
+        statistics = read_statistics(scan.path)
     except FormatError as error:
-        evidence.restored.append(f"statistics are left out: {error}")
+        scan.restored.append(f"statistics are left out: {error}")
         return
-    if found:
-        write_statistics(target, found)
+    if statistics:
+        write_statistics(target, statistics)
 
 
 def _write(
-    evidence: Evidence,
-    kept: list[SurvivingRows],
+    scan: DamageScan,
+    surviving: list[SurvivingRows],
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
 ) -> None:
     """Copy the rows that stay to their new positions, environment by environment."""
-    nbytes = row_sizes(evidence.metadata)
+    nbytes = row_sizes(scan.metadata)
     size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
     # An empty file cannot be mapped, and none of its rows is kept.
     maps = {
         name: np.frombuffer(file.map_readonly() if file.nbytes else b"", np.uint8)
-        for name, file in evidence.opened.items()
+        for name, file in scan.opened.items()
         if name in nbytes
     }
-    for piece in pieces(evidence, kept, tails, size, progress):
+    for block in copy_blocks(scan, surviving, tails, size, progress):
         for file in store.files:
             if file.path.name != SUMS:
                 width = nbytes[file.path.name]
                 every = maps[file.path.name]
                 table = every[: len(every) // width * width].reshape(-1, width)
-                data = table[piece.rows]
+                data = table[block.rows]
                 if file.path.name == FLAGS:
-                    piece.mark(data)
-                for row, begin, end in piece.to:
-                    part = data[begin:end].reshape(-1)
-                    file.pwrite(part.data, row * width)
+                    block.mark(data)
+                for row, begin, end in block.to:
+                    values = data[begin:end].reshape(-1)
+                    file.pwrite(values.data, row * width)

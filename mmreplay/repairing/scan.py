@@ -115,13 +115,13 @@ def open_files(
     opened: dict[str, File] = {}
     try:
         for name, nbytes in sizes.items():
-            file, told = _open(folder / name)
+            file, problem = _open(folder / name)
             opened[name] = file
-            if restored is not None and (told or file.nbytes != nbytes):
+            if restored is not None and (problem or file.nbytes != nbytes):
                 wrong = (
                     f"{name} has {file.nbytes} bytes of {nbytes}: what is there counts"
                 )
-                restored.append(told or wrong)
+                restored.append(problem or wrong)
             file.nbytes = min(file.nbytes, nbytes)
     except BaseException:
         for file in opened.values():
@@ -131,7 +131,7 @@ def open_files(
 
 
 def _open(path: Path) -> tuple[File, str]:
-    """The file, and what is to be told where it is none."""
+    """Return the file, and a message where it is not a regular file."""
     try:
         return File.open(path, None), ""
     except CorruptError:
@@ -152,27 +152,30 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     placement, maps = record_layout(schema), POLICY.maps(folder)
     sizes = placement.file_sizes(ring, schema)
     opened = open_files(folder, sizes)
-    held = {
+    num_held = {
         name: opened[name].nbytes // (sizes[name] // ring.num_rows)
         for name in sizes
         if name != SUMS
     }
-    always = min(held[name] for name in never_sealed(schema))
+    always = min(num_held[name] for name in never_sealed(schema))
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
     try:
         tail = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
-        places = _open_places(folder, metadata, maps, held[FLAGS])
-        store = ShortStore(folder, metadata, tail, places)
+        shard_index = _open_shard_index(folder, metadata, maps, num_held[FLAGS])
+        store = ShortStore(folder, metadata, tail, shard_index)
     except BaseException:
         for file in opened.values():
             file.close()
         raise
-    store.held, store.always = min(held.values()), always
+    store.held, store.always = min(num_held.values()), always
     free = set(never_sealed(schema)) - {FLAGS}
-    store.summed = min(n for name, n in held.items() if name not in free), held[FLAGS]
+    store.summed = (
+        min(n for name, n in num_held.items() if name not in free),
+        num_held[FLAGS],
+    )
     return store
 
 
@@ -182,14 +185,14 @@ def never_sealed(schema: Schema) -> list[str]:
     return [FLAGS, *(name for path, name in large if schema[path].mutable)]
 
 
-def place_nbytes(metadata: Metadata) -> int:
+def shard_index_nbytes(metadata: Metadata) -> int:
     """Bytes of the file that says which rows of a compressed buffer are in shards."""
     ring, sharding = metadata.ring, metadata.sharding
     assert sharding is not None
     return ring.num_rows // (sharding.shard_rows * ring.wide) * DTYPE.itemsize
 
 
-def _open_places(
+def _open_shard_index(
     folder: Path, metadata: Metadata, mapped: bool, rows: int
 ) -> ShardStates:
     """What that file says; where it ends before, rows are where a shard is for them.
@@ -200,7 +203,7 @@ def _open_places(
         mapped: Read it through a mapping.
         rows: No shard is looked for beyond so many.
     """
-    nbytes = place_nbytes(metadata)
+    nbytes = shard_index_nbytes(metadata)
     [file] = open_files(folder, {PLACES: nbytes}).values()
     if file.nbytes == nbytes:
         return ShardStates(file, mapped)
@@ -239,8 +242,8 @@ FEW_NBYTES = 16 << 20
 
 
 @dataclass(slots=True)
-class Evidence:
-    """What is known of a buffer.
+class DamageScan:
+    """What is known of a damaged buffer.
 
     Attributes:
         path: Its folder.
@@ -302,9 +305,14 @@ class Evidence:
 
     def placed(self) -> int:
         """Rows of a compressed buffer of which it is known whether a shard has them."""
-        found, nbytes = self.opened[PLACES].nbytes, place_nbytes(self.metadata)
+        nbytes_found, nbytes = (
+            self.opened[PLACES].nbytes,
+            shard_index_nbytes(self.metadata),
+        )
         width = PLACE_DTYPE.itemsize
-        return self.metadata.ring.num_rows // (nbytes // width) * (found // width)
+        return (
+            self.metadata.ring.num_rows // (nbytes // width) * (nbytes_found // width)
+        )
 
     def close(self) -> None:
         """Give the files back."""
@@ -352,12 +360,12 @@ def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
 def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
     """What computes checksums as `verify` does."""
     commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
-    given = (opened, metadata.folder, metadata, commit_file)
+    arguments = (opened, metadata.folder, metadata, commit_file)
     if metadata.engine == "zarr":
         store = open_store(opened[COMMIT].path.parent, metadata)
-        check: SumCheck = SealedSumCheck(*given, store)
+        check: SumCheck = SealedSumCheck(*arguments, store)
     else:
-        check = SumCheck(*given)
+        check = SumCheck(*arguments)
     try:
         yield check
     finally:
@@ -366,15 +374,15 @@ def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]
 
 def _computed(check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, int | None]]:
     """(environment, block, checksum) of the blocks of a stripe; None for unreadable."""
-    parts = [stripe]
+    stripes = [stripe]
     if isinstance(check, SealedSumCheck):
         # Each is unpacked by itself: one may be damaged and the next one not.
-        parts = [replace(stripe, blocks=(each,)) for each in stripe.blocks]
-    for part in parts:
-        sums: list[int | None] = [None] * len(part.blocks)
+        stripes = [replace(stripe, blocks=(block,)) for block in stripe.blocks]
+    for one in stripes:
+        sums: list[int | None] = [None] * len(one.blocks)
         with _Tried(CorruptError):
-            sums = [*check.compute(part, None)]
-        for (_, env_id, block), computed in zip(part.blocks, sums, strict=True):
+            sums = [*check.compute(one, None)]
+        for (_, env_id, block), computed in zip(one.blocks, sums, strict=True):
             yield env_id, block, computed
 
 
@@ -395,15 +403,15 @@ def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
     return True
 
 
-def _sizes(metadata: Metadata) -> dict[str, int]:
+def _file_sizes(metadata: Metadata) -> dict[str, int]:
     """Bytes of each data file but COMMIT."""
     sizes = record_layout(metadata.schema).file_sizes(metadata.ring, metadata.schema)
     if metadata.engine == "zarr":
-        sizes[PLACES] = place_nbytes(metadata)
+        sizes[PLACES] = shard_index_nbytes(metadata)
     return sizes
 
 
-def refuse_oversized(evidence: Evidence) -> None:
+def refuse_oversized(scan: DamageScan) -> None:
     """Refuse a ring whose metadata.json says more rows than any file holds.
 
     Forged metadata may have a right checksum. Where files are damaged, some are short
@@ -412,30 +420,29 @@ def refuse_oversized(evidence: Evidence) -> None:
     Raises:
         CorruptError: A buffer of that size would take space, and hold nothing.
     """
-    metadata, opened = evidence.metadata, evidence.opened
-    rows, sized = metadata.ring.num_rows, _sizes(metadata)
-    held = max(rows * opened[name].nbytes // size for name, size in sized.items())
-    if held < rows:
+    metadata, opened = scan.metadata, scan.opened
+    rows, sized = metadata.ring.num_rows, _file_sizes(metadata)
+    max_rows = max(rows * opened[name].nbytes // size for name, size in sized.items())
+    if max_rows < rows:
         raise CorruptError(
-            f"{opened[FLAGS].path.parent}: got files that hold {held} rows at most, "
-            f"expected {rows}, for which metadata.json has space reserved; it is "
-            "not of these files: restore them, or name a snapshot or copy of it "
-            "with like= (--like)"
+            f"{opened[FLAGS].path.parent}: metadata.json is for {rows} rows, but the "
+            f"files hold at most {max_rows}, so it belongs to other files. Restore the "
+            "files, or name a snapshot or copy of the buffer with like= (--like)."
         )
     # This file is written whole, also where the rows of the source are holes.
     needed = sized.get(PLACES, 0)
-    there = sum(file.disk_nbytes()[1] for file in opened.values())
-    if needed > max(there, FEW_NBYTES):
+    disk_nbytes = sum(file.disk_nbytes()[1] for file in opened.values())
+    if needed > max(disk_nbytes, FEW_NBYTES):
         raise CorruptError(
-            f"{opened[PLACES].path}: got {there} bytes on the disk in all files beside "
-            f"it, expected {needed} at least, which metadata.json would have written; "
-            "it is not of these files: restore them, or name a snapshot or copy of the "
-            "buffer with like= (--like)"
+            f"{opened[PLACES].path}: metadata.json needs at least {needed} bytes on "
+            f"disk, but the other files have {disk_nbytes}, so it belongs to other "
+            "files. Restore the files, or name a snapshot or copy of the buffer with "
+            "like= (--like)."
         )
 
 
-def gather(folder: Path, like: Path | None) -> Evidence:
-    """Look at everything; see `repair`.
+def gather(folder: Path, like: Path | None) -> DamageScan:
+    """Scan all files of a damaged buffer.
 
     Raises:
         CorruptError: What is left says too little.
@@ -447,27 +454,27 @@ def gather(folder: Path, like: Path | None) -> Evidence:
             f"{list(metadata.unknown_features)}, this mmreplay repairs "
             f"{list(ON_DISK)} without any; install a newer mmreplay"
         )
-    sizes = _sizes(metadata)
+    sizes = _file_sizes(metadata)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
     opened = open_files(folder / metadata.folder, sizes, restored)
     try:
-        found = _settled(folder, metadata, opened[COMMIT], restored)
-        if found is None:
+        known = _settled(folder, metadata, opened[COMMIT], restored)
+        if known is None:
             if like is not None:
                 _refuse_another(metadata, opened[COMMIT], like)
-            found = _scanned(metadata, opened)
-            most = metadata.ring.block_rows - 1
+            known = _scanned(metadata, opened)
+            max_lost = metadata.ring.block_rows - 1
             restored.append(
-                "COMMIT has no whole record: heads are from the checksums of whole "
-                "blocks, newer rows, which had none (of committed ones up to "
-                f"{most} an environment), are not kept, and rows that had been given "
-                "up or cleared may be back"
+                "COMMIT has no whole record: heads are taken from the checksums of "
+                "complete blocks. Newer rows without a checksum (up to "
+                f"{max_lost} committed ones per environment) are dropped, and rows "
+                "that had been overwritten or cleared may be back"
             )
     except BaseException:
         for file in opened.values():
             file.close()
         raise
-    return Evidence(folder, metadata, opened, *found, restored)
+    return DamageScan(folder, metadata, opened, *known, restored)
 
 
 def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
@@ -516,8 +523,8 @@ def _unflipped(data: bytes, path: Path) -> Metadata:
         if _tail(bytes(body)) == rest:
             return metadata_file.decode(bytes(body) + rest, path)
         body[bit // 8] ^= 1 << bit % 8
-    told = "is not one bit away from what its checksum says"
-    raise CorruptError(f"{path} {told}")
+    problem = "is not one bit away from what its checksum says"
+    raise CorruptError(f"{path} {problem}")
 
 
 def _tail(body: bytes) -> bytes:
@@ -551,10 +558,10 @@ def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
     data = file.pread(min(nbytes, file.nbytes), 0)
     spoken_of = commit.uuids(data, metadata.ring.num_envs)
     if spoken_of and metadata.uuid not in spoken_of:
-        found = sorted(uuid.hex() for uuid in spoken_of)
+        uuids = sorted(uuid.hex() for uuid in spoken_of)
         raise CorruptError(
             f"{like}: got the metadata of buffer {metadata.uuid.hex()}, expected those "
-            f"of {found}, which {file.path} speaks of; name a snapshot or copy of the "
+            f"of {uuids}, which {file.path} speaks of; name a snapshot or copy of the "
             "same buffer"
         )
 

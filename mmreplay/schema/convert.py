@@ -62,17 +62,17 @@ def convert(
         way_out = None  # an empty list has the dtype float64, and no value to lose
     elif got.dtype.kind != "f" and not brain and not (rounds and field.exact):
         loose = rounds and isinstance(value, _LOOSE)
-        found = None if loose else _first_misfit(got, field.dtype)
-        if found is None:
+        value_lost = None if loose else _first_misfit(got, field.dtype)
+        if value_lost is None:
             way_out = None
         elif field.numpy.kind in "iu" and not rounds:
             info = np.iinfo(field.dtype)
             raise SchemaError(
-                f"field {path!r}: got the value {found}, expected {field.dtype} "
+                f"field {path!r}: got the value {value_lost}, expected {field.dtype} "
                 f"({info.min} to {info.max}); declare a wider dtype"
             )
         else:
-            misfit = f" with the value {found}"
+            misfit = f" with the value {value_lost}"
     if way_out is None and got.shape != shape:
         way_out = _shape_way_out(field, got.shape, lead)
     if way_out is not None:

@@ -1,4 +1,4 @@
-"""What a field may be called."""
+"""Legal names of fields."""
 
 from __future__ import annotations
 

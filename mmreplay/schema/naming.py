@@ -1,4 +1,4 @@
-"""Fields, roles and ends of columns that nobody described, found by their names.
+"""Fields, roles and ends of columns without a description, found by their names.
 
 Everything found or guessed is noted. Fields keep the names they have.
 """
@@ -42,24 +42,24 @@ UNSURE = ("done", "dones")
 
 
 def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
-    """Path by role, of columns or subtrees that are named as one."""
+    """Return the path of each role, of columns or subtrees named like it."""
     tops = set(paths) | {path.split("/")[0] for path in paths}
-    found = {}
+    roles = {}
     for role, names in ROLE_NAMES.items():
         for name in names:
             if name in tops:
-                found[role] = name
+                roles[role] = name
                 break
-    return found
+    return roles
 
 
 def left_out(notes: Notes, path: str, text: str) -> None:
-    """Tell of a column that was left out; of one that is named as a role, as a doubt.
+    """Note a column that was left out; one with the name of a role is a doubt.
 
     Args:
-        notes: Where it is told.
+        notes: Receives the note.
         path: The column's.
-        text: What is told.
+        text: The note.
     """
     (notes.doubt if path.split("/")[0] in KNOWN else notes.note)(text)
 
@@ -84,56 +84,56 @@ class Plain:
 
         Args:
             columns: Dtype name and row shape by name.
-            notes: Where what was found and guessed goes.
+            notes: Receives what was found and guessed.
             taken: Names that no field may have.
-            ends_known: Something else tells where episodes end.
+            ends_known: Episode ends come from elsewhere.
 
         Raises:
             SourceError: No column can be a field.
         """
-        self._notes, self._taken = notes, taken
+        self._notes, self._reserved = notes, taken
         roles = find_roles(tuple(columns))
         self.ends = {
             role: roles[role]
             for role in ENDS
             if role in roles and _is_end(columns.get(roles[role]))
         }
-        kept = self._storable(columns)
+        fields = self._storable(columns)
         # Rows of no bytes are not bounded by the file's size.
-        if not any(field.nbytes for field in kept.values()):
+        if not any(field.nbytes for field in fields.values()):
             raise SourceError(
                 f"got no column that can be a field among {list(columns)[:20]}, "
                 "expected arrays of one row a step; name another file"
             )
-        self.schema = self._make_schema(kept, roles)
+        self.schema = self._make_schema(fields, roles)
         if self.ends or not ends_known:
-            self._tell_ends()
+            self._note_ends()
 
     def _storable(
         self, columns: Mapping[str, tuple[str, tuple[int, ...]]]
     ) -> dict[str, Field]:
-        kept = {}
+        fields = {}
         for name, (dtype, shape) in columns.items():
-            if name in self._taken:
+            if name in self._reserved:
                 self._notes.note(f"column {name!r} has a reserved name: left out")
                 continue
             try:
                 check_path(name)
                 end = name in self.ends.values()
-                kept[name] = Field((), "bool") if end else Field(shape, dtype)
+                fields[name] = Field((), "bool") if end else Field(shape, dtype)
             except SchemaError as error:
-                told = f"column {name!r} was left out: {error}"
-                left_out(self._notes, name, told)
-        return kept
+                text = f"column {name!r} was left out: {error}"
+                left_out(self._notes, name, text)
+        return fields
 
-    def _make_schema(self, kept: dict[str, Field], roles: dict[str, str]) -> Schema:
+    def _make_schema(self, fields: dict[str, Field], roles: dict[str, str]) -> Schema:
         sure = {r: p for r, p in roles.items() if r not in ENDS} | self.ends
         unfit = set(roles) - set(sure)
         refused: SchemaError | None = None
         for dropped in ((), ("next_observation",), tuple(sure)):
             playing = {r: p for r, p in sure.items() if r not in dropped}
             try:
-                schema = Schema.from_flat(kept, playing)
+                schema = Schema.from_flat(fields, playing)
             except SchemaError as error:
                 self._notes.doubt(f"roles were not all found: {error}")
                 refused = error
@@ -144,27 +144,27 @@ class Plain:
                     f"got ends of {schema.num_agents} agents a row, expected one "
                     "'terminated' and one 'truncated' a row; join them, or rename them"
                 )
-            told = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
-            self._notes.note(f"roles by name: {told or 'none'}")
+            roles_text = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
+            self._notes.note(f"roles by name: {roles_text or 'none'}")
             for role in sorted(unfit):
                 self._notes.doubt(
-                    f"column {roles[role]!r} is no flag of one value a row, and says "
-                    "nothing of ends"
+                    f"column {roles[role]!r} is not one flag per row, so it is not "
+                    "read as an episode end"
                 )
             return schema
         raise SourceError(
-            f"got columns {list(kept)[:20]} that make no schema ({refused}), expected "
+            f"columns {list(fields)[:20]} make no schema ({refused}), expected "
             "fields that do; rename them"
         ) from refused
 
-    def _tell_ends(self) -> None:
+    def _note_ends(self) -> None:
         if not self.ends:
             self._notes.doubt(
                 "no column tells where episodes end: all rows are one episode"
             )
             return
-        told = " and ".join(f"{path!r} ({role})" for role, path in self.ends.items())
-        self._notes.note(f"episode ends were read from {told}")
+        columns = " and ".join(f"{path!r} ({role})" for role, path in self.ends.items())
+        self._notes.note(f"episode ends were read from {columns}")
         if "truncated" not in self.ends:
             path = self.ends["terminated"]
             if path in UNSURE:
@@ -184,7 +184,7 @@ class Plain:
     def take(
         self, found: Columns, first: int
     ) -> tuple[Columns, NDArray[np.bool_], Ends]:
-        """Columns as the schema wants them, and both ends of each row.
+        """Return the columns of the schema, and both ends of each row.
 
         Args:
             found: Per column ``[N, *shape]``; of fields that nobody wants none.
@@ -200,7 +200,7 @@ class Plain:
         return made, ends["terminated"], ends["truncated"]
 
     def ends_of(self, found: Columns, count: int, first: int) -> dict[str, Ends]:
-        """Both ends of rows by role, bool ``[N]``.
+        """Return both ends of rows by role, bool ``[N]``.
 
         Args:
             found: Per column that tells one ``[N]`` or ``[N, 1]``.

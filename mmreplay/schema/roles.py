@@ -1,4 +1,4 @@
-"""Which fields play the parts that an environment's step has.
+"""Roles: the field or subtree that holds each part of an environment's step.
 
 The names are Gymnasium's. A role is played by one leaf or by a whole subtree,
 as a Dict observation is.
@@ -32,17 +32,17 @@ _LISTED = 20
 def assign_roles(
     paths: tuple[str, ...], roles: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Path by role: as told, else the field or subtree of the role's name.
+    """Return the path of each role: as stated, else the field of the role's name.
 
     Args:
         paths: Every field's path.
-        roles: What the user told.
+        roles: The paths that the user stated.
 
     Raises:
         SchemaError: A role or path is unknown, or two roles share a field.
     """
-    told = {} if roles is None else dict(roles)
-    for role, path in told.items():
+    stated = {} if roles is None else dict(roles)
+    for role, path in stated.items():
         if role not in ROLES:
             raise SchemaError(
                 f"role {role!r}: got an unknown role, expected one of "
@@ -54,7 +54,7 @@ def assign_roles(
                 f"of {listing(paths)}"
             )
     named = {role: role for role in ROLES if under(paths, role)}
-    playing = {role: (named | told)[role] for role in ROLES if role in named | told}
+    playing = {role: (named | stated)[role] for role in ROLES if role in named | stated}
     _check_apart(playing)
     return playing
 
@@ -122,14 +122,14 @@ def _check_next(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
             "expected both; name the observation in roles"
         )
     now = _kinds(fields, roles["observation"])
-    then = _kinds(fields, following)
-    if now != then:
-        differing = sorted(set(now.items()) ^ set(then.items()))
-        part = differing[0][0]
+    following_kinds = _kinds(fields, following)
+    if now != following_kinds:
+        differing = sorted(set(now.items()) ^ set(following_kinds.items()))
+        leaf = differing[0][0]
         raise SchemaError(
-            f"field {following + part!r}: got {then.get(part, 'nothing')}, expected "
-            f"{now.get(part, 'nothing')} as {roles['observation'] + part!r}; declare "
-            "both alike, or leave next_observation to be derived"
+            f"field {following + leaf!r}: got {following_kinds.get(leaf, 'nothing')}, "
+            f"expected {now.get(leaf, 'nothing')} as {roles['observation'] + leaf!r}; "
+            "declare both alike, or leave next_observation to be derived"
         )
 
 

@@ -115,7 +115,7 @@ class FlagCheck:
         """
         firsts, heads = claim.firsts[ids], claim.published[ids]
         width = len(ids)
-        for slot, count in self._pieces(int(firsts.min()), int(heads.max()), width):
+        for slot, count in self._chunks(int(firsts.min()), int(heads.max()), width):
             here = self._read(base, slot, count, width)
             after = np.concatenate(
                 [
@@ -130,14 +130,14 @@ class FlagCheck:
             paired = positions + 1 < heads
             good = self._alone[here]
             good &= (positions != 0) | ((here & START) != 0)
-            self._tell(here, None, positions, ids, alive & ~good, base, notes)
+            self._note_problems(here, None, positions, ids, alive & ~good, base, notes)
             # Pairs are looked up only where both rows make sense by themselves.
             known = self._alone[here] & self._alone[after]
             follows = self._pairs[here & ALL_FLAGS, after & ALL_FLAGS]
             bad = paired & known & ~follows
-            self._tell(after, here, positions + 1, ids, bad, base, notes)
+            self._note_problems(after, here, positions + 1, ids, bad, base, notes)
 
-    def _pieces(self, first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
+    def _chunks(self, first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
         """Slots of the positions, each once, in pieces of bounded size."""
         slots = self._ring.slots
         step = max(1, CHUNK_ROWS // width)
@@ -153,7 +153,7 @@ class FlagCheck:
         data = self._file.pread(count * width, base + slot * width)
         return np.frombuffer(data, np.uint8).reshape(count, width)
 
-    def _tell(
+    def _note_problems(
         self,
         flags: Flags,
         before: Flags | None,
@@ -175,16 +175,16 @@ class FlagCheck:
             steps[:MAX_FINDINGS].tolist(), columns[:MAX_FINDINGS].tolist(), strict=True
         ):
             position, got = int(positions[step, column]), int(flags[step, column])
-            told, expected = f"got flags {names(got)}", alone_problem(got)
+            problem, expected = f"got flags {names(got)}", alone_problem(got)
             if before is None:
                 expected = expected or "START at the first row ever written"
             else:
                 earlier = int(before[step, column])
-                told += f" after {names(earlier)}"
+                problem += f" after {names(earlier)}"
                 expected = pair_problem(earlier, got, self._final_follows)
             offset = base + position % ring.slots * len(ids) + column
             notes.note(
                 "flags", self._name, offset,
-                f"environment {ids[column]}, position {position}: {told}, expected "
+                f"environment {ids[column]}, position {position}: {problem}, expected "
                 f"{expected}",
             )  # fmt: skip

@@ -116,10 +116,10 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
         )  # fmt: skip
 
 
-def _difference(found: Json, wanted: Json) -> tuple[str, object, object] | None:
+def _difference(actual: Json, wanted: Json) -> tuple[str, object, object] | None:
     """The first member, at any depth, that is not as it must be; both values of it."""
     for key, value in wanted.items():
-        got = found.get(key)
+        got = actual.get(key)
         if isinstance(got, dict) and isinstance(value, dict):
             inner = _difference(got, value)
             if inner is not None:
@@ -205,11 +205,11 @@ class GroupFlags:
             for place in places.sealed().tolist():
                 number = places.get(place)
                 for array, bits in self._arrays.items() if number & 1 else ():
-                    told = self._problem(array, bits, place, number, claim, notes)
-                    if told and places.get(place) == number:
+                    problem = self._problem(array, bits, place, number, claim, notes)
+                    if problem and places.get(place) == number:
                         shard = group.shard_name(array, self._ring, place)
                         name = f"{self._metadata.folder}/{FOLDER}/{shard}"
-                        notes.note("file", name, None, told)
+                        notes.note("file", name, None, problem)
         finally:
             file.close()
 

@@ -173,7 +173,7 @@ def ring(tmp_path):
 def test_a_second_writer_is_told_who_the_first_is(ring, children):
     _, pipe = start(children, SPAWN, hold, ring)
     pid = receive(pipe)
-    told = rf"is being written by pid {pid} on .*, expected no writer; wait .*mode='r'"
+    told = rf"is being written by pid {pid} on .*\. Wait .*mode='r'"
     with pytest.raises(LockedError, match=told):
         mr.ReplayBuffer.open(ring, "r+")
     with mr.ReplayBuffer.open(ring) as reader:

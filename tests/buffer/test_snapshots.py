@@ -290,7 +290,7 @@ def test_a_second_pause_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pausing, "PATIENCE_S", 0.01)
     with create(tmp_path / "a") as buffer:
         held = Pause(tmp_path / "a")
-        with pytest.raises(LockedError, match="paused by another snapshot already"):
+        with pytest.raises(LockedError, match="already paused by another snapshot"):
             buffer.snapshot(tmp_path / "b", pause=True)
         held.release()
         buffer.snapshot(tmp_path / "b", pause=True)

@@ -79,7 +79,7 @@ def test_the_locks_text_is_told_without_its_escapes(cli, path, key):
         found = subprocess.run(
             [sys.executable, "-c", other, str(path)], capture_output=True, text=True
         )
-        assert "is being written by another process, expected" in found.stderr
+        assert "is being written by another process. Wait" in found.stderr
         assert_text(found.stderr)
     finally:
         lock.release()

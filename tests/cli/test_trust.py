@@ -145,8 +145,8 @@ def test_a_repair_without_a_record_says_what_that_costs(path, capsys):
     (path / "data-000001" / "COMMIT").unlink()
     assert run(["repair", str(path)]) == 0
     told = capsys.readouterr().out
-    assert "newer rows, which had none (of committed ones up to 1 an" in told
-    assert "rows that had been given up or cleared may be back" in told
+    assert "Newer rows without a checksum (up to 1 committed ones per" in told
+    assert "that had been overwritten or cleared may be back" in told
 
 
 def test_a_repair_of_a_copy_says_what_the_last_commit_lacks(path, tmp_path, capsys):
