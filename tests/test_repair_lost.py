@@ -108,7 +108,8 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
     assert any(fact.startswith(told) for fact in other.restored)
     if name == "COMMIT":
         assert any(
-            "from the checksums of whole blocks, newer rows" in f for f in one.restored
+            "from the checksums of complete blocks. Newer rows" in f
+            for f in one.restored
         )
         assert verify_buffer(one.target).findings == ()
     else:

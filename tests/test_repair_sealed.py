@@ -161,7 +161,7 @@ def test_heads_are_found_without_a_record(damaged):
     commit.write_bytes(bytes(len(commit.read_bytes())))
     made = mr.repair(damaged)
     assert any(
-        "from the checksums of whole blocks, newer rows" in f for f in made.restored
+        "from the checksums of complete blocks. Newer rows" in f for f in made.restored
     )
     numbers, _ = contents(made.target)
     assert all(max(each) == 123 // whole * whole - 1 for each in numbers)
