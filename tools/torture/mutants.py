@@ -255,7 +255,7 @@ MUTANTS = (
     Mutant(
         "NoDisown",
         "have a group say nothing of its rows before one is replaced",
-        ((Sealing, "_disown_group", _nothing),),
+        ((Sealing, "_clear_group_state", _nothing),),
         geometries=SHARDED,
     ),
     Mutant(

@@ -6,9 +6,9 @@ Which rows of a ring shards hold: full places go there, written ones come back.
 
 A place whose last row was written is packed into one shard a field by a thread,
 written whole under another name, synced and renamed; then the place's number says so,
-durably; then the tail's space is given back. A sealed place that is written again is
-put back into the tail first; but where all its rows were given up it is retired whole,
-and nothing of it is unpacked.
+durably; then the space of its staging rows is given back. A sealed place that is
+written again is put back into the staging files first; but where all its rows were
+given up it is retired whole, and nothing of it is unpacked.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Sealer:
                 if self.failure is None:
                     work()
             except BaseException as error:
-                # Where something is short nothing is lost: the place stays in the tail,
-                # and is tried again when the buffer is closed.
+                # Where something is short nothing is lost: the place stays in the
+                # staging files, and is tried again when the buffer is closed.
                 short = shortage(error)
                 self.short = short or self.short
                 if not short:
@@ -115,42 +115,44 @@ class Sealer:
             self._done += 1
 
 
-def free(tail: MemmapStore, row: int, count: int) -> None:
+def free(staging: MemmapStore, row: int, count: int) -> None:
     """Give back the space of rows, but for flags and mutable fields."""
-    placement = record_layout(tail.schema)
+    placement = record_layout(staging.schema)
     names = {
         name
         for path, name in placement.large.items()
-        if not tail.schema.fields[path].mutable
+        if not staging.schema.fields[path].mutable
     }
-    for name in tail.space.names:
+    for name in staging.space.names:
         if name in names | {RECORDS}:
-            tail.space.free(name, row, count)
+            staging.space.free(name, row, count)
 
 
-def put_back(tail: MemmapStore, row: int, columns: Columns, count: int) -> None:
+def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> None:
     """Write rows anew that were there before, but for flags and mutable fields.
 
     Unlike `MemmapStore.write`, it is not said of the rows after them that they are to
     come: those may be alive.
 
     Args:
-        tail: Where they go.
+        staging: Where they go.
         row: The first one.
         columns: Per path ``[count, *shape]``.
         count: How many.
     """
-    placement, schema = record_layout(tail.schema), tail.schema
+    placement, schema = record_layout(staging.schema), staging.schema
     if placement.record is not None:
         # Padding between fields is zeros.
         packed = np.zeros((count, placement.stride), np.uint8)
-        tail.packer.pack(packed, columns, 0, count)
+        staging.packer.pack(packed, columns, 0, count)
         offset = row * placement.stride
-        tail.file(RECORDS).pwrite_pieces(packed.reshape(-1).data, offset)
+        staging.file(RECORDS).pwrite_pieces(packed.reshape(-1).data, offset)
     for path, name in placement.large.items():
         if not schema.fields[path].mutable:
             data = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
-            tail.file(name).pwrite_pieces(data.data, row * schema.fields[path].nbytes)
+            staging.file(name).pwrite_pieces(
+                data.data, row * schema.fields[path].nbytes
+            )
 
 
 def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
@@ -209,14 +211,18 @@ class Sealing:
     Attributes:
         places: The numbers that say who holds each.
         unsealed: The group misses rows that it was to hold: something was short.
-        lock: Held by who writes rows of the tail.
+        lock: Held by who writes staging rows.
         place_rows: Rows of a place.
         refuse_removed: Called before files of the group are read or changed by their
             path; raises `RemovedError` where it leads to another buffer.
     """
 
     def __init__(
-        self, folder: Path, metadata: Metadata, tail: MemmapStore, places: ShardStates
+        self,
+        folder: Path,
+        metadata: Metadata,
+        staging: MemmapStore,
+        places: ShardStates,
     ) -> None:
         """Seal into the group of a data folder."""
         sharding = metadata.sharding
@@ -226,8 +232,8 @@ class Sealing:
         self._wide = metadata.ring.wide
         self.place_rows = self._steps * self._wide
         self.places = places
-        self._tail = tail
-        self._maker = ShardMaker(folder / group.FOLDER, metadata, tail)
+        self._staging = staging
+        self._maker = ShardMaker(folder / group.FOLDER, metadata, staging)
         self._sealer = Sealer()
         self.refuse_removed: Callable[[], object] = lambda: None
         self.lock = threading.Lock()
@@ -267,7 +273,7 @@ class Sealing:
         }
 
     def take_over(self, runs: Sequence[Run], gather: Gather) -> None:
-        """Have what will be written in the tail, and void what is made of it.
+        """Have what will be written in the staging files, and void what is made of it.
 
         Args:
             runs: Of the write; the lock is held.
@@ -277,14 +283,14 @@ class Sealing:
             number = self.places.get(place)
             if number & 1:
                 self.refuse_removed()
-                self._disown_group()
+                self._clear_group_state()
                 if not self._given_up(place, runs):
                     self._unpack(place, gather)
                 self.places.put(place, number + 1)
                 self._sealer.give(partial(self._retire, place))
             self._versions[place] = self._versions.get(place, 0) + 1
 
-    def _disown_group(self) -> None:
+    def _clear_group_state(self) -> None:
         """Have the group say nothing of its rows any more, before one is replaced."""
         if self._told:
             group.write_group(self._folder, self._metadata, {})
@@ -312,7 +318,7 @@ class Sealing:
         return bool(((over == 0) | (over >= self._steps)).all())
 
     def _unpack(self, place: int, gather: Gather) -> None:
-        """Put what shards hold of a place's rows back into the tail.
+        """Put what shards hold of a place's rows back into the staging files.
 
         Flags and mutable fields are there. Of a place that was sealed before it was
         full they have holes, which kill who looks at them where tmpfs is full.
@@ -322,9 +328,9 @@ class Sealing:
         for first in range(0, size, UNPACK_ROWS):
             rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
             columns = gather(rows, paths)
-            put_back(self._tail, int(rows[0]), columns, len(rows))
+            put_back(self._staging, int(rows[0]), columns, len(rows))
         # What says where the rows are may reach the disk before anything else.
-        self._tail.sync()
+        self._staging.sync()
 
     def _retire(self, place: int) -> None:
         """Remove the shards of a place that is not sealed any more."""
@@ -379,11 +385,11 @@ class Sealing:
             if self._versions.get(place, 0) != version:
                 return
             self.places.put(place, number + 1)
-        # Only what survives a power cut takes the tail's place.
+        # Only what survives a power cut replaces the staging rows.
         self.places.file.sync()
         with self.lock:
             if self.places.get(place) == number + 1:
-                free(self._tail, place * self.place_rows, self.place_rows)
+                free(self._staging, place * self.place_rows, self.place_rows)
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool, fresh: bool = False) -> None:
         """Say in the group what is alive, and how far of it shards hold.
@@ -438,7 +444,7 @@ class Sealing:
             sealed = self.places.take(firsts // size) & 1 == 1
             found = np.flatnonzero(sealed | unwritten)
             for place, first, last in runs(found) if len(found) else []:
-                free(self._tail, place * size, (last - first) * size)
+                free(self._staging, place * size, (last - first) * size)
 
     def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
         """The same; what fails keeps no row from a commit.
