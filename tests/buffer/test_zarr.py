@@ -205,7 +205,7 @@ def test_shards_that_are_overwritten_go_whole_and_unopened(
         path, schema, 100, 2, engine="zarr", layout=layout, autoreset="disabled"
     ) as buffer:
         sealing = buffer._files.store.sealing
-        assert sealing.grain > 1
+        assert sealing.limit_step > 1
 
         def step():
             number = float(buffer.heads[0])
