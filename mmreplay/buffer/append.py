@@ -220,7 +220,10 @@ class Appender:
             ends = self._store.prepare(data)
             if ends < 0:
                 return None
-            return self._add_prepared(ends)
+            # Not `return self._add_prepared(...)`: Ctrl-C between the call and the
+            # return would leave the lock taken.
+            heads = self._add_prepared(ends)
+            return heads  # noqa: RET504
 
     def add(
         self,
@@ -246,7 +249,8 @@ class Appender:
             if final_observation is None and ids is None and self._common_head >= 0:
                 ends = self._store.prepare(columns)
                 assert ends >= 0, "columns that were cast need no conversion"
-                return self._add_prepared(ends)
+                heads = self._add_prepared(ends)
+                return heads  # noqa: RET504  as in `try_add`
             if self.checks_ends and not self._flags.no_boundary():
                 self._check_ends()
                 self._num_ends += self._ends_followed(ids)
