@@ -268,7 +268,7 @@ def test_a_damaged_shard_is_told_by_name(tmp_path, rng):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(SchemaError, match="codec: got 'gzip', expected one of"):
+    with pytest.raises(SchemaError, match=r"codec must be one of .*, got 'gzip'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", codec="gzip")
     with pytest.raises(SchemaError, match="codec: got 'zstd' with engine='memmap'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, codec="zstd")
