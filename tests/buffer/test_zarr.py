@@ -274,9 +274,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, codec="zstd")
     with pytest.raises(SchemaError, match="level: got 3 with engine='memmap'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, level=3)
-    with pytest.raises(SchemaError, match=r"level: got 10, expected an .*\[0, 9\]"):
+    with pytest.raises(SchemaError, match=r"level must be an .*\[0, 9\], got 10"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", level=10)
-    with pytest.raises(SchemaError, match="chunk_crc32c: got 1, expected True or"):
+    with pytest.raises(SchemaError, match="chunk_crc32c must be True or False, got 1"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", chunk_crc32c=1)
 
 
