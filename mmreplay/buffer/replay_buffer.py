@@ -1331,7 +1331,7 @@ def _opened_again(
         where, sampler=sampler, transforms=transforms, limiter=limiter,
         read_mode=read_mode, advise=advise,
     )  # fmt: skip
-    if unseeded(sampler, elsewhere=True):
+    if sampler is not None and unseeded(sampler, elsewhere=True):
         buffer._num_forks = -1  # of no count of forks: `sample` refuses, as in a child
     return buffer
 
