@@ -52,7 +52,9 @@ def test_fields_say_where_they_lie_and_what_they_take():
 
 @pytest.mark.parametrize(("capacity", "num_envs"), [(0, 1), (1, 0), (1 << 60, 1)])
 def test_numbers_out_of_range_are_refused(capacity, num_envs):
-    with pytest.raises(SchemaError, match=r"(capacity|num_envs) must be an integer in .*, got "):
+    with pytest.raises(
+        SchemaError, match=r"(capacity|num_envs) must be an integer in .*, got "
+    ):
         plan_buffer(SCHEMA, capacity, num_envs)
 
 
