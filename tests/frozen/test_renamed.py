@@ -1,7 +1,6 @@
 """Names that are going to change: the old ones go on doing what they did."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,15 +105,12 @@ def test_reports_are_of_the_classes_that_have_their_names(tmp_path):
 
 def test_a_repair_names_what_it_cut(tmp_path):
     made(tmp_path / "ring").close()
-    (record,) = [
-        path
-        for path in sorted((tmp_path / "ring" / "data-000001").iterdir())
-        if "record" in path.name or (path.suffix == ".bin" and "flag" not in path.name)
-    ][:1]
-    data = bytearray(Path(record).read_bytes())
+    record = tmp_path / "ring" / "data-000001" / "records.bin"
+    data = bytearray(record.read_bytes())
     data[40] ^= 255
     record.write_bytes(data)
     report = mr.repair(tmp_path / "ring", tmp_path / "whole")
+    assert len(report.cuts) > 0
     assert all(isinstance(each, mr.Cut) for each in report.cuts)
 
 
