@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import format_size
 from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import NETWORK, file_system
+from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError, SchemaError, system_failure
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.foreign_zarr.source import source_of

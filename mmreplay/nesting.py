@@ -8,6 +8,7 @@ lists and arrays included, is a leaf.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from numpy import ndarray
@@ -16,6 +17,8 @@ from mmreplay.errors import SchemaError, shown
 
 SEPARATOR = "/"
 MAX_PATH_LENGTH = 256
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
+"""Unicode's control characters, of which terminals make more than text."""
 
 
 def flatten(nested: Mapping[str, object]) -> dict[str, object]:
@@ -180,3 +183,33 @@ def meant(path: object, paths: Iterable[str]) -> str:
     near = difflib.get_close_matches(given, known, 1)
     near += [each for each in known if given and given in each.split("/")]
     return f"did you mean {near[0]!r}?" if near else "use one of these"
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that no file keeps, or that is not safe to print.
+
+    Args:
+        path: Names joined by ``/``.
+
+    Raises:
+        SchemaError: It is too long, is no UTF-8, or has control characters.
+    """
+    if len(path) > MAX_PATH_LENGTH or not _encodable(path):
+        raise SchemaError(
+            f"field path {path[:60]!r}: got {len(path)} characters, expected at "
+            f"most {MAX_PATH_LENGTH} that UTF-8 can hold; rename the field"
+        )
+    match = CONTROLS.search(path)
+    if match is not None:
+        raise SchemaError(
+            f"field path {path[:60]!r}: got the control character {match[0]!r}, "
+            "expected none, as terminals obey them; rename the field"
+        )
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

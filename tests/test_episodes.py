@@ -15,8 +15,7 @@ from mmreplay.episodes import (
     EpisodeIndex,
     folded,
 )
-from mmreplay.episodes.environment_queues import MAX_TURNS
-from mmreplay.episodes.index import LONG_AGO
+from mmreplay.episodes.index import LONG_AGO, MAX_TURNS
 from mmreplay.kernels.rows import mark
 from mmreplay.ring import Span
 

@@ -12,8 +12,7 @@ import pytest
 import mmreplay as mr
 from mmreplay import bench
 from mmreplay.bench import Rate, SpeedReport, advice, measure_speed
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import file_system
+from mmreplay.disk.files import File, file_system
 from mmreplay.errors import EmptyError, FailedError, SchemaError
 from mmreplay.storage.memory_usage import MemoryUsage, cached_nbytes, measure
 

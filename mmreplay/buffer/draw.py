@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.episodes.starts import BufferIdentity
-from mmreplay.errors import SchemaError, shown
+from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.schema.convert import array_of
@@ -96,20 +96,6 @@ class BatchTransform(Protocol):
         """
 
 
-def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return several transforms as a tuple.
-
-    Raises:
-        SchemaError: They are no list.
-    """
-    if not isinstance(transforms, Sequence):
-        raise SchemaError(
-            f"transforms: got {shown(transforms)}, expected a list of transforms; put "
-            "one into a list of its own"
-        )
-    return tuple(transforms)
-
-
 def batch_transform(
     transforms: Sequence[Transform], metadata: Metadata
 ) -> BatchTransform | None:
@@ -118,7 +104,7 @@ def batch_transform(
     Raises:
         SchemaError: The transforms do not fit the schema, the ring, or each other.
     """
-    if not listed(transforms):
+    if not transforms:
         return None
     from mmreplay.transforms.pipeline import Pipeline
 

@@ -25,7 +25,8 @@ from mmreplay.errors import FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import recovery
-from mmreplay.storage.engines import create_store
+from mmreplay.storage.layout import SUMS
+from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
 
@@ -252,3 +253,34 @@ def _check_folder_possible(folder: Path) -> None:
         f"{folder} is a link to {os.readlink(folder)!r}, which is not there, expected "
         "a folder to create; make that one, remove the link, or choose another path"
     )
+
+
+def create_store(
+    folder: Path, metadata: Metadata, most_nbytes: int | None = None
+) -> MemmapStore | ZarrStore:
+    """Create the files of a new generation in an existing folder.
+
+    Space for checksums is reserved at once, at most 8 bytes a row, in large rings a
+    thousandth of that: a full disk would keep rows that it holds from a commit.
+
+    Args:
+        folder: The generation's.
+        metadata: What it will be.
+        most_nbytes: Reserve no space for checksums that take more.
+    """
+    store = _created(folder, metadata)
+    try:
+        for file in store.files:
+            few = most_nbytes is None or file.nbytes <= most_nbytes
+            if file.path.name == SUMS and few:
+                file.allocate(0, file.nbytes)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _created(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
+    if metadata.engine == "zarr":
+        return ZarrStore.create(folder, metadata)
+    return MemmapStore.create(folder, metadata.ring, metadata.schema)

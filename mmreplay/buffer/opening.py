@@ -41,12 +41,11 @@ from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.engines import ON_DISK, open_store
 from mmreplay.storage.foreign_zarr.remote import url_of
-from mmreplay.storage.memmap import POLICY
+from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
-from mmreplay.storage.store import ReadPolicy
+from mmreplay.storage.store import ON_DISK, ReadPolicy
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
@@ -445,3 +444,14 @@ def open_next(
 def _start(opened: OpenFiles, commit_every: float | None) -> None:
     if opened.committer is not None and commit_every is not None:
         opened.committer.start(commit_every)
+
+
+def open_store(
+    folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy = POLICY
+) -> MemmapStore | ZarrStore:
+    """Open the files of a generation, after checking type and size of each."""
+    if metadata.engine == "zarr":
+        return ZarrStore.open(folder, metadata, writable=writable, policy=policy)
+    return MemmapStore.open(
+        folder, metadata.ring, metadata.schema, writable=writable, policy=policy
+    )

@@ -182,7 +182,7 @@ class Reader(StartView):
             commit.cuts if epoch else None,
         )  # fmt: skip
 
-        transform = batch_transform(transforms, metadata)
+        transform = batch_transform(transforms, metadata) if transforms else None
         self._transform = transform
         self._before = 0 if transform is None else transform.before
         self._after = 1 if transform is None else transform.after

@@ -35,7 +35,7 @@ from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
 from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
-from mmreplay.buffer.draw import batch_transform, listed
+from mmreplay.buffer.draw import batch_transform
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
 from mmreplay.buffer.opening import check_mode, check_sampler
@@ -278,7 +278,7 @@ class ReplayBuffer:
                 stacklevel=2,
             )
         # Refused before there is a folder.
-        batch_transform(transforms, metadata)
+        batch_transform(listed(transforms), metadata)
         if limiter is not None:
             limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
         if path is None:
@@ -1347,3 +1347,17 @@ def check_buffer(buffer: object) -> None:
             f"buffer: got {shown(buffer)}, expected an open ReplayBuffer; pass "
             "ReplayBuffer.open(path)"
         )
+
+
+def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return several transforms as a tuple.
+
+    Raises:
+        SchemaError: They are no list.
+    """
+    if not isinstance(transforms, Sequence):
+        raise SchemaError(
+            f"transforms: got {shown(transforms)}, expected a list of transforms; put "
+            "one into a list of its own"
+        )
+    return tuple(transforms)

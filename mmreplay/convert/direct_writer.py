@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from mmreplay.checksums import crc32c
 from mmreplay.convert.base import Block, Threads
 from mmreplay.convert.episode_ends import first_rows, one_env
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import KEEPS_PAGES, file_system
+from mmreplay.disk.files import KEEPS_PAGES, File, file_system
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring, Run, Span, runs
 from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, packer, record_layout

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from mmreplay import strict_json
 from mmreplay.disk import files
-from mmreplay.disk.files import NO_BIRTH, File, Identity
-from mmreplay.disk.filesystem import NETWORK, file_system
+from mmreplay.disk.files import NETWORK, NO_BIRTH, File, Identity, file_system
 from mmreplay.errors import FailedError, LockedError
 
 FILE_NAME = "LOCK"

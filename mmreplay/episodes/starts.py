@@ -31,9 +31,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes.environment_queues import NEVER, EnvironmentQueues
 from mmreplay.episodes.flags import END, FINAL, START
-from mmreplay.episodes.index import EpisodeIndex
+from mmreplay.episodes.index import NEVER, EnvironmentQueues, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ring import Ring, Span

@@ -16,8 +16,7 @@ from typing import Literal, TypeVar
 import google_crc32c
 
 from mmreplay import strict_json
-from mmreplay.disk.files import read_bytes
-from mmreplay.disk.filesystem import refuse_link
+from mmreplay.disk.files import read_bytes, refuse_link
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,

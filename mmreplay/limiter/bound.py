@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from mmreplay import strict_json
 from mmreplay.buffer.limiting import Count
 from mmreplay.disk import files
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import refuse_link
+from mmreplay.disk.files import File, refuse_link
 from mmreplay.disk.pause import try_lock
 from mmreplay.errors import (
     FailedError,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError, shown
-from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import BufferPool
 
 if TYPE_CHECKING:
     from torch import device as Device

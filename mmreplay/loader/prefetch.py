@@ -29,7 +29,7 @@ from mmreplay.buffer.reader import Reader
 from mmreplay.errors import FailedError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
-from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.read_ahead import Gathering
 
 

@@ -22,7 +22,7 @@ from mmreplay.process import owned_by_thread
 from mmreplay.samplers.base import Sampler, State, View, epochs_of
 from mmreplay.samplers.combine import state_of
 from mmreplay.schema import Schema
-from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.apply import Apply
 from mmreplay.transforms.her import HER
 

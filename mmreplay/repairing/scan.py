@@ -34,10 +34,9 @@ from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
-from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.store import ReadPolicy
+from mmreplay.storage.store import ON_DISK, ReadPolicy
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.group import FOLDER, arrays_of, shard_name
 from mmreplay.storage.zarr.shards import (

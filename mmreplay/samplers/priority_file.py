@@ -33,8 +33,15 @@ from numpy.typing import NDArray
 
 from mmreplay import process
 from mmreplay.disk import files
-from mmreplay.disk.files import File, Identity, rename
-from mmreplay.disk.filesystem import COPY_ON_WRITE, NETWORK, file_system, refuse_link
+from mmreplay.disk.files import (
+    COPY_ON_WRITE,
+    NETWORK,
+    File,
+    Identity,
+    file_system,
+    refuse_link,
+    rename,
+)
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
@@ -46,9 +53,14 @@ from mmreplay.errors import (
     shown,
 )
 from mmreplay.format import commit
-from mmreplay.format.commit import UNTOLD, not_held, same_birth
-from mmreplay.format.slots import decode_slot, encode_slot
-from mmreplay.format.slots import slot_nbytes as nbytes_of_slot
+from mmreplay.format.commit import (
+    UNTOLD,
+    decode_slot,
+    encode_slot,
+    not_held,
+    same_birth,
+)
+from mmreplay.format.commit import slot_nbytes as nbytes_of_slot
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, runs
 

@@ -2,7 +2,6 @@
 
 from mmreplay.schema.dtypes import DTYPES, storage_dtype
 from mmreplay.schema.field import Field
-from mmreplay.schema.roles import ROLES
-from mmreplay.schema.schema import Schema
+from mmreplay.schema.schema import ROLES, Schema
 
 __all__ = ["DTYPES", "ROLES", "Field", "Schema", "storage_dtype"]

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError, SourceError
+from mmreplay.nesting import check_path
 from mmreplay.schema.field import Field
-from mmreplay.schema.names import check_path
 from mmreplay.schema.notes import Notes
 from mmreplay.schema.schema import Schema
 

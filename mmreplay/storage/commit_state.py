@@ -31,8 +31,7 @@ from mmreplay.errors import (
     StarvedError,
 )
 from mmreplay.format import commit
-from mmreplay.format.commit import Identity, Record
-from mmreplay.format.slots import HEADER_NBYTES
+from mmreplay.format.commit import HEADER_NBYTES, Identity, Record
 
 if TYPE_CHECKING:
     from mmreplay.kernels.append import AppendKernel

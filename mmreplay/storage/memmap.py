@@ -29,8 +29,8 @@ from mmreplay.checksums import crc32c
 from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage.buffer_pool import BufferPool
 from mmreplay.storage.gather import (
+    BufferPool,
     ClosedStore,
     MappedRows,
     ReadRows,
@@ -171,7 +171,8 @@ class BlockSums:
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
-Large = tuple[str, MappedWriter, RowReader, int]
+Large = tuple[str, MappedWriter, int]
+"""Path of a field in a file of its own, the file's writer, bytes of a row."""
 
 
 class MemmapStore:
@@ -184,6 +185,8 @@ class MemmapStore:
         placement: RecordLayout,
         files: dict[str, File],
         policy: ReadPolicy = POLICY,
+        *,
+        writable: bool = True,
     ) -> None:
         self.ring = ring
         self.schema = schema
@@ -192,24 +195,61 @@ class MemmapStore:
         self.limit_step, self.placement = 1, placement
         self._files = files
         self._recycler = BufferPool()
-        self.space = SpaceReservation(
-            ring, {n: f for n, f in files.items() if n != SUMS}
-        )
         self._flags_file = files[FLAGS]
         self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
-        self.packer = packer(schema, placement, ring.num_envs)
-        self._step = memoryview(self.packer.rows)
-        self.ends: Flags = np.frombuffer(self.packer.ends, np.uint8)
         self._stride = placement.stride
-        # Whether the ring is known to be in its first lap: see `give_up`.
-        self._first_lap = False
-        self._writer: MappedWriter | None = None
-        self._flags_writer = MappedWriter(self._flags_file, advise=policy.advise)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
+        # Whether the ring is known to be in its first lap: see `give_up`.
+        self._first_lap = False
+        self._fillers: list[PartialPageFiller] = []
+        self._writer: MappedWriter | None = None
+        self._large: list[Large] = []
+        if writable:
+            self._open_writers()
+
+    def _open_rows(self) -> None:
+        """Make every file readable by rows."""
+        ring, placement, stride = self.ring, self.placement, self.placement.stride
+        self._mappings: list[mmap.mmap] = []
+        self._pages: dict[str, Pages] = {}
+        self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
+        if self.maps:
+            self._mappings.append(self._flags_file.map_readonly())
+        self._flags: FlagReader = (
+            MappedFlags(self._mappings[0]) if self.maps else ReadFlags(self._flags_file)
+        )
+        if self._records_file is not None:
+            self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
+            self.records = records_of(ring, self._records, placement)
+        self._large_paths: dict[str, RowReader] = {}
+        for path, name in placement.large.items():
+            field = self.schema.fields[path]
+            self._large_paths[path] = self._rows_of(name, field.numpy, field.shape)
+
+    def _open_writers(self) -> None:
+        """Make every file writable by rows."""
+        ring, placement, stride = self.ring, self.placement, self.placement.stride
+        self.space = SpaceReservation(
+            ring, {n: f for n, f in self._files.items() if n != SUMS}
+        )
+        self.packer = packer(self.schema, placement, ring.num_envs)
+        self._step = memoryview(self.packer.rows)
+        self.ends: Flags = np.frombuffer(self.packer.ends, np.uint8)
+        self._flags_writer = MappedWriter(self._flags_file, advise=self._advise)
+        if self._records_file is not None:
+            # Padding between fields is never written, and must read as zeros.
+            count = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
+            self._stage = np.zeros((count, stride), np.uint8)
+            self._staged = self._stage.reshape(-1).data
+            self._writer = self._writer_of(RECORDS, self._records)
+        for path, name in placement.large.items():
+            nbytes = self.schema.fields[path].nbytes
+            writer = self._writer_of(name, self._large_paths[path])
+            self._large.append((path, writer, nbytes))
         self.writers: tuple[MappedWriter | None, MappedWriter] = (
             self._writer,
             self._flags_writer,
@@ -218,35 +258,6 @@ class MemmapStore:
             # Steps to come do not follow: other environments' rows lie between.
             self._flags_writer.only_write()
             self.only_write()
-
-    def _open_rows(self) -> None:
-        """Make every file readable by rows."""
-        ring, placement, stride = self.ring, self.placement, self.placement.stride
-        self._mappings: list[mmap.mmap] = []
-        self._pages: dict[str, Pages] = {}
-        self._fillers: list[PartialPageFiller] = []
-        self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
-        if self.maps:
-            self._mappings.append(self._flags_file.map_readonly())
-        self._flags: FlagReader = (
-            MappedFlags(self._mappings[0]) if self.maps else ReadFlags(self._flags_file)
-        )
-        if self._records_file is not None:
-            # Padding between fields is never written, and must read as zeros.
-            count = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
-            self._stage = np.zeros((count, stride), np.uint8)
-            self._staged = self._stage.reshape(-1).data
-            self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
-            self.records = records_of(ring, self._records, placement)
-            self._writer = self._writer_of(RECORDS, self._records)
-        self._large: list[Large] = []
-        for path, name in placement.large.items():
-            field = self.schema.fields[path]
-            reader = self._rows_of(name, field.numpy, field.shape)
-            self._large.append(
-                (path, self._writer_of(name, reader), reader, field.nbytes)
-            )
-        self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
     def _writer_of(self, name: str, reader: RowReader) -> MappedWriter:
         filler = PartialPageFiller(self._files[name], reader.pages, self.ring)
@@ -281,19 +292,19 @@ class MemmapStore:
     ) -> MemmapStore:
         """Open the files of a generation, after checking type and size of each."""
         opened = partial(File.open, writable=writable)
-        return cls._with(folder, ring, schema, opened, policy)
+        return cls._with(folder, ring, schema, opened, policy, writable=writable)
 
     @classmethod
     def _with(
         cls, folder: Path, ring: Ring, schema: Schema,
-        made: Callable[[Path, int], File], policy: ReadPolicy,
+        made: Callable[[Path, int], File], policy: ReadPolicy, *, writable: bool = True,
     ) -> MemmapStore:  # fmt: skip
         placement = record_layout(schema)
         files: dict[str, File] = {}
         try:
             for name, nbytes in placement.file_sizes(ring, schema).items():
                 files[name] = made(folder / name, nbytes)
-            return cls(ring, schema, placement, files, policy)
+            return cls(ring, schema, placement, files, policy, writable=writable)
         except BaseException:
             _close(files)
             raise
@@ -308,7 +319,7 @@ class MemmapStore:
         self._write_flags(runs, flags)
 
     def _write_large(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
-        for path, writer, _, nbytes in self._large:
+        for path, writer, nbytes in self._large:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 values = np.ascontiguousarray(column[first:stop]).reshape(-1)
@@ -451,7 +462,8 @@ class MemmapStore:
         size = self.ring.block_rows
         where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
         crc = crc32c(struct.pack("<Q", block * size) + self._flags.stretch(*where))
-        readers = [r for p, _, r, _ in self._large if not self.schema.fields[p].mutable]
+        fields = self.schema.fields
+        readers = [r for p, r in self._large_paths.items() if not fields[p].mutable]
         if self._records_file is not None:
             readers.insert(0, self._records)
         for piece in chain.from_iterable(each.pieces(*where) for each in readers):

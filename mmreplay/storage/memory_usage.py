@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.arguments import format_size
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import file_system
+from mmreplay.disk.files import File, file_system
 from mmreplay.errors import CorruptError, system_failure
 
 LIMITS = (

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from mmreplay import process
 from mmreplay.disk import files
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import COPY_ON_WRITE, file_system
+from mmreplay.disk.files import COPY_ON_WRITE, File, file_system
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import locked
 from mmreplay.errors import FormatError, RemovedError, ReplayError

@@ -1,9 +1,7 @@
-"""How rows are read: through a mapping or not, and what the system is told ahead.
+"""`Store`, the protocol of every engine: rows in, rows out, by row number.
 
-The protocol of every engine: rows in, rows out, by row number.
-
-An engine knows rows, not positions or episodes; the ledger knows heads, not data;
-the buffer brings both together.
+An engine knows rows, not positions or episodes; the commit state knows heads, not data;
+the buffer brings both together. `ReadPolicy` says how rows are read.
 """
 
 from __future__ import annotations
@@ -17,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import NETWORK, file_system
+from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
+ON_DISK = ("memmap", "zarr")
+"""Engines whose buffers live in a folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,13 @@ from numpy.typing import NDArray
 
 from mmreplay.disk import files
 from mmreplay.disk.calls import Data, Pack
-from mmreplay.disk.files import ALLOCATION_NBYTES, File
-from mmreplay.disk.filesystem import KEEPS_PAGES, KEEPS_SPACE, file_system
+from mmreplay.disk.files import (
+    ALLOCATION_NBYTES,
+    KEEPS_PAGES,
+    KEEPS_SPACE,
+    File,
+    file_system,
+)
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
 from mmreplay.storage.read_ahead import Pages

@@ -27,8 +27,8 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import COLUMN, LOCK_FILE, STATE
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
-from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.layout import FLAGS, record_layout
+from mmreplay.storage.store import ON_DISK
 from mmreplay.verify.boundaries import FlagCheck
 from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport

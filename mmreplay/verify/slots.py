@@ -14,9 +14,8 @@ from mmreplay.disk.files import File
 from mmreplay.disk.lock import locked
 from mmreplay.errors import OR_REPAIR
 from mmreplay.format import commit
-from mmreplay.format.commit import Identity, Record, Slots
+from mmreplay.format.commit import CHECKSUM, Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
-from mmreplay.format.slots import CHECKSUM
 from mmreplay.verify.report import Notebook
 
 NAMES = ("D0", "D1", "L0", "L1")

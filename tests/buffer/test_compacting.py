@@ -10,8 +10,7 @@ import mmreplay as mr
 from mmreplay.buffer import statistics
 from mmreplay.buffer.copy_rows import compact
 from mmreplay.cli.run import run
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import file_system
+from mmreplay.disk.files import File, file_system
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from tests.buffer.test_zarr import SCHEMA, nested, same, steps
 

@@ -17,7 +17,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk.files import Disk, File
 from mmreplay.format import commit
-from mmreplay.format.slots import seal
+from mmreplay.format.commit import seal
 from mmreplay.storage.commit_state import open_commit
 from tests.buffer.test_copies import SCHEMA, add, copied, right
 from tests.inodes import number_of, numbered

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmreplay.disk import files
 from mmreplay.format import commit
-from mmreplay.format.slots import seal
+from mmreplay.format.commit import seal
 from tests.format.making import BIRTH, UUID, identity_of, record_of
 
 LITERAL = bytes.fromhex(

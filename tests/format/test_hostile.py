@@ -21,7 +21,7 @@ from mmreplay.errors import (
     FormatError,
     LockedError,
 )
-from mmreplay.format.slots import seal
+from mmreplay.format.commit import seal
 from mmreplay.ring import Span
 from tests.format.making import BOOT, fill, schema_of
 

@@ -23,7 +23,7 @@ from mmreplay.loader.devices import (
     unpack,
     with_tensors,
 )
-from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import BufferPool
 from tests.loader.support import fill
 
 SAMPLERS = {

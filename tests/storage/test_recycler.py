@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmreplay.storage import buffer_pool as recycler_module
-from mmreplay.storage.buffer_pool import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, BufferPool
+from mmreplay.storage.gather import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, BufferPool
 
 UINT8 = np.dtype(np.uint8)
 

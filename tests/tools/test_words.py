@@ -125,7 +125,7 @@ def test_names_are_grouped_by_rule_and_counted_by_folder():
     names = [
         Name("told", "parameter", "mmreplay/buffer/a.py", 3),
         Name("_told", "attribute", "mmreplay/b.py", 4),
-        Name("Lane", "class", "mmreplay/storage/fast_append.py", 5),
+        Name("Lane", "class", "mmreplay/buffer/append.py", 5),
     ]
     pairs = [(name, words.rule_of(name)) for name in names]
     assert words.listing(pairs)[:3] == [

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from mmreplay.format import commit, metadata
-from mmreplay.format.slots import seal
+from mmreplay.format.commit import seal
 from mmreplay.samplers import priority_file
 from tools.torture import forged
 from tools.torture.forged import Rng

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mmreplay.adapters.common.values import LOOK_ERRORS, Look, capsule_of
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.schema.roles import ROLES
+from mmreplay.schema.schema import ROLES
 
 Shape = tuple[int, ...]
 Way = tuple[str, str, Shape | None, Shape]

@@ -30,8 +30,7 @@ from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.episode_ends import Marks
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
-from mmreplay.disk.files import File
-from mmreplay.disk.filesystem import COPY_ON_WRITE, file_system
+from mmreplay.disk.files import COPY_ON_WRITE, File, file_system
 from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema.dtypes import storage_dtype

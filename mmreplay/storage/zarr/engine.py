@@ -20,7 +20,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, StarvedError
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
-from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.store import Columns, ReadPolicy
 from mmreplay.storage.zarr import group
