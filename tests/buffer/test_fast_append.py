@@ -12,10 +12,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.buffer.append import FastAppend
-from mmreplay.disk import filesystem
+from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.errors import FailedError, ForkedError
-from mmreplay.storage import fast_append as module
 from mmreplay.storage import write_path
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.verify import verify_buffer
@@ -34,8 +33,8 @@ SLOTS = 512
 @pytest.fixture(autouse=True)
 def stores(tmp_path):
     """Whether steps are stored where the test's files are."""
-    kind = filesystem.file_system(tmp_path)
-    if kind not in filesystem.KEEPS_SPACE:
+    kind = files.file_system(tmp_path)
+    if kind not in files.KEEPS_SPACE:
         pytest.skip(f"{kind} is written, never stored into")
 
 
@@ -94,7 +93,7 @@ def test_it_leaves_what_other_ways_leave(tmp_path, taken, num_envs, layout, auto
     for way in ("fast", "watched"):
         rng, path = np.random.default_rng(5), tmp_path / way
         taken.clear()
-        with using(WatchedDisk()) if way == "watched" else using(module.files.disk):
+        with using(WatchedDisk()) if way == "watched" else using(files.disk):
             buffer = make(path, num_envs, layout, autoreset=autoreset)
             for number in range(8 * SLOTS):
                 ends = rng.random(2) < 0.03

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.disk import filesystem
+from mmreplay.disk import files
 from mmreplay.errors import FullError, SchemaError
 from mmreplay.storage import write_path
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
@@ -48,8 +48,8 @@ class SeenDisk(WatchedDisk):
 @pytest.fixture
 def stores(tmp_path):
     """Whether steps are stored where the test's files are."""
-    kind = filesystem.file_system(tmp_path)
-    if kind not in filesystem.KEEPS_SPACE:
+    kind = files.file_system(tmp_path)
+    if kind not in files.KEEPS_SPACE:
         pytest.skip(f"{kind} is written, never stored into")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.disk import filesystem
+from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.disk.files import PIECE_NBYTES, File
 from mmreplay.errors import FailedError, FullError
@@ -44,8 +44,8 @@ def block(count, rng):
 @pytest.fixture
 def stores(tmp_path):
     """Whether stretches are stored where the test's files are."""
-    kind = filesystem.file_system(tmp_path)
-    if kind not in filesystem.KEEPS_PAGES:
+    kind = files.file_system(tmp_path)
+    if kind not in files.KEEPS_PAGES:
         pytest.skip(f"{kind} is written, never stored into")
 
 

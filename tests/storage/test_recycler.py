@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from mmreplay.storage import buffer_pool as recycler_module
+from mmreplay.storage import gather
 from mmreplay.storage.gather import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, BufferPool
 
 UINT8 = np.dtype(np.uint8)
@@ -58,7 +58,7 @@ def test_what_is_kept_is_bounded():
 
 
 def test_shapes_that_never_come_again_do_not_add_up(monkeypatch, rng):
-    monkeypatch.setattr(recycler_module, "LITTLE_NBYTES", 1000)
+    monkeypatch.setattr(gather, "LITTLE_NBYTES", 1000)
     recycler, most = BufferPool(5, 256, 1 << 40), 0
     held: deque[np.ndarray] = deque(maxlen=3)
     for count in rng.integers(100, 2000, 400).tolist():
