@@ -9,7 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import FIELDS, step
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 def made(path, steps, seed=0, sampler=None, number=0, num_envs=1, **options):
@@ -66,7 +66,7 @@ def test_without_shares_they_are_one_large_buffer():
     both = mr.concat([made(None, 21), made(None, 6), made(None, 0)], seed=0)
     drawn = [place for _ in range(100) for place in places(both.sample(50))]
     legal = [(0, 0, p) for p in range(20)] + [(1, 0, p) for p in range(5)]
-    assert_law(drawn, dict.fromkeys(legal, 1 / 25))
+    assert_distribution(drawn, dict.fromkeys(legal, 1 / 25))
     np.testing.assert_allclose(both.sample(9).probabilities, 1 / 25)
 
 

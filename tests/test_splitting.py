@@ -9,7 +9,7 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
 from tests.contracts.sampler import places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_every_episode_is_as_likely_to_be_held_out(twin):
         held += {episodes[row] for row in rows(part)}
     # Without replacement they scatter less than the limit for independent ones.
     assert abs(len(held) - 300 * size) <= 300
-    assert_law(held, dict.fromkeys(range(1, total + 1), 1 / total))
+    assert_distribution(held, dict.fromkeys(range(1, total + 1), 1 / total))
 
 
 @pytest.mark.parametrize("by", ["episode", "step"])
@@ -110,7 +110,7 @@ def test_draws_are_the_legal_starts_of_the_part(twin, fractions, by):
         assert sorted(epoch(part, view)) == expected
         sampler = part.sampler(mr.UniformSampler(0))
         drawn = [p for _ in range(10) for p in places(sampler.draw(view, 400))]
-        assert_law(drawn, dict.fromkeys(expected, 1 / len(expected)))
+        assert_distribution(drawn, dict.fromkeys(expected, 1 / len(expected)))
         draw = part.sampler(mr.StratifiedSampler(0)).draw(view, 500)
         assert set(places(draw)) <= set(expected)
         assert {e for e, _ in places(draw)} == {e for e, _ in expected}

@@ -14,7 +14,7 @@ from mmreplay.errors import CorruptError, FailedError, FullError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.storage import gather, recovery
 from mmreplay.verify import verify_buffer
-from tests.format.making import fill, schema_of
+from tests.format.support import fill, schema_of
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
 

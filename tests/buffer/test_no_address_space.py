@@ -11,7 +11,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.errors import FailedError
-from tests.samplers.priority_columns import make
+from tests.samplers.priority_files import make
 from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(

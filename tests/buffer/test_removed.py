@@ -15,7 +15,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, RemovedError
 from mmreplay.storage import recovery
-from tests.samplers.test_columns import settle
+from tests.samplers.test_priority_file import settle
 from tests.torture.test_call_sites import num_descriptors
 from tools.torture.powerloss import abandon
 

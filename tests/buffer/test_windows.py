@@ -9,7 +9,7 @@ from mmreplay.buffer.reader import Reader
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.samplers.base import Draw, Windows
 from tests.buffer.support import Twin, schema
-from tests.test_episodes import legal_rows
+from tests.episodes.test_index import legal_rows
 
 
 class Given:

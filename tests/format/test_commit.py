@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mmreplay.disk import files
 from mmreplay.format import commit
 from mmreplay.format.commit import seal
-from tests.format.making import BIRTH, UUID, identity_of, record_of
+from tests.format.support import BIRTH, UUID, identity_of, record_of
 
 LITERAL = bytes.fromhex(
     "4d4d5243 4d543031 05000000 02000000"  # MMRCMT01, CLEAN | MOVED, two environments

@@ -23,7 +23,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.commit import seal
 from mmreplay.ring import Span
-from tests.format.making import BOOT, fill, schema_of
+from tests.format.support import BOOT, fill, schema_of
 
 MUTANTS = 2000
 TOKENS = b'0179-+eE."[]{},:\\u\0\xff '

@@ -11,7 +11,7 @@ import pytest
 
 import mmreplay as mr
 from tests.format import independent_reader
-from tests.format.making import fill, schema_of, step_of
+from tests.format.support import fill, schema_of, step_of
 from tools.torture.disks import QuickDisk, using
 
 SEEDS = 12

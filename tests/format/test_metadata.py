@@ -14,7 +14,7 @@ from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.ring import Ring
 from mmreplay.schema.dtypes import DTYPES
-from tests.format.making import metadata_of
+from tests.format.support import metadata_of
 
 PATH = Path("metadata.json")
 

@@ -11,7 +11,7 @@ from mmreplay.disk import files
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.verify import verify_buffer
 from tests.descriptors import few_descriptors
-from tests.limiter.making import SCHEMA, add, child, create, law, reader, until_starved
+from tests.limiter.support import SCHEMA, add, child, create, law, reader, until_starved
 
 TOLD = r"cannot {} .*{}.*Too many open files \(errno 24\)"
 

@@ -11,7 +11,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, StarvedError
 from mmreplay.limiter.bound import BoundLimit
-from tests.limiter.making import add, child, create, law, reader, until_starved
+from tests.limiter.support import add, child, create, law, reader, until_starved
 
 # Never reached but where a test fails: none waits for a clock.
 LONG_S = 60.0

@@ -6,7 +6,7 @@ import numpy as np
 
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.contracts.sampler import ListedView, places
-from tests.samplers import law
+from tests.samplers import frequencies
 
 WAY = {"narrow": False}
 """Whether `update` gives priorities as they are stored, which goes another way."""
@@ -32,10 +32,12 @@ def counts(draw):
     return Counter(places(draw))
 
 
-def assert_law(drawn, masses):
-    """What was drawn follows masses, of which some may be 0; see `law.assert_law`."""
+def assert_masses(drawn, masses):
+    """Draws follow masses, some of them 0; see `frequencies.assert_distribution`."""
     total = sum(masses.values())
-    law.assert_law(drawn, {place: m / total for place, m in masses.items() if m > 0})
+    frequencies.assert_distribution(
+        drawn, {place: m / total for place, m in masses.items() if m > 0}
+    )
 
 
 def update(buffer, pairs, values):

@@ -12,7 +12,7 @@ from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.uniform import BlockPermutation, UniformSampler, block_ranks
 from tests.contracts.sampler import VIEWS, SamplerContract, places
 from tests.samplers.epochs import epoch, flat
-from tests.samplers.law import chi_square_limit
+from tests.samplers.frequencies import chi_square_limit
 
 BLOCK = 4
 

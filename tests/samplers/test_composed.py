@@ -8,7 +8,7 @@ from mmreplay.errors import EmptyError
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from tests.buffer.support import Twin
 from tests.contracts.sampler import places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 def prioritized(seed=0):
@@ -39,7 +39,7 @@ def test_priorities_of_what_is_left_when_the_earliest_are_ignored(rng):
         values = set_all(twin.buffer, sampler, left)
         total = sum(values.values())
         drawn = [p for _ in range(30) for p in places(twin.buffer.sample(400))]
-        assert_law(drawn, {place: v / total for place, v in values.items()})
+        assert_distribution(drawn, {place: v / total for place, v in values.items()})
 
 
 def test_a_late_update_does_not_bring_an_ignored_step_back(rng):
@@ -63,7 +63,7 @@ def test_a_mixture_follows_priorities_in_its_prioritized_part_alone(rng):
     total = sum(values.values())
     law = {p: 0.75 * v / total + 0.25 / len(values) for p, v in values.items()}
     drawn = [p for _ in range(30) for p in places(twin.buffer.sample(400))]
-    assert_law(drawn, law)
+    assert_distribution(drawn, law)
 
 
 def test_newest_steps_come_beside_prioritized_ones_with_their_weights(rng):
@@ -85,7 +85,7 @@ def test_newest_steps_come_beside_prioritized_ones_with_their_weights(rng):
         ):
             assert probability == pytest.approx(values[place] / total)
         rest += drawn[50:]
-    assert_law(rest, {place: value / total for place, value in values.items()})
+    assert_distribution(rest, {place: value / total for place, value in values.items()})
 
 
 def test_a_part_keeps_priorities_of_its_own(tmp_path, rng):
@@ -98,7 +98,7 @@ def test_a_part_keeps_priorities_of_its_own(tmp_path, rng):
         values = set_all(twin.buffer, sampler, left)
         total = sum(values.values())
         drawn = [p for _ in range(30) for p in places(sampler.draw(view, 400))]
-        assert_law(drawn, {place: v / total for place, v in values.items()})
+        assert_distribution(drawn, {place: v / total for place, v in values.items()})
     twin.buffer.close()
 
 
@@ -116,7 +116,7 @@ def test_offline_and_online_learn_priorities_apart(rng):
         values = {p: 1.0 + (p[1] + number) % 3 for p in legal}
         total = sum(values.values())
         drawn = [p for _ in range(20) for p in places(twin.buffer.sample(400))]
-        assert_law(drawn, {place: v / total for place, v in values.items()})
+        assert_distribution(drawn, {place: v / total for place, v in values.items()})
 
 
 def test_epochs_of_windows_of_a_part_with_the_earliest_ignored(tmp_path, rng):

@@ -15,7 +15,7 @@ from mmreplay.episodes.starts import (
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 from tests.samplers.moving import MovingView
 
 
@@ -43,7 +43,7 @@ def test_what_is_left_is_what_any_sampler_draws(view, count):
                 sampler.draw(view, 4)
         return
     drawn = [p for _ in range(40) for p in places(uniform.draw(view, 60))]
-    assert_law(drawn, dict.fromkeys(expected, 1 / len(expected)))
+    assert_distribution(drawn, dict.fromkeys(expected, 1 / len(expected)))
     assert set(places(stratified.draw(view, 2000))) == set(expected)
     assert shuffled.num_batches(view, 3) == -(-len(expected) // 3)
     assert every(shuffled, view) == expected

@@ -11,7 +11,7 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.combine import Shares
 from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 class TestMixtureSampler(SamplerContract):
@@ -34,7 +34,7 @@ class TestMixtureSampler(SamplerContract):
             place: 2 / 3 / 11 + 1 / 3 / 2 / (9 if place[0] == 0 else 2)
             for place in view.places()
         }
-        assert_law(drawn, law)
+        assert_distribution(drawn, law)
 
     def test_a_state_of_other_parts_is_refused_and_nothing_is_taken_over(self):
         sampler = self.make()

@@ -8,7 +8,7 @@ import pytest
 
 from mmreplay.samplers import permutation
 from mmreplay.samplers.permutation import Permutation
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 15, 16, 17, 63, 100, 1000, 4097]
 
@@ -58,7 +58,7 @@ def test_the_generator_alone_decides(rng):
 def test_a_table_draws_every_order_as_often(rng):
     drawn = [tuple(Permutation(4, rng)(np.arange(4))) for _ in range(2400)]
     law = dict.fromkeys(itertools.permutations(range(4)), 1 / factorial(4))
-    assert_law(drawn, law)
+    assert_distribution(drawn, law)
 
 
 @pytest.mark.parametrize("size", [5, 7, 12])
@@ -68,7 +68,7 @@ def test_every_place_is_as_likely_for_every_index(size, rng, computed):
     orders = np.array([Permutation(size, rng)(np.arange(size)) for _ in range(2000)])
     for index in range(size):
         law = dict.fromkeys(range(size), 1 / size)
-        assert_law(orders[:, index].tolist(), law)
+        assert_distribution(orders[:, index].tolist(), law)
 
 
 def test_neighbours_are_as_likely_to_be_any_pair(rng, computed):
@@ -76,7 +76,9 @@ def test_neighbours_are_as_likely_to_be_any_pair(rng, computed):
     for _ in range(3000):
         first, second = Permutation(6, rng)(np.arange(2)).tolist()
         pairs.append((first, second))
-    assert_law(pairs, dict.fromkeys(itertools.permutations(range(6), 2), 1 / 30))
+    assert_distribution(
+        pairs, dict.fromkeys(itertools.permutations(range(6), 2), 1 / 30)
+    )
 
 
 def test_neighbours_of_a_large_order_are_far_apart_as_chance_has_it(rng):
@@ -88,4 +90,4 @@ def test_neighbours_of_a_large_order_are_far_apart_as_chance_has_it(rng):
     assert abs(np.abs(steps).mean() / size - 1 / 3) < 0.0084
     # Bins of a histogram: 20,000 in 100 bins.
     bins = (values // (size // 100)).tolist()
-    assert_law(bins, dict.fromkeys(range(100), 0.01))
+    assert_distribution(bins, dict.fromkeys(range(100), 0.01))

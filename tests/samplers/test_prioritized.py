@@ -10,7 +10,7 @@ from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, SamplerContract, places
 from tests.samplers.prioritized import (
     KINDS,
-    assert_law,
+    assert_masses,
     counts,
     held,
     masses_of,
@@ -121,7 +121,7 @@ def test_frequencies_and_probabilities_are_the_laws(alpha, eps, stratified):
         drawn += places(draw)
         expected = [law[place] / masses.sum() for place in places(draw)]
         np.testing.assert_allclose(draw.probabilities, expected, rtol=1e-6)
-    assert_law(drawn, law)
+    assert_masses(drawn, law)
 
 
 def test_strata_leave_no_step_off_its_share_by_one():

@@ -8,7 +8,7 @@ from mmreplay.errors import FormatError
 from mmreplay.samplers.priority_distribution import RankBased, Scheduled, _descending
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, places
-from tests.samplers.prioritized import assert_law, masses_of, update
+from tests.samplers.prioritized import assert_masses, masses_of, update
 
 ALPHA = 0.7
 
@@ -38,7 +38,7 @@ def test_frequencies_and_probabilities_are_the_ranks(stratified):
         drawn += places(draw)
         expected = [law[place] for place in places(draw)]
         np.testing.assert_allclose(draw.probabilities, expected)
-    assert_law(drawn, law)
+    assert_masses(drawn, law)
 
 
 def test_equal_priorities_keep_the_order_that_they_were_in():

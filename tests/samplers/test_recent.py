@@ -11,7 +11,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.recent import newest_counts
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 from tests.samplers.moving import MovingView
 
 
@@ -217,7 +217,7 @@ def test_draws_from_the_window_are_uniform():
     expected = newest(view, 3)
     assert len(expected) == 9
     drawn = [p for _ in range(60) for p in places(sampler.draw(view, 30))]
-    assert_law(drawn, dict.fromkeys(expected, 1 / 9))
+    assert_distribution(drawn, dict.fromkeys(expected, 1 / 9))
     assert (sampler.draw(view, 4).probabilities == 1 / 9).all()
 
 

@@ -9,7 +9,7 @@ from mmreplay.samplers import permutation
 from mmreplay.samplers.shuffled import ShuffledSampler
 from tests.contracts.sampler import VIEWS, ListedView, places
 from tests.samplers.epochs import epoch, flat
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 100])
@@ -73,7 +73,7 @@ def test_every_start_is_as_likely_at_every_place():
     orders = [flat(epoch(sampler, view, 3)) for _ in range(1000)]
     law = dict.fromkeys(view.places(), 1 / 7)
     for index in range(7):
-        assert_law([order[index] for order in orders], law)
+        assert_distribution([order[index] for order in orders], law)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])

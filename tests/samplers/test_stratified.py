@@ -7,7 +7,7 @@ import pytest
 
 import mmreplay as mr
 from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
-from tests.samplers.law import assert_law
+from tests.samplers.frequencies import assert_distribution
 
 
 def law(view):
@@ -28,7 +28,7 @@ class TestStratifiedSampler(SamplerContract):
         drawn = [place for draw in draws for place in places(draw)]
         # Stratified draws scatter less than independent ones, so the limit for
         # those holds all the more.
-        assert_law(drawn, law(view))
+        assert_distribution(drawn, law(view))
         for draw in draws[:5]:
             expected = [law(view)[place] for place in places(draw)]
             np.testing.assert_allclose(draw.probabilities, expected)

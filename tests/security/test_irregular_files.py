@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError, ReplayError
-from tests.samplers.priority_columns import make, mark
+from tests.samplers.priority_files import make, mark
 from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(

@@ -11,7 +11,7 @@ import mmreplay as mr
 from mmreplay.disk import lock
 from mmreplay.errors import FailedError, ForkedError, LockedError
 from mmreplay.nesting import unflatten
-from tests.format.making import fill, schema_of, step_of
+from tests.format.support import fill, schema_of, step_of
 from tools.torture.disks import Disk, using
 
 

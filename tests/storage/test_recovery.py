@@ -8,7 +8,7 @@ from mmreplay.disk import files
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import commit_state, recovery
-from tests.format.making import BOOT, UUID, metadata_of, record_of
+from tests.format.support import BOOT, UUID, metadata_of, record_of
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
 METADATA = metadata_of()

@@ -57,12 +57,12 @@ def told(error):
 CALLS = {
     "HER": (
         lambda _: goals(sampler=mr.UniformSampler(0)).sample(8),
-        "raised by HER reward_fn tests.test_called.fails, which got (float32[8, 3], "
-        "float32[8, 3], {'action': int32[8]})",
+        "raised by HER reward_fn tests.test_user_functions.fails, which got ("
+        "float32[8, 3], float32[8, 3], {'action': int32[8]})",
     ),
     "Apply": (
         lambda _: filled(transforms=[mr.Apply(fails)]).sample(8),
-        "raised by Apply's function tests.test_called.fails, which got ({"
+        "raised by Apply's function tests.test_user_functions.fails, which got ({"
         "'observation': int64[8, 2], 'action': int32[8], 'reward': float32[8], ",
     ),
     "Apply, random": (
@@ -81,43 +81,45 @@ CALLS = {
                 mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=fails)
             ]
         ).take(0, np.arange(3)),
-        "raised by DiscountedReturn value_fn tests.test_called.fails, which got ({",
+        "raised by DiscountedReturn value_fn "
+        "tests.test_user_functions.fails, which got ({",
     ),
     "GAE": (
         lambda _: filled(transforms=[mr.GAE(0.9, value=fails)]).sample(8),
-        "raised by GAE value function tests.test_called.fails, which got ({",
+        "raised by GAE value function tests.test_user_functions.fails, which got ({",
     ),
     "LambdaReturn": (
         lambda _: filled(
             transforms=[mr.LambdaReturn(0.9, value=np.ravel, bootstrap=fails)]
         ).take(0, np.arange(3)),
-        "raised by LambdaReturn value function tests.test_called.fails, which got ({",
+        "raised by LambdaReturn value function "
+        "tests.test_user_functions.fails, which got ({",
     ),
     "EpisodeSampler": (
         lambda _: filled(
             sampler=mr.EpisodeSampler(mr.UniformSampler(0), where=fails)
         ).sample(2),
-        "raised by EpisodeSampler where tests.test_called.fails, which got "
+        "raised by EpisodeSampler where tests.test_user_functions.fails, which got "
         "(EpisodeRows(env_ids=int64[4], ",
     ),
     "a schedule": (
         lambda _: filled(sampler=mr.PrioritizedSampler(beta=fails, seed=0)).sample(2),
-        "raised by the schedule of beta tests.test_called.fails, which got (0)",
+        "raised by the schedule of beta tests.test_user_functions.fails, which got (0)",
     ),
     "export": (
         lambda path: mr.export(filled(path / "a"), path / "a.npz", progress=fails),
-        "raised by progress tests.test_called.fails, which got (",
+        "raised by progress tests.test_user_functions.fails, which got (",
     ),
     "verify": (
         lambda path: (
             filled(path / "a").close(),
             mr.verify_buffer(path / "a", progress=fails),
         ),
-        "raised by progress tests.test_called.fails, which got (",
+        "raised by progress tests.test_user_functions.fails, which got (",
     ),
     "statistics": (
         lambda path: mr.field_moments(filled(path / "a"), progress=fails),
-        "raised by progress tests.test_called.fails, which got (",
+        "raised by progress tests.test_user_functions.fails, which got (",
     ),
 }
 
@@ -135,5 +137,5 @@ def test_a_loaders_thread_tells_the_same(tmp_path):
     buffer = mr.ReplayBuffer.open(tmp_path / "a", transforms=[mr.Apply(fails)])
     with mr.ReplayLoader(buffer, 8) as loader, pytest.raises(OwnError) as error:
         next(iter(loader))
-    assert "raised by Apply's function tests.test_called.fails" in told(error)
+    assert "raised by Apply's function tests.test_user_functions.fails" in told(error)
     buffer.close()

@@ -22,7 +22,7 @@ from mmreplay.samplers import (
     priority_file as seen,
 )
 from tests.inodes import numbered
-from tests.samplers.priority_columns import folder, make, mark, more, own
+from tests.samplers.priority_files import folder, make, mark, more, own
 
 
 class TestDamage:

@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
-from tests.limiter.making import add, create, law, reader, until_starved
+from tests.limiter.support import add, create, law, reader, until_starved
 
 NAN = math.nan
 RATIO = "expected a number above 0; give the items drawn for each row written"

@@ -11,7 +11,7 @@ from mmreplay.errors import FullError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import commit_state, recovery
 from mmreplay.storage import commit_state as ledger
-from tests.format.making import BOOT, UUID, fill, metadata_of, record_of, schema_of
+from tests.format.support import BOOT, UUID, fill, metadata_of, record_of, schema_of
 from tools.torture.disks import Disk, FaultyDisk, WatchedDisk, using
 
 METADATA = metadata_of()

@@ -15,7 +15,7 @@ from mmreplay.errors import (
     FormatError,
     SchemaError,
 )
-from tests.limiter.making import SCHEMA, add, child, create, law, reader, until_starved
+from tests.limiter.support import SCHEMA, add, child, create, law, reader, until_starved
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0, 32.0])

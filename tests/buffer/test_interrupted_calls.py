@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from tests.buffer.interrupting import Striker
 from tests.buffer.oracle import columns
-from tests.buffer.striking import Striker
 from tests.buffer.support import Twin, check
 
 MOST = 3000

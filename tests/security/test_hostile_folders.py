@@ -12,7 +12,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.verify import verify_buffer
-from tests.format.making import fill, schema_of
+from tests.format.support import fill, schema_of
 from tools.torture.forged import bounded
 
 MODES = ("r", "r+")

@@ -10,7 +10,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.errors import LockedError, SchemaError
-from tests.test_collect import Told, vector
+from tests.recording.test_recorder import Told, vector
 
 POLICIES = {
     "text": (lambda _: "a", r"the action 'a', expected one of .*Discrete\(\[2\]\)"),

@@ -13,7 +13,7 @@ from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.storage.zarr.shards import ChunkPages, ShardReader
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, extend
-from tests.test_repair import assert_repaired, contents, put
+from tests.repairing.test_repair import assert_repaired, contents, put
 from tools.torture.disks import using
 from tools.torture.power import SimulatedDisk
 

@@ -28,7 +28,7 @@ from mmreplay.verify import verify_buffer
 from mmreplay.verify.rows import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.descriptors import few_descriptors
-from tests.test_repair import DATA, assert_repaired, contents
+from tests.repairing.test_repair import DATA, assert_repaired, contents
 from tools.torture.disks import QuickDisk, using
 
 KINDS = [

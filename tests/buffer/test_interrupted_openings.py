@@ -13,7 +13,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
-from tests.buffer.striking import Striker
+from tests.buffer.interrupting import Striker
 
 SCHEMA = mr.Schema(
     {"number": mr.Field((), "int64"), "large": mr.Field((512,), "int64")}

@@ -14,7 +14,7 @@ import mmreplay as mr
 from mmreplay import process as boot
 from mmreplay.samplers.priority_file import open_column
 from tests.buffer.support import Twin
-from tests.samplers.priority_columns import make, mark, more, own
+from tests.samplers.priority_files import make, mark, more, own
 from tools.torture.disks import QuickDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 

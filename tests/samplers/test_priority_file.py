@@ -12,7 +12,7 @@ import mmreplay as mr
 from mmreplay.errors import ForkedError
 from mmreplay.samplers import priority_file
 from tests.buffer.support import Twin
-from tests.samplers.priority_columns import folder, make, mark, more, own
+from tests.samplers.priority_files import folder, make, mark, more, own
 from tools.torture.disks import FaultyDisk, using
 
 FORK = multiprocessing.get_context("fork")

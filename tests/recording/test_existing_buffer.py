@@ -4,7 +4,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from tests.test_collect import Told, vector
+from tests.recording.test_recorder import Told, vector
 
 
 def test_a_buffer_of_other_num_envs_is_refused(tmp_path):

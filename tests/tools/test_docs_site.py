@@ -11,7 +11,7 @@ import pytest
 import mmreplay as mr
 from tools import docs_site
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 NAV = re.findall(r"(\S+\.md)$", CONFIG.partition("\nnav:\n")[2], re.M)
 

@@ -6,7 +6,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
-from tests.format.making import fill, schema_of
+from tests.format.support import fill, schema_of
 from tools.torture.disks import Disk, WatchedDisk, using
 
 
