@@ -224,7 +224,7 @@ def test_a_state_brings_the_draws_back(shares, stopped):
         ({"drawn": [1]}, r"got drawn \[1\], expected one number"),
     ],
 )
-def test_a_damaged_state_is_refused_and_nothing_is_taken_over(damage, message):
+def test_a_damaged_state_is_refused_and_nothing_is_loaded(damage, message):
     both = mr.concat([made(None, 9), made(None, 9)], [3, 1], seed=0)
     both.sample(5)
     before = both.state_dict()

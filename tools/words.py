@@ -292,10 +292,24 @@ EXCEPTIONS = [
     Exempt("cut", "*cut_rows", ANYWHERE, "a JSON key of info and repair"),
     Exempt("given_up", "given_up_rows", ANYWHERE, "a JSON key of info"),
     Exempt("moment", "*[Mm]oments*", ANYWHERE, "mean and variance: mmreplay.Moments"),
-    Exempt("place", "in_place", ("mmreplay/*",), "an option of the command line"),
+    Exempt("cut", "*power_cut*", ANYWHERE, "a power cut: a term of the glossary"),
+    Exempt("cut", "*PowerCut*", ANYWHERE, "a power cut: a term of the glossary"),
+    Exempt("place", "*in_place*", ANYWHERE, "an option of the command line"),
     Exempt("part", "Part", ("mmreplay/splitting*",), "public: what split returns"),
     Exempt(
+        "part", "*part*", ("tests/test_splitting.py", "tests/frozen/*"),
+        "public: what split returns",
+    ),
+    Exempt(
         "part", "parts", ("mmreplay/samplers/*",), "Sampler.parts, of the protocol"
+    ),
+    Exempt(
+        "part", "*part*", ("tests/samplers/*",), "Sampler.parts, of the protocol"
+    ),
+    Exempt(
+        "part", "*part*",
+        ("tests/convert/test_safetensors*", "tests/convert/test_parquet*"),
+        "files of an export in parts: part_bytes and mmreplay.part",
     ),
     Exempt(
         "part", "part", ("mmreplay/episodes/starts.py",), "SubsetStarts(base, part)"

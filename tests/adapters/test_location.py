@@ -194,7 +194,7 @@ def make(wait=lambda: None):
 """
 
 
-def test_processes_under_one_folder_get_places_of_their_own(tmp_path):
+def test_processes_under_one_folder_get_folders_of_their_own(tmp_path):
     code = MAKING + "make(lambda: print('named', flush=True) or input())\ninput()"
     both = [process(code, MMREPLAY_DIR=str(tmp_path)) for _ in range(2)]
     # Each has its name before there is a ring, and until it ends.
@@ -213,7 +213,7 @@ def test_processes_under_one_folder_get_places_of_their_own(tmp_path):
     assert again == "any-0\n"
 
 
-def test_a_folder_that_is_made_at_the_same_moment_is_taken(tmp_path, monkeypatch):
+def test_a_folder_that_is_made_at_the_same_time_is_used(tmp_path, monkeypatch):
     """Whichever of the folders on the way another process makes just before we do."""
     mkdir, made = Disk.mkdir, []
 
@@ -409,7 +409,7 @@ def test_adapters_pickle_as_a_path_and_go_on_drawing(tmp_path, make):
     again.home.close()
 
 
-def test_a_place_that_another_process_makes_meanwhile_is_taken(tmp_path, monkeypatch):
+def test_a_buffer_that_another_process_makes_first_is_opened(tmp_path, monkeypatch):
     place, isdir = tmp_path / "names" / "any-0", os.path.isdir
 
     def late(path):

@@ -296,7 +296,7 @@ def test_replacement_is_the_seventh_argument():
         torch.float64,
     ],
 )
-def test_dtypes_are_kept(tmp_path, dtype):
+def test_dtypes_are_preserved(tmp_path, dtype):
     memory = skrl.Memory(4, 2, device="cpu", path=tmp_path / "ring")
     memory.create_tensor("a", 3, dtype)
     values = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
@@ -320,7 +320,7 @@ def test_names_of_roles_are_free(tmp_path):
     memory.home.close()
 
 
-def test_episodes_are_told_to_whoever_opens_the_folder(tmp_path):
+def test_episodes_are_visible_to_every_opener_of_the_folder(tmp_path):
     memory = skrl.Memory(50, 2, device="cpu", path=tmp_path / "ring")
     for name, size, dtype in (
         ("observations", 3, None), ("next_observations", 3, None), ("rewards", 1, None),
@@ -408,7 +408,7 @@ def test_a_reset_gives_samples_up_and_keeps_tensors(tmp_path):
     again.home.close()
 
 
-def test_a_reset_that_was_cut_short_is_finished(tmp_path, monkeypatch):
+def test_an_interrupted_reset_is_finished(tmp_path, monkeypatch):
     memory = declared(skrl.Memory(4, 2, device="cpu", path=tmp_path / "ring"))
     memory.add_samples(**samples(0, 2))
     monkeypatch.setattr(mr.ReplayBuffer, "clear", lambda self: None)

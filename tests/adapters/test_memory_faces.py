@@ -69,7 +69,7 @@ def test_an_add_that_was_interrupted_is_counted_where_its_rows_are(
     memory.home.close()
 
 
-def test_a_load_that_is_cut_short_leaves_no_sample(tmp_path, monkeypatch):
+def test_an_interrupted_load_leaves_no_sample(tmp_path, monkeypatch):
     source = memory_at(tmp_path / "source")
     for first in range(0, 8, 2):
         source.add_samples(**samples(first, 2))

@@ -60,7 +60,7 @@ def test_eight_inserted_twice_wrap(make):
     assert numbers(storage.get_data_slice(0, 10)) == [6, 7, 0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_slices_are_cut_as_pythons_are(make):
+def test_slices_are_clipped_as_pythons_are(make):
     storage = make()
     assert storage.get_data_slice(0, 5)["Observation"] is None
     storage.insert_data_slice(slice_of(range(8), envs=2))

@@ -136,7 +136,7 @@ def test_n_steps_end_with_the_relabelled_steps(make, tmp_path, sent):
     assert drawn_of(storage) == expected
 
 
-def test_arrays_and_dicts_of_them_are_given_and_taken(make):
+def test_arrays_and_dicts_of_arrays_are_accepted_and_returned(make):
     calls = []
 
     def function(o, rhs, o2, rhs2, r, initial_state, final_state):
@@ -205,7 +205,7 @@ def test_a_transition_without_an_end_is_refused(make):
     assert storage.size == 0
 
 
-def test_episodes_that_end_apart_are_not_relabelled_and_one_is_told(make):
+def test_episodes_that_end_apart_are_not_relabelled_and_warn_once(make):
     storage = make()
     uneven = transition(0, 2)
     uneven["NextDone"] = torch.tensor([[1.0], [0.0]])
@@ -221,7 +221,7 @@ def test_episodes_that_end_apart_are_not_relabelled_and_one_is_told(make):
     assert numbers(storage.data) == [0, 0, 1, 2, 3, 4, 5, 1003, 1004]
 
 
-def test_a_collector_relabels_episodes_that_it_sent_in_part(make):
+def test_a_collector_relabels_episodes_that_it_sent_in_blocks(make):
     storage = make()
     sent = []
     for number in range(6):

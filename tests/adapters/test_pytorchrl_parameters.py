@@ -213,7 +213,7 @@ def test_rows_of_a_slice_are_complete_when_gamma_changes(make):
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_from_a_gamma_that_tells_no_counts_cut_rows_tell_theirs(make, gamma):
+def test_truncated_rows_give_their_step_counts_when_gamma_cannot(make, gamma):
     storage = make(algorithm=SimpleNamespace(gamma=gamma))
     storage.insert_data_slice(slice_of(range(5)) | {"Reward": np.ones((5, 1, 1))})
     storage.gamma = 0.9

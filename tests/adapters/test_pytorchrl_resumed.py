@@ -266,7 +266,7 @@ def test_a_new_size_that_is_none_is_refused_at_once(make, size):
     assert storage.max_size == 10
 
 
-def test_rows_that_were_taken_out_outlive_a_new_size(make):
+def test_dequeued_rows_stay_dequeued_after_a_resize(make):
     storage = make()
     storage.insert_data_slice(slice_of(range(8)))
     taken = storage.get_all_buffer_data()

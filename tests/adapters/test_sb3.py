@@ -297,7 +297,7 @@ def test_uniform_draws_keep_no_priorities(tmp_path, rng):
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_steps_that_do_not_follow_are_cut_apart(tmp_path, rng, once):
+def test_steps_that_do_not_follow_start_an_episode(tmp_path, rng, once):
     ours = ReplayBuffer(
         100, BOX, ACTION, "cpu", 1, once, path=tmp_path / "r", n_steps=2
     )

@@ -53,7 +53,7 @@ def test_faces_that_take_turns_make_no_transition_up(tmp_path, rng, once, envs):
 
 
 @pytest.mark.parametrize("how", ["nan", "end"])
-def test_a_step_that_comes_right_behind_ours_is_not_taken_for_it(
+def test_a_step_that_comes_right_after_ours_is_not_confused_with_it(
     tmp_path, monkeypatch, how
 ):
     """By another thread's face, before we look at what is there."""
@@ -102,7 +102,7 @@ def test_one_face_goes_on_with_its_episode_where_none_came_between(tmp_path):
     buffer.close()
 
 
-def test_a_copy_that_only_draws_cuts_nothing_and_one_that_adds_does(tmp_path):
+def test_a_copy_ends_episodes_only_when_it_adds(tmp_path):
     buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring")
     give(buffer, 0)
     copy = pickle.loads(pickle.dumps(buffer))
@@ -118,7 +118,7 @@ def test_a_copy_that_only_draws_cuts_nothing_and_one_that_adds_does(tmp_path):
     buffer.close()
 
 
-def test_a_step_that_is_refused_cuts_nothing(tmp_path):
+def test_a_refused_step_ends_no_episode(tmp_path):
     buffer = adapter.ReplayBuffer(
         50, LINE, LINE, "cpu", path=tmp_path / "ring", n_steps=2
     )

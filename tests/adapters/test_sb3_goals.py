@@ -140,7 +140,7 @@ def test_whole_ended_episodes_alone_are_drawn_from(tmp_path, rng, once):
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("strategy", sb3_goals.STRATEGIES)
 @pytest.mark.parametrize("wide", [False, True])
-def test_goals_are_drawn_by_the_law_and_from_the_step_that_achieved_them(
+def test_goals_follow_the_distribution_and_come_from_the_step_that_achieved_them(
     tmp_path, rng, monkeypatch, once, strategy, wide
 ):
     if wide:  # goals are read without the rest of their steps
@@ -264,7 +264,7 @@ def test_what_cannot_be_stored_is_named(value, name):
         sb3_goals.encoded([{"k": value}], None, 0)
 
 
-def test_an_info_that_has_no_room_says_how_much_it_takes():
+def test_an_info_that_is_too_large_names_its_size():
     told = (
         r"^infos\[1\]: got 29 bytes as text, expected at most the 16 .* info_bytes=29"
     )
@@ -272,7 +272,7 @@ def test_an_info_that_has_no_room_says_how_much_it_takes():
         sb3_goals.encoded([{"a": 1}, {"a": 12345678901234567890123}], None, 16)
 
 
-def test_what_a_monitor_adds_at_an_end_has_room():
+def test_the_infos_of_a_monitor_fit_at_an_end():
     first = sb3_goals.encoded([{"TimeLimit.truncated": False}], None, 0)
     told = {
         "TimeLimit.truncated": True,

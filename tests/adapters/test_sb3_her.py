@@ -164,7 +164,9 @@ def test_every_transition_is_the_one_that_the_original_draws(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_steps_and_goals_are_drawn_by_the_law_of_the_original(tmp_path, rng, strategy):
+def test_steps_and_goals_follow_the_distribution_of_the_original(
+    tmp_path, rng, strategy
+):
     ours, theirs = both(tmp_path, 2, 12, goal_selection_strategy=strategy)
     for step in walk(rng, 2, 17, ends=0.4):
         give(ours, step)
@@ -355,7 +357,7 @@ def test_rewards_that_are_not_one_a_goal_are_refused(tmp_path, rng, monkeypatch)
     ours.close()
 
 
-def test_infos_are_there_again_in_the_room_that_they_had(tmp_path, rng):
+def test_infos_are_restored_with_their_size_limit(tmp_path, rng):
     options = {"path": tmp_path / "ring", "copy_info_dict": True}
     ours = HerReplayBuffer(40, SPACE, ACTION, reach(), **options)
     steps = list(walk(rng, 1, 20))

@@ -140,7 +140,7 @@ def columns():
     return [act, obs, reward, terminated, truncated, [{}] * 6, terminated]
 
 
-def test_a_pickle_is_taken_in_only_where_it_is_allowed(tmp_path, monkeypatch):
+def test_a_pickle_is_loaded_only_where_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(columns()))
     with pytest.raises(SchemaError, match="pass allow_pickle=True"):
         GenericTorchMemory(dataset_path=tmp_path, path=tmp_path / "a")

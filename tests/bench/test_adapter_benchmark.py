@@ -17,7 +17,7 @@ def test_adapters_are_measured_without_the_originals(tmp_path):
 
 
 @pytest.mark.peer
-def test_adapters_are_measured_beside_the_originals(tmp_path):
+def test_adapters_are_measured_against_the_originals(tmp_path):
     found = bench_adapters.chosen(bench_adapters.MODULES, None)
     if not found:
         pytest.skip("no library is installed; see tools/bench/peers.txt")

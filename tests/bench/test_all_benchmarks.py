@@ -129,7 +129,7 @@ def test_a_script_that_is_run_otherwise_has_its_options(monkeypatch, tmp_path):
     assert {name for name, *_ in every.OTHERWISE.values()} <= set(every.SCRIPTS)
 
 
-def test_what_stands_outside_the_markers_stays():
+def test_text_outside_the_generated_blocks_stays():
     text = "a\n<!-- bench:x -->old<!-- /bench:x -->\nb\n"
     new = tables.between(text, "x", ["new"])
     assert new == "a\n<!-- bench:x -->\n\nnew\n\n<!-- /bench:x -->\nb\n"
@@ -145,7 +145,7 @@ def test_what_stands_outside_the_markers_stays():
         "<!-- bench:x --> <!-- bench:x --> <!-- /bench:x -->",
     ],
 )
-def test_markers_that_do_not_match_are_refused(text):
+def test_unbalanced_block_comments_are_refused(text):
     with pytest.raises(ValueError, match=r"markers of 'x': got \d and \d, expected"):
         tables.between(text, "x", [])
 
@@ -211,7 +211,7 @@ def test_a_script_that_fails_leaves_the_others_results(
     assert kept == results
 
 
-def test_peers_are_named_to_the_scripts_that_know_them(monkeypatch):
+def test_scripts_get_the_peers_that_they_support(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["all", "--peers", "cpprb,cpprb_mmap"])
     options = every._options()
     assert every._passed("bench_add", options) == ["--peers", "cpprb"]

@@ -34,7 +34,7 @@ def test_what_is_made_cold_is_rows(tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_cold_batches_are_measured_beside_a_plain_memmap(disk):
+def test_cold_batches_are_measured_against_a_plain_memmap(disk):
     found = bench_cold.measure(disk, bench_cold.Sizes(40, 1), ["np_memmap"])
     assert set(found) == set(bench_cold.KINDS)
     for kind in found.values():
@@ -47,7 +47,7 @@ def test_cold_batches_are_measured_beside_a_plain_memmap(disk):
 
 
 @pytest.mark.peer
-def test_cold_batches_are_measured_beside_every_peer(disk):
+def test_cold_batches_are_measured_against_every_peer(disk):
     names = disk_peers.installed()
     if len(names) < len(MAKERS) - 1:
         pytest.skip("not all is installed; see tools/bench/peers.txt")

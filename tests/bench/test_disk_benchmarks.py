@@ -31,7 +31,7 @@ def test_pixels_are_measured_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_pixels_are_measured_beside_torchrl(tmp_path):
+def test_pixels_are_measured_against_torchrl(tmp_path):
     if find_spec("torchrl") is None:
         pytest.skip("torchrl is not installed; see tools/bench/peers.txt")
     if not leaves_the_cache(tmp_path):

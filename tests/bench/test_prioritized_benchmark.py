@@ -23,7 +23,7 @@ def test_turns_are_measured_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_turns_are_measured_beside_every_peer():
+def test_turns_are_measured_against_every_peer():
     found = prioritized_peers.installed()
     missing = sorted(prioritized_peers.MODULES.keys() - found)
     if missing:

@@ -15,7 +15,7 @@ def test_sequences_are_measured_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_sequences_are_measured_beside_every_peer(tmp_path):
+def test_sequences_are_measured_against_every_peer(tmp_path):
     names = slices.installed()
     if len(names) < len(slices.MAKERS):
         pytest.skip("a peer is not installed; see tools/bench/peers.txt")

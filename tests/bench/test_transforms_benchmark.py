@@ -32,7 +32,7 @@ def test_transforms_are_measured_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_transforms_are_measured_beside_every_peer():
+def test_transforms_are_measured_against_every_peer():
     found = transform_peers.installed()
     missing = sorted(transform_peers.MODULES.keys() - found)
     if missing:

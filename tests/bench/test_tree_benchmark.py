@@ -40,7 +40,7 @@ def test_either_kernel_is_measured_whatever_the_environment_says(monkeypatch):
 
 
 @pytest.mark.peer
-def test_trees_are_measured_beside_torchrl():
+def test_trees_are_measured_against_torchrl():
     pytest.importorskip("torchrl")
     done = subprocess.run(
         [sys.executable, "-W", "default", "-m", "tools.bench.bench_tree", "--quick"],

@@ -49,13 +49,13 @@ def test_draws_are_measured_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_adds_are_measured_beside_every_peer(libraries):
+def test_adds_are_measured_against_every_peer(libraries):
     speedup = quick("bench_add")["speedup"]
     assert set(speedup["add_1024_full_ring"]) == set(libraries)
 
 
 @pytest.mark.peer
-def test_draws_are_measured_beside_every_peer(libraries):
+def test_draws_are_measured_against_every_peer(libraries):
     over = quick("bench_sample")["sample_4096"]["speedup_of_mmreplay"]
     assert set(over) == {*libraries, "fastest"}
 
@@ -77,7 +77,7 @@ def test_a_side_that_draws_wrong_rows_is_refused(path):
         transitions.check(rows, "peer")
 
 
-def test_ratios_are_taken_turn_by_turn():
+def test_ratios_are_computed_turn_by_turn():
     calls = []
     sides = {name: lambda name=name: calls.append(name) for name in "ab"}
     times = race(sides, turns=3, calls=2, warm=1)

@@ -12,7 +12,7 @@ MIB = 1 << 20
     ("workers", "context"),
     [(4, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
 )
-def test_workers_take_little_beside_the_buffer(tmp_path, workers, context):
+def test_workers_use_little_memory_next_to_the_buffer(tmp_path, workers, context):
     nbytes = 192 * MIB
     found = bench_workers.measure(tmp_path, nbytes, workers, [context])
     # A copy in each would be all of it, many times over. What is left is batches of

@@ -6,7 +6,7 @@ import pytest
 from tools.bench import bench_zarr
 
 
-def test_every_codec_is_told_with_ratios(tmp_path):
+def test_every_codec_is_reported_with_ratios(tmp_path):
     result = bench_zarr.measure(bench_zarr.QUICK, tmp_path)
     assert set(result) == {*bench_zarr.CODECS, "add", "seal", "rows"}
     told = result["blosc-lz4"]

@@ -32,7 +32,7 @@ def test_every_codec_is_read_without_any_peer(tmp_path):
 
 
 @pytest.mark.peer
-def test_every_codec_is_read_beside_tensorstore(tmp_path):
+def test_every_codec_is_read_against_tensorstore(tmp_path):
     pytest.importorskip("tensorstore", reason="tensorstore is not installed")
     found = bench_zarr_peers.measure(40, 8, 2, tmp_path, ["tensorstore"])
     for kind in found.values():
@@ -42,7 +42,7 @@ def test_every_codec_is_read_beside_tensorstore(tmp_path):
             }  # fmt: skip
 
 
-def test_bytes_are_told_of_every_way_of_both_recordings(tmp_path):
+def test_bytes_are_reported_for_every_method_of_both_recordings(tmp_path):
     found = bench_bytes.measure({"atari": 40, "mujoco": 200}, tmp_path)
     for kind in ("atari", "mujoco"):
         told = found[kind]

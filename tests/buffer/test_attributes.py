@@ -25,7 +25,7 @@ def test_slots_and_layout_are_those_of_the_ring(tmp_path):
     buffer.close()
 
 
-def test_tails_tell_what_was_given_up_on_purpose(tmp_path):
+def test_tails_count_the_rows_that_were_dequeued(tmp_path):
     twin = Twin(tmp_path / "ring", 5, 2)
     for _ in range(7):
         twin.add(["", ""])
@@ -147,7 +147,7 @@ def test_rows_that_a_thread_is_copying_outlive_the_closing(tmp_path):
         store.flags_between(0, 0, 1)
 
 
-def test_draws_beside_a_close_end_in_batches_or_say_that_it_closed(tmp_path):
+def test_draws_during_a_close_return_batches_or_report_the_close(tmp_path):
     twin = Twin(tmp_path / "ring", 50)
     for _ in range(40):
         twin.add([""])

@@ -191,7 +191,7 @@ def quiet(fill):
 
 
 @pytest.mark.parametrize("others", [1.0, 0.0])
-def test_fewer_than_32_ends_are_no_evidence(rng, others):
+def test_fewer_than_32_ends_decide_nothing(rng, others):
     with ring() as buffer:
         quiet(lambda: episodes(buffer, rng, 32, others=others))
         with pytest.warns(AutoresetWarning) if others else warnings.catch_warnings():
@@ -203,7 +203,7 @@ def test_a_known_final_observation_that_no_row_repeats_is_proof_of_a_right_answe
         quiet(lambda: episodes(buffer, rng, 200, final=True))
 
 
-def test_an_observation_that_never_changes_is_no_evidence(rng):
+def test_an_observation_that_never_changes_decides_nothing(rng):
     """The rewards are, as they are where no final observation is known."""
     with ring() as buffer:
         quiet(lambda: episodes(buffer, rng, 32, final=True, still=True))

@@ -151,7 +151,7 @@ def test_metadata_that_fits_neither_us_nor_the_files(ring, mode, changes, error,
     assert {p: b for p, b in contents(ring).items() if p.name != "LOCK"} == data
 
 
-def test_features_that_only_a_writer_must_know(ring):
+def test_features_that_only_a_writer_must_support(ring):
     edit(ring, features={"incompat": [], "ro_compat": ["moon"], "compat": ["x"]})
     with mr.ReplayBuffer.open(ring) as buffer:
         assert len(buffer) == 3

@@ -170,7 +170,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("got", [(84, 84, 1), (1, 84, 84, 1), (2, 84, 84)])
-def test_of_one_environment_an_axis_too_many_is_told_from_the_fields_own(got):
+def test_an_extra_environment_axis_is_distinguished_from_the_fields_own_axes(got):
     schema = mr.Schema({"pixels": mr.Field((84, 84), "uint8")})
     with mr.ReplayBuffer.create(None, schema, 10, engine="memory") as buffer:
         told = re.escape(

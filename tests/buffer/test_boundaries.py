@@ -76,7 +76,7 @@ def test_every_pattern_of_ends_where_final_rows_follow(place, layout, stored):
 
 @pytest.mark.parametrize("capacity", range(1, 7))
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_every_short_history_at_every_place_of_the_ring(capacity, autoreset):
+def test_every_short_history_at_every_slot_of_the_ring(capacity, autoreset):
     kinds = ["", "t", "u"]
     finals = [False] if autoreset == "next_step" else [False, True]
     twin = Twin(None, capacity, autoreset=autoreset)
@@ -141,7 +141,7 @@ def test_what_resuming_after_a_clear_makes_of_the_next_row(tmp_path, how, autore
     twin.buffer.close()
 
 
-def test_a_reader_tells_the_cut_before_it_looked_at_anything_else(tmp_path):
+def test_a_reader_sees_the_cut_flag_before_it_looks_at_anything_else(tmp_path):
     twin = Twin(tmp_path / "ring", 6, stored=True)
     twin.add([""])
     twin.reopen("truncate")
@@ -245,7 +245,7 @@ def test_dequeued_rows_are_gone_and_their_successors_are_not(place, autoreset, r
         twin.check()
 
 
-def test_read_only_steps_that_end_nothing_take_a_final_observation_beside_them(place):
+def test_read_only_steps_without_ends_accept_a_final_observation(place):
     buffer = Twin(place, 4).buffer
     made = columns([step(1), step(2)])
     for array in made.values():

@@ -115,7 +115,7 @@ def test_the_command_says_what_it_made(source, tmp_path, capsys):
 
 @pytest.mark.parametrize("num_envs", [1, 6])
 @pytest.mark.parametrize("made_by", ["compact", "close"])
-def test_what_shards_hold_takes_no_space_beside_them(tmp_path, num_envs, made_by):
+def test_rows_in_shards_take_no_other_disk_space(tmp_path, num_envs, made_by):
     """Though it is reserved by the MiB, and places are smaller."""
     if file_system(tmp_path) not in ("ext4", "xfs", "tmpfs"):
         pytest.skip("holes may take space here")
@@ -150,7 +150,7 @@ def test_what_shards_hold_takes_no_space_beside_them(tmp_path, num_envs, made_by
     assert mr.verify_buffer(path).ok
 
 
-def test_shards_are_known_to_hold_rows_before_their_space_beside_them_goes(
+def test_shards_are_published_before_the_space_of_their_rows_is_freed(
     tmp_path, monkeypatch
 ):
     """A writer may have been killed between the two, and closing seals nothing then."""
@@ -177,7 +177,7 @@ def test_shards_are_known_to_hold_rows_before_their_space_beside_them_goes(
     assert ("sync", "places.bin") in calls[:first]
 
 
-def test_priorities_that_stay_behind_are_told(tmp_path, capsys):
+def test_priorities_that_are_not_copied_are_reported(tmp_path, capsys):
     sampler = mr.PrioritizedSampler(seed=0)
     with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 40, sampler=sampler) as buffer:
         buffer.extend(nested(steps(np.random.default_rng(0), 20, 1)))

@@ -54,7 +54,7 @@ def told():
     return call
 
 
-def test_a_ring_larger_than_its_disk_is_told_of(tmp_path, disk, told):
+def test_a_ring_larger_than_its_disk_warns(tmp_path, disk, told):
     path = tmp_path / "not" / "there"
     disk["free"] = 3 << 20
     with pytest.warns(
@@ -82,7 +82,7 @@ def test_one_that_fits_to_the_byte_is_not(tmp_path, disk, told):
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_rows_that_are_there_need_no_room(tmp_path, disk, num_envs):
+def test_rows_that_are_there_need_no_disk_space(tmp_path, disk, num_envs):
     """Each of a lap and a half takes what is asked for by one row less."""
     disk["free"] = 1 << 40
     with create(tmp_path / "a", 10, num_envs=num_envs) as buffer:
@@ -111,7 +111,7 @@ def test_rows_that_are_there_need_no_room(tmp_path, disk, num_envs):
         buffer.add(**{**rows, "action": np.zeros(num_envs, np.int64)})
 
 
-def test_readers_are_not_told(tmp_path, disk, told):
+def test_readers_do_not_warn(tmp_path, disk, told):
     disk["free"] = 1 << 40
     create(tmp_path / "a").close()
     disk["free"] = 0
@@ -120,7 +120,7 @@ def test_readers_are_not_told(tmp_path, disk, told):
         mr.ReplayBuffer.open(tmp_path / "a").close()
 
 
-def test_a_larger_ring_and_a_wider_row_are_told_of(tmp_path, disk, told):
+def test_a_larger_ring_and_a_wider_row_warn(tmp_path, disk, told):
     disk["free"] = 50 << 20
     buffer, warned = told(create, tmp_path / "a")
     assert warned == []
@@ -132,7 +132,7 @@ def test_a_larger_ring_and_a_wider_row_are_told_of(tmp_path, disk, told):
 
 
 @pytest.mark.parametrize("options", [{"engine": "zarr"}, {"engine": "memory"}])
-def test_what_takes_nobody_knows_how_much_is_not_told_of(tmp_path, disk, told, options):
+def test_rings_of_unknown_size_do_not_warn(tmp_path, disk, told, options):
     path = None if options["engine"] == "memory" else tmp_path / "a"
     buffer, warned = told(create, path, **options)
     assert warned == []

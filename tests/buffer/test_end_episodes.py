@@ -25,7 +25,9 @@ def add(buffer: ReplayBuffer, number: int, terminated: list[bool]) -> None:
     )  # fmt: skip
 
 
-def test_what_follows_a_cut_starts_an_episode_and_the_last_step_is_truncated(tmp_path):
+def test_rows_after_end_episodes_start_an_episode_and_the_last_step_is_truncated(
+    tmp_path,
+):
     with ReplayBuffer.create(
         tmp_path / "ring", SCHEMA, 10, 2, autoreset="disabled"
     ) as buffer:
@@ -46,7 +48,7 @@ def test_what_follows_a_cut_starts_an_episode_and_the_last_step_is_truncated(tmp
     assert verify_buffer(tmp_path / "ring").ok
 
 
-def test_no_step_is_drawn_across_a_cut():
+def test_no_step_is_drawn_across_an_ended_episode():
     buffer = ReplayBuffer.create(
         None, SCHEMA, 10, engine="memory", transforms=[NStep(2, 0.5)]
     )
@@ -59,7 +61,7 @@ def test_no_step_is_drawn_across_a_cut():
     assert drawn.tolist() == [0, 3]
 
 
-def test_a_cut_of_an_empty_buffer_changes_nothing():
+def test_end_episodes_of_an_empty_buffer_changes_nothing():
     buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
     buffer.end_episodes()
     add(buffer, 0, [False])
@@ -69,7 +71,7 @@ def test_a_cut_of_an_empty_buffer_changes_nothing():
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("cleared", [False, True])
-def test_what_follows_a_cut_starts_an_episode_where_all_before_it_is_gone(
+def test_rows_after_end_episodes_start_an_episode_where_all_earlier_rows_are_gone(
     autoreset, ended, cleared
 ):
     buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory", autoreset=autoreset)
@@ -85,7 +87,7 @@ def test_what_follows_a_cut_starts_an_episode_where_all_before_it_is_gone(
     assert buffer.flags(0, [2, 3]).tolist() == [START | BREAK, 0]
 
 
-def test_a_cut_goes_where_rows_are_moved_to(tmp_path):
+def test_ended_episodes_stay_ended_where_rows_are_moved(tmp_path):
     with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10) as buffer:
         add(buffer, 0, [False])
         buffer.end_episodes()
@@ -94,7 +96,7 @@ def test_a_cut_goes_where_rows_are_moved_to(tmp_path):
         assert buffer.flags(0, [1]).tolist() == [START | BREAK | CUT]
 
 
-def test_only_a_writer_cuts(tmp_path):
+def test_only_a_writer_ends_episodes(tmp_path):
     ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10).close()
     with (
         ReplayBuffer.open(tmp_path / "ring") as reader,

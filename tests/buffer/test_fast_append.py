@@ -262,7 +262,7 @@ def test_a_forked_child_takes_no_step(tmp_path, taken):
         assert int(buffer.heads[0]) == 2 * SLOTS
 
 
-def test_a_disk_that_is_put_in_place_later_sees_every_store(tmp_path, taken):
+def test_a_disk_that_is_replaced_later_sees_every_store(tmp_path, taken):
     with make(tmp_path / "b") as buffer:
         for number in range(2 * SLOTS):
             buffer.add(step_of(number))
@@ -278,7 +278,7 @@ def test_a_disk_that_is_put_in_place_later_sees_every_store(tmp_path, taken):
 
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_it_goes_on_from_one_stretch_to_the_next(
+def test_it_continues_from_one_reserved_range_to_the_next(
     tmp_path, taken, monkeypatch, num_envs, layout
 ):
     """Only where limits are raised, or a lap begins, is a step left to other ways."""
@@ -334,7 +334,7 @@ def test_heads_handed_out_stay_as_they_were(tmp_path, taken):
     assert taken
 
 
-def test_who_reads_beside_finds_every_row_whole(tmp_path, taken):
+def test_a_concurrent_reader_finds_every_row_complete(tmp_path, taken):
     torn, stop = [], threading.Event()
     with make(tmp_path / "b", commit_every=0.01) as buffer:
         for number in range(2 * SLOTS):

@@ -126,7 +126,9 @@ def span(buffer):
 @pytest.mark.parametrize("call", ["add", "extend"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_infos_of_a_same_step_vector_are_taken_as_they_come(kind, num_envs, call):
+def test_the_infos_of_a_same_step_vector_are_accepted_as_they_come(
+    kind, num_envs, call
+):
     schema, made = stepped(SyncVectorEnv, kind, num_envs, 25)
     with mr.ReplayBuffer.create(None, schema, 99, num_envs, engine="memory") as buffer:
         if call == "add":
@@ -140,7 +142,7 @@ def test_the_infos_of_a_same_step_vector_are_taken_as_they_come(kind, num_envs, 
 
 
 @pytest.mark.parametrize("kind", ["box", "dict"])
-def test_the_infos_of_processes_are_taken_as_they_come(kind):
+def test_the_infos_of_processes_are_accepted_as_they_come(kind):
     schema, made = stepped(AsyncVectorEnv, kind, 2, 12)
     with mr.ReplayBuffer.create(None, schema, 99, 2, engine="memory") as buffer:
         for step, infos in made:

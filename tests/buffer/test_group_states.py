@@ -90,7 +90,7 @@ def test_a_snapshot_says_which_rows_its_group_holds(tmp_path):
 
 
 @pytest.mark.parametrize("room", ["json", "none"])
-def test_a_full_disk_at_close_is_told_and_loses_nothing(tmp_path, room):
+def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, room):
     class Full(QuickDisk):
         full = False
 
@@ -125,7 +125,7 @@ def test_a_full_disk_at_close_is_told_and_loses_nothing(tmp_path, room):
 
 @pytest.mark.parametrize("short", ["files", "memory", "kernel memory"])
 @pytest.mark.parametrize("room", ["json", "none"])
-def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
+def test_a_shortage_of_files_or_memory_is_reported_at_close_and_loses_nothing(
     tmp_path, room, short
 ):
     class Short(QuickDisk):
@@ -168,7 +168,9 @@ def no_thread(*_):
     raise RuntimeError("can't start new thread")
 
 
-def test_a_want_of_threads_is_told_at_close_and_waits_for_none(tmp_path, monkeypatch):
+def test_a_shortage_of_threads_is_reported_at_close_without_a_wait(
+    tmp_path, monkeypatch
+):
     with using(QuickDisk()):
         path = make(tmp_path / "b")
         buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
@@ -200,7 +202,7 @@ def test_a_thread_that_comes_later_seals_what_waits(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
 @pytest.mark.parametrize("copy", ["compact", "load"])
-def test_a_copy_whose_shards_found_no_room_is_none(tmp_path, copy, number):
+def test_a_copy_whose_shards_do_not_fit_on_the_disk_is_removed(tmp_path, copy, number):
     class Full(QuickDisk):
         def open(self, path, flags):
             if path.name == "tmp-0":

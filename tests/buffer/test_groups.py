@@ -170,7 +170,7 @@ def test_flags_decide_how_counted_episodes_end_and_others_are_doubted(tmp_path, 
     assert mapping.doubts[0].startswith("1 steps end within what the group calls one")
 
 
-def test_what_ends_mean_can_be_told(tmp_path, rng):
+def test_the_meaning_of_ends_can_be_given(tmp_path, rng):
     arrays = {"obs": rng.random((30, 2)), "ends": [10, 30]}
     source = mr.ZarrSource(
         group(tmp_path / "g", arrays), episode_ends="ends", ends="terminated"
@@ -213,7 +213,7 @@ def test_ends_that_contradict_the_rows_are_refused(tmp_path, rng, ends):
         mr.ReplayBuffer.open(group(tmp_path / "g", arrays))
 
 
-def test_the_usual_one_of_two_arrays_of_ends_is_taken_with_a_doubt(tmp_path, rng):
+def test_the_usual_one_of_two_arrays_of_ends_is_used_with_a_doubt(tmp_path, rng):
     arrays = {
         "obs": rng.random((30, 2)), "aside/episode_ends": [5, 30],
         "meta/episode_ends": [10, 30],

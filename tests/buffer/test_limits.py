@@ -106,7 +106,7 @@ def test_a_clock_that_jumps_decides_nothing(tmp_path, monkeypatch, jump):
 
 
 @pytest.mark.parametrize("name", ["records.bin", "flags.bin"])
-def test_a_file_that_is_cut_under_a_reader_is_an_error_where_files_are_read(
+def test_a_file_truncated_under_a_reader_is_an_error_where_files_are_read(
     tmp_path, name
 ):
     with make(tmp_path / "b") as buffer:
@@ -141,7 +141,7 @@ def test_a_device_that_cannot_be_read_is_an_error_where_files_are_read(
         check(reader, 0, 30)
 
 
-def test_too_few_descriptors_are_told_and_a_writer_goes_on(tmp_path):
+def test_too_few_descriptors_are_reported_and_a_writer_continues(tmp_path):
     with make(tmp_path / "b") as buffer:
         fill(buffer, 0, 9)
         # Once with enough, so that all is imported.

@@ -163,7 +163,7 @@ def test_long_records_are_asked_for_as_they_are_copied_not_read(
             )
 
 
-def test_rows_that_are_read_are_no_records_at_hand(tmp_path, rng):
+def test_rows_that_are_read_are_not_mapped_records(tmp_path, rng):
     filled(tmp_path, "stored", rng).close()
     with mr.ReplayBuffer.open(tmp_path, read_mode="pread") as reader:
         assert reader._current()._store.records is None

@@ -18,7 +18,7 @@ def made(**fields):
 @pytest.mark.parametrize(
     "name", ["weights", "mask", "positions", "env_ids", "probabilities", "key"]
 )
-def test_a_field_named_like_an_attribute_is_told_from_it_at_once(name):
+def test_a_field_named_like_an_attribute_warns_at_once(name):
     told = rf"field '{name}': .*batch\.{name} stays; the field is batch\['{name}'\]"
     with pytest.warns(RuntimeWarning, match=told) as raised:
         buffer = made(**{name: mr.Field((), "int64")})
@@ -42,7 +42,7 @@ def test_a_field_named_like_a_keyword_of_add_is_given_in_a_dict(name):
     assert buffer.gather_all()[name].tolist() == [7]
 
 
-def test_a_branch_named_like_an_attribute_is_told_too():
+def test_a_branch_named_like_an_attribute_warns_too():
     with pytest.warns(RuntimeWarning, match=r"the field is batch\['mask'\]"):
         made(mask={"action": mr.Field((), "bool")})
 

@@ -89,7 +89,7 @@ def test_a_path_from_a_working_folder_that_was_removed(tmp_path, monkeypatch, na
 
 
 @pytest.mark.parametrize("inner", ["", "a/b"])
-def test_a_link_to_nothing_is_no_place_for_a_buffer(tmp_path, inner):
+def test_no_buffer_is_created_at_a_dangling_link(tmp_path, inner):
     link = tmp_path / "link"
     link.symlink_to("moved-away")
     told = r"link is a link to 'moved-away', which is not there, expected a folder to"
@@ -100,13 +100,13 @@ def test_a_link_to_nothing_is_no_place_for_a_buffer(tmp_path, inner):
     assert (tmp_path / "moved-away" / inner / "metadata.json").exists()
 
 
-def test_a_link_that_leads_to_itself_is_no_place_either(tmp_path):
+def test_no_buffer_is_created_at_a_link_to_itself(tmp_path):
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(FormatError, match=r"round is a link to 'round', which is not"):
         mr.ReplayBuffer.create(tmp_path / "round", schema(), 5)
 
 
-def test_a_folder_that_may_not_be_passed_through_is_told(hidden):
+def test_a_folder_without_search_permission_is_reported(hidden):
     hidden.chmod(0o600)
     done = created(hidden / "mine" / "new", CREATE)
     told = r"FailedError: cannot make folder .*Permission denied .* choose another path"

@@ -102,7 +102,7 @@ def test_an_environment_named_twice_is_to_be_left_out(call):
             getattr(buffer, call)(*([1] if call == "dequeue" else []), env_ids=[0, 0])
 
 
-def test_windows_that_no_memory_holds_are_told_with_their_length():
+def test_windows_larger_than_memory_are_refused_with_their_length():
     with made(sampler=mr.SequenceSampler(10)) as buffer:
         add(buffer, 15)
         nbytes = 10**13 * 10 * SCHEMA.row_nbytes

@@ -111,7 +111,7 @@ def test_what_is_not_open_to_read_from_a_folder_says_the_way_out(tmp_path):
         pickle.dumps(memory)
 
 
-def test_a_buffer_that_is_gone_where_it_is_unpickled_is_told(tmp_path):
+def test_a_missing_buffer_is_reported_where_it_is_unpickled(tmp_path):
     filled(tmp_path / "ring").close()
     with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
         data = pickle.dumps(buffer)

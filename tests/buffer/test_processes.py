@@ -112,7 +112,7 @@ def receive(pipe):
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
-def test_a_reader_of_a_ring_that_wraps_sees_no_torn_row(tmp_path, children, layout):
+def test_a_reader_of_a_ring_that_wraps_sees_no_mixed_row(tmp_path, children, layout):
     path = tmp_path / "ring"
     with mr.ReplayBuffer.create(
         path, CHECKED, 48, 2, layout=layout, autoreset="disabled"
@@ -170,7 +170,7 @@ def ring(tmp_path):
     return twin.path
 
 
-def test_a_second_writer_is_told_who_the_first_is(ring, children):
+def test_the_error_of_a_second_writer_names_the_first(ring, children):
     _, pipe = start(children, SPAWN, hold, ring)
     pid = receive(pipe)
     told = rf"is being written by pid {pid} on .*\. Wait .*mode='r'"

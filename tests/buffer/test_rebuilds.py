@@ -78,7 +78,7 @@ def test_a_thread_draws_while_another_one_switches(tmp_path, monkeypatch, change
     buffer.close()
 
 
-def test_draws_and_commits_beside_rebuilds_never_fail(tmp_path):
+def test_draws_and_commits_during_rebuilds_never_fail(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0)
     with made(tmp_path / "b", sampler=sampler) as buffer:
         done = threading.Event()
@@ -145,7 +145,9 @@ def takes_more(buffer):
     return True
 
 
-def test_a_generation_that_cannot_be_opened_is_not_put_in_force(tmp_path, monkeypatch):
+def test_a_generation_that_cannot_be_opened_does_not_become_current(
+    tmp_path, monkeypatch
+):
     buffer = made(tmp_path / "b")
 
     def fail(*_):

@@ -30,7 +30,7 @@ def test_an_empty_buffer_says_what_to_do(tmp_path):
         assert buffer.take([], []).fields.keys() >= FIELDS.keys()
 
 
-def test_final_observations_where_none_are_taken(tmp_path):
+def test_final_observations_are_refused_where_there_are_none(tmp_path):
     final = np.zeros((2, 2), np.int64)
     following = Twin(None, 5, 2, autoreset="next_step")
     with pytest.raises(SchemaError, match="expected none in a buffer with autoreset="):
@@ -173,7 +173,7 @@ def test_statistics_that_are_no_json_leave_the_old_ones(tmp_path, value):
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_vector_environments_own_word_is_taken(tmp_path, mode):
+def test_the_autoreset_mode_of_a_vector_environment_is_used(tmp_path, mode):
     schema = mr.Schema({"a": mr.Field((), "int8")})
     made = {"autoreset": mode, "num_envs": 2}
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 10, **made) as buffer:
@@ -190,7 +190,7 @@ def test_another_enum_is_refused_by_its_name(tmp_path):
         mr.ReplayBuffer.create(tmp_path / "b", schema, 10, autoreset=Mode.LATER)
 
 
-def test_priorities_of_indices_are_told_what_is_wanted():
+def test_priorities_of_indices_are_refused_with_the_expected_arguments():
     sampler = mr.PrioritizedSampler(seed=0)
     made = {"engine": "memory", "sampler": sampler}
     schema = mr.Schema({"a": mr.Field((), "int8")})

@@ -216,7 +216,7 @@ def test_a_link_that_leads_to_another_buffer_keeps_a_resize_out_of_it(path, tmp_
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_snapshot_copies_no_other_buffer_that_took_the_place(path, tmp_path, mode):
+def test_a_snapshot_copies_no_buffer_that_replaced_its_own(path, tmp_path, mode):
     with created(path) as buffer:
         add(buffer, 3)
     with ExitStack() as stack:
@@ -230,7 +230,7 @@ def test_a_snapshot_copies_no_other_buffer_that_took_the_place(path, tmp_path, m
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_shards_are_made_in_no_other_buffer_that_took_the_place(path, tmp_path):
+def test_shards_are_written_to_no_buffer_that_replaced_their_own(path, tmp_path):
     def extend(buffer, number):
         buffer.extend(number=np.full(9_000, number))
 
@@ -300,7 +300,7 @@ def test_a_path_that_cannot_be_looked_up_is_no_folder_that_is_gone(
             buffer.commit()
 
 
-def test_a_reader_short_of_files_is_not_told_that_its_folder_is_gone(path, monkeypatch):
+def test_a_reader_short_of_files_does_not_report_a_removed_folder(path, monkeypatch):
     def load(root):
         raise FailedError("too many files", errno_=errno.EMFILE)
 
@@ -414,7 +414,7 @@ def test_readers_follow_a_resize_whose_old_folder_is_gone(path):
     reader.close()
 
 
-def test_readers_follow_a_later_generation_of_which_nobody_told_them(path, tmp_path):
+def test_readers_follow_a_later_generation_without_a_notice(path, tmp_path):
     buffer = created(path)
     add(buffer, 5)
     buffer.commit()

@@ -123,14 +123,14 @@ def assert_cut(folder):
         assert right(buffer.gather_all()).all()
 
 
-def test_a_copy_put_back_with_its_inode_number_is_cut_at_its_last_commit(disk):
+def test_a_restored_copy_with_its_inode_number_ends_at_its_last_commit(disk):
     folder, backup = disk / "run", disk / "bak"
     killed(folder, backup)
     put_back(backup, folder, f"{DATA}/COMMIT")
     assert_cut(folder)
 
 
-def test_a_copy_of_which_stat_tells_the_number_of_the_original_is_cut(tmp_path):
+def test_a_copy_with_the_inode_number_of_the_original_ends_at_its_last_commit(tmp_path):
     folder, backup = tmp_path / "run", tmp_path / "bak"
     killed(folder, backup)
     number = number_of(folder / DATA / "COMMIT")
@@ -286,7 +286,7 @@ class TestWithoutBirths:
             assert reader.recovery.how == "clean"
             assert len(reader) == COMMITTED + 10
 
-    def test_once_it_died_they_are_cut_at_the_last_commit(self, tmp_path):
+    def test_after_its_death_copies_end_at_the_last_commit(self, tmp_path):
         writer = made(tmp_path / "run")
         add(writer, COMMITTED)
         writer.commit()
@@ -294,7 +294,7 @@ class TestWithoutBirths:
         abandon(writer)
         assert_cut(tmp_path / "run")
 
-    def test_a_copy_put_back_is_cut_at_its_last_commit(self, tmp_path):
+    def test_a_restored_copy_ends_at_its_last_commit(self, tmp_path):
         folder, backup = tmp_path / "run", tmp_path / "bak"
         with pytest.warns(mr.DurabilityWarning):
             killed(folder, backup)

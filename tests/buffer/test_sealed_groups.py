@@ -161,7 +161,7 @@ def test_attributes_that_lie_are_refused(tmp_path, rng):
     mr.ReplayBuffer.open(path).close()
 
 
-def test_a_group_named_in_parts_is_read_as_arrays_of_environments(tmp_path, rng):
+def test_a_group_with_nested_names_is_read_as_arrays_of_environments(tmp_path, rng):
     # Somebody else's names for a group that happens to be ours.
     held = policy_store(tmp_path / "a.zarr", rng, 3)
     told = json.loads((tmp_path / "a.zarr/zarr.json").read_text())

@@ -106,7 +106,7 @@ def test_a_snapshot_holds_what_the_buffer_holds(tmp_path, layout, shared, count)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shared", [False, True], ids=["copy", "reflink"])
-def test_rows_given_up_meanwhile_are_cut_and_counted(
+def test_rows_overwritten_during_the_copy_are_dropped_and_counted(
     tmp_path, rng, monkeypatch, layout, shared
 ):
     """Whatever is overwritten between any two files or pieces, no wrong row is in."""
@@ -267,7 +267,7 @@ def assert_nothing_is_cut(folder, turns, rows):
         assert len(assert_whole(folder / f"b{turn}").positions) == rows
 
 
-def test_with_a_pause_nothing_is_cut(tmp_path):
+def test_with_a_pause_no_row_is_dropped(tmp_path):
     with create(tmp_path / "a", capacity=512) as buffer:
         extend(buffer, 900)
     assert_nothing_is_cut(tmp_path, turns=5, rows=1024)
@@ -320,7 +320,7 @@ def test_a_forked_child_holds_no_pause(tmp_path):
         ("d", "is a folder with other files"),
     ],
 )
-def test_a_place_that_holds_something_is_refused(tmp_path, where, message):
+def test_a_target_that_is_not_empty_is_refused(tmp_path, where, message):
     create(tmp_path / "c").close()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "d").mkdir()
@@ -341,7 +341,7 @@ def test_a_buffer_in_ram_is_refused():
         buffer.snapshot("b")
 
 
-def test_half_a_snapshot_is_no_buffer_and_is_taken_again(tmp_path):
+def test_half_a_snapshot_is_no_buffer_and_is_repeated(tmp_path):
     with create(tmp_path / "a") as buffer:
         extend(buffer, 33)
         buffer.snapshot(tmp_path / "b")
@@ -358,7 +358,7 @@ def test_half_a_snapshot_is_no_buffer_and_is_taken_again(tmp_path):
     assert verify_buffer(tmp_path / "c").findings == ()
 
 
-def test_a_source_that_is_cut_short_is_told(tmp_path):
+def test_a_truncated_source_is_reported(tmp_path):
     with create(tmp_path / "a") as buffer:
         extend(buffer, 20)
     path = tmp_path / "a" / "data-000001" / "f000.bin"

@@ -112,7 +112,7 @@ def test_links_outlive_the_original_and_the_snapshot_is_continued_from(tmp_path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_places_that_change_hands_meanwhile_cost_no_row_that_is_alive(
+def test_shard_files_that_are_reused_during_the_copy_cost_no_row_that_is_alive(
     tmp_path, rng, layout
 ):
     cuts = []
@@ -140,13 +140,13 @@ def test_places_that_change_hands_meanwhile_cost_no_row_that_is_alive(
     assert max(cuts) > 0
 
 
-def test_with_a_pause_nothing_is_cut_from_under_a_writer(tmp_path):
+def test_with_a_pause_no_row_of_a_live_writer_is_dropped(tmp_path):
     with create(tmp_path / "a", capacity=256) as buffer:
         extend(buffer, 300)
     assert_nothing_is_cut(tmp_path, turns=3, rows=512)
 
 
-def test_a_shard_that_is_gone_is_told(tmp_path):
+def test_a_missing_shard_is_reported(tmp_path):
     with create(tmp_path / "a") as buffer:
         extend(buffer, 150)
     gone = shards(tmp_path / "a")[3]
@@ -158,7 +158,7 @@ def test_a_shard_that_is_gone_is_told(tmp_path):
         buffer.snapshot(tmp_path / "b")
 
 
-def test_a_file_system_that_refuses_a_link_for_another_reason_is_told(tmp_path):
+def test_a_link_that_the_file_system_refuses_for_another_reason_is_reported(tmp_path):
     class FailingDisk(Disk):
         def link(self, source, target):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -173,7 +173,7 @@ def test_a_file_system_that_refuses_a_link_for_another_reason_is_told(tmp_path):
         buffer.snapshot(tmp_path / "b")
 
 
-def test_a_place_that_never_rests_is_told(tmp_path, monkeypatch):
+def test_a_shard_range_that_changes_all_the_time_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(copy_files, "TRIES", 3)
     turns = iter(range(1000))
     get = copy_files.ShardStates.get

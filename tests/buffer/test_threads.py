@@ -42,7 +42,7 @@ def together(*works):
         raise raised[0]
 
 
-def test_draws_beside_adds_leave_the_index_right(tmp_path):
+def test_draws_during_adds_leave_the_index_right(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 300) as buffer:
         buffer.extend({k: np.array([step(i)[k] for i in range(50)]) for k in SCHEMA})
 
@@ -79,7 +79,7 @@ def test_rows_are_dequeued_once(tmp_path):
         assert sorted(taken) == list(range(400))
 
 
-def test_adds_and_values_beside_resizes_are_all_there(tmp_path):
+def test_adds_and_values_during_resizes_are_all_there(tmp_path):
     for path in (tmp_path / "b", None):
         engine = "memory" if path is None else "memmap"
         schema = SCHEMA.with_field("value", mr.Field((), "float32", mutable=True))

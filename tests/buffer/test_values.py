@@ -42,7 +42,7 @@ def wrapped(values):
     ]  # fmt: skip
 
 
-def test_what_loses_nothing_is_taken_whatever_wraps_it():
+def test_lossless_values_are_accepted_in_any_container():
     with made() as buffer:
         for observation in wrapped([3, 4]):
             buffer.add(STEP | {"observation": observation})
@@ -146,7 +146,7 @@ def test_rounding_of_a_tensor_is_said_too():
             buffer.add(STEP | {"observation": tensor})
 
 
-def test_rewards_python_numbers_and_what_fits_are_taken_in_silence():
+def test_rewards_python_numbers_and_values_that_fit_are_accepted_without_a_warning():
     with made() as buffer, warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):

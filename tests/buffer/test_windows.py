@@ -171,7 +171,7 @@ def naive_starts(buffer, law):
     return found
 
 
-def test_transforms_are_told_and_kept_through_a_resize(tmp_path):
+def test_transforms_are_described_and_retained_through_a_resize(tmp_path):
     transforms = [mr.NStep(2, 0.5)]
     twin = running(tmp_path / "b", 6, transforms=transforms)
     assert twin.buffer.transforms == tuple(transforms)
@@ -219,7 +219,7 @@ def test_priorities_reach_the_sampler_as_arrays(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_priorities_of_half_the_width_are_taken_from_a_buffer_and_from_several(dtype):
+def test_priorities_of_half_the_width_are_accepted_by_a_buffer_and_by_several(dtype):
     sampler = mr.PrioritizedSampler(seed=0)
     buffer = running(None, sampler=sampler).buffer
     errors = torch.tensor([0.5, 2.5, 4.0], dtype=dtype, requires_grad=True)

@@ -245,7 +245,7 @@ def test_a_close_that_does_not_seal_leaves_the_newest_rows_to_the_tail(tmp_path,
     assert about["sealed"] == [60]
 
 
-def test_a_damaged_shard_is_told_by_name(tmp_path, rng):
+def test_a_damaged_shard_is_named(tmp_path, rng):
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(path, SCHEMA, 60, engine="zarr") as buffer:
         buffer.extend(nested(steps(rng, 60, 1)))

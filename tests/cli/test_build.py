@@ -20,7 +20,9 @@ def test_it_tells_versions_and_which_kernels_run(facts):
         assert kernel == {"runs": running.runs, "why": running.why}
 
 
-def test_numpy_runs_where_it_is_asked_for_and_why_is_told(cli, facts, monkeypatch):
+def test_numpy_kernels_run_on_request_and_the_reason_is_printed(
+    cli, facts, monkeypatch
+):
     monkeypatch.setenv("MMREPLAY_KERNELS", "numpy")
     why = "MMREPLAY_KERNELS=numpy asks for it"
     told = {"runs": "numpy", "why": why}
@@ -29,7 +31,7 @@ def test_numpy_runs_where_it_is_asked_for_and_why_is_told(cli, facts, monkeypatc
     assert (code, f"numpy ({why})" in out) == (0, True)
 
 
-def test_kernels_that_were_not_built_are_told(facts, monkeypatch):
+def test_missing_kernels_are_reported(facts, monkeypatch):
     monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
     monkeypatch.setitem(sys.modules, "mmreplay.kernels._tree", None)
     found = facts("info", "--build")["kernels"]["tree"]
@@ -45,7 +47,7 @@ def test_c_that_is_asked_for_and_missing_is_one_line(cli, monkeypatch):
     assert "kernel 'tree': MMREPLAY_KERNELS=c asks for C" in err
 
 
-def test_a_library_that_is_missing_is_told(cli, facts, monkeypatch):
+def test_a_missing_library_is_reported(cli, facts, monkeypatch):
     monkeypatch.setattr(
         "mmreplay.cli.installation.LIBRARIES", ("numpy", "no-such-library")
     )

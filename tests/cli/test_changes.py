@@ -256,7 +256,7 @@ def test_plot_without_matplotlib_says_what_to_install(cli, path, png, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "none/out.png"])
-def test_plot_to_a_place_that_cannot_be_is_refused(cli, path, png, name):
+def test_plot_to_an_impossible_path_is_refused(cli, path, png, name):
     code, _, err = cli("plot", path, "-o", png.parent / name)
     assert code == 2
     assert "--output: got" in err

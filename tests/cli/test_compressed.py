@@ -12,7 +12,7 @@ from mmreplay.cli import change
 from mmreplay.cli.run import run
 
 
-def test_a_recording_in_shards_is_told_and_gone_on_with(tmp_path, capsys):
+def test_a_recording_in_shards_is_reported_and_continued(tmp_path, capsys):
     pytest.importorskip("gymnasium")
     path = str(tmp_path / "b")
     line = ["record", "CartPole-v1", path, "--steps", "300", "--engine"]

@@ -30,7 +30,7 @@ def test_a_path_that_is_not_there_is_refused(cli, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", READING)
-def test_a_file_in_the_place_of_a_folder_is_refused(cli, tmp_path, command):
+def test_a_file_instead_of_a_folder_is_refused(cli, tmp_path, command):
     (tmp_path / "file").write_text("")
     code, _, err = cli(command, tmp_path / "file")
     assert code == 3
@@ -134,7 +134,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_one_line(cli, args, told):
+def test_a_wrong_command_line_is_reported_in_one_line(cli, args, told):
     code, out, err = cli(*args)
     assert (code, out) == (2, "")
     assert told in one_line(err)
@@ -197,7 +197,7 @@ def test_every_error_of_ours_has_a_code():
             assert exits.code_of(thing("x")) in (1, 3)
 
 
-def test_a_systems_error_is_told_with_its_file():
+def test_a_system_error_is_reported_with_its_file():
     told = exits.message_of(PermissionError(13, "Permission denied", "a/b"))
     assert told == "a/b: Permission denied; check the path and its permissions"
     told = exits.message_of(FileNotFoundError(2, "No such file", "a/b"))
@@ -219,7 +219,7 @@ def test_a_bug_of_ours_is_not_hidden(monkeypatch, cli, path):
         cli("info", path)
 
 
-def test_an_interruption_says_what_is_kept(monkeypatch, cli, path):
+def test_an_interruption_says_which_rows_are_saved(monkeypatch, cli, path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -266,7 +266,7 @@ main(["info", "x"])
 
 
 @pytest.mark.parametrize("name", ["mmreplay.cli.exits", "typer", "mmreplay.cli.app"])
-def test_an_interruption_while_commands_are_loaded_is_told_in_one_line(name):
+def test_an_interruption_while_commands_are_loaded_is_reported_in_one_line(name):
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(name=name)],
         capture_output=True, text=True, timeout=60,
@@ -291,7 +291,7 @@ def test_every_command_explains_itself(cli):
 
 
 @pytest.mark.parametrize("words", ["--version", "version"])
-def test_the_version_is_told(cli, words):
+def test_the_version_is_printed(cli, words):
     assert cli(words) == (0, f"mmreplay {mr.__version__}\n", "")
 
 
@@ -326,7 +326,7 @@ def test_a_closed_stdout_is_one_line(path):
     assert "stdout is closed, expected it open to print to" in one_line(done.stderr)
 
 
-def test_what_is_told_of_a_closed_stdout_goes_nowhere_else(path):
+def test_a_closed_stdout_prints_nothing_elsewhere(path):
     done = closed(path, ">&- 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (exits.FAILED, "", "")
 
@@ -366,7 +366,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(path):
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_a_home_that_the_shell_left_is_expanded(words, path, monkeypatch, cli):
+def test_a_tilde_that_the_shell_left_is_expanded(words, path, monkeypatch, cli):
     """Shells expand ``~`` only where it begins a word: not in ``--like=~/no``."""
     monkeypatch.setenv("HOME", str(path.parent))
     _, out, err = cli(*words)
@@ -387,7 +387,7 @@ def test_a_home_that_the_shell_left_is_expanded(words, path, monkeypatch, cli):
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_a_target_is_made_in_the_home(words, made, path, monkeypatch, cli):
+def test_a_target_is_made_in_the_users_folder(words, made, path, monkeypatch, cli):
     for module in ("matplotlib", "gymnasium"):
         pytest.importorskip(module)
     monkeypatch.setenv("HOME", str(path.parent))

@@ -106,7 +106,7 @@ def test_info_reads_as_text(cli, path):
         assert told in out
 
 
-def test_what_an_opening_cut_is_told_and_stays_told(cli, facts, tmp_path):
+def test_rows_dropped_by_an_opening_are_reported_every_time(cli, facts, tmp_path):
     folder, copy = tmp_path / "a", tmp_path / "b"
     schema = mr.Schema({"x": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(folder, schema, 100, commit_every=None) as buffer:
@@ -313,7 +313,7 @@ def test_numbers_have_separators_and_four_digits(value, text):
     assert show.number(value) == text
 
 
-def test_a_time_never_told_is_never():
+def test_an_unknown_time_is_printed_as_never():
     assert show.format_time(0) == "never"
     assert show.format_time(10**18) == "2001-09-09 01:46:40 UTC"
 

@@ -183,7 +183,7 @@ def test_numbers_on_axes_are_short_where_that_is_exact(value, told):
     assert plot._tick(value) == told
 
 
-def test_names_are_told_as_they_are(tmp_path):
+def test_names_are_printed_unchanged(tmp_path):
     """Dollar signs would begin a formula; a long name would leave the picture."""
     made = [make() for make in CASES["one step"]]
     figure, found = drawn(tmp_path, *made, name="a$b$" + 100 * "x")

@@ -41,7 +41,7 @@ def test_a_target_that_is_a_buffer_is_left_alone(path, tmp_path, capsys, command
     assert capsys.readouterr().err.endswith(f"{told}\n")
 
 
-def test_repair_says_what_was_cut(path, tmp_path, capsys):
+def test_repair_names_the_rows_that_it_dropped(path, tmp_path, capsys):
     with (path / "data-000001" / "f000.bin").open("r+b") as file:
         file.seek(4800 * 5)
         file.write(b"x")
@@ -62,7 +62,7 @@ def test_repair_says_what_was_cut(path, tmp_path, capsys):
     ]
 
 
-def test_the_folder_one_is_in_is_repaired_beside_it(path, capsys, monkeypatch):
+def test_the_working_folder_is_repaired_into_a_sibling(path, capsys, monkeypatch):
     monkeypatch.chdir(path)
     assert run(["repair", "."]) == 0
     assert capsys.readouterr().out.startswith(f"{path}-repaired: ")
@@ -91,7 +91,7 @@ def test_a_folder_that_is_no_buffer_is_not_paused(tmp_path, capsys):
     assert not list((tmp_path / "a").iterdir())
 
 
-def test_a_place_that_takes_no_files_is_said_to_be_one(path, capsys):
+def test_a_folder_that_accepts_no_files_is_reported(path, capsys):
     told = "expected a folder that is there and takes files; check the path, or cho"
     for command in ("snapshot", "convert"):
         assert run([command, str(path), "/proc/x.npz"]) == 1
@@ -130,7 +130,7 @@ def test_what_cannot_be_repaired_exits_1(path, capsys):
     assert "--like" in capsys.readouterr().err
 
 
-def test_rows_cut_for_a_lost_checksum_have_a_way_out(path, capsys):
+def test_rows_dropped_for_a_lost_checksum_can_be_restored(path, capsys):
     with mr.ReplayBuffer.open(path, "r+") as buffer:
         extend(buffer, 1)
     (path / "data-000001" / "sums.bin").unlink()

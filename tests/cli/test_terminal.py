@@ -37,7 +37,7 @@ def test_what_is_not_seen_is_spelled_out(text, seen):
     assert show.printable(text) == seen
 
 
-def test_names_of_files_are_told_without_their_escapes(cli, path):
+def test_names_of_files_are_printed_without_their_escapes(cli, path):
     os.close(os.open(os.fsencode(path) + b"/half\xff", os.O_CREAT))
     for folder in (path, path / "data-000001"):
         (folder / EVIL).touch()
@@ -54,7 +54,7 @@ def test_names_of_files_are_told_without_their_escapes(cli, path):
 
 
 @pytest.mark.parametrize("command", ["info", "head", "stats", "verify", "repair"])
-def test_the_buffers_own_name_is_told_without_its_escapes(cli, path, command):
+def test_the_buffers_own_name_is_printed_without_its_escapes(cli, path, command):
     strange = path.with_name(f"b{EVIL}")
     path.rename(strange)
     _, out, err = cli(command, strange)
@@ -67,7 +67,7 @@ def test_the_buffers_own_name_is_told_without_its_escapes(cli, path, command):
 
 
 @pytest.mark.parametrize("key", ["pid", "host"])
-def test_the_locks_text_is_told_without_its_escapes(cli, path, key):
+def test_the_text_of_a_lock_is_printed_without_its_escapes(cli, path, key):
     text = {"pid": 12, "host": "here", "start": 1.0}
     lock = WriterLock(path)
     try:
@@ -108,7 +108,7 @@ def test_a_question_is_asked_without_escapes(path, monkeypatch):
     assert asked == [f"Give up {SEEN}?"]
 
 
-def test_a_column_of_such_a_name_is_left_out_and_told(tmp_path):
+def test_a_column_of_such_a_name_is_left_out_and_reported(tmp_path):
     import numpy as np
 
     np.savez(tmp_path / "a.npz", **{"x": np.arange(4.0), f"y{EVIL}": np.arange(4.0)})

@@ -146,7 +146,7 @@ class SamplerContract:
             other.load_state_dict(state)
             assert [places(other.draw(VIEWS[3], 64)) for _ in range(3)] == expected
 
-    def test_a_state_once_taken_does_not_move(self):
+    def test_a_state_does_not_change_after_it_was_returned(self):
         sampler = self.make()
         state = sampler.state_dict()
         kept = json.dumps(state)
@@ -160,7 +160,7 @@ class SamplerContract:
 
     @pytest.mark.parametrize("damage", ["seed", "step"])
     @pytest.mark.parametrize("value", [None, "x", -1, 1.5, 1 << 70, [1], True])
-    def test_a_damaged_state_is_refused_and_nothing_is_taken_over(self, damage, value):
+    def test_a_damaged_state_is_refused_and_nothing_is_loaded(self, damage, value):
         sampler = self.make(4)
         before = sampler.state_dict()
         state = self.make(8).state_dict()

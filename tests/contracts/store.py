@@ -129,7 +129,7 @@ class StoreContract:
             assert (bits(array) == bits(columns[path][None])).all(), path
         store.close()
 
-    def test_strided_and_reversed_columns_are_taken_by_value(self, store, rng):
+    def test_strided_and_reversed_columns_are_stored_by_value(self, store, rng):
         columns = {path: c[::-2] for path, c in self.columns(8, rng).items()}
         rows = np.array([4, 5, 9, 0])
         store.write(runs(rows), columns, np.arange(4, dtype=np.uint8)[::-1].copy())
@@ -176,7 +176,7 @@ class StoreContract:
             assert array.shape == (0, *SCHEMA[path].shape)
         assert store.flags(none).shape == (0,)
 
-    def test_flags_of_a_stretch_cross_the_wrap(self, store, ring, rng):
+    def test_flags_of_a_range_cross_the_wrap(self, store, ring, rng):
         history = rng.integers(0, 64, 60).astype(np.uint8)
         for env_id in range(3):
             for position in range(60):

@@ -172,7 +172,7 @@ class FormatContract:
             assert target.span.lengths.tolist() == [0, source.span.lengths[1]]
             assert target.episodes.sizes().tolist()[1] == source.sizes[1]
 
-    def test_progress_is_told_in_rows(self, source, tmp_path):
+    def test_progress_is_reported_in_rows(self, source, tmp_path):
         told = []
         mr.export(
             source, tmp_path / f"x{self.suffix}", progress=lambda *a: told.append(a)
@@ -187,7 +187,7 @@ class FormatContract:
             mr.export(source, file)
         assert file.read_bytes() == before
 
-    def test_an_existing_target_is_replaced_when_told(self, source, file, tmp_path):
+    def test_an_existing_target_is_replaced_on_request(self, source, file, tmp_path):
         source.clear([0])
         mr.export(source, file, overwrite=True)
         mr.load(file, tmp_path / "target")
@@ -247,7 +247,7 @@ class FormatContract:
             assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp-")]
 
     @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.98, 0.999])
-    def test_a_cut_file_is_an_error_that_names_it(self, file, tmp_path, share):
+    def test_a_truncated_file_is_an_error_that_names_it(self, file, tmp_path, share):
         data = file.read_bytes()
         file.write_bytes(data[: int(len(data) * share)])
         with pytest.raises(FormatError) as caught:

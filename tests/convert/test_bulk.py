@@ -66,7 +66,7 @@ def test_a_ring_that_has_wrapped_comes_back(tmp_path, rng, layout, num_envs, cap
     assert not mr.verify_buffer(tmp_path / "back").findings
 
 
-def test_arrays_are_written_in_pieces_that_the_kernel_has_at_hand(
+def test_arrays_are_written_in_chunks_that_stay_in_the_page_cache(
     tmp_path, rng, monkeypatch
 ):
     source, disk = filled(tmp_path / "source", rng), Told()
@@ -76,7 +76,7 @@ def test_arrays_are_written_in_pieces_that_the_kernel_has_at_hand(
 
 
 @pytest.mark.parametrize("env_ids", [[4, 4, 4], [2, 4, 2], [3], []])
-def test_the_first_rows_of_environments_are_kept_without_their_block(env_ids):
+def test_the_first_rows_of_environments_do_not_keep_their_block_alive(env_ids):
     given = np.array(env_ids, np.int64)
     ids, places = first_rows(given)
     given[:] = 9

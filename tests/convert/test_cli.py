@@ -134,7 +134,7 @@ def test_a_target_in_a_file_is_refused(cli, source, tmp_path, name):
     assert (tmp_path / "x").read_bytes() == b"mine"
 
 
-def test_a_name_that_has_no_room_for_the_staged_one_is_refused(cli, source, tmp_path):
+def test_a_name_too_long_for_the_staged_name_is_refused(cli, source, tmp_path):
     name = "ä" * 116
     code, _, err = cli(source, tmp_path / "new" / f"{name}a.npz")
     assert code == 3
@@ -159,7 +159,7 @@ def test_a_report_is_printed_as_json(cli, source, tmp_path):
     assert report["nbytes"] == (tmp_path / "a.npz").stat().st_size
 
 
-def test_overwriting_is_refused_unless_told(cli, source, tmp_path):
+def test_overwriting_is_refused_by_default(cli, source, tmp_path):
     (tmp_path / "a.npz").write_bytes(b"mine")
     code, _, err = cli(source, tmp_path / "a.npz")
     assert code == 3
@@ -301,7 +301,7 @@ def test_dtypes_that_are_no_mapping_are_refused(cli, tmp_path, dtypes):
     assert "expected a dtype by field" in err
 
 
-def test_an_option_that_went_to_both_sides_is_told_of(cli, tmp_path):
+def test_an_option_that_went_to_both_sides_is_reported(cli, tmp_path):
     np.savez(tmp_path / "a.npz", obs=np.zeros((4, 2)), reward=np.zeros(4))
     both = tmp_path / "a.npz", tmp_path / "b.npz"
     code, _, err = cli(*both, "-o", "layout=skrl")

@@ -121,7 +121,7 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     assert names(tmp_path) == ["source"]
 
 
-def test_a_second_press_that_leaves_something_is_told(
+def test_a_second_interrupt_reports_what_it_leaves(
     tmp_path, source, monkeypatch, capsys
 ):
     def pressed_again(self):

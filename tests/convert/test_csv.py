@@ -277,7 +277,7 @@ def test_columns_of_one_vector_are_put_in_the_order_of_their_numbers(tmp_path, o
 
 
 @pytest.mark.parametrize("odd", ["x.01", "x.00", "x.\u0661"])
-def test_columns_that_are_no_part_of_a_vector_are_fields(tmp_path, odd):
+def test_columns_outside_a_vector_are_fields(tmp_path, odd):
     text = f"x.0,x.1,{odd},terminated\n1,2,77,0\n3,4,88,1\n"
     (tmp_path / "a.csv").write_text(text)
     load(tmp_path / "a.csv")
@@ -319,7 +319,7 @@ def test_integers_that_float64_cannot_hold_are_a_doubt(tmp_path, cells, rounded)
         assert chosen.doubts == ()
 
 
-def test_integers_beside_floats_of_one_vector_are_a_doubt(tmp_path):
+def test_integers_among_floats_of_one_vector_are_a_doubt(tmp_path):
     text = "x.0,x.1,terminated\n1,2.5,0\n9007199254740993,1,1\n"
     (tmp_path / "a.csv").write_text(text)
     assert (
@@ -337,7 +337,7 @@ def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
 
 @pytest.mark.parametrize("word", ["True", "false"])
 @pytest.mark.parametrize("name", ["terminated", "flag"])
-def test_an_empty_cell_among_bools_is_refused_by_its_own_place(tmp_path, word, name):
+def test_an_empty_cell_among_bools_is_refused_with_its_line(tmp_path, word, name):
     path = tmp_path / "a.csv"
     path.write_text(f"x,{name}\n1,{word}\n2,\n3,{word}\n")
     with pytest.raises(FormatError, match=rf"line 3, column '{name}': got '', expect"):
@@ -386,7 +386,7 @@ def test_columns_of_words_are_a_doubt_where_their_name_is_of_a_role(tmp_path, na
 
 
 @pytest.mark.parametrize("fits", ["3.4028235e38", "-inf", "nan", ""])
-def test_numbers_that_a_told_dtype_makes_infinite_are_refused(tmp_path, fits):
+def test_numbers_that_a_requested_dtype_makes_infinite_are_refused(tmp_path, fits):
     path = tmp_path / "a.csv"
     told = {"dtypes": {"obs": "f4", "n": "f4"}}
     path.write_text(f"obs.0,obs.1,n\n1,{fits},1\n2,3,2\n")
@@ -406,7 +406,7 @@ def test_a_header_of_numbers_is_a_doubt(tmp_path):
         mr.load(tmp_path / "a.csv", tmp_path / "u", strict=True)
 
 
-def test_dtypes_may_be_told(tmp_path):
+def test_dtypes_may_be_requested(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("obs.0,obs.1,n\n1.5,2.5,7\n")
     load(path, dtypes={"obs": "float32", "n": "uint8"})

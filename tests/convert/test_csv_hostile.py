@@ -183,7 +183,7 @@ def test_sidecars_that_say_nothing_are_refused(file):
     assert load(file, sidecar=False).rows == 9
 
 
-def test_a_file_that_lost_its_sidecar_or_its_checksums_is_told_of(file):
+def test_a_file_without_its_sidecar_or_its_checksums_is_reported(file):
     file.write_bytes(file.read_bytes().replace(b"1.0\n", b"7.0\n", 1))
     path = csv.sidecar_path(file)
     good = json.loads(path.read_bytes())
@@ -377,7 +377,7 @@ def test_text_is_given_back_whole(tmp_path):
 
 
 @pytest.mark.parametrize("size", [8, 13, 64])
-def test_lines_are_cut_where_no_quote_is_open(tmp_path, size):
+def test_lines_are_split_where_no_quote_is_open(tmp_path, size):
     data = b'a,"b\n\n""c\n",d\n1,2\n"\n",4\n5,6\n7,8'
     path = table(tmp_path, data)
     with closing(files.File.open(path, None)) as file:

@@ -138,7 +138,7 @@ def test_final_observations_leave_nothing_to_doubt(tmp_path, format):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_priorities_without_a_place_are_a_doubt(tmp_path, target):
+def test_priorities_without_a_column_are_a_doubt(tmp_path, target):
     name, options = TARGETS[target]
     path = tmp_path / "b"
     with create(path, FIELDS | ENDS | NEXT) as buffer:
@@ -176,7 +176,7 @@ DONES = [0, 0, 1, 0, 0, 0, 1, 0]
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("field", [mr.Field((1,), "float32"), mr.Field((), "bool")])
-def test_ends_without_a_role_are_taken_by_their_name(
+def test_ends_without_a_role_are_recognized_by_their_name(
     tmp_path, monkeypatch, field, stored, rows
 ):
     if rows:
@@ -293,7 +293,7 @@ def test_skrls_csv_holds_what_is_stored_whatever_it_is_called(tmp_path):
 
 @pytest.mark.parametrize("name", ["terminal", "done"])
 @pytest.mark.parametrize("count", [4, 9])
-def test_a_cut_behind_a_named_end_truncates_nothing(tmp_path, name, count):
+def test_an_ended_episode_after_a_named_end_truncates_nothing(tmp_path, name, count):
     fields = FIELDS | {name: mr.Field((), "bool")}
     with create(tmp_path / "b", fields, roles=None) as buffer:
         for at in range(count):

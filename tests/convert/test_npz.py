@@ -93,7 +93,7 @@ def test_done_alone_is_a_doubt_and_an_error_where_strict(tmp_path):
     assert "may mix time limits" in load(path).doubts[0]
 
 
-def test_no_ends_and_odd_members_are_told(tmp_path):
+def test_missing_ends_and_odd_members_are_reported(tmp_path):
     path = plain(
         tmp_path / "a.npz", obs=np.zeros((9, 2)), name=np.array("x"), gamma=np.array(9),
         z=np.zeros(9, complex),

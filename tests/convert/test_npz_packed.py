@@ -69,7 +69,7 @@ def test_what_packs_well_is_small_and_no_bomb(tmp_path):
             same(buffer, loaded)
 
 
-def test_noise_takes_no_more_than_its_room(tmp_path):
+def test_noise_takes_no_more_than_its_size(tmp_path):
     rng = np.random.default_rng(0)
     schema = mr.Schema({"a": mr.Field((50_000,), "uint8"), "b": mr.Field((), "int8")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 40) as buffer:

@@ -120,7 +120,7 @@ def test_where_it_cannot_be_it_goes_through_the_cache(tmp_path, small, number, a
     assert disk.nbytes == 0
 
 
-def test_a_full_disk_is_told(tmp_path, small):
+def test_a_full_disk_is_reported(tmp_path, small):
     if not goes_past(tmp_path):
         pytest.skip("the file system has no way past the cache")
     calls, content = streams(np.random.default_rng(1), 300_000, 3)
@@ -137,7 +137,7 @@ class NoRoom(PastCache):
         raise OSError(errno.ENOSPC, "No space left", None)
 
 
-def test_a_disk_without_room_for_a_large_file_is_told_before_it_is_written(
+def test_a_large_file_that_does_not_fit_is_refused_before_it_is_written(
     tmp_path, small, monkeypatch
 ):
     monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
@@ -162,7 +162,9 @@ def opened(folder):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
-def test_an_export_without_room_leaves_nothing(tmp_path, small, monkeypatch, suffix):
+def test_an_export_that_does_not_fit_leaves_nothing(
+    tmp_path, small, monkeypatch, suffix
+):
     monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
     schema = Schema({"pixels": Field((64, 64), "uint8")})
     with ReplayBuffer.create(tmp_path / "buffer", schema, 100) as buffer:

@@ -196,7 +196,7 @@ def test_a_footer_of_more_rows_than_its_pages_is_an_error(tmp_path):
         load(path)
 
 
-def test_a_file_cut_while_it_is_read_is_an_error(tmp_path):
+def test_a_file_truncated_while_it_is_read_is_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": np.random.default_rng(0).random(500_000)}), path)
     with parquet.open_reader(path) as reader:

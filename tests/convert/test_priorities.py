@@ -91,7 +91,9 @@ def test_they_get_another_name_where_one_is_given(source, tmp_path):
     assert not (tmp_path / "b" / "samplers" / "mine").exists()
 
 
-def test_a_smaller_capacity_and_a_choice_keep_what_is_kept(source, tmp_path):
+def test_a_smaller_capacity_and_a_selection_keep_the_priorities_of_their_rows(
+    source, tmp_path
+):
     mr.export(source, tmp_path / "a.npz", priorities="mine", rows=slice(0, 24))
     mr.load(tmp_path / "a.npz", tmp_path / "b", capacity=6)
     with np.load(tmp_path / "a.npz") as found:
@@ -160,7 +162,7 @@ def test_a_column_of_a_ring_that_was_resized_since_is_read(source, tmp_path):
         np.testing.assert_array_equal(one["_priority"], other["_priority"])
 
 
-def test_numbers_that_are_no_priorities_are_taken_as_new(source, tmp_path):
+def test_numbers_that_are_no_priorities_count_as_new_rows(source, tmp_path):
     mr.export(source, tmp_path / "a.npz", priorities="mine")
     with np.load(tmp_path / "a.npz") as found:
         arrays = dict(found)

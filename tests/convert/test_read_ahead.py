@@ -26,7 +26,7 @@ def test_results_come_in_the_order_of_the_items():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_no_more_items_are_taken_than_said(ahead):
+def test_no_more_items_are_read_ahead_than_allowed(ahead):
     taken = []
 
     def items():
@@ -49,7 +49,7 @@ def test_an_error_comes_where_its_result_would():
         next(results)
 
 
-def test_an_error_of_the_items_is_told():
+def test_an_error_of_the_items_is_raised():
     def items():
         yield 1
         raise OSError("cut")
@@ -58,7 +58,7 @@ def test_an_error_of_the_items_is_told():
         list(in_order(str, items(), ahead=0))
 
 
-def test_threads_end_when_it_is_given_up():
+def test_threads_end_when_the_iteration_is_abandoned():
     results = in_order(str, count(), ahead=4)
     next(results)
     results.close()
@@ -104,7 +104,9 @@ def test_the_thread_ends_with_who_gives_up():
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".parquet", ".csv"])
-def test_a_want_of_threads_is_told_and_leaves_nothing(tmp_path, monkeypatch, suffix):
+def test_a_shortage_of_threads_is_reported_and_leaves_nothing(
+    tmp_path, monkeypatch, suffix
+):
     def refuse(self):
         raise RuntimeError("can't start new thread")
 

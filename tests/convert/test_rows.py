@@ -69,7 +69,7 @@ def test_a_buffer_is_copied_by_reading_and_writing_it(source, tmp_path):
         same(source, copy)
 
 
-def test_blocks_of_mixed_environments_are_taken(source, tmp_path):
+def test_blocks_of_mixed_environments_are_accepted(source, tmp_path):
     with buffer_reader.BufferReader(source) as reader:
         parts = list(reader.blocks(5))
         order = np.argsort([p.positions[0] for p in parts], kind="stable")
@@ -107,7 +107,7 @@ def test_a_smaller_capacity_keeps_the_newest_rows(source, tmp_path):
     assert not mr.verify_buffer(tmp_path / "small").findings
 
 
-def test_rows_given_up_by_a_writer_meanwhile_end_the_export(source, tmp_path):
+def test_rows_that_a_writer_overwrites_end_the_export(source, tmp_path):
     with mr.ReplayBuffer.open(source.path) as reader:
         made = buffer_reader.BufferReader(reader)
         source.clear([0])
@@ -209,7 +209,7 @@ def test_a_folder_of_somebody_elses_is_never_removed(tmp_path):
     assert (tmp_path / "old" / "mine").exists()
 
 
-def test_a_folder_takes_the_place_of_no_file_and_no_link(source, tmp_path):
+def test_a_folder_replaces_no_file_and_no_link(source, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(source.path)
     for name in ("file", "link"):

@@ -92,7 +92,7 @@ def test_episodes_and_priorities_go_through_parts(source, folder, tmp_path):
         assert len(part.gather_all()) == 15
 
 
-def test_a_folder_of_parts_is_replaced_when_told_and_no_other_is(source, folder):
+def test_a_folder_of_parts_is_replaced_on_request_and_no_other_is(source, folder):
     with pytest.raises(FormatError, match="exists already"):
         mr.export(source, folder, part_bytes=1e6)
     mr.export(source, folder, part_bytes=1e6, overwrite=True)

@@ -155,7 +155,9 @@ def test_a_step_truncated_by_a_resume_alone_stays_so(tmp_path, fields):
         ({"episodes": slice(3, 3)}, "episodes: got 3:3 of"),
     ],
 )
-def test_what_is_no_part_of_it_is_refused(source, tmp_path, choice, message):
+def test_rows_and_fields_outside_the_source_are_refused(
+    source, tmp_path, choice, message
+):
     with pytest.raises(SchemaError, match=message):
         mr.export(source, tmp_path / "a.npz", **choice)
     assert not (tmp_path / "a.npz").exists()
@@ -213,7 +215,7 @@ def test_the_command_line_chooses_likewise(cli, source, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", ":", "1.5"])
-def test_what_is_no_stretch_is_a_usage_error(cli, source, tmp_path, text):
+def test_an_invalid_range_is_a_usage_error(cli, source, tmp_path, text):
     code, _, err = cli(source.path, tmp_path / "a.npz", f"--rows={text}")
     if text == ":":
         assert code == 0

@@ -14,7 +14,7 @@ def source(tmp_path):
         yield buffer
 
 
-def test_somebodys_file_in_a_sidecars_place_is_kept(source, tmp_path):
+def test_a_foreign_file_under_the_name_of_a_sidecar_is_preserved(source, tmp_path):
     place = tmp_path / "a.csv.mmreplay.json"
     for text in ("precious", "{}", '{"csv": 3}'):
         place.write_text(text)

@@ -214,7 +214,7 @@ def test_ends_that_are_floats_may_be_missing_where_nothing_was_written(tmp_path)
         mr.load(tmp_path / "b.pt", tmp_path / "c", layout="skrl")
 
 
-def test_final_observations_are_left_out_and_told(tmp_path):
+def test_final_observations_are_left_out_and_reported(tmp_path):
     schema = mr.Schema.from_flat(
         {k: v for k, v in SCHEMA.fields.items() if k != "next_observation"}
     )
@@ -297,7 +297,7 @@ def test_arrays_that_are_no_memory_are_refused(tmp_path):
             mr.load(tmp_path / f"{name}.npz", tmp_path / "c", layout="skrl")
 
 
-def test_nothing_of_a_memory_without_floats_is_taken_for_unwritten(tmp_path):
+def test_no_row_of_a_memory_without_floats_counts_as_unwritten(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.zeros((3, 2, 1), np.int32))
     report = mr.load(tmp_path / "a.npz", tmp_path / "b", layout="skrl")
     assert report.rows == 6

@@ -90,7 +90,7 @@ def test_theirs_come_in_and_false_stays_false(tmp_path, num_envs, cursor):
     assert not mr.verify_buffer(tmp_path / "b").findings
 
 
-def test_a_last_step_of_some_environments_is_kept(tmp_path):
+def test_a_last_step_of_some_environments_is_preserved(tmp_path):
     path = tmp_path / "a.csv"
     save(path, {"states": np.arange(8.0)[:, None]}, 8)
     mr.load(path, tmp_path / "b", layout="skrl", num_envs=3)

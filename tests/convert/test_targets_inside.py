@@ -64,7 +64,7 @@ def test_a_link_in_the_folder_is_inside_wherever_it_leads(source, tmp_path):
         mr.export(source, source / "x.npz", overwrite=True)
 
 
-def test_beside_it_and_in_its_place_is_not_inside(source, tmp_path):
+def test_a_sibling_and_the_source_itself_are_not_inside(source, tmp_path):
     mr.export(source, tmp_path / "a.npz")
     mr.export(source, tmp_path / "ab" / "a.npz")
     mr.load(source, tmp_path / "b")

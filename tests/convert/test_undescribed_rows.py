@@ -153,7 +153,7 @@ def test_columns_of_no_whole_numbers_are_refused(buffer, tmp_path, ending):
         mr.load(path, tmp_path / "b")
 
 
-def test_some_fields_alone_have_the_same_places(buffer, tmp_path):
+def test_some_fields_alone_have_the_same_rows(buffer, tmp_path):
     path = stripped(buffer, tmp_path / "a.parquet")
     mr.load(path, tmp_path / "b", fields=["observation"])
     expected = buffer.gather_all()

@@ -281,7 +281,7 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path, drop, options, message
     assert not (tmp_path / "v").exists()
 
 
-def test_anybodys_tensors_beside_some_metadata_are_no_pair(tmp_path):
+def test_foreign_tensors_next_to_metadata_are_no_pair(tmp_path):
     schema = mr.Schema.from_flat(FIELDS)
     (tmp_path / "metadata.json").write_text('{"project": "mine"}')
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 500) as buffer:

@@ -93,7 +93,7 @@ def test_episodes_that_lost_their_first_steps_are_counted(tmp_path):
         put(record, at, bytes([before]))
 
 
-def test_priorities_that_stay_behind_are_told(tmp_path):
+def test_priorities_that_are_not_copied_are_reported(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0, name="mine")
     with create(tmp_path / "b") as buffer:
         buffer.sampler = sampler

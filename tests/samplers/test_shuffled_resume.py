@@ -230,7 +230,7 @@ def test_the_state_of_one_rank_serves_the_others():
         ),
     ],
 )
-def test_a_damaged_state_is_refused_and_nothing_is_taken_over(damage, message):
+def test_a_damaged_state_is_refused_and_nothing_is_loaded(damage, message):
     sampler = ShuffledSampler(4)
     sampler.draw(VIEWS[3], 3)
     before = sampler.state_dict()

@@ -19,7 +19,7 @@ def filled(**options):
     return buffer
 
 
-def test_bfloat16_is_taken_by_value_and_other_numbers_into_it():
+def test_bfloat16_is_stored_by_value_and_other_numbers_become_bfloat16():
     ring = DataBuffer({"f": torch.zeros(2), "b": torch.zeros((), dtype=BF16)}, 5)
     ring.add_batch({"f": torch.full((2, 2), 1.5, dtype=BF16), "b": torch.ones(2)})
     three = torch.full((1,), 3, dtype=torch.uint16)
@@ -87,7 +87,7 @@ def test_new_rows_enter_at_the_initial_priority_or_the_highest(least):
     assert abs(share - highest / total) < 2 / 9000
 
 
-def test_episodes_are_kept_where_frames_are_ignored_unless_told_otherwise():
+def test_episodes_are_stored_by_default_where_frames_are_ignored():
     zeros = torch.zeros(1, dtype=torch.int64)
     kept = filled(num_earliest_frames_ignored=2)
     assert kept.get_episode_begin_position(zeros + 5, zeros).tolist() == [0]
@@ -99,7 +99,7 @@ def test_episodes_are_kept_where_frames_are_ignored_unless_told_otherwise():
             filled(**options).get_episode_begin_position(zeros + 5, zeros)
 
 
-def test_all_arguments_are_taken_by_place(tmp_path):
+def test_all_arguments_may_be_positional(tmp_path):
     buffer = ReplayBuffer(
         SPEC, 1, ROWS, 1, True, 2.0, 3, 0.5, True, "cpu", True, True, True, -3.0, 0.5,
         (-1.0, 1.0), True, "mine", path=tmp_path / "ring",

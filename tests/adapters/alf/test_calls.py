@@ -96,7 +96,7 @@ def test_fields_are_read_by_names_of_any_nest():
             buffer.get_field("reward", zero, torch.tensor(stale))
 
 
-def test_the_oldest_rows_are_taken_out_in_order():
+def test_the_oldest_rows_are_removed_in_order():
     buffer = RingBuffer(SPEC, 3, 4)
     counted(buffer, 6, 3)
     out = buffer.dequeue(torch.tensor([2, 0]), n=3)
@@ -251,7 +251,7 @@ def test_recent_steps_and_priorities_go_together(ratio):
     buffer.update_priority(info.env_ids, info.positions, info.importance_weights)
 
 
-def test_recent_steps_keep_their_weight_beside_priorities():
+def test_recent_steps_keep_their_weight_with_priorities():
     buffer = ReplayBuffer(
         SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=0.5,
         recent_data_steps=4,
@@ -335,7 +335,7 @@ def test_trees_refuse_what_alf_asserts_and_what_corrupted_it():
         MaxSegmentTree(3).load_state_dict(tree.state_dict())
 
 
-def test_a_folder_is_told_kept_and_not_overwritten(tmp_path, monkeypatch):
+def test_a_folder_is_reported_retained_and_not_overwritten(tmp_path, monkeypatch):
     assert "temporary folder, removed at exit" in repr(ReplayBuffer(SPEC, 1))
     buffer = ReplayBuffer(SPEC, 1, path=tmp_path / "a")
     assert repr(buffer) == f"<ReplayBuffer 'ReplayBuffer', {tmp_path / 'a'}>"

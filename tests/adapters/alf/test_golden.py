@@ -55,7 +55,7 @@ STORIES = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_episodes_and_returns_are_told_as_alf_tells_them(name):
+def test_episodes_and_returns_are_reported_as_alf_reports_them(name):
     length, text, wanted, begins, left, zeros = STORIES[name]
     buffer = episodic(length=length)
     story(buffer, text)

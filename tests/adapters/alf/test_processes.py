@@ -154,7 +154,7 @@ def in_thread(function):
     return thread, found
 
 
-def test_a_full_ring_takes_the_next_row_when_one_is_taken_out():
+def test_a_full_ring_accepts_the_next_row_after_one_is_removed():
     buffer = RingBuffer(SPEC, 1, 2, allow_multiprocess=True)
     counted(buffer, 2, 1)
     batch = rows([MID], [1.0], [2.0])
@@ -216,7 +216,7 @@ def dies(pipe, path):
     os._exit(0)
 
 
-def test_children_are_told_that_their_owner_died(tmp_path):
+def test_children_get_an_error_when_their_owner_died(tmp_path):
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     owner = context.Process(target=dies, args=(there, tmp_path / "b"))
@@ -236,7 +236,7 @@ class Target:
         return 2 * number
 
 
-def test_who_does_not_know_the_key_is_not_served():
+def test_a_client_without_the_key_is_not_served():
     server = Server(Target())
     remote = Remote(server.address)
     assert remote.twice(4) == 8
@@ -253,7 +253,7 @@ def test_who_does_not_know_the_key_is_not_served():
     server.close()
 
 
-def test_an_owner_that_is_gone_is_told():
+def test_a_dead_owner_is_reported():
     server = Server(Target())
     server.close()
     with pytest.raises(FailedError, match="keep it alive while others use it"):
@@ -393,7 +393,7 @@ def test_too_many_open_files_leave_the_processor_alone(monkeypatch, warned):
     assert not warned or len(found) == 1
 
 
-def test_who_found_no_thread_is_told_and_the_next_is_served(monkeypatch):
+def test_a_client_without_a_thread_gets_an_error_and_the_next_is_served(monkeypatch):
     start, refusals = threading.Thread.start, [1]
 
     def scarce(thread):

@@ -93,7 +93,7 @@ def test_time_limits_that_nothing_tells_are_a_doubt(tmp_path, rng):
     assert not (tmp_path / "strict").exists()
 
 
-def test_an_episode_that_the_file_cuts_off_is_truncated(tmp_path, rng):
+def test_an_episode_at_the_end_of_the_file_is_truncated(tmp_path, rng):
     found = episodes(rng, last_open=True)
     write(tmp_path / "a.hdf5", found)
     mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
@@ -102,7 +102,7 @@ def test_an_episode_that_the_file_cuts_off_is_truncated(tmp_path, rng):
     assert_same(got, joined(found))
 
 
-def test_other_rows_are_fields_and_other_data_is_told_of(tmp_path, rng):
+def test_other_rows_are_fields_and_other_data_is_reported(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng))
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["infos/qpos"] = rng.random((16, 4))
@@ -134,7 +134,7 @@ def test_what_goes_out_comes_back(tmp_path, rng):
     assert_same(got, joined(found))
 
 
-def test_environments_follow_each_other_and_open_ends_are_told(tmp_path, rng):
+def test_environments_follow_each_other_and_open_ends_are_reported(tmp_path, rng):
     schema = mr.Schema(
         {
             "observation": {"x": mr.Field((2,), "float32")},
@@ -245,7 +245,7 @@ def test_next_observations_unlike_the_observations_are_a_doubt(tmp_path, rng):
     assert any("'next_observations' were left out: what" in n for n in report.notes)
 
 
-def test_terminals_that_are_no_dataset_are_told_of(tmp_path, rng):
+def test_terminals_that_are_no_dataset_are_reported(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["terminals"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["terminals/x"] = np.zeros(16, bool)
@@ -264,7 +264,7 @@ def test_an_end_that_is_no_number_is_refused_with_its_row(tmp_path, rng):
     assert not (tmp_path / "buffer").exists()
 
 
-def test_a_cut_column_is_an_error_that_names_it(tmp_path, rng):
+def test_a_truncated_column_is_an_error_that_names_it(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["actions"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["actions"] = np.zeros((3, 2), np.float32)
@@ -272,7 +272,7 @@ def test_a_cut_column_is_an_error_that_names_it(tmp_path, rng):
         mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
 
 
-def test_a_cut_file_is_an_error_that_names_it(tmp_path, rng):
+def test_a_truncated_file_is_an_error_that_names_it(tmp_path, rng):
     path = write(tmp_path / "a.hdf5", episodes(rng))
     data = path.read_bytes()
     for size in (0, 9, 500, len(data) // 2, len(data) - 1):

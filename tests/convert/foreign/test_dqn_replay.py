@@ -120,7 +120,7 @@ def test_a_bomb_needs_leave(tmp_path, rng):
 
 
 @pytest.mark.parametrize("name", ["observation", "terminal"])
-def test_a_cut_or_flipped_file_is_named_with_its_offset(tmp_path, rng, name):
+def test_a_truncated_or_flipped_file_is_named_with_its_offset(tmp_path, rng, name):
     ring, added, _ = played(rng)
     folder = write(tmp_path / "logs", ring, added)
     path = folder / f"$store$_{name}_ckpt.0.gz"

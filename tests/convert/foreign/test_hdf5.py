@@ -96,7 +96,7 @@ def test_flipped_bits_are_errors_that_name_the_file_or_change_values(tmp_path, r
 
 
 @pytest.mark.parametrize("name", ["b.hdf5", "b.pkl"])
-def test_a_link_is_told_of_as_one(tmp_path, path, name):
+def test_a_link_is_reported_as_a_link(tmp_path, path, name):
     (tmp_path / name).symlink_to(path)
     with pytest.raises(FormatError, match=rf"{name} is not a regular file, expected o"):
         mr.load(tmp_path / name, tmp_path / "buffer")
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path):
         mr.load(path, tmp_path / "buffer")
 
 
-def test_without_h5py_the_way_out_is_told(tmp_path, path, monkeypatch):
+def test_without_h5py_the_message_says_what_to_install(tmp_path, path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(FailedError, match=r'pip install "mmreplay\[hdf5\]"'):
         mr.load(path, tmp_path / "buffer")

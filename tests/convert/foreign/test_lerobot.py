@@ -152,7 +152,7 @@ def test_videos_are_refused_or_left_out(tmp_path, rng):
         mr.load(folder, tmp_path / "other", video="play")
 
 
-def test_without_pyav_the_way_out_is_told(tmp_path, rng, monkeypatch):
+def test_without_pyav_the_message_says_what_to_install(tmp_path, rng, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
     folder = write(tmp_path / "set", frames(rng), features=features)

@@ -51,7 +51,7 @@ def test_frames_of_all_files_follow_each_other(tmp_path, rng, version):
     np.testing.assert_array_equal(found, np.stack(wanted))
 
 
-def test_a_cut_video_is_named(tmp_path, rng):
+def test_a_truncated_video_is_named(tmp_path, rng):
     folder = write(tmp_path / "set", frames(rng), features=FEATURES)
     path = folder / "videos" / CAMERA / "chunk-000" / "file-000.mp4"
     film(path, 7, 0)

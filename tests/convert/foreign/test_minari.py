@@ -151,7 +151,7 @@ def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
         ([], "got no episode"),
     ],
 )
-def test_episodes_that_a_dataset_has_not_are_told(tmp_path, rng, indices, told):
+def test_episodes_missing_in_a_dataset_are_reported(tmp_path, rng, indices, told):
     dataset = Opened(write(tmp_path / "thing-v0", "hdf5", made(rng)), indices)
     with pytest.raises(SchemaError, match=f"episode_indices: {told}"):
         mr.load(dataset, tmp_path / "buffer")
@@ -300,7 +300,7 @@ SEEN = {"type": "Box", "dtype": "uint8", "shape": [33, 32, 3], "low": 0, "high":
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_jpeg_is_unpacked_and_told_of(tmp_path, rng, kind):
+def test_jpeg_is_decoded_and_reported(tmp_path, rng, kind):
     episodes = made(rng, (3, 2))
     wanted = []
     for each in episodes:

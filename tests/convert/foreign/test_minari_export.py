@@ -60,7 +60,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("most", [0, 3000])
-def test_episodes_written_piece_by_piece_are_those_written_at_once(
+def test_episodes_written_in_blocks_equal_those_written_at_once(
     tmp_path, rng, monkeypatch, most
 ):
     ends = [0, 1, 5, 400, 401, 799]
@@ -82,7 +82,7 @@ def test_episodes_written_piece_by_piece_are_those_written_at_once(
             assert (other[path][: len(one[path])] == one[path]).all()
 
 
-def test_an_episode_of_one_step_takes_little_room(tmp_path, rng):
+def test_an_episode_of_one_step_takes_little_disk_space(tmp_path, rng):
     source = record(tmp_path / "buffer", rng, 500, slice(None))
     report = mr.export(source, tmp_path / "a-v0", format="minari")
     assert report.episodes == 500

@@ -221,7 +221,7 @@ def test_a_recorded_buffer_goes_out_with_spaces_of_its_own(tmp_path, rng):
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_images_kept_as_jpeg_are_unpacked_and_told_of(tmp_path, rng, data_format):
+def test_images_stored_as_jpeg_are_decoded_and_reported(tmp_path, rng, data_format):
     space = gym.spaces.Box(0, 255, (40, 36, 3), np.uint8)
     smooth = np.broadcast_to(np.arange(36, dtype=np.uint8)[:, None] * 5, (40, 36, 3))
     observations = [np.stack([smooth + k for k in range(6)]) for _ in range(3)]

@@ -231,7 +231,7 @@ def test_what_a_pickle_names_does_not_run_even_with_leave(tmp_path, name):
     assert not (tmp_path / "harmed").exists()
 
 
-def test_a_cut_pickle_is_named_with_its_offset(tmp_path, rng, make):
+def test_a_truncated_pickle_is_named_with_its_offset(tmp_path, rng, make):
     path = make(**steps(rng))
     data = path.read_bytes()
     for size in (0, 1, 100, len(data) // 2, len(data) - 1):
@@ -340,7 +340,7 @@ def test_a_first_row_without_an_action_gets_none(tmp_path, rng):
     assert_same(drawn(tmp_path / "target", PARTS)[0], columns_of(played))
 
 
-def test_memories_for_trackmania_have_their_parts_named(tmp_path, rng):
+def test_memories_for_trackmania_have_their_fields_named(tmp_path, rng):
     rows = 8
     ends = [False] * 7 + [True]
     data = [

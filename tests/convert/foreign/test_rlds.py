@@ -246,7 +246,7 @@ def test_splits_follow_each_other_or_are_chosen(tmp_path, rng):
         mr.load(folder, tmp_path / "cut")
 
 
-def test_flipped_and_cut_files_are_errors_that_name_the_byte(tmp_path, rng):
+def test_flipped_and_truncated_files_are_errors_that_name_the_byte(tmp_path, rng):
     found, _ = episodes(rng, (3,))
     folder = write(tmp_path / "set", found, 1)
     path = next(folder.glob("*.tfrecord*"))

@@ -216,7 +216,7 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     assert not told.doubts
 
 
-def test_parts_of_a_storage_that_do_not_fit_are_doubts(tmp_path, rng):
+def test_tensors_of_a_storage_that_do_not_fit_are_doubts(tmp_path, rng):
     data = storage(rng) | {"Reward": np.zeros((9, 3, 1), np.float32)}
     data["NextObservation/x"] = data.pop("NextObservation")
     path = save(tmp_path / "a.pt", data, size=10, step=4)

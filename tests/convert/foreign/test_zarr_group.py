@@ -95,7 +95,7 @@ def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
     assert not (tmp_path / "c").exists()
 
 
-def test_groups_are_told_from_other_folders_and_zip_files(tmp_path, rng):
+def test_groups_are_distinguished_from_other_folders_and_zip_files(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
     (tmp_path / "b").mkdir()
     (tmp_path / "c.zip").write_bytes(b"no zip file")
@@ -245,7 +245,7 @@ def test_names_that_lead_out_of_the_group_are_refused(tmp_path, rng):
         mr.load(tmp_path / "a", tmp_path / "b")
 
 
-def test_arrays_that_are_no_numbers_are_left_out_and_told(tmp_path, rng):
+def test_arrays_that_are_no_numbers_are_left_out_and_reported(tmp_path, rng):
     policy_store(tmp_path / "a", rng)
     group = zarr.open_group(tmp_path / "a", mode="r+")
     put(group, "data/names", np.array(["abc"] * 100, "S3"))
@@ -270,7 +270,7 @@ def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
         mr.load(tmp_path / "a.zip", tmp_path / "b")
 
 
-def test_a_dtype_that_numpy_does_not_know_is_left_out_and_told(tmp_path, rng):
+def test_a_dtype_that_numpy_lacks_is_left_out_and_reported(tmp_path, rng):
     policy_store(tmp_path / "a", rng)
     edited(tmp_path / "a", V2, lambda told: told.update(dtype="<f1"))
     report = mr.load(tmp_path / "a", tmp_path / "b")
