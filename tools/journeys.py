@@ -20,9 +20,9 @@ observation is nested and has an image. Export and load are of parquet files. Th
 export's own part is what lies in mmreplay/convert.
 
 ``python -m tools.journeys`` prints the table, ``--files`` each journey's files in the
-order of their first call, ``--markdown`` the table of docs/architecture.md, ``--json``
-all of it. ``--timing`` also times `add` of nested steps beside `add` of the same
-fields, flat.
+order of their first call, ``--markdown`` the table of docs/architecture.md (journeys
+and files), ``--json`` all of it. ``--timing`` also times `add` of nested steps beside
+`add` of the same fields, flat.
 """
 
 from __future__ import annotations
@@ -349,14 +349,14 @@ def timing(folder: Path, turns: int = 60, calls: int = 200) -> dict[str, Any]:
 
 
 def table(journeys: Sequence[Journey], markdown: bool = False) -> list[str]:
-    """The lines of the table."""
+    """The lines of the table; in Markdown only names and files."""
+    if markdown:
+        lines = [f"| {journey.name} | {len(journey.files)} |" for journey in journeys]
+        return ["| journey | files |", "|---|---:|", *lines]
     rows: list[tuple[str, ...]] = [("journey", "files", "before", "goal")]
     for journey in journeys:
         numbers = (len(journey.files), journey.before, journey.goal)
         rows.append((journey.name, *("" if n is None else str(n) for n in numbers)))
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return [lines[0], "|---|---|---|---|", *lines[1:]]
     widths = [max(len(row[n]) for row in rows) for n in range(4)]
     return [
         "  ".join(

@@ -51,9 +51,9 @@ def test_nested_and_flat_add_are_timed(tmp_path):
 def test_the_markdown_table_has_every_journey():
     rows = [journeys.Journey("open r", ("ring.py",), 28, 53)]
     assert journeys.table(rows, markdown=True) == [
-        "| journey | files | before | goal |",
-        "|---|---|---|---|",
-        "| open r | 1 | 53 | 28 |",
+        "| journey | files |",
+        "|---|---:|",
+        "| open r | 1 |",
     ]
 
 
