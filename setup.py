@@ -23,7 +23,7 @@ def kernel(name: str) -> Extension:
         [f"mmreplay/kernels/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
         depends=[
-            "mmreplay/kernels/_held.h",
+            "mmreplay/kernels/_buffers.h",
             *sorted(glob(f"mmreplay/kernels/{name}_*.h")),
         ],
         extra_compile_args=FLAGS,

@@ -51,6 +51,12 @@ EPISODES = (
 )  # fmt: skip
 """Where it is an episode that runs."""
 
+COMMIT = (
+    "mmreplay/format/*", "mmreplay/storage/*", "mmreplay/episodes/*",
+    "mmreplay/samplers/*",
+)  # fmt: skip
+"""Where numbers of COMMIT are named as docs/format.md names them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -289,8 +295,11 @@ class Exempt:
 EXCEPTIONS = [
     Exempt("tail", "*tails", ANYWHERE, "tails of a ring, a term of the format"),
     Exempt("cut", "CUT", ANYWHERE, "a flag of the format"),
+    Exempt("cut", "cuts", COMMIT, "a column of COMMIT"),
+    Exempt("cut", "cut_epoch", COMMIT, "a number of COMMIT and STATE"),
     Exempt("cut", "*cut_rows", ANYWHERE, "a JSON key of info and repair"),
     Exempt("given_up", "given_up_rows", ANYWHERE, "a JSON key of info"),
+    Exempt("user", "user", ("mmreplay/format/*",), "Metadata.user: the JSON key"),
     Exempt("moment", "*[Mm]oments*", ANYWHERE, "mean and variance: mmreplay.Moments"),
     Exempt("cut", "*power_cut*", ANYWHERE, "a power cut: a term of the glossary"),
     Exempt("cut", "*PowerCut*", ANYWHERE, "a power cut: a term of the glossary"),

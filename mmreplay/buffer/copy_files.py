@@ -51,7 +51,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import COLUMN, NAME, STATE, StateRecord
-from mmreplay.storage.commit_state import refuse_cut
+from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
@@ -147,7 +147,7 @@ class FileCopy:
             self.how = "reflink"
         else:
             self._copy_all()
-        refuse_cut(self._commit)
+        refuse_discarded(self._commit)
         self._forget_lost()
 
     def _copy_all(self) -> None:
@@ -413,7 +413,7 @@ class ShardCopy(FileCopy):
             self._copy_all()
         finally:
             self._places.file.close()
-        refuse_cut(self._commit)
+        refuse_discarded(self._commit)
         self._forget_lost()
         self._publish()
 

@@ -37,7 +37,7 @@ from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
 from mmreplay.storage import disk_space
-from mmreplay.storage.commit_state import CommitWriter, refuse_cut
+from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
 from mmreplay.storage.store import Store
 from mmreplay.storage.zarr import group
 
@@ -322,7 +322,7 @@ def compact(
         span = reader.span
         with NewGeneration(place, metadata) as new:
             tails = copy_rows(reader, new.store, progress=progress)
-            refuse_cut(opened.commit)
+            refuse_discarded(opened.commit)
             reader.refresh()
             overwritten = (reader.span.first > tails) & (tails < span.stop)
             if overwritten.any():

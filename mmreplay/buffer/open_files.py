@@ -45,8 +45,8 @@ class OpenFiles:
         closed: They were closed.
         pid: The process that opened them.
         seal: Closing puts shards that are not full into the Zarr group.
-        refuse_removed: Of a reader; see `recovery.Place.look`.
-        refuse_elsewhere: See `recovery.Place.refuse_elsewhere`.
+        refuse_removed: Of a reader; see `recovery.FolderWatch.look`.
+        refuse_elsewhere: See `recovery.FolderWatch.refuse_elsewhere`.
         source: What a foreign Zarr group was opened by; None of buffers.
         mapping: How a Zarr group was read as a buffer; None of buffers.
     """

@@ -325,8 +325,8 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     if recovered.how == "killed" and locked(path):
         recovered = Recovery("live", recovered.heads, recovered.committed)
     opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
-    place = recovery.Place(path, metadata, commit.file)
-    opened.refuse_removed, opened.refuse_elsewhere = place.look, place.refuse_elsewhere
+    watch = recovery.FolderWatch(path, metadata, commit.file)
+    opened.refuse_removed, opened.refuse_elsewhere = watch.look, watch.refuse_elsewhere
     return opened
 
 
@@ -402,11 +402,11 @@ def _open_locked(
     except BaseException:
         store.close()
         raise
-    where = recovery.Place(path, metadata, commit.file)
+    watch = recovery.FolderWatch(path, metadata, commit.file)
     if isinstance(store, ZarrStore):
         store.sealing.give_up(commit.limits)
-        store.sealing.refuse_removed = where.refuse_removed
-    committer = Committer(store, commit, path, where.refuse_removed)
+        store.sealing.refuse_removed = watch.refuse_removed
+    committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
     appender = Appender(
@@ -416,7 +416,7 @@ def _open_locked(
     opened = OpenFiles(
         path, metadata, store, commit, recovered, appender, committer, lock, policy
     )
-    opened.refuse_elsewhere = where.refuse_elsewhere
+    opened.refuse_elsewhere = watch.refuse_elsewhere
     return opened
 
 

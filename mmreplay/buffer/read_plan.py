@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.storage.gather import Layout, Records
+from mmreplay.storage.gather import ColumnLayouts, Records
 from mmreplay.storage.store import Store
 from mmreplay.transforms.base import Asked, Direct, FoundRows, Sums
 from mmreplay.transforms.base_steps import Where
@@ -142,7 +142,7 @@ class ReadPlan:
         made = [*added, str(discount)] if here else [*added]
         self._made = [(str(at), name) for at, name in enumerate(made, len(layout))]
         self._powers = np.ones(steps + 1) if sums is None else sums.powers
-        self._layout = Layout(store.schema, layout, summed, here)
+        self._layout = ColumnLayouts(store.schema, layout, summed, here)
 
     def find(
         self,
@@ -168,11 +168,11 @@ class ReadPlan:
         fields: Fields = {}
         found: dict[Where, Fields] = {where: {} for where in self._wheres}
         if self._records is None:
-            _kernel.fold(
+            _kernel.fold_steps(
                 store.all_flags, env_ids, positions, heads, *self._fixed, places, ends
             )
         else:
-            packed = self._records.fold(
+            packed = self._records.fold_fields(
                 store.all_flags, env_ids, positions, heads, self._fixed,
                 self._num_packed, places, ends, self._layout, self._powers,
             )  # fmt: skip
@@ -227,7 +227,7 @@ class ReadPlan:
             values = np.ascontiguousarray(found[sums.where][path])
             shape = (len(positions), *values.shape[2:])
             total = np.empty(shape, sums.dtypes[path])
-            _kernel.sums(
+            _kernel.weighted_sums(
                 positions, last, sums.powers[:-1], values, values.itemsize, total,
                 total.itemsize,
             )  # fmt: skip

@@ -61,8 +61,8 @@ from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
-from mmreplay.storage.commit_state import CUT_ROWS, CommitReader
-from mmreplay.storage.gather import SPLIT_ROWS, Layout, Records, after
+from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
+from mmreplay.storage.gather import SPLIT_ROWS, ColumnLayouts, Records, after
 from mmreplay.storage.layout import RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -246,8 +246,8 @@ class Reader(StartView):
         columns += [(path, 1, None) for path in self._pairs]
         names = (*self._packed, *self._pairs.values())
         self._numbered = tuple((str(at), name) for at, name in enumerate(names))
-        self._columns = Layout(schema, columns)
-        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._columns = ColumnLayouts(schema, columns)
+        self._layouts: dict[tuple[str, ...], ColumnLayouts] = {}
         self._afters = {after(p): n for p, n in self._pairs.items()}
         following = tuple(path for path in schema.paths if path in self.next_paths)
         self._plain_reads = ((schema.paths, 0), (following, 1))
@@ -651,8 +651,8 @@ class Reader(StartView):
         if commit is not None:
             with self.lock:
                 commit.refresh()
-            if commit.cut:
-                raise ReplacedError(CUT_ROWS)
+            if commit.discarded:
+                raise ReplacedError(DISCARDED_ROWS)
 
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read until now were whole; see `transforms.base.BufferRows`."""
@@ -777,7 +777,7 @@ class Reader(StartView):
     ) -> NDArray[np.bool_]:
         """Find rows, and those after if rows has two columns; return the ends."""
         ends = np.empty((len(self._bits), len(positions)), np.bool_)
-        _kernel.place(
+        _kernel.locate_rows(
             self._store.all_flags, np.ascontiguousarray(env_ids),
             np.ascontiguousarray(positions), heads, *self._ring.shape, self._bits,
             index.bare, rows, ends,
@@ -887,7 +887,7 @@ class Reader(StartView):
         if records is not None and apart and self._store.packed.issuperset(paths):
             if (layout := self._layouts.get(paths)) is None:
                 columns = [(path, 0, None) for path in paths]
-                layout = Layout(self._schema, columns)
+                layout = ColumnLayouts(self._schema, columns)
                 self._layouts[paths] = layout
             packed = records.columns(rows, len(rows), layout)
             return {path: packed[str(at)] for at, path in enumerate(paths)}

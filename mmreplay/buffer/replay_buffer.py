@@ -381,7 +381,7 @@ class ReplayBuffer:
             opened.seal = seal
             self._close_files()
             if isinstance(store, ZarrStore) and not closed:
-                store.sealing.tell()
+                store.sealing.raise_if_unsealed()
 
     def _close_files(self) -> None:
         """Close everything: files, columns of samplers, and the part in a limiter."""

@@ -110,11 +110,11 @@ def _ours(
 ) -> OpenFiles:
     notes = Notes()
     group = sealed_group.read(hierarchy, about, notes)
-    reader = ChunkedReader(blobs, whole=True)
+    reader = ChunkedReader(blobs, complete=True)
     flags = sealed_group.read_flags(group, reader)
     metadata = Metadata(
         group.uuid, "", group.generation, "zarr", group.autoreset, group.ring,
-        group.schema, group.user,
+        group.schema, group.user_metadata,
     )  # fmt: skip
     store = GroupStore(
         group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True

@@ -29,7 +29,7 @@ from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import StaleError
 from mmreplay.ring import Span
-from mmreplay.storage.commit_state import CUT_ROWS
+from mmreplay.storage.commit_state import DISCARDED_ROWS
 
 
 class BufferReader(Reader):
@@ -120,7 +120,7 @@ class BufferReader(Reader):
         view = self._buffer.view
         moment = view.limits_before
         if view.home.cut_epoch != self._cut_epoch:
-            raise StaleError(CUT_ROWS)
+            raise StaleError(DISCARDED_ROWS)
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)
         try:

@@ -198,7 +198,7 @@ class FileWriter:
             if output is not None:
                 output.write(chunk, offset)
             else:
-                file.pwrite_pieces(chunk, offset)
+                file.pwrite_new_pages(chunk, offset)
                 self._syncs.count(len(chunk))
 
     def finish(self) -> None:
@@ -557,7 +557,7 @@ class DirectOutput:
                 direct = 0
             rest = slab.memory[direct : slab.filled]
             if len(rest):
-                self._file.pwrite_pieces(rest.data, slab.offset + direct)
+                self._file.pwrite_new_pages(rest.data, slab.offset + direct)
         finally:
             self._free.put(slab)
 
@@ -612,7 +612,7 @@ class CachedOutput:
 
     def write(self, data: memoryview, offset: int) -> None:
         """See `Output.write`."""
-        self._file.pwrite_pieces(data, offset)
+        self._file.pwrite_new_pages(data, offset)
         self._syncs.count(len(data))
 
     def finish(self) -> None:

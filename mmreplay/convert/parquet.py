@@ -55,7 +55,7 @@ from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import TableReader
 from mmreplay.disk.files import File
-from mmreplay.disk.seekable import Positioned
+from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import (
     CorruptError,
     FormatError,
@@ -459,7 +459,7 @@ class Part:
 
     def _open(self) -> None:
         self._parquet = pq.ParquetFile(
-            pa.PythonFile(Positioned(self._file), mode="r"),
+            pa.PythonFile(SeekableFile(self._file), mode="r"),
             pre_buffer=False,
             # Columns are read a buffer at a time, not a row group at a time.
             buffer_size=READ_NBYTES,

@@ -14,7 +14,7 @@ from mmreplay.convert import parquet
 from mmreplay.convert.parquet import Part, parquet_errors
 from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
-from mmreplay.disk.seekable import Positioned
+from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import CorruptError, FormatError, SourceError
 from mmreplay.schema.dtypes import storage_dtype
 
@@ -163,7 +163,7 @@ class IpcFile:
         try:
             with parquet_errors(path):
                 _refuse_packed(self.file)
-                self._reader = pa.ipc.open_file(pa.PythonFile(Positioned(self.file)))
+                self._reader = pa.ipc.open_file(pa.PythonFile(SeekableFile(self.file)))
                 self.names = list(self._reader.schema.names)
                 number = self._reader.num_record_batches
                 self.count = sum(self._batch(n).num_rows for n in range(number))
@@ -208,14 +208,14 @@ def _refuse_packed(file: File) -> None:
             )
 
 
-def _messages(file: File) -> Positioned:
+def _messages(file: File) -> SeekableFile:
     """Return the messages of an IPC file, which start after its magic bytes."""
     if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
         raise FormatError(
             f"{file.path} does not begin with b'ARROW1', expected an Arrow file; it "
             "was cut, or is of another format"
         )
-    return Positioned(file, 8)
+    return SeekableFile(file, 8)
 
 
 def _packed(metadata: bytes) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.disk.files import File
-from mmreplay.disk.seekable import Positioned
+from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import CorruptError, ReplayError, SchemaError
 
 MEANING = (
@@ -108,7 +108,7 @@ def load(path: Path, allowed: bool) -> Any:
             "allow_pickle=True (--allow-pickle) if you trust its maker"
         )
     file = File.open(path, None)
-    raw = Positioned(file)
+    raw = SeekableFile(file)
     try:
         return _Unpickler(io.BufferedReader(raw)).load()
     except ReplayError:

@@ -75,10 +75,10 @@ class Disk:
 
     def fill(
         self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,
-        pack: Pack, given: tuple[object, ...],
+        pack: Pack, arguments: tuple[object, ...],
     ) -> None:  # fmt: skip
         """Let pack store through a mapping, into pages that are populated."""
-        pack(memoryview(mapping)[offset : offset + nbytes], *given)
+        pack(memoryview(mapping)[offset : offset + nbytes], *arguments)
 
     def birth(self, fd: int) -> tuple[int, int] | None:
         """Return when a file was created, or None where the system does not know.
@@ -89,15 +89,15 @@ class Disk:
         """
         if _statx is None:
             return None
-        found = ctypes.create_string_buffer(STATX_NBYTES)
-        if _statx(fd, b"", AT_EMPTY_PATH, STATX_BTIME, found):
+        buffer = ctypes.create_string_buffer(STATX_NBYTES)
+        if _statx(fd, b"", AT_EMPTY_PATH, STATX_BTIME, buffer):
             number = ctypes.get_errno()
             if number in (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP):
                 return None
             raise OSError(number, os.strerror(number))
-        if not STATX_MASK.unpack_from(found)[0] & STATX_BTIME:
+        if not STATX_MASK.unpack_from(buffer)[0] & STATX_BTIME:
             return None
-        seconds, nanoseconds = STATX_BIRTH.unpack_from(found, STATX_BIRTH_OFFSET)
+        seconds, nanoseconds = STATX_BIRTH.unpack_from(buffer, STATX_BIRTH_OFFSET)
         return seconds, nanoseconds
 
     def truncate(self, fd: int, nbytes: int) -> None:

@@ -29,7 +29,7 @@ from mmreplay.errors import (
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
 # New pages are written so many bytes at once: docs/benchmarks.md has other sizes.
-PIECE_NBYTES = 16 << 10
+NEW_PAGES_NBYTES = 16 << 10
 # Of a longer range Linux reads what a device takes in one request, and no more.
 AHEAD_NBYTES = 128 << 10
 # Several hosts may write these: locks and mappings do not meet.
@@ -58,7 +58,7 @@ disk = Disk()
 
 
 @contextmanager
-def _told(what: str, path: Path) -> Iterator[None]:
+def _system_errors(what: str, path: Path) -> Iterator[None]:
     """Turn the system's error into ours, with the file's name."""
     try:
         yield
@@ -78,15 +78,15 @@ def expanded(path: str | os.PathLike[str]) -> str:
             f"path: got {type(path).__name__}, expected a path as text or a "
             "pathlib.Path; os.fsdecode makes text of bytes"
         )
-    found = os.path.expanduser(text)
-    if found == text and text.startswith("~"):
-        user = text.partition("/")[0]
+    resolved = os.path.expanduser(text)
+    if resolved == text and text.startswith("~"):
+        name = text.partition("/")[0]
         raise FormatError(
-            f"path: got {text!r}, but no home folder is known for {user!r}, expected "
+            f"path: got {text!r}, but no home folder is known for {name!r}, expected "
             f"~, or the name of a user of this machine after it; if a folder is named "
             "like this, give its absolute path"
         )
-    return found
+    return resolved
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -132,7 +132,7 @@ class File:
     def create(cls, path: Path, nbytes: int) -> File:
         """Create a sparse file of nbytes zero bytes; it must not exist."""
         file = cls(path, -1, nbytes, writable=True)
-        with _told("create", path):
+        with _system_errors("create", path):
             file.fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
                 disk.truncate(file.fd, nbytes)
@@ -179,13 +179,13 @@ class File:
     def past_cache(self) -> File:
         """Open it once more, to write aligned blocks past the page cache."""
         file = File(self.path, -1, self.nbytes, writable=True)
-        with _told("open", self.path):
+        with _system_errors("open", self.path):
             file.fd = disk.open(self.path, os.O_RDWR | os.O_DIRECT)
         return file
 
     def resize(self, nbytes: int) -> None:
         """Set the size of a new file; the bytes are zero and take no space."""
-        with _told("resize", self.path):
+        with _system_errors("resize", self.path):
             disk.truncate(self.fd, nbytes)
         self.nbytes = nbytes
 
@@ -203,24 +203,24 @@ class File:
         except OSError as error:
             raise system_error("write", self.path, error) from error
 
-    def pwrite_pieces(self, data: memoryview, offset: int) -> None:
+    def pwrite_new_pages(self, data: memoryview, offset: int) -> None:
         """Write all of data where pages are new, in pieces that the file is cut into.
 
         The kernel takes new pages in pieces as large as the write. Small ones it has at
         hand; large ones may take five times as long, from a virtual machine's host.
         """
-        first, stop = 0, PIECE_NBYTES - offset % PIECE_NBYTES
+        first, stop = 0, NEW_PAGES_NBYTES - offset % NEW_PAGES_NBYTES
         while first < len(data):
             self.pwrite(data[first:stop], offset + first)
-            first, stop = stop, stop + PIECE_NBYTES
+            first, stop = stop, stop + NEW_PAGES_NBYTES
 
     def _write_rest(self, data: Data, offset: int, done: int) -> None:
         rest = memoryview(data).cast("B")
         while done < len(rest):
             more = disk.pwrite(self.fd, rest[done:], offset + done)
             if more == 0:
-                told = f"the device took {done} of {len(rest)} bytes"
-                raise OSError(errno.EIO, told)
+                reason = f"the device took {done} of {len(rest)} bytes"
+                raise OSError(errno.EIO, reason)
             done += more
 
     def pread(self, nbytes: int, offset: int) -> bytes:
@@ -238,7 +238,7 @@ class File:
         """
         view = memoryview(target).cast("B")
         done = 0
-        with _told("read", self.path):
+        with _system_errors("read", self.path):
             while done < len(view):
                 got = os.preadv(self.fd, [view[done:]], offset + done)
                 if got == 0:
@@ -262,7 +262,7 @@ class File:
         is a SIGBUS, not an error.
         """
         self.allocate(0, self.nbytes)
-        with _told("map", self.path):
+        with _system_errors("map", self.path):
             self._mapping = mmap.mmap(self.fd, self.nbytes)
 
     @property
@@ -272,17 +272,17 @@ class File:
 
     def map_to_fill(self) -> mmap.mmap:
         """Return a mapping of the whole file for `Disk.fill`; it reserves no space."""
-        with _told("map", self.path):
+        with _system_errors("map", self.path):
             return mmap.mmap(self.fd, self.nbytes)
 
     def map_readonly(self) -> mmap.mmap:
         """Return a mapping of the whole file that cannot be written through."""
-        with _told("map", self.path):
+        with _system_errors("map", self.path):
             return mmap.mmap(self.fd, self.nbytes, prot=mmap.PROT_READ)
 
     def map_private(self) -> mmap.mmap:
         """Return a mapping of the whole file; what is written there stays in it."""
-        with _told("map", self.path):
+        with _system_errors("map", self.path):
             return mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_COPY)
 
     def allocate(self, offset: int, nbytes: int) -> None:
@@ -330,10 +330,10 @@ class File:
             disk.datasync(self.fd)
         except Exception as error:
             self.unsynced = True
-            told = OSError(errno.EIO, repr(error))
+            cause = OSError(errno.EIO, repr(error))
             if isinstance(error, OSError):
-                told = error
-            raise system_failure("sync", self.path, told) from error
+                cause = error
+            raise system_failure("sync", self.path, cause) from error
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes; a sparse file takes less than it has."""
@@ -345,7 +345,7 @@ class File:
         A file system gives the number of a removed file to a new one, so the time of
         creation counts too: 16 bytes, `BIRTH` or, where there is none, `NO_BIRTH`.
         """
-        with _told("examine", self.path):
+        with _system_errors("examine", self.path):
             status, born = os.fstat(self.fd), disk.birth(self.fd)
         birth = NO_BIRTH if born is None else BIRTH.pack(*born, 1)
         return status.st_dev, status.st_ino, birth
@@ -419,7 +419,7 @@ def stage_bytes(path: Path, data: bytes) -> Path:
 
 def sync_folder(path: Path) -> None:
     """Wait until the folder's entries (new files, renames) are on the device."""
-    with _told("sync", path):
+    with _system_errors("sync", path):
         # A folder may be reached through a link of the user's; `open` follows none.
         folder = File(path, -1, 0, writable=False)
         folder.fd = disk.open(path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
@@ -440,14 +440,14 @@ def sync_entry(path: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     """List what is in a folder."""
-    with _told("list", folder):
+    with _system_errors("list", folder):
         return sorted(os.listdir(folder))
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     """Make one folder, or let others, and make its entry durable in any case."""
     others = (FileExistsError,) if exist_ok and not os.path.isfile(path) else ()
-    with _told("make folder", path), suppress(*others):
+    with _system_errors("make folder", path), suppress(*others):
         if not (exist_ok and path.is_dir()):
             disk.mkdir(path)
     sync_entry(path)
@@ -455,14 +455,14 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 def rename(source: Path, target: Path) -> None:
     """Put source in target's place, durably."""
-    with _told("rename", source):
+    with _system_errors("rename", source):
         disk.rename(source, target)
     sync_folder(target.parent)
 
 
 def exchange(one: Path, other: Path) -> None:
     """Let two folders of one parent change places in one step, durably."""
-    with _told("exchange", one):
+    with _system_errors("exchange", one):
         disk.exchange(one, other)
     for parent in {one.parent, other.parent}:
         sync_folder(parent)
@@ -473,14 +473,14 @@ def remove_tree(path: Path) -> None:
     # Not by recursion: who made the folder may have made it deep.
     left = [path]
     while left:
-        each = left.pop()
-        with _told("remove", each), suppress(FileNotFoundError):
-            if not each.is_dir() or each.is_symlink():
-                disk.unlink(each)
-            elif inside := names(each):
-                left += [each, *(each / name for name in inside)]
+        entry = left.pop()
+        with _system_errors("remove", entry), suppress(FileNotFoundError):
+            if not entry.is_dir() or entry.is_symlink():
+                disk.unlink(entry)
+            elif inside := names(entry):
+                left += [entry, *(entry / name for name in inside)]
             else:
-                disk.rmdir(each)
+                disk.rmdir(entry)
 
 
 def file_system(path: Path) -> str:

@@ -18,7 +18,7 @@ class Bytes(Protocol):
         """Fill target from offset."""
 
 
-class Positioned(io.RawIOBase):
+class SeekableFile(io.RawIOBase):
     """Reads as Python's own files do; a cut is noticed, and no SIGBUS.
 
     Closing it closes nothing below. Threads: one at a time, for the position.

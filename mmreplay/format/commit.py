@@ -142,7 +142,7 @@ class Identity:
         inode: st_ino of it. A copied folder has another one, but the number may be
             reused once this file is removed.
         birth: 16 bytes, when the file was created.
-        held: Tells whether a writer holds the buffer's lock. Asked only where the
+        lock_held: Tells whether a writer holds the buffer's lock. Asked only where the
             file system has no time of creation.
     """
 
@@ -152,7 +152,7 @@ class Identity:
     device: int
     inode: int
     birth: bytes = UNTOLD
-    held: Callable[[], bool] = not_held
+    lock_held: Callable[[], bool] = not_held
 
     def trusts(self, record: Record) -> bool:
         """Tell whether a live record speaks of this boot's page cache."""
@@ -160,22 +160,22 @@ class Identity:
             any(self.boot_id)
             and record.boot_id == self.boot_id
             and (record.device, record.inode) == (self.device, self.inode)
-            and same_birth(record.birth, self.birth, self.held)
+            and same_birth(record.birth, self.birth, self.lock_held)
         )
 
 
-def same_birth(said: bytes, found: bytes, held: Callable[[], bool]) -> bool:
+def same_birth(recorded: bytes, actual: bytes, lock_held: Callable[[], bool]) -> bool:
     """Tell whether a record with the file's st_dev and st_ino is about that file.
 
     Args:
-        said: 16 bytes, the record's birth.
-        found: 16 bytes, the open file's.
-        held: Tells whether a process holds the lock of the folder. Where there is no
+        recorded: 16 bytes, the record's birth.
+        actual: 16 bytes, the open file's.
+        lock_held: Tells whether a process holds the lock of the folder. Without a
             time of creation, only records of a live process are trusted.
     """
-    if said == UNTOLD:
+    if recorded == UNTOLD:
         return True
-    return held() if NO_BIRTH in (said, found) else said == found
+    return lock_held() if NO_BIRTH in (recorded, actual) else recorded == actual
 
 
 Slots = tuple[Record | None, ...]
@@ -185,13 +185,13 @@ Slots = tuple[Record | None, ...]
 def split(data: bytes, uuid: bytes, generation: int, num_envs: int) -> Slots:
     """Decode the four slots of a COMMIT file's bytes."""
     size = slot_nbytes(num_envs)
-    found = [
+    records = [
         decode(data[size * slot : size * (slot + 1)], uuid, num_envs)
         for slot in range(NUM_SLOTS)
     ]
     return tuple(
         record if record is not None and record.generation == generation else None
-        for record in found
+        for record in records
     )
 
 
@@ -208,8 +208,8 @@ def uuids(data: bytes, num_envs: int) -> set[bytes]:
 
 def newest_durable(slots: Slots) -> Record | None:
     """The newest record that was synced, by (epoch, sequence)."""
-    found = [slots[slot] for slot in DURABLE_SLOTS]
-    return max((r for r in found if r is not None), key=_order, default=None)
+    records = [slots[slot] for slot in DURABLE_SLOTS]
+    return max((r for r in records if r is not None), key=_order, default=None)
 
 
 def newest_live(slots: Slots, identity: Identity) -> Record | None:
@@ -218,9 +218,9 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
     Within one epoch the live record outranks durable ones of a higher sequence:
     those that give up more of the ring repeat the last *committed* heads.
     """
-    found = [slots[slot] for slot in LIVE_SLOTS]
+    records = [slots[slot] for slot in LIVE_SLOTS]
     live = max(
-        (r for r in found if r is not None and identity.trusts(r)),
+        (r for r in records if r is not None and identity.trusts(r)),
         key=_order,
         default=None,
     )

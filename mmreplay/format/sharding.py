@@ -75,8 +75,8 @@ class Sharding:
             level: The codec's; None for its own.
             chunk_crc32c: See the attribute.
         """
-        most = STEP_NBYTES // max(1, row_nbytes * ring.num_envs)
-        rows = max(1, min(most, ring.capacity // 4, MAX_SHARD_ROWS))
+        max_rows = STEP_NBYTES // max(1, row_nbytes * ring.num_envs)
+        rows = max(1, min(max_rows, ring.capacity // 4, MAX_SHARD_ROWS))
         # What is no codec, and may be no key either, is refused by the class itself.
         known = codec if codec in CODECS else "none"
         chosen = LEVELS.get(known, 0) if level is None else level
@@ -113,10 +113,10 @@ class Sharding:
 
     def to_json(self) -> dict[str, Any]:
         """Return what metadata.json says of it."""
-        found = {
+        value = {
             "codec": self.codec, "level": self.level, "shard_rows": self.shard_rows,
         }  # fmt: skip
-        return found | ({"chunk_crc32c": True} if self.chunk_crc32c else {})
+        return value | ({"chunk_crc32c": True} if self.chunk_crc32c else {})
 
     @classmethod
     def from_json(cls, value: object, ring: Ring) -> Sharding:
@@ -131,10 +131,10 @@ class Sharding:
             raise SchemaError(
                 f"zarr: got {value!r}, expected {sorted(keys)}; restore it"
             )
-        found = cls(**value)
-        if ring.slots % found.shard_rows:
+        sharding = cls(**value)
+        if ring.slots % sharding.shard_rows:
             raise SchemaError(
-                f"shard_rows: got {found.shard_rows}, expected a divisor of the "
+                f"shard_rows: got {sharding.shard_rows}, expected a divisor of the "
                 f"{ring.slots} slots; the file is damaged: restore it"
             )
-        return found
+        return sharding

@@ -62,10 +62,10 @@ def choose(name: str, asked: str) -> Kernel:
     Raises:
         ModuleNotFoundError: C is asked for and not built.
     """
-    home = f"{__name__}.{name}"
+    module_name = f"{__name__}.{name}"
     if asked == "numpy":
         why = "MMREPLAY_KERNELS=numpy asks for it"
-        return Kernel("numpy", why, import_module(home))
+        return Kernel("numpy", why, import_module(module_name))
     try:
         module = import_module(f"{__name__}._{name}")
     except ImportError as error:
@@ -75,7 +75,7 @@ def choose(name: str, asked: str) -> Kernel:
                 f"({error}); install mmreplay where a C compiler is, or unset it"
             ) from error
         why = f"C was not built when mmreplay was installed ({error})"
-        return Kernel("numpy", why, import_module(home))
+        return Kernel("numpy", why, import_module(module_name))
     why = "MMREPLAY_KERNELS=c asks for it" if asked else "built, and nothing forbids it"
     return Kernel("c", why, module)
 

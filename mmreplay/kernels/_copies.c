@@ -17,7 +17,7 @@
 
 enum { MAX_ARRAYS = 3 };
 
-#include "_held.h"
+#include "_buffers.h"
 
 typedef struct {
     const int64_t *rows;

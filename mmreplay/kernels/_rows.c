@@ -190,8 +190,8 @@ mark(PyObject *module, PyObject *args)
 static int
 execute(PyObject *module)
 {
-    PyType_Spec *specs[] = {&Slot_spec, &Packer_spec, &Append_spec};
-    const char *names[] = {"Slot", "Packer", "Append"};
+    PyType_Spec *specs[] = {&Slot_spec, &RecordPacker_spec, &Append_spec};
+    const char *names[] = {"Slot", "RecordPacker", "Append"};
     fill_tables();
     for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);

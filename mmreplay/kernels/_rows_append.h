@@ -6,7 +6,7 @@ enum { RECORDS, FLAGS, COMMIT, LIMITS, TAILS, NUM_VIEWS };
 
 typedef struct {
     PyObject_HEAD
-    Packer *packer;
+    RecordPacker *packer;
     Slot *slot;
     Py_buffer views[NUM_VIEWS];
     Py_ssize_t low, high;
@@ -47,20 +47,20 @@ Append_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "Append takes no keywords");
-    int first = is_a(module, "Packer", packer), second = is_a(module, "Slot", slot);
+    int first = is_a(module, "RecordPacker", packer), second = is_a(module, "Slot", slot);
     if (first < 0 || second < 0)
         return NULL;
     if (!first || !second)
-        return PyErr_Format(PyExc_TypeError, "Append: expected a Packer and a Slot");
-    if (((Packer *)packer)->num_envs != ((Slot *)slot)->num_envs)
+        return PyErr_Format(PyExc_TypeError, "Append: expected a RecordPacker and a Slot");
+    if (((RecordPacker *)packer)->num_envs != ((Slot *)slot)->num_envs)
         return PyErr_Format(PyExc_ValueError,
                             "Append: got a packer of %zd environments and a slot of %zd, "
                             "expected as many",
-                            ((Packer *)packer)->num_envs, ((Slot *)slot)->num_envs);
+                            ((RecordPacker *)packer)->num_envs, ((Slot *)slot)->num_envs);
     Append *self = (Append *)alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->packer = (Packer *)Py_NewRef(packer);
+    self->packer = (RecordPacker *)Py_NewRef(packer);
     self->slot = (Slot *)Py_NewRef(slot);
     return (PyObject *)self;
 }
@@ -170,7 +170,7 @@ store_slot(Append *self, Py_ssize_t offset)
 static void
 store_step(Append *self, Py_ssize_t row, Py_ssize_t offset)
 {
-    Packer *packer = self->packer;
+    RecordPacker *packer = self->packer;
     const Py_buffer *step = &packer->rows_view;
     memcpy((char *)self->views[RECORDS].buf + row * packer->stride, step->buf,
            (size_t)step->len);
@@ -183,7 +183,7 @@ store_step(Append *self, Py_ssize_t row, Py_ssize_t offset)
 static PyObject *
 Append_add(Append *self, PyObject *const *args, Py_ssize_t given)
 {
-    Packer *packer = self->packer;
+    RecordPacker *packer = self->packer;
     Slot *slot = self->slot;
     if (given != 5)
         return PyErr_Format(PyExc_TypeError, "add: got %zd arguments, expected 5",

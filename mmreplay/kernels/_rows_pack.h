@@ -40,7 +40,7 @@ copy_column(char *to, const char *from, size_t nbytes, size_t stride, Py_ssize_t
 enum { BATCH = 2048 };
 
 static void
-pack_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
+pack_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
           Py_ssize_t stop)
 {
     /* A few records at a time: they are in the first cache until all is written. */
@@ -59,7 +59,7 @@ pack_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
 
 /* Rows with zeros where a record has no field. */
 static void
-pack_whole(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
+pack_whole(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
            Py_ssize_t stop)
 {
     if (self->gaps)
@@ -92,7 +92,7 @@ stream_lines(char *base, const char *batch, size_t begin, size_t end)
 /* The same as `pack_rows` for rows that nobody reads soon: a row is put together in
  * the first cache, and what it replaces is never read. */
 static void
-stream_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
+stream_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
             Py_ssize_t stop)
 {
     _Alignas(LINE) char batch[BATCH + LINE];

@@ -25,7 +25,7 @@ read_shape(Member *member, PyObject *shape)
 }
 
 static int
-read_member(Packer *self, Member *member, PyObject *item)
+read_member(RecordPacker *self, Member *member, PyObject *item)
 {
     PyObject *path, *dtype, *scalar, *shape;
     const char *kind;
@@ -38,15 +38,15 @@ read_member(Packer *self, Member *member, PyObject *item)
     if (read_shape(member, shape) < 0)
         return -1;
     if (member->offset >= 0 && member->offset > self->stride - member->nbytes) {
-        PyErr_Format(PyExc_ValueError, "Packer: %R ends outside the record", path);
+        PyErr_Format(PyExc_ValueError, "RecordPacker: %R ends outside the record", path);
         return -1;
     }
     if (kind_length && (member->ndim || member->itemsize > 8)) {
-        PyErr_Format(PyExc_ValueError, "Packer: %R takes no scalars", path);
+        PyErr_Format(PyExc_ValueError, "RecordPacker: %R takes no scalars", path);
         return -1;
     }
     if (member->mark && member->nbytes != 1) {
-        PyErr_Format(PyExc_ValueError, "Packer: %R is no bool that ends a step", path);
+        PyErr_Format(PyExc_ValueError, "RecordPacker: %R is no bool that ends a step", path);
         return -1;
     }
     if (code_of(dtype, &member->code) < 0)
@@ -63,7 +63,7 @@ read_member(Packer *self, Member *member, PyObject *item)
 }
 
 static int
-read_key(Packer *self, Key *key, PyObject *item)
+read_key(RecordPacker *self, Key *key, PyObject *item)
 {
     PyObject *name;
     if (!PyTuple_Check(item) ||
@@ -74,7 +74,7 @@ read_key(Packer *self, Key *key, PyObject *item)
     PyUnicode_InternInPlace(&key->name);
     /* `find_values` follows these numbers without a look. */
     if (key->member >= self->count || key->count < 0) {
-        PyErr_Format(PyExc_ValueError, "Packer: %R is no key of a field", name);
+        PyErr_Format(PyExc_ValueError, "RecordPacker: %R is no key of a field", name);
         return -1;
     }
     return 0;
@@ -82,7 +82,7 @@ read_key(Packer *self, Key *key, PyObject *item)
 
 /* Where the keys of a branch end; -1 where they are not all there. */
 static Py_ssize_t
-end_of(const Packer *self, Py_ssize_t at)
+end_of(const RecordPacker *self, Py_ssize_t at)
 {
     if (at >= self->num_keys)
         return -1;
@@ -95,7 +95,7 @@ end_of(const Packer *self, Py_ssize_t at)
 
 /* Whether every field has one key. */
 static int
-each_has_a_key(const Packer *self)
+each_has_a_key(const RecordPacker *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Py_ssize_t found = 0;
@@ -120,18 +120,18 @@ room_for(Py_ssize_t nbytes, Py_buffer *view)
 }
 
 static PyObject *
-Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+RecordPacker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *members, *keys, *array_type, *double_type;
     Py_ssize_t nbytes, num_envs, most;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs))
-        return PyErr_Format(PyExc_TypeError, "Packer takes no keywords");
-    if (!PyArg_ParseTuple(args, "O!O!nnnOO:Packer", &PyTuple_Type, &members,
+        return PyErr_Format(PyExc_TypeError, "RecordPacker takes no keywords");
+    if (!PyArg_ParseTuple(args, "O!O!nnnOO:RecordPacker", &PyTuple_Type, &members,
                           &PyTuple_Type, &keys, &nbytes, &num_envs, &most, &array_type,
                           &double_type))
         return NULL;
-    Packer *self = (Packer *)alloc(type, 0);
+    RecordPacker *self = (RecordPacker *)alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->num_envs = num_envs;
@@ -167,7 +167,7 @@ Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             goto failed;
     }
     if (end_of(self, 0) != num_keys || !each_has_a_key(self)) {
-        PyErr_Format(PyExc_ValueError, "Packer: the keys are no tree of the fields");
+        PyErr_Format(PyExc_ValueError, "RecordPacker: the keys are no tree of the fields");
         goto failed;
     }
     self->gaps = nbytes;
@@ -181,7 +181,7 @@ failed:
 }
 
 static void
-Packer_dealloc(Packer *self)
+RecordPacker_dealloc(RecordPacker *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -224,7 +224,7 @@ forget(PyObject **values, Py_ssize_t count)
  * dicts of exactly these keys are followed: whatever else maps names may say anything
  * at each call. */
 static int
-find_values(Packer *self, PyObject *branch, Py_ssize_t *at, PyObject **values)
+find_values(RecordPacker *self, PyObject *branch, Py_ssize_t *at, PyObject **values)
 {
     Py_ssize_t left = self->keys[(*at)++].count;
     if (!PyDict_CheckExact(branch) || PyDict_Size(branch) != left)
@@ -250,7 +250,7 @@ find_values(Packer *self, PyObject *branch, Py_ssize_t *at, PyObject **values)
 
 /* The same where the keys are whole paths. */
 static int
-find_flat(Packer *self, PyObject *data, PyObject **values)
+find_flat(RecordPacker *self, PyObject *data, PyObject **values)
 {
     if (!PyDict_CheckExact(data) || PyDict_Size(data) != self->count)
         return ODD;
@@ -269,7 +269,7 @@ enum { FEW = 32 };
 /* Values of all fields, in memory for a few of them or in new memory; NULL where there
  * is no memory, or one is not found: `status` says which. */
 static PyObject **
-values_of(Packer *self, PyObject *data, PyObject **few, int *status)
+values_of(RecordPacker *self, PyObject *data, PyObject **few, int *status)
 {
     PyObject **values = few;
     Py_ssize_t at = 0;
@@ -298,7 +298,7 @@ values_of(Packer *self, PyObject *data, PyObject **few, int *status)
 /* The steps that an array [T, E, *shape], or [T, *shape] of an only environment, has;
  * 0 where it must be looked at. */
 static Py_ssize_t
-steps_of(Packer *self, const Member *member, PyObject *value)
+steps_of(RecordPacker *self, const Member *member, PyObject *value)
 {
     Py_buffer view;
     Py_ssize_t steps = 0;
@@ -321,7 +321,7 @@ steps_of(Packer *self, const Member *member, PyObject *value)
 }
 
 static PyObject *
-Packer_block(Packer *self, PyObject *data)
+RecordPacker_block(RecordPacker *self, PyObject *data)
 {
     PyObject *few[FEW], *columns = NULL;
     int status;
@@ -354,7 +354,7 @@ Packer_block(Packer *self, PyObject *data)
 enum { ODD_STEP = -1, FAILED_STEP = -2 };
 
 static long
-prepare(Packer *self, PyObject *data)
+prepare(RecordPacker *self, PyObject *data)
 {
     PyObject *few[FEW];
     long marks = 0;
@@ -390,14 +390,14 @@ prepare(Packer *self, PyObject *data)
 }
 
 static PyObject *
-Packer_prepare(Packer *self, PyObject *data)
+RecordPacker_prepare(RecordPacker *self, PyObject *data)
 {
     long marks = prepare(self, data);
     return marks == FAILED_STEP ? NULL : PyLong_FromLong(marks);
 }
 
 static PyObject *
-Packer_unpacked(Packer *self, PyObject *unused)
+RecordPacker_unpacked(RecordPacker *self, PyObject *unused)
 {
     (void)unused;
     PyObject *columns = PyDict_New();
@@ -420,7 +420,7 @@ Packer_unpacked(Packer *self, PyObject *unused)
 
 /* Buffers of the fields in the record; how many of the first are held. */
 static Py_ssize_t
-hold(Packer *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
+hold(RecordPacker *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
 {
     Py_ssize_t i = 0;
     for (; i < self->count; i++) {
@@ -448,10 +448,10 @@ hold(Packer *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
 
 enum { LENGTHY = 1 << 20 };
 
-typedef void (*PackRows)(Packer *, const Py_buffer *, char *, Py_ssize_t, Py_ssize_t);
+typedef void (*PackRows)(RecordPacker *, const Py_buffer *, char *, Py_ssize_t, Py_ssize_t);
 
 static PyObject *
-pack_with(Packer *self, PyObject *args, PackRows way)
+pack_with(RecordPacker *self, PyObject *args, PackRows way)
 {
     PyObject *given, *target, *result = NULL;
     Py_ssize_t first, stop, held;
@@ -493,52 +493,52 @@ pack_with(Packer *self, PyObject *args, PackRows way)
 }
 
 static PyObject *
-Packer_pack(Packer *self, PyObject *args)
+RecordPacker_pack(RecordPacker *self, PyObject *args)
 {
     return pack_with(self, args, pack_rows);
 }
 
 static PyObject *
-Packer_stream(Packer *self, PyObject *args)
+RecordPacker_stream(RecordPacker *self, PyObject *args)
 {
     return pack_with(self, args, stream_rows);
 }
 
 static PyObject *
-Packer_rows(Packer *self, void *closure)
+RecordPacker_rows(RecordPacker *self, void *closure)
 {
     (void)closure;
     return Py_NewRef(self->rows);
 }
 
 static PyObject *
-Packer_ends(Packer *self, void *closure)
+RecordPacker_ends(RecordPacker *self, void *closure)
 {
     (void)closure;
     return Py_NewRef(self->ends);
 }
 
-static PyMethodDef Packer_methods[] = {
-    {"prepare", (PyCFunction)(void (*)(void))Packer_prepare, METH_O, NULL},
-    {"unpacked", (PyCFunction)(void (*)(void))Packer_unpacked, METH_NOARGS, NULL},
-    {"block", (PyCFunction)(void (*)(void))Packer_block, METH_O, NULL},
-    {"pack", (PyCFunction)(void (*)(void))Packer_pack, METH_VARARGS, NULL},
-    {"stream", (PyCFunction)(void (*)(void))Packer_stream, METH_VARARGS, NULL},
+static PyMethodDef RecordPacker_methods[] = {
+    {"prepare", (PyCFunction)(void (*)(void))RecordPacker_prepare, METH_O, NULL},
+    {"unpacked", (PyCFunction)(void (*)(void))RecordPacker_unpacked, METH_NOARGS, NULL},
+    {"block", (PyCFunction)(void (*)(void))RecordPacker_block, METH_O, NULL},
+    {"pack", (PyCFunction)(void (*)(void))RecordPacker_pack, METH_VARARGS, NULL},
+    {"stream", (PyCFunction)(void (*)(void))RecordPacker_stream, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef Packer_attributes[] = {
-    {"rows", (getter)(void (*)(void))Packer_rows, NULL, NULL, NULL},
-    {"ends", (getter)(void (*)(void))Packer_ends, NULL, NULL, NULL},
+static PyGetSetDef RecordPacker_attributes[] = {
+    {"rows", (getter)(void (*)(void))RecordPacker_rows, NULL, NULL, NULL},
+    {"ends", (getter)(void (*)(void))RecordPacker_ends, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
-static PyType_Slot Packer_slots[] = {
-    {Py_tp_new, (void *)Packer_new},
-    {Py_tp_dealloc, (void *)Packer_dealloc},
-    {Py_tp_methods, Packer_methods},
-    {Py_tp_getset, Packer_attributes},
+static PyType_Slot RecordPacker_slots[] = {
+    {Py_tp_new, (void *)RecordPacker_new},
+    {Py_tp_dealloc, (void *)RecordPacker_dealloc},
+    {Py_tp_methods, RecordPacker_methods},
+    {Py_tp_getset, RecordPacker_attributes},
     {0, NULL},
 };
-static PyType_Spec Packer_spec = {
-    "mmreplay.kernels._rows.Packer", sizeof(Packer), 0, Py_TPFLAGS_DEFAULT,
-    Packer_slots,
+static PyType_Spec RecordPacker_spec = {
+    "mmreplay.kernels._rows.RecordPacker", sizeof(RecordPacker), 0, Py_TPFLAGS_DEFAULT,
+    RecordPacker_slots,
 };

@@ -27,7 +27,7 @@ typedef struct {
     Py_buffer rows_view, ends_view;
     /* Rows of a step are packed while it is prepared. */
     int together;
-} Packer;
+} RecordPacker;
 
 enum { TAKEN = 0, ODD = 1, FAILED = -1 };
 
@@ -35,7 +35,7 @@ enum { TAKEN = 0, ODD = 1, FAILED = -1 };
 
 /* Puts a value's bytes in their place: into the record, or among the marks. */
 static int
-put(Packer *self, const Member *member, const void *bytes, long *marks)
+put(RecordPacker *self, const Member *member, const void *bytes, long *marks)
 {
     if (member->offset >= 0)
         copy((char *)self->rows_view.buf + member->offset, bytes, (size_t)member->nbytes);
@@ -58,7 +58,7 @@ same_shape(const Member *member, const Py_buffer *view)
 }
 
 static int
-same_dtype(Packer *self, const Member *member, PyObject *value)
+same_dtype(RecordPacker *self, const Member *member, PyObject *value)
 {
     PyObject *dtype = PyObject_GetAttr(value, self->dtype_name);
     if (dtype == NULL)
@@ -85,7 +85,7 @@ bytes_of(PyObject *array, Py_buffer *view)
 }
 
 static int
-take_array(Packer *self, const Member *member, PyObject *value, long *marks)
+take_array(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     Py_buffer view;
     int same = same_dtype(self, member, value);
@@ -111,7 +111,7 @@ take_array(Packer *self, const Member *member, PyObject *value, long *marks)
 }
 
 static int
-take_own(Packer *self, const Member *member, PyObject *value, long *marks)
+take_own(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     Py_buffer view;
     if (contiguous(value, &view, 0) < 0) {
@@ -124,7 +124,7 @@ take_own(Packer *self, const Member *member, PyObject *value, long *marks)
 }
 
 static int
-take_float(Packer *self, const Member *member, PyObject *value, long *marks)
+take_float(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     double wide = PyFloat_AsDouble(value);
     if (member->itemsize == 8)
@@ -137,7 +137,7 @@ take_float(Packer *self, const Member *member, PyObject *value, long *marks)
 }
 
 static int
-take_int(Packer *self, const Member *member, PyObject *value, long *marks)
+take_int(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     int overflow, bits = (int)(8 * member->itemsize);
     int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -165,7 +165,7 @@ take_int(Packer *self, const Member *member, PyObject *value, long *marks)
 
 /* Long values are not packed here: who writes them looks for arrays. */
 static int
-take_exchanged(Packer *self, const Member *member, const Exchanged *value, long *marks)
+take_exchanged(RecordPacker *self, const Member *member, const Exchanged *value, long *marks)
 {
     Seen seen;
     if (member->offset < 0 && !member->mark)
@@ -177,7 +177,7 @@ take_exchanged(Packer *self, const Member *member, const Exchanged *value, long 
 }
 
 static int
-take(Packer *self, const Member *member, PyObject *value, long *marks)
+take(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (type == self->array_type)

@@ -5,7 +5,7 @@ enum { SCATTERED = 2 };
 /* Whether an array is [E, *shape], and the bytes from an environment's value to the
  * next one's; SCATTERED where the values have strides of their own. */
 static int
-laid(Packer *self, const Member *member, const Py_buffer *view, Py_ssize_t *apart)
+laid(RecordPacker *self, const Member *member, const Py_buffer *view, Py_ssize_t *apart)
 {
     if (view->ndim != member->ndim + 1 || view->shape[0] != self->num_envs)
         return ODD;
@@ -24,7 +24,7 @@ laid(Packer *self, const Member *member, const Py_buffer *view, Py_ssize_t *apar
 
 /* Puts each environment's value into its record, and the ends among `ends`. */
 static void
-put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
+put_each(RecordPacker *self, const Member *member, const char *from, Py_ssize_t apart,
          long *marks)
 {
     size_t stride = (size_t)self->stride;
@@ -49,7 +49,7 @@ put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
 
 /* Long values are not packed here: who writes them looks for arrays. */
 static int
-take_each_exchanged(Packer *self, const Member *member, const Exchanged *value,
+take_each_exchanged(RecordPacker *self, const Member *member, const Exchanged *value,
                     long *marks)
 {
     Seen seen;
@@ -63,7 +63,7 @@ take_each_exchanged(Packer *self, const Member *member, const Exchanged *value,
 }
 
 static int
-take_each(Packer *self, const Member *member, PyObject *value, long *marks)
+take_each(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     Py_buffer view;
     const Exchanged *given = exchanged(value);

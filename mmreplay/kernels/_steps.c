@@ -20,7 +20,7 @@ enum { GROUP = 64 };
 /* Batches this long are worth letting other threads run. */
 enum { LONG_BATCH = 1024 };
 
-#include "_held.h"
+#include "_buffers.h"
 #include "_steps_args.h"
 #include "_steps_random.h"
 
@@ -271,9 +271,9 @@ read_placing(Held *held, PyObject *const *args, PyObject *bits, PyObject *bare,
 }
 
 static PyObject *
-place(PyObject *module, PyObject *const *args, Py_ssize_t given)
+locate_rows(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Held held = {.name = "place"};
+    Held held = {.name = "locate_rows"};
     Placing p;
     Ring ring;
     Py_ssize_t room;
@@ -293,9 +293,9 @@ place(PyObject *module, PyObject *const *args, Py_ssize_t given)
 }
 
 static PyObject *
-unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
+locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Held held = {.name = "unplace"};
+    Held held = {.name = "locate_positions"};
     Ring ring;
     Py_ssize_t count, envs, room, places;
     (void)module;
@@ -343,15 +343,15 @@ static PyMethodDef methods[] = {
     {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, NULL},
     {"pick_legal", (PyCFunction)(void (*)(void))pick_legal, METH_FASTCALL, NULL},
     {"legal", (PyCFunction)(void (*)(void))legal, METH_FASTCALL, NULL},
-    {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, NULL},
+    {"locate_rows", (PyCFunction)(void (*)(void))locate_rows, METH_FASTCALL, NULL},
     {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},
     {"split", (PyCFunction)(void (*)(void))split, METH_FASTCALL, NULL},
-    {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
-    {"fold", (PyCFunction)(void (*)(void))fold, METH_FASTCALL, NULL},
+    {"locate_positions", (PyCFunction)(void (*)(void))locate_positions, METH_FASTCALL, NULL},
+    {"fold_steps", (PyCFunction)(void (*)(void))fold_steps, METH_FASTCALL, NULL},
     {"fold_fields", (PyCFunction)(void (*)(void))fold_fields, METH_FASTCALL, NULL},
     {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, NULL},
-    {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, NULL},
+    {"weighted_sums", (PyCFunction)(void (*)(void))weighted_sums, METH_FASTCALL, NULL},
     {"discounts", (PyCFunction)(void (*)(void))discounts, METH_FASTCALL, NULL},
     {"take_fields", (PyCFunction)(void (*)(void))take_fields, METH_FASTCALL, NULL},
     {"locate", (PyCFunction)(void (*)(void))locate, METH_FASTCALL, NULL},

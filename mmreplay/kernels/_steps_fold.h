@@ -1,5 +1,5 @@
 /* Rows around steps, found in one pass over flags; fields of them as columns; rewards
- * summed. steps.py says what `fold`, `columns`, `sums`, `discounts` and `fold_fields`
+ * summed. steps.py says what `fold_steps`, `columns`, `weighted_sums`, `discounts` and `fold_fields`
  * do. */
 
 /* Steps whose rows are found before the next ones are looked at. */
@@ -217,7 +217,7 @@ columns_fit(const Folding *f)
     return 1;
 }
 
-/* Flags to ends, as `fold` is given them. */
+/* Flags to ends, as `fold_steps` is given them. */
 static int
 read_folding(Held *held, PyObject *const *args, Folding *f)
 {
@@ -266,9 +266,9 @@ fold_all(const Folding *f)
 }
 
 static PyObject *
-fold(PyObject *module, PyObject *const *args, Py_ssize_t given)
+fold_steps(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Held held = {.name = "fold"};
+    Held held = {.name = "fold_steps"};
     Folding f;
     (void)module;
     if (expect(held.name, given, 13) < 0 || read_folding(&held, args, &f) < 0)
@@ -586,9 +586,9 @@ read_folded(Held *held, PyObject *const *args, Folded *f)
 }
 
 static PyObject *
-sums(PyObject *module, PyObject *const *args, Py_ssize_t given)
+weighted_sums(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Held held = {.name = "sums"};
+    Held held = {.name = "weighted_sums"};
     Folded f;
     Py_ssize_t nbytes, room;
     (void)module;

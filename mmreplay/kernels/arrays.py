@@ -13,9 +13,9 @@ def aligned(count: int, value: float) -> NDArray[np.float64]:
     """float64 ``[count]`` that begins where a line of the cache does."""
     padding = ALIGNMENT // 8
     # Zeros come from the kernel page by page, as they are written.
-    whole = np.zeros(count + padding)
-    skip = -whole.ctypes.data % ALIGNMENT // 8
-    nodes = whole[skip : skip + count]
+    padded = np.zeros(count + padding)
+    skip = -padded.ctypes.data % ALIGNMENT // 8
+    nodes = padded[skip : skip + count]
     if value != 0:
         nodes.fill(value)
     return nodes

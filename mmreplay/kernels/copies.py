@@ -30,8 +30,8 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
         ValueError: There are no such rows, or the room is another.
     """
     _check("copy_rows", array.nbytes, stride, rows, out)
-    whole = array.nbytes // stride * stride
-    table = array.reshape(-1).view(np.uint8)[:whole].reshape(-1, stride)
+    nbytes = array.nbytes // stride * stride
+    table = array.reshape(-1).view(np.uint8)[:nbytes].reshape(-1, stride)
     out.reshape(-1).view(np.uint8)[:] = table[rows].reshape(-1)
 
 
@@ -53,32 +53,32 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool
         ValueError: There can be no such rows, or the room is another.
     """
     _check("read_rows", np.iinfo(np.int64).max, stride, rows, out)
-    room = out.reshape(-1).view(np.uint8).data
+    target = out.reshape(-1).view(np.uint8).data
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     edges = [0, *breaks.tolist(), len(rows)] if len(rows) else [0]
     firsts = rows[edges[:-1]].tolist()
-    stretches = sorted(zip(firsts, edges[:-1], edges[1:], strict=True))
+    spans = sorted(zip(firsts, edges[:-1], edges[1:], strict=True))
     try:
         own = os.dup(fd)
     except OSError:
         return False
     try:
-        for row, first, stop in stretches if ask else ():
+        for row, first, stop in spans if ask else ():
             for at in range(row * stride, (row + stop - first) * stride, ASKED_NBYTES):
                 os.posix_fadvise(own, at, ASKED_NBYTES, os.POSIX_FADV_WILLNEED)
         return all(
-            _read(own, room[first * stride : stop * stride], row * stride)
-            for row, first, stop in stretches
+            _read(own, target[first * stride : stop * stride], row * stride)
+            for row, first, stop in spans
         )
     finally:
         os.close(own)
 
 
-def _read(fd: int, room: memoryview, offset: int) -> bool:
+def _read(fd: int, target: memoryview, offset: int) -> bool:
     done = 0
-    while done < len(room):
+    while done < len(target):
         try:
-            got = os.preadv(fd, [room[done:]], offset + done)
+            got = os.preadv(fd, [target[done:]], offset + done)
         except OSError:
             return False
         if got == 0:

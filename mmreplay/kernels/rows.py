@@ -111,13 +111,13 @@ class PackerKernel(Protocol):
         """
 
     def pack(
-        self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
+        self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """Pack rows ``[first, stop)``; bytes of a record without a field stay.
 
         Args:
             out: Room for ``stop - first`` records, or more.
-            given: Arrays of whole rows, for each field of the record.
+            columns: Arrays of whole rows, for each field of the record.
             first: First row to pack.
             stop: The row after the last one.
 
@@ -126,7 +126,7 @@ class PackerKernel(Protocol):
         """
 
     def stream(
-        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """Pack rows that nobody reads soon, past the caches; see `pack`.
 
@@ -138,11 +138,11 @@ class PackerKernel(Protocol):
 class RowsKernel(Protocol):
     """What both twins offer."""
 
-    def Packer(
+    def RecordPacker(
         self, members: tuple[Member, ...], keys: tuple[Key, ...], nbytes: int,
-        num_envs: int, most: int, array: type, double: type, /,
+        num_envs: int, max_nbytes: int, array: type, double: type, /,
     ) -> PackerKernel:  # fmt: skip
-        """Make a packer of records of so many bytes; see `Packer`."""
+        """Make a packer of records of so many bytes; see `RecordPacker`."""
 
     def Slot(
         self, template: bytes, sequence: int, columns: int, num_envs: int, /
@@ -220,7 +220,7 @@ def _bound(flags: Bytes, before: Bytes, final_follows: bool) -> None:
     flags |= final[:-1] * np.uint8(START)
 
 
-class Packer:
+class RecordPacker:
     """Packs plain steps; see `PackerKernel`."""
 
     def __init__(
@@ -229,7 +229,7 @@ class Packer:
         keys: tuple[Key, ...],
         nbytes: int,
         num_envs: int,
-        most: int,
+        max_nbytes: int,
         array: type,
         double: type,
         /,
@@ -241,7 +241,7 @@ class Packer:
             keys: As `keys_of` makes them of the fields' paths.
             nbytes: Bytes of a record.
             num_envs: Environments.
-            most: Bytes that `rows` may have of several environments.
+            max_nbytes: Bytes that `rows` may have of several environments.
             array: ``numpy.ndarray``: C knows it by no other way.
             double: ``numpy.float64``.
 
@@ -250,7 +250,7 @@ class Packer:
         """
         self.stride, self.num_envs = nbytes, num_envs
         step_nbytes = num_envs * nbytes
-        together = step_nbytes > 0 and (num_envs == 1 or step_nbytes <= most)
+        together = step_nbytes > 0 and (num_envs == 1 or step_nbytes <= max_nbytes)
         self.rows = bytearray(num_envs * nbytes if together else 0)
         self.ends = bytearray(max(0, num_envs))
         # Arrays over them would not keep them from being resized.
@@ -262,21 +262,21 @@ class Packer:
         for path, dtype, _, kind, itemsize, shape, offset, mark in members:
             count = int(np.prod(shape, dtype=np.int64))
             if offset >= 0 and offset > nbytes - count * itemsize:
-                raise ValueError(f"Packer: {path!r} ends outside the record")
+                raise ValueError(f"RecordPacker: {path!r} ends outside the record")
             if kind and (shape or itemsize > 8):
-                raise ValueError(f"Packer: {path!r} takes no scalars")
+                raise ValueError(f"RecordPacker: {path!r} takes no scalars")
             if mark and count * itemsize != 1:
-                raise ValueError(f"Packer: {path!r} is no bool that ends a step")
+                raise ValueError(f"RecordPacker: {path!r} is no bool that ends a step")
             view = None
             if offset >= 0 and together:
                 inner = np.empty(shape, dtype).strides
                 strides = (nbytes, *inner)
-                each = num_envs, *shape
-                view = np.ndarray(each, dtype, self.rows, offset, strides)
+                full_shape = num_envs, *shape
+                view = np.ndarray(full_shape, dtype, self.rows, offset, strides)
             self._views.append(view)
         leaves = sorted(key[1] for key in keys if key[1] >= 0)
         if leaves != list(range(len(members))) or self._end_of(0) != len(keys):
-            raise ValueError("Packer: the keys are no tree of the fields")
+            raise ValueError("RecordPacker: the keys are no tree of the fields")
 
     def _end_of(self, at: int) -> int:
         """Where the keys of a branch end; -1 where they are not all there."""
@@ -330,17 +330,19 @@ class Packer:
         unpacked = {}
         for value, member, view in zip(values, self._members, self._views, strict=True):
             path, _, _, _, itemsize, shape, offset, mark = member
-            found = exchange.shown(value, bool(mark and not shape))
-            if found is not None:
+            capsule = exchange.shown(value, bool(mark and not shape))
+            if capsule is not None:
                 # Long values are written from arrays alone.
-                ordered = not several or found[:1].flags.c_contiguous
+                ordered = not several or capsule[:1].flags.c_contiguous
                 packed = mark or (offset >= 0 and len(self.rows) > 0)
-                contiguous = several or found.flags.c_contiguous
+                contiguous = several or capsule.flags.c_contiguous
                 if not (packed and ordered and contiguous):
                     return -1
-                value = found
+                value = capsule
             if not (
-                self._each(value, member) if several else self._plain(value, member)
+                self._plain_array(value, member)
+                if several
+                else self._plain(value, member)
             ):
                 return -1
             if view is not None:
@@ -356,8 +358,8 @@ class Packer:
 
     def unpacked(self) -> dict[str, NDArray[Any]]:
         """See `PackerKernel.unpacked`."""
-        found, self._unpacked = self._unpacked, {}
-        return found
+        values, self._unpacked = self._unpacked, {}
+        return values
 
     def block(self, data: Mapping[str, object], /) -> dict[str, NDArray[Any]] | None:
         """See `PackerKernel.block`."""
@@ -370,13 +372,13 @@ class Packer:
             return None
         return {member[0]: value for value, member in pairs}
 
-    def _each(self, value: Any, member: Member) -> bool:
+    def _plain_array(self, value: Any, member: Member) -> bool:
         """Whether a value is an array of all environments'."""
         if type(value) is not self._array:
             return False
         array = cast("NDArray[Any]", value)
-        whole = array.shape == (self.num_envs, *member[5])
-        return bool(whole and array.dtype == member[1])
+        fits = array.shape == (self.num_envs, *member[5])
+        return bool(fits and array.dtype == member[1])
 
     def _steps(self, value: Any, member: Member) -> int:
         """Steps of an array, 0 where it must be looked at."""
@@ -385,14 +387,14 @@ class Packer:
         array = cast("NDArray[Any]", value)
         shape = member[5]
         lead = array.shape[: array.ndim - len(shape)]
-        whole = len(lead) in (1, 2) and array.shape == (*lead, *shape)
+        fits = len(lead) in (1, 2) and array.shape == (*lead, *shape)
         envs = lead[1] if len(lead) == 2 else 1
-        if not whole or envs != self.num_envs or not array.flags.c_contiguous:
+        if not fits or envs != self.num_envs or not array.flags.c_contiguous:
             return 0
         return lead[0] if array.dtype == member[1] else 0
 
     def pack(
-        self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
+        self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """See `PackerKernel.pack`."""
         flat, stride = out.reshape(-1), self.stride
@@ -401,29 +403,29 @@ class Packer:
                 f"pack: got {flat.size} bytes for rows {first} to {stop} of {stride} "
                 "bytes, expected room for each"
             )
-        taken = []
+        copied = []
         for path, _, _, _, itemsize, shape, offset, _ in self._members:
             nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
             if offset < 0 or not nbytes:
                 continue
-            raw: Bytes = np.ascontiguousarray(given[path]).reshape(-1).view(np.uint8)
+            raw: Bytes = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
             if raw.size // nbytes < stop:
                 raise ValueError(
                     f"pack: got {raw.size} bytes for {stop} rows of {nbytes} bytes in "
                     f"{path!r}, expected whole rows"
                 )
-            taken.append((offset, nbytes, raw[first * nbytes : stop * nbytes]))
+            copied.append((offset, nbytes, raw[first * nbytes : stop * nbytes]))
         records = flat[: (stop - first) * stride].reshape(-1, stride)
-        for offset, nbytes, raw in taken:
+        for offset, nbytes, raw in copied:
             records[:, offset : offset + nbytes] = raw.reshape(-1, nbytes)
 
     def stream(
-        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """See `PackerKernel.stream`."""
         target = np.frombuffer(out, np.uint8)
         target[: (stop - first) * self.stride] = 0
-        self.pack(target, given, first, stop)
+        self.pack(target, columns, first, stop)
 
     def _plain(self, value: Any, member: Member) -> bool:
         _, dtype, scalar, kind, itemsize, shape, _, _ = member
@@ -436,8 +438,8 @@ class Packer:
         if kind == "b":
             return type(value) is bool
         if kind == "f" and type(value) in (float, self._double):
-            most = float(np.finfo(dtype).max)
-            return bool(-most <= value <= most)
+            largest = float(np.finfo(dtype).max)
+            return bool(-largest <= value <= largest)
         if kind in ("i", "u") and type(value) is int:
             info = np.iinfo(f"{kind}{itemsize}")
             return int(info.min) <= value <= int(info.max)

@@ -1,4 +1,4 @@
-"""Steps drawn, judged and placed: the numpy twin of ``_steps.c``.
+"""Drawn steps: their legality, rows and fields; the numpy twin of ``_steps.c``.
 
 Functions take contiguous arrays; C reads and writes their bytes. A ring is given as
 slots, environments, and whether a step of all of them lies together (`ring.Ring`).
@@ -16,7 +16,7 @@ Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 StartTable = tuple[Bytes, int, int, bool, Bools, Ids, int]
 """What legal starts are looked up in: flags of every row, slots, environments,
-time_major, the verdict by flags, heads, and how many rows after a step count: see
+time_major, verdicts by flags, heads, and how many rows after a step count: see
 `legal`."""
 
 
@@ -67,8 +67,8 @@ def pick(
 
 def pick_legal(
     seed: int, step: int, ends: Ids, stops: Ids,
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools, heads: Ids,
-    after: int, tries: int, env_ids: Ids, positions: Ids, /,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
+    heads: Ids, after: int, tries: int, env_ids: Ids, positions: Ids, /,
 ) -> int:  # fmt: skip
     """Pick rows, keep those that are legal, and stop where there is no more room.
 
@@ -81,7 +81,7 @@ def pick_legal(
         slots: See `legal`.
         num_envs: See `legal`.
         time_major: See `legal`.
-        law: See `legal`.
+        verdicts: See `legal`.
         heads: See `legal`.
         after: See `legal`.
         tries: Rows to pick at most.
@@ -100,21 +100,21 @@ def pick_legal(
     pick(seed, step, ends, stops, some_ids, some)
     good = np.empty(len(some), bool)
     legal(
-        flags, slots, num_envs, time_major, law, heads, after, some_ids, some, good
+        flags, slots, num_envs, time_major, verdicts, heads, after, some_ids, some, good
     )  # fmt: skip
-    places = np.flatnonzero(good)[: len(env_ids)]
-    env_ids[: len(places)] = some_ids[places]
-    positions[: len(places)] = some[places]
-    return len(places)
+    chosen = np.flatnonzero(good)[: len(env_ids)]
+    env_ids[: len(chosen)] = some_ids[chosen]
+    positions[: len(chosen)] = some[chosen]
+    return len(chosen)
 
 
 def legal(
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools, heads: Ids,
-    after: int, env_ids: Ids, positions: Ids, out: Bools, /,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
+    heads: Ids, after: int, env_ids: Ids, positions: Ids, out: Bools, /,
 ) -> None:  # fmt: skip
     """Tell legal starts by their own flags and those of the rows after.
 
-    A step is legal if it is no final row, and the law says so of it and of each row
+    A step is legal if it is no final row, and the verdicts allow it and of each row
     after it, up to where an episode begins, or nothing is written yet.
 
     Args:
@@ -122,7 +122,7 @@ def legal(
         slots: Of the ring.
         num_envs: Of the ring.
         time_major: Of the ring.
-        law: bool ``[64 * 64]``, by ``here << 6 | after``.
+        verdicts: bool ``[64 * 64]``, by ``here << 6 | after``.
         heads: int64 ``[E]``; rows below are written, the flags of others count as 0.
         after: How many rows after a step to look at, in ``[0, slots)``.
         env_ids: int64 ``[N]``.
@@ -130,10 +130,10 @@ def legal(
         out: bool ``[N]``, written.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
     fits = len(env_ids) == len(positions) == len(out) and len(heads) == num_envs
-    fits &= len(flags) == slots * num_envs and len(law) == (ALL_FLAGS + 1) ** 2
+    fits &= len(flags) == slots * num_envs and len(verdicts) == (ALL_FLAGS + 1) ** 2
     if not fits or not 0 <= after < slots + (slots == 1):
         raise ValueError("legal: expected flags of every row, and arrays of one length")
     rows, following = _rows(env_ids, positions, slots, num_envs, time_major)
@@ -144,18 +144,18 @@ def legal(
         if not len(active):
             break
         there = positions[active] + step < head[active]
-        then = np.where(there, flags.take(following[active]), 0) & ALL_FLAGS
-        good = law[here[active] << 6 | then]
+        later = np.where(there, flags.take(following[active]), 0) & ALL_FLAGS
+        good = verdicts[here[active] << 6 | later]
         out[active[~good]] = False
-        kept = good & there & ((then & START) == 0)
-        here[active] = then
-        active = active[kept]
+        going = good & there & ((later & START) == 0)
+        here[active] = later
+        active = active[going]
         _, following = _rows(
             env_ids, positions + step, slots, num_envs, time_major
         )  # fmt: skip
 
 
-def place(
+def locate_rows(
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
     time_major: bool, bits: bytes, bare: bool, rows: Ids, ends: Bools, /,
 ) -> None:  # fmt: skip
@@ -176,13 +176,15 @@ def place(
         ends: bool ``[K, N]``, written: whether a step has each flag.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
     count = len(env_ids)
     fits = count == len(positions) and len(heads) == num_envs
     fits &= rows.size in (count, 2 * count) and ends.size == len(bits) * count
     if not fits or len(flags) != slots * num_envs:
-        raise ValueError("place: expected flags of every row, and arrays of one length")
+        raise ValueError(
+            "locate_rows: expected flags of every row, and arrays of one length"
+        )
     first, following = _rows(env_ids, positions, slots, num_envs, time_major)
     here = flags.take(first)
     for kind, bit in enumerate(bits):
@@ -210,7 +212,7 @@ def store(
     Args:
         column: float32, of every row of the ring, written or left as it is.
         env_ids: int64 ``[N]``.
-        positions: int64 ``[N]``; of equal places the last wins.
+        positions: int64 ``[N]``; of equal steps the last wins.
         numbers: float32 ``[N]``, at least 0 and finite.
         firsts: int64 ``[E]``, the oldest position alive.
         stops: int64 ``[E]``, the next position to be written.
@@ -251,38 +253,43 @@ def take(
     Args:
         records: Of every row of the ring, of any dtype.
         stride: Bytes of a record.
-        flags: See `place`, as the next eight.
-        env_ids: See `place`.
-        positions: See `place`.
-        heads: See `place`.
-        slots: See `place`.
-        num_envs: See `place`.
-        time_major: See `place`.
-        bits: See `place`.
-        bare: See `place`.
+        flags: See `locate_rows`, as the next eight.
+        env_ids: See `locate_rows`.
+        positions: See `locate_rows`.
+        heads: See `locate_rows`.
+        slots: See `locate_rows`.
+        num_envs: See `locate_rows`.
+        time_major: See `locate_rows`.
+        bits: See `locate_rows`.
+        bare: See `locate_rows`.
         out: Room for N records, or 2 N: of each step its own and the one after.
-        ends: bool ``[K, N]``, written; see `place`.
+        ends: bool ``[K, N]``, written; see `locate_rows`.
         waits: Pages may have to be waited for: C lets other threads run meanwhile, as
             it does beside a long batch.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
-    count, whole = len(env_ids), stride * slots * num_envs
-    room, rest = divmod(out.nbytes, max(1, stride))
-    if stride < 1 or records.nbytes != whole or rest or room not in (count, 2 * count):
+    count, nbytes_of_rows = len(env_ids), stride * slots * num_envs
+    num_records, rest = divmod(out.nbytes, max(1, stride))
+    if (
+        stride < 1
+        or records.nbytes != nbytes_of_rows
+        or rest
+        or num_records not in (count, 2 * count)
+    ):
         raise ValueError("take: expected whole records of every row, and room for all")
-    rows = np.empty(count if room == count else (count, 2), np.int64)
-    place(
+    rows = np.empty(count if num_records == count else (count, 2), np.int64)
+    locate_rows(
         flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
         rows, ends,
     )  # fmt: skip
-    found = records.view(np.uint8).reshape(-1, stride)[rows.reshape(-1)]
-    out.reshape(-1).view(np.uint8)[:] = found.reshape(-1)
+    values = records.view(np.uint8).reshape(-1, stride)[rows.reshape(-1)]
+    out.reshape(-1).view(np.uint8)[:] = values.reshape(-1)
 
 
 def split(
-    records: NDArray[np.generic], stride: int, first: int, count: int, parts: Ids,
+    records: NDArray[np.generic], stride: int, first: int, count: int, copied: Ids,
     out: Bytes, /,
 ) -> None:  # fmt: skip
     """Copy fields of records that lie one after another, each into a column.
@@ -292,29 +299,31 @@ def split(
         stride: Bytes of a record.
         first: Row of the first one.
         count: How many.
-        parts: int64 ``[K, 3]``: of each field the offset in a record, its bytes, and
+        copied: int64 ``[K, 3]``: of each field the offset in a record, its bytes, and
             where in out its column begins.
         out: Room for all columns; the bytes between them stay.
 
     Raises:
         ValueError: There are no such rows or fields, or a column ends outside.
     """
-    whole = records.nbytes // stride if stride > 0 else -1
-    fits = 0 <= first <= first + count <= whole and count >= 0 and parts.size % 3 == 0
-    fields = parts.reshape(-1, 3).tolist() if fits else []
-    for offset, nbytes, place in fields:
+    num_rows = records.nbytes // stride if stride > 0 else -1
+    fits = (
+        0 <= first <= first + count <= num_rows and count >= 0 and copied.size % 3 == 0
+    )
+    fields = copied.reshape(-1, 3).tolist() if fits else []
+    for offset, nbytes, start in fields:
         fits &= offset >= 0 and 1 <= nbytes <= stride - offset
-        fits &= 0 <= place <= out.nbytes - count * nbytes
+        fits &= 0 <= start <= out.nbytes - count * nbytes
     if not fits:
         raise ValueError("split: expected records of the ring, and room for all")
     raw = records.reshape(-1).view(np.uint8)[first * stride : (first + count) * stride]
     table = raw.reshape(count, stride)
-    for offset, nbytes, place in fields:
-        column = out[place : place + count * nbytes].reshape(count, nbytes)
+    for offset, nbytes, start in fields:
+        column = out[start : start + count * nbytes].reshape(count, nbytes)
         column[...] = table[:, offset : offset + nbytes]
 
 
-def fold(
+def fold_steps(
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
     time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
     ends: Bools, /,
@@ -351,7 +360,7 @@ def fold(
             marks look for.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
     count, width = len(env_ids), columns.size // 6
     fits = columns.size % 6 == marks.size % 5 == 0 and count == len(positions)
@@ -372,20 +381,20 @@ def fold(
         fits &= 0 <= at < wide and 0 <= start <= len(kinds) - wide
     if not fits:
         raise ValueError(
-            "fold: expected flags of every row, a window that the ring holds, and room "
-            "for all"
+            "fold_steps: expected flags of every row, a window that the ring holds, "
+            "and room for all"
         )
     if count and positions.max() > np.iinfo(np.int64).max - steps - 1:
-        raise ValueError("fold: expected positions with room for the steps after")
+        raise ValueError("fold_steps: expected positions with room for the steps after")
     own, _ = _rows(env_ids, positions, slots, num_envs, time_major)
     of_slot = num_envs if time_major else 1
     base = own - positions % slots * of_slot
     head = heads[env_ids]
 
-    def look(places: Ids) -> tuple[Ids, Bytes]:
+    def look(at_positions: Ids) -> tuple[Ids, Bytes]:
         """Rows of positions of the steps, and their flags, 0 where none is."""
-        rows = base + places % slots * of_slot
-        there = (places >= 0) & (places < head)
+        rows = base + at_positions % slots * of_slot
+        there = (at_positions >= 0) & (at_positions < head)
         # The flags of what is not written may be a hole in a file: not looked at.
         return rows, np.where(there, flags.take(np.where(there, rows, 0)), 0)
 
@@ -405,27 +414,27 @@ def fold(
         here, after = np.where(open_, after, here), np.where(open_, following, after)
         last[open_] = distance
     terminated = (here & TERMINATED) != 0
-    anchors = out.reshape(3 + width, count)
-    anchors[0] = positions - began
-    anchors[1] = positions + last
-    anchors[2] = anchors[1] + ~(terminated & ((after & FINAL) == 0))
-    told = ends.reshape(-1)
-    told[:count] = terminated
-    places = []
+    bounds = out.reshape(3 + width, count)
+    bounds[0] = positions - began
+    bounds[1] = positions + last
+    bounds[2] = bounds[1] + ~(terminated & ((after & FINAL) == 0))
+    flat_ends = ends.reshape(-1)
+    flat_ends[:count] = terminated
+    at_columns = []
     for ahead, behind, beyond, start, wide, at in table:
-        place = np.minimum(positions + ahead, anchors[2 if beyond else 1]) - behind
-        places.append(np.maximum(place, anchors[0]))
+        at_column = np.minimum(positions + ahead, bounds[2 if beyond else 1]) - behind
+        at_columns.append(np.maximum(at_column, bounds[0]))
         block = slice((3 + start) * count, (3 + start + wide) * count)
-        out.reshape(-1)[block][at::wide] = base + places[-1] % slots * of_slot
+        out.reshape(-1)[block][at::wide] = base + at_columns[-1] % slots * of_slot
     for column, bit, start, wide, at in kinds:
-        seen = (look(places[column])[1] & bit) != 0
+        seen = (look(at_columns[column])[1] & bit) != 0
         if bit == TRUNCATED:
-            seen |= (look(places[column] + 1)[1] & CUT) != 0
-        told[(1 + start) * count : (1 + start + wide) * count][at::wide] = seen
+            seen |= (look(at_columns[column] + 1)[1] & CUT) != 0
+        flat_ends[(1 + start) * count : (1 + start + wide) * count][at::wide] = seen
 
 
 def columns(
-    records: NDArray[np.generic], stride: int, rows: Ids, count: int, parts: Ids,
+    records: NDArray[np.generic], stride: int, rows: Ids, count: int, copied: Ids,
     out: Bytes, waits: bool, /,
 ) -> None:  # fmt: skip
     """Copy fields of records that lie anywhere, each into a column.
@@ -435,7 +444,7 @@ def columns(
         stride: Bytes of a record.
         rows: int64 ``[C, N]``, rows of the ring.
         count: N.
-        parts: int64 ``[P, 5]``: of each field the offset in a record, its bytes, the
+        copied: int64 ``[P, 5]``: of each field the offset in a record, its bytes, the
             first of the C and how many of them it is read from, and where in out its
             column begins.
         out: Room for all columns; the bytes between them stay.
@@ -445,25 +454,25 @@ def columns(
         ValueError: There are no such rows or fields, or a column ends outside.
     """
     fits = stride >= 1 and records.nbytes % max(1, stride) == 0 and count >= 0
-    fits &= parts.size % 5 == 0
+    fits &= copied.size % 5 == 0
     rows = rows.reshape(-1)
-    fields = parts.reshape(-1, 5).tolist() if fits else []
-    for offset, nbytes, start, width, place in fields:
+    fields = copied.reshape(-1, 5).tolist() if fits else []
+    for offset, nbytes, start, width, start_at in fields:
         fits &= offset >= 0 and 1 <= nbytes <= stride - offset
         fits &= start >= 0 and width >= 1 and (start + width) * count <= len(rows)
-        fits &= 0 <= place <= out.nbytes - count * width * nbytes
+        fits &= 0 <= start_at <= out.nbytes - count * width * nbytes
     if not fits:
         raise ValueError("columns: expected fields of records, and room for all")
     if len(rows) and not 0 <= rows.min() <= rows.max() < records.nbytes // stride:
         raise ValueError("columns: expected rows of the ring")
     table, flat = records.view(np.uint8).reshape(-1, stride), out.reshape(-1)
-    for offset, nbytes, start, width, place in fields:
+    for offset, nbytes, start, width, start_at in fields:
         some = rows[start * count : (start + width) * count]
-        found = table[some, offset : offset + nbytes].reshape(-1)
-        flat.view(np.uint8)[place : place + found.nbytes] = found
+        values = table[some, offset : offset + nbytes].reshape(-1)
+        flat.view(np.uint8)[start_at : start_at + values.nbytes] = values
 
 
-def sums(
+def weighted_sums(
     positions: Ids, last: Ids, powers: NDArray[np.float64],
     values: NDArray[np.generic], wide: int, out: NDArray[np.generic], wide_out: int, /,
 ) -> None:  # fmt: skip
@@ -481,22 +490,31 @@ def sums(
     Raises:
         ValueError: Shapes do not fit each other, or a last step is not among K.
     """
-    count, most = len(positions), len(powers)
-    fits = count == len(last) and most >= 1 and {wide, wide_out} <= {4, 8}
+    count, num_steps = len(positions), len(powers)
+    fits = count == len(last) and num_steps >= 1 and {wide, wide_out} <= {4, 8}
     if fits and (count or out.nbytes or values.nbytes):
-        room = out.nbytes // wide_out
+        num_sums = out.nbytes // wide_out
         fits = out.nbytes % wide_out == values.nbytes % wide == 0 < count
-        fits = fits and room % count == 0 and values.nbytes // wide == room * most
+        fits = (
+            fits
+            and num_sums % count == 0
+            and values.nbytes // wide == num_sums * num_steps
+        )
     if not fits:
-        raise ValueError("sums: expected a number of each step folded, and room")
-    if count and not 0 <= (last - positions).min() <= (last - positions).max() < most:
-        raise ValueError("sums: expected last steps among those folded")
+        raise ValueError(
+            "weighted_sums: expected a number of each step folded, and room"
+        )
+    if (
+        count
+        and not 0 <= (last - positions).min() <= (last - positions).max() < num_steps
+    ):
+        raise ValueError("weighted_sums: expected last steps among those folded")
     if not count:
         return
-    numbers = values.reshape(-1).view(f"f{wide}").reshape(count, most, -1)
+    numbers = values.reshape(-1).view(f"f{wide}").reshape(count, num_steps, -1)
     total = np.zeros((count, numbers.shape[2]))
     with np.errstate(all="ignore"):
-        for step in range(most):
+        for step in range(num_steps):
             some = positions + step <= last
             total[some] += powers[step] * numbers[some, step].astype(np.float64)
         out.reshape(-1).view(f"f{wide_out}")[:] = total.reshape(-1)
@@ -530,78 +548,79 @@ def fold_fields(
     records: NDArray[np.generic], stride: int,
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
     time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
-    ends: Bools, parts: Ids, summed: Ids, powers: NDArray[np.float64], discount: int,
+    ends: Bools, copied: Ids, summed: Ids, powers: NDArray[np.float64], discount: int,
     fields: Bytes, waits: bool, /,
 ) -> None:  # fmt: skip
     """Fold steps, copy fields of the rows around them, and sum their rewards.
 
-    It does what `fold`, `columns`, `sums` and `discounts` do one after the other.
+    The result is that of `fold_steps`, `columns`, `weighted_sums` and `discounts`, one
+    after the other.
 
     Args:
         records: Of every row of the ring, of any dtype.
         stride: Bytes of a record.
-        flags: See `fold`, as the next twelve.
-        env_ids: See `fold`.
-        positions: See `fold`.
-        heads: See `fold`.
-        slots: See `fold`.
-        num_envs: See `fold`.
-        time_major: See `fold`.
-        before: See `fold`.
-        steps: See `fold`.
-        columns: See `fold`.
-        marks: See `fold`.
-        out: See `fold`.
-        ends: See `fold`.
-        parts: int64 ``[P, 5]``, see `columns`: the rows are those of `fold`'s columns,
-            which lie together, at 0, 1 and so on.
+        flags: See `fold_steps`, as the next twelve.
+        env_ids: See `fold_steps`.
+        positions: See `fold_steps`.
+        heads: See `fold_steps`.
+        slots: See `fold_steps`.
+        num_envs: See `fold_steps`.
+        time_major: See `fold_steps`.
+        before: See `fold_steps`.
+        steps: See `fold_steps`.
+        columns: See `fold_steps`.
+        marks: See `fold_steps`.
+        out: See `fold_steps`.
+        ends: See `fold_steps`.
+        copied: int64 ``[P, 5]``, see `columns`: the rows are those of the columns of
+            `fold_steps`, which lie together, at 0, 1 and so on.
         summed: int64 ``[S, 6]``: of each field that is summed the offset in a record,
             how many numbers it holds, the bytes of each (4 or 8) and of each sum; the
             first of the `steps` columns that hold its rows, which lie together; and
             where in fields the sums begin.
-        powers: float64 ``[steps + 1]``, see `sums` and `discounts`; of any length where
-            neither is wanted.
+        powers: float64 ``[steps + 1]``, see `weighted_sums` and `discounts`; of any
+            length where neither is wanted.
         discount: Where in fields discounts begin; less than 0 for none.
         fields: Room for all; the bytes between stay.
         waits: See `take`.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
     count, width = len(env_ids), columns.size // 6
     fits = stride >= 1 and records.nbytes == stride * slots * num_envs
-    fits &= parts.size % 5 == 0 and summed.size % 6 == 0
-    copied = parts.reshape(-1, 5).tolist() if fits else []
+    fits &= copied.size % 5 == 0 and summed.size % 6 == 0
+    copies = copied.reshape(-1, 5).tolist() if fits else []
     wanted = summed.reshape(-1, 6).tolist() if fits else []
-    for offset, nbytes, start, wide, place in copied:
+    for offset, nbytes, start, wide, start_at in copies:
         fits &= offset >= 0 and 1 <= nbytes <= stride - offset
         fits &= _together(columns, start, wide)
-        fits &= 0 <= place <= fields.nbytes - count * wide * nbytes
-    for offset, numbers, wide, wide_out, start, place in wanted:
+        fits &= 0 <= start_at <= fields.nbytes - count * wide * nbytes
+    for offset, numbers, wide, wide_out, start, start_at in wanted:
         fits &= wide in (4, 8) and wide_out in (4, 8) and numbers >= 1 and offset >= 0
         fits &= numbers * wide <= stride - offset and _together(columns, start, steps)
-        fits &= 0 <= place <= fields.nbytes - count * numbers * wide_out
+        fits &= 0 <= start_at <= fields.nbytes - count * numbers * wide_out
     if wanted or discount >= 0:
         fits &= len(powers) == steps + 1
     if not fits or discount > fields.nbytes - 4 * count:
         raise ValueError("fold_fields: expected fields of every row, and room for all")
-    fold(
+    fold_steps(
         flags, env_ids, positions, heads, slots, num_envs, time_major, before, steps,
         columns, marks, out, ends,
     )  # fmt: skip
-    places = out.reshape(3 + width, count)
+    located = out.reshape(3 + width, count)
     table, flat = records.view(np.uint8).reshape(-1, stride), fields.reshape(-1)
-    for offset, nbytes, start, wide, place in copied:
-        rows = places[3 + start : 3 + start + wide].reshape(-1)
-        found = table[rows, offset : offset + nbytes].reshape(-1)
-        flat[place : place + found.nbytes] = found
-    last, weights = places[1], powers[:-1]
-    for offset, numbers, wide, wide_out, start, place in wanted:
-        rows = places[3 + start : 3 + start + steps].reshape(-1)
+    for offset, nbytes, start, wide, start_at in copies:
+        rows = located[3 + start : 3 + start + wide].reshape(-1)
+        values = table[rows, offset : offset + nbytes].reshape(-1)
+        flat[start_at : start_at + values.nbytes] = values
+    last, weights = located[1], powers[:-1]
+    for offset, numbers, wide, wide_out, start, start_at in wanted:
+        rows = located[3 + start : 3 + start + steps].reshape(-1)
         values = np.ascontiguousarray(table[rows, offset : offset + numbers * wide])
         total = np.empty(count * numbers * wide_out, np.uint8)
-        sums(positions, last, weights, values, wide, total, wide_out)
-        flat[place : place + total.nbytes] = total
+        weighted_sums(positions, last, weights, values, wide, total, wide_out)
+        flat[start_at : start_at + total.nbytes] = total
     if discount >= 0:
         factors = np.empty(count, np.float32)
         terminated = ends.reshape(-1)[:count]
@@ -612,7 +631,7 @@ def fold_fields(
 def take_fields(
     records: NDArray[np.generic], stride: int,
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, bits: bytes, bare: bool, wide: int, parts: Ids, out: Bytes,
+    time_major: bool, bits: bytes, bare: bool, wide: int, copied: Ids, out: Bytes,
     ends: Bools, waits: bool, /,
 ) -> None:  # fmt: skip
     """Place steps, and copy fields of their records, and of those after, into columns.
@@ -630,29 +649,30 @@ def take_fields(
         bits: See `take`.
         bare: See `take`.
         wide: 1, or 2 where records after are looked at.
-        parts: int64 ``[P, 5]``, see `columns`: of each field the offset, the bytes, 0
-            for the step's own record or 1 for the one after, 1, and its place in out.
+        copied: int64 ``[P, 5]``, see `columns`: of each field the offset, the bytes, 0
+            for the step's own record or 1 for the one after, 1, and where in out it
+            goes.
         out: See `columns`.
         ends: See `take`.
         waits: See `take`.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
-    fits = wide in (1, 2) and parts.size % 5 == 0
+    fits = wide in (1, 2) and copied.size % 5 == 0
     fits &= stride >= 1 and records.nbytes == stride * slots * num_envs
-    for _, _, start, width, _ in parts.reshape(-1, 5).tolist() if fits else []:
+    for _, _, start, width, _ in copied.reshape(-1, 5).tolist() if fits else []:
         fits &= width == 1 and start < wide
     if not fits:
         raise ValueError("take_fields: expected fields of every row")
     count = len(env_ids)
     rows = np.empty(count if wide == 1 else (count, 2), np.int64)
-    place(
+    locate_rows(
         flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
         rows, ends,
     )  # fmt: skip
     whose = np.ascontiguousarray(rows.reshape(count, wide).T)
-    columns(records, stride, whose, count, parts, out, waits)
+    columns(records, stride, whose, count, copied, out, waits)
 
 
 def locate(
@@ -715,7 +735,7 @@ def known(
             where no final row is there.
 
     Raises:
-        ValueError: Shapes do not fit each other, or there is no such place.
+        ValueError: Shapes do not fit each other, or there is no such row.
     """
     fits = len(flags) == slots * num_envs and len(heads) == num_envs
     if not fits or len(env_ids) != len(ends):
@@ -747,18 +767,18 @@ def hindsight(
     Raises:
         ValueError: Shapes do not fit each other, or a position is less than 0.
     """
-    given = (begins, stops, starts, lasts, chosen, rows, later)
-    if len({len(each) for each in given}) != 1:
+    arrays = (begins, stops, starts, lasts, chosen, rows, later)
+    if len({len(array) for array in arrays}) != 1:
         raise ValueError("hindsight: expected arrays of one length")
-    if len(begins) and min(each.min() for each in given[:3]) < 0:
+    if len(begins) and min(array.min() for array in arrays[:3]) < 0:
         raise ValueError("hindsight: expected positions of at least 0")
     philox = np.random.Philox(key=key + (stream << 64))
     chance, share = np.random.Generator(philox).random((2, len(begins)))
     chosen[:] = (chance < ratio) & (lasts < stops)
-    later[:] = np.where(chosen, _between(starts, stops, share), starts)
+    later[:] = np.where(chosen, _share_of(starts, stops, share), starts)
     first = begins if kind == 2 else starts
-    place = _between(first, stops, np.ones(len(first)) if kind == 1 else share)
-    rows[:] = np.where(chosen, place, starts)
+    goal = _share_of(first, stops, np.ones(len(first)) if kind == 1 else share)
+    rows[:] = np.where(chosen, goal, starts)
 
 
 def replace(
@@ -778,17 +798,17 @@ def replace(
     count = len(which)
     fits = rows >= 0 and out.nbytes % (rows or 1) == values.nbytes % (count or 1) == 0
     fits &= (rows > 0 or not out.nbytes) and (count > 0 or not values.nbytes)
-    wide, each = out.nbytes // (rows or 1), values.nbytes // (count or 1)
-    if not fits or (count and (wide % each if each else wide)):
+    wide, value_nbytes = out.nbytes // (rows or 1), values.nbytes // (count or 1)
+    if not fits or (count and (wide % value_nbytes if value_nbytes else wide)):
         raise ValueError("replace: expected whole rows")
     if count and not 0 <= which.min() <= which.max() < rows:
         raise ValueError("replace: expected rows that there are")
-    if count and each:
-        table = out.reshape(-1).view(np.uint8).reshape(rows, -1, each)
-        table[which] = values.reshape(-1).view(np.uint8).reshape(count, 1, each)
+    if count and value_nbytes:
+        table = out.reshape(-1).view(np.uint8).reshape(rows, -1, value_nbytes)
+        table[which] = values.reshape(-1).view(np.uint8).reshape(count, 1, value_nbytes)
 
 
-def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
+def _share_of(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
     """Positions in ``[first, stop)`` by share in ``[0, 1]``, 1 being the last."""
     length = np.maximum(stop - first, 1)
     steps = np.minimum((share * length).astype(np.int64), length - 1)
@@ -796,7 +816,7 @@ def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
     return positions
 
 
-def unplace(
+def locate_positions(
     rows: Ids, stops: Ids, slots: int, num_envs: int, time_major: bool,
     env_ids: Ids, positions: Ids, /,
 ) -> None:  # fmt: skip
@@ -815,25 +835,25 @@ def unplace(
         ValueError: Shapes do not fit each other, or there is no such row.
     """
     if len(stops) != num_envs or not len(rows) == len(env_ids) == len(positions):
-        raise ValueError("unplace: expected a stop of each environment")
+        raise ValueError("locate_positions: expected a stop of each environment")
     if len(rows) and not 0 <= rows.min() <= rows.max() < slots * num_envs:
-        raise ValueError("unplace: expected rows of the ring")
-    places, env_ids[:] = np.divmod(rows, num_envs)
+        raise ValueError("locate_positions: expected rows of the ring")
+    slots_of, env_ids[:] = np.divmod(rows, num_envs)
     if not time_major:
-        env_ids[:], places = np.divmod(rows, slots)
+        env_ids[:], slots_of = np.divmod(rows, slots)
     newest = stops[env_ids] - 1
-    positions[:] = newest - (newest - places) % slots
+    positions[:] = newest - (newest - slots_of) % slots
 
 
 def _together(columns: Ids, start: int, width: int) -> bool:
-    """Whether so many columns of `fold` lie together, one at each place."""
+    """Whether so many columns of `fold_steps` lie together, in order."""
     table = columns.reshape(-1)[: columns.size // 6 * 6].reshape(-1, 6).tolist()
     if not 0 <= start <= len(table) - width or width < 1:
         return False
     group = table[start : start + width]
     return all(
-        (first, wide, place) == (start, width, at)
-        for at, (_, _, _, first, wide, place) in enumerate(group)
+        (first, wide, at_row) == (start, width, at)
+        for at, (_, _, _, first, wide, at_row) in enumerate(group)
     )
 
 

@@ -24,7 +24,7 @@ NONZERO = 1
 """Where a tree of sums counts its leaves that are not zero."""
 
 Floats = NDArray[np.float64]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 class TreeKernel(Protocol):
@@ -37,14 +37,14 @@ class TreeKernel(Protocol):
         op: int,
         low: float,
         high: float,
-        indices: Places,
+        indices: Indices,
         values: Floats,
         /,
     ) -> int:
         """Write leaves ``[B]``, the last of equals, and what is above them."""
 
     def get_leaves(
-        self, nodes: Floats, capacity: int, indices: Places, out: Floats, /
+        self, nodes: Floats, capacity: int, indices: Indices, out: Floats, /
     ) -> int:
         """Read leaves, of any shape, into out."""
 
@@ -53,7 +53,7 @@ class TreeKernel(Protocol):
         nodes: Floats,
         capacity: int,
         sums: Floats,
-        indices: Places,
+        indices: Indices,
         values: Floats,
         /,
     ) -> int:
@@ -66,7 +66,7 @@ class TreeKernel(Protocol):
         shares: Floats,
         stratified: bool,
         scale: float,
-        indices: Places,
+        indices: Indices,
         ratios: Floats,
         /,
     ) -> int:
@@ -76,7 +76,7 @@ class TreeKernel(Protocol):
         self,
         nodes: Floats,
         capacity: int,
-        indices: Places,
+        indices: Indices,
         numbers: NDArray[np.float32],
         more: float,
         out: Floats,
@@ -112,7 +112,7 @@ def num_nodes(capacity: int) -> int:
 
 def set_leaves(
     nodes: Floats, capacity: int, op: int, low: float, high: float,
-    indices: Places, values: Floats, /,
+    indices: Indices, values: Floats, /,
 ) -> int:  # fmt: skip
     """Write leaves, and afresh every node above them.
 
@@ -150,7 +150,7 @@ def set_leaves(
     return -1
 
 
-def get_leaves(nodes: Floats, capacity: int, indices: Places, out: Floats, /) -> int:
+def get_leaves(nodes: Floats, capacity: int, indices: Indices, out: Floats, /) -> int:
     """Read leaves.
 
     Args:
@@ -171,7 +171,7 @@ def get_leaves(nodes: Floats, capacity: int, indices: Places, out: Floats, /) ->
 
 
 def find_leaves(
-    nodes: Floats, capacity: int, sums: Floats, indices: Places, values: Floats, /
+    nodes: Floats, capacity: int, sums: Floats, indices: Indices, values: Floats, /
 ) -> int:
     """Find the leaf in which each prefix sum falls; never one of value zero.
 
@@ -192,21 +192,21 @@ def find_leaves(
     if not legal.all():
         return int(np.argmin(legal))
     rest = np.minimum(sums, np.nextafter(total, 0.0))
-    place = np.zeros(len(sums), np.int64)
+    leaf = np.zeros(len(sums), np.int64)
     value = rest
     for offset, count in levels(capacity)[1:]:
-        chosen, before, value = _choose(nodes, offset + place * WIDTH, rest)
-        place = np.minimum(place * WIDTH + chosen, count - 1)
+        chosen, before, value = _choose(nodes, offset + leaf * WIDTH, rest)
+        leaf = np.minimum(leaf * WIDTH + chosen, count - 1)
         # The difference may be rounded up to the child's whole sum.
         rest = np.minimum(rest - before, np.nextafter(value, 0.0))
-    indices[:] = place
+    indices[:] = leaf
     values[:] = value
     return -1
 
 
 def draw_leaves(
     nodes: Floats, capacity: int, shares: Floats, stratified: bool, scale: float,
-    indices: Places, ratios: Floats, /,
+    indices: Indices, ratios: Floats, /,
 ) -> int:  # fmt: skip
     """Find the leaves that shares of the total fall on.
 
@@ -241,7 +241,7 @@ def draw_leaves(
 
 
 def add_to_open(
-    nodes: Floats, capacity: int, indices: Places, numbers: NDArray[np.float32],
+    nodes: Floats, capacity: int, indices: Indices, numbers: NDArray[np.float32],
     more: float, out: Floats, /,
 ) -> bool:  # fmt: skip
     """Look up a number for each of some leaves, if all of them are above 0.
@@ -284,8 +284,8 @@ def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:
 
 
 def _choose(
-    nodes: Floats, first: Places, rest: Floats
-) -> tuple[Places, Floats, Floats]:
+    nodes: Floats, first: Indices, rest: Floats
+) -> tuple[Indices, Floats, Floats]:
     """Descend one level.
 
     Args:
@@ -327,7 +327,7 @@ def _blocks(children: Floats) -> Floats:
     return np.asarray((c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3]))
 
 
-def _distinct(growing: Places) -> Places:
+def _distinct(growing: Indices) -> Indices:
     keep = np.ones(len(growing), bool)
     np.not_equal(growing[1:], growing[:-1], out=keep[1:])
     return growing[keep]

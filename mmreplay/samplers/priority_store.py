@@ -410,7 +410,9 @@ class PriorityStore:
         env_ids = np.empty(len(rows), np.int64)
         positions = np.empty(len(rows), np.int64)
         rows = np.ascontiguousarray(rows)
-        _steps.unplace(rows, self._span.stop, *self._ring_shape, env_ids, positions)
+        _steps.locate_positions(
+            rows, self._span.stop, *self._ring_shape, env_ids, positions
+        )
         return env_ids, positions
 
     def save(self) -> tuple[SavedPriorities, State] | None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FILE_NAME = "COMMIT"
 LATEST_NS = (1 << 63) - 1
 """In the year 2262; a clock may be wrong, and a commit is none the worse."""
-CUT_ROWS = (
+DISCARDED_ROWS = (
     "these rows were cut, by a writer that began after a failed sync, expected them to "
     "stay; begin anew"
 )
@@ -77,7 +77,7 @@ class CommitState(Protocol):
         """The buffer is another one, in its folder or by a cut; open it again."""
 
     @property
-    def cut(self) -> bool:
+    def discarded(self) -> bool:
         """Rows that were published are no more: a sync of theirs failed."""
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class CommitWriter:
     tails: Array
     published: tuple[Array, Array]
 
-    moved = cut = False
+    moved = discarded = False
 
     def __init__(
         self, file: File, identity: Identity, live: Record, durable: Record, slot: int
@@ -192,7 +192,7 @@ class CommitWriter:
             if record is not None:
                 records.append((record.sequence, slot, record))
         if records:
-            _, slot, record = max(records, key=lambda found: found[0])
+            _, slot, record = max(records, key=lambda item: item[0])
             self.next_live = BOTH_LIVE - slot
             self._show(record.heads, record.limits, record.tails)
 
@@ -265,7 +265,7 @@ class CommitWriter:
 class MemoryCommitState:
     """Heads of a buffer in RAM."""
 
-    moved = cut = False
+    moved = discarded = False
     cut_epoch = 0
 
     def __init__(self, num_envs: int) -> None:
@@ -284,15 +284,15 @@ class MemoryCommitState:
         """Do nothing."""
 
 
-def refuse_cut(ledger: CommitState) -> None:
+def refuse_discarded(commit_state: CommitState) -> None:
     """Refuse rows, once they were copied, that were cut before.
 
     Raises:
         FailedError: Another writer may have written others in their place.
     """
-    ledger.refresh()
-    if ledger.cut:
-        raise FailedError(CUT_ROWS)
+    commit_state.refresh()
+    if commit_state.discarded:
+        raise FailedError(DISCARDED_ROWS)
 
 
 def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, bytes]:
@@ -377,7 +377,7 @@ class CommitReader:
         # The sequence numbers of both live slots, which lie side by side.
         self._numbers = struct.Struct(f"<Q{self._size - commit.SEQUENCE.size}xQ")
         self._first = self._size * commit.LIVE_SLOTS[0] + commit.SEQUENCE_OFFSET
-        self.cut = False
+        self.discarded = False
         self.cuts, self.cut_epoch = start.cuts, start.cut_epoch
         self._take(start)
 
@@ -406,7 +406,7 @@ class CommitReader:
             record = self._read(commit.LIVE_SLOTS[other > one])
             if record is not None:
                 return self._accept(record)
-            if self._both_torn():
+            if self._neither_valid():
                 return False
             if time.monotonic() > deadline:
                 raise starved(self._file.path)
@@ -416,7 +416,7 @@ class CommitReader:
             return False
         if record.cut_epoch > self._epoch:
             # What is known here stays as it was, for whoever still looks.
-            self.cut = self.moved = True
+            self.discarded = self.moved = True
         else:
             self._take(record)
         return True
@@ -436,14 +436,14 @@ class CommitReader:
                 record = other
         return record
 
-    def _both_torn(self) -> bool:
+    def _neither_valid(self) -> bool:
         """Tell that nobody publishes: a writer always leaves one slot whole.
 
         A power cut may tear both, and they stay so until the next writable open.
         """
-        found = [self._bytes(slot) for slot in commit.LIVE_SLOTS]
-        torn = all(self._decode(data) is None for data in found)
-        return torn and found == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+        slots = [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+        invalid = all(self._decode(data) is None for data in slots)
+        return invalid and slots == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
 
     def _decode(self, data: bytes) -> Record | None:
         return commit.decode(data, self._identity.uuid, self._num_envs)

@@ -41,7 +41,7 @@ class Committer:
     def __init__(
         self,
         store: CheckedStore,
-        ledger: CommitWriter,
+        commit_state: CommitWriter,
         folder: Path | None = None,
         refuse_removed: Callable[[], object] = lambda: None,
     ) -> None:
@@ -49,7 +49,7 @@ class Committer:
 
         Args:
             store: Its rows.
-            ledger: Its COMMIT.
+            commit_state: Its COMMIT.
             folder: The buffer's, where pauses are asked for.
             refuse_removed: Raises `RemovedError` where the folder is gone; asked after
                 each commit, and before another error is raised.
@@ -57,7 +57,7 @@ class Committer:
         self._folder = folder
         self.refuse_removed = refuse_removed
         self._store = store
-        self._ledger = ledger
+        self._commit_state = commit_state
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.rows_modified = False
@@ -69,7 +69,7 @@ class Committer:
     @property
     def committed(self) -> Array:
         """int64 ``[E]``, heads that a power cut would leave."""
-        return self._ledger.committed.heads
+        return self._commit_state.committed.heads
 
     def check(self) -> None:
         """Make up for a commit that the thread could not make.
@@ -109,7 +109,7 @@ class Committer:
         None in a new buffer's first lap, of which nothing is overwritten; after a
         clear, or in a ring made larger, all those below its first row.
         """
-        return self._ledger.committed.tails // self._store.ring.block_rows
+        return self._commit_state.committed.tails // self._store.ring.block_rows
 
     def durable_limits(self, needed: Array, target: Array) -> Array:
         """Durable limits of at least needed; raised to target where they are not.
@@ -118,15 +118,15 @@ class Committer:
         """
         if self._folder is not None:
             await_release(self._folder)
-        if (self._ledger.committed.limits < needed).any():
+        if (self._commit_state.committed.limits < needed).any():
             self._give_up(target)
-        return self._ledger.committed.limits
+        return self._commit_state.committed.limits
 
     def _give_up(self, target: Array) -> None:
         with self._slot_lock, _Poisoning(self):
-            held = self._ledger.committed.limits
-            if (held < target).any():
-                self._ledger.give_up(np.maximum(held, target))
+            durable = self._commit_state.committed.limits
+            if (durable < target).any():
+                self._commit_state.give_up(np.maximum(durable, target))
 
     def commit(self, flags: int = 0) -> None:
         """Make what is published now survive a power cut.
@@ -154,8 +154,8 @@ class Committer:
 
     def _commit(self, flags: int) -> None:
         with self._commit_lock, _Poisoning(self):
-            heads, tails = self._ledger.published
-            done = self._ledger.committed.heads
+            heads, tails = self._commit_state.published
+            done = self._commit_state.committed.heads
             # What is set from here on may come too late for the sync.
             self.rows_modified = False
             aside = None
@@ -167,7 +167,7 @@ class Committer:
                 self._distrust_page_cache()
                 raise
             with self._slot_lock:
-                self._ledger.commit(heads, tails, flags)
+                self._commit_state.commit(heads, tails, flags)
             self.commit_overdue = False
             if aside is not None:
                 raise ShardError(
@@ -192,7 +192,7 @@ class Committer:
         if any(file.unsynced for file in self._store.files):
             # On a disk that takes nothing any more nobody can be told.
             with self._slot_lock, contextlib.suppress(OSError):
-                self._ledger.distrust_page_cache()
+                self._commit_state.distrust_page_cache()
 
     def _sum_blocks(self, done: Array, heads: Array, tails: Array) -> bool:
         """Write the checksums of the blocks that became whole since done."""
@@ -263,15 +263,17 @@ class Committer:
         if self._stop:
             return
         ring = self._store.ring
-        target = rounded_up(self._ledger.heads + ring.reserve, self._store.limit_step)
+        target = rounded_up(
+            self._commit_state.heads + ring.reserve, self._store.limit_step
+        )
         if (target > ring.slots).any():
             self._give_up(target)
         if time.monotonic() >= due and self._dirty():
             self.commit()
 
     def _dirty(self) -> bool:
-        heads, tails = self._ledger.published
-        done = self._ledger.committed
+        heads, tails = self._commit_state.published
+        done = self._commit_state.committed
         moved = (heads != done.heads).any() or (tails != done.tails).any()
         return bool(moved or self.rows_modified)
 

@@ -71,10 +71,10 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
 
 def free_nbytes(path: str | os.PathLike[str]) -> int:
     """Bytes free to this user on the disk that holds, or would hold, path."""
-    place_ = Path(os.path.abspath(files.expanded(path)))
-    while not place_.exists():
-        place_ = place_.parent
-    return shutil.disk_usage(place_).free
+    folder = Path(os.path.abspath(files.expanded(path)))
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def warn_where_short(
@@ -88,8 +88,8 @@ def warn_where_short(
         there_nbytes: Of its rows, what takes space already.
         frames: Calls from the user's own to this one.
     """
-    whole_nbytes = ring_nbytes(metadata)
-    left = whole_nbytes - there_nbytes
+    ring_size = ring_nbytes(metadata)
+    left = ring_size - there_nbytes
     try:
         free = free_nbytes(path)
     except OSError:
@@ -97,7 +97,7 @@ def warn_where_short(
         return
     if left > free:
         warnings.warn(
-            f"{path}: the full ring takes {format_size(whole_nbytes)} and needs "
+            f"{path}: the full ring takes {format_size(ring_size)} and needs "
             f"{format_size(left)} more, but its disk has {format_size(free)} free, so "
             "adds will raise FullError. Free some space, or choose a smaller capacity "
             "(mmreplay plan computes the size).",

@@ -44,7 +44,7 @@ TRIES = 4
 turns, and the latter are partly in the caches by then: either way is tried on both."""
 EVERY = 512
 """Batches after which both are tried again: a virtual machine's host changes, too."""
-PIECE_NBYTES = 1 << 20
+READ_NBYTES = 1 << 20
 """Read at once of rows that lie together. Between two reads who adds or draws has the
 lock of Python, for 5 ms each time."""
 
@@ -65,7 +65,9 @@ class RowReader(Protocol):
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """Copy rows into ``out``, ``[B, *shape]`` and contiguous; return it."""
 
-    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+    def iter_bytes(
+        self, row: int, step: int, count: int
+    ) -> Iterator[bytes | memoryview]:
         """Bytes of count rows from one on, every step-th, piece by piece.
 
         Each is good until the next. Large ones are read: of rows that are no longer in
@@ -126,7 +128,7 @@ class MappedRows:
         self.array = flat.reshape(-1, *shape)
         self._nbytes = _row_nbytes(dtype, shape)
         self.pages = Pages(file, self._nbytes, advise, self.mapping)
-        self._sooner = CopyTuner()
+        self._tuner = CopyTuner()
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
@@ -138,22 +140,24 @@ class MappedRows:
             if self._file.fd >= 0:
                 return _read_each(self._file, self._nbytes, rows, out)
         if out.nbytes < PAST_NBYTES or self._nbytes < SMALL_ROW_NBYTES:
-            return self._taken(rows, out)
-        past, began = self._sooner.past(), perf_counter()
+            return self._copy(rows, out)
+        past, began = self._tuner.past(), perf_counter()
         if past:
             wanted = np.ascontiguousarray(rows)
             _copies.copy_rows(self.array, self._nbytes, wanted, out)
         else:
-            self._taken(rows, out)
-        self._sooner.note(past, (perf_counter() - began) / out.nbytes)
+            self._copy(rows, out)
+        self._tuner.note(past, (perf_counter() - began) / out.nbytes)
         return out
 
-    def _taken(self, rows: NDArray[np.int64], out: Array) -> Array:
+    def _copy(self, rows: NDArray[np.int64], out: Array) -> Array:
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
 
-    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
-        """See `RowReader.pieces`."""
+    def iter_bytes(
+        self, row: int, step: int, count: int
+    ) -> Iterator[bytes | memoryview]:
+        """See `RowReader.iter_bytes`."""
         nbytes = self._nbytes
         if step == 1 or nbytes >= mmap.PAGESIZE:
             yield from _read(self._file, nbytes, row, step, count)
@@ -188,8 +192,10 @@ class ReadRows:
             return out
         return _read_each(self._file, self._nbytes, rows, out)
 
-    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
-        """See `RowReader.pieces`."""
+    def iter_bytes(
+        self, row: int, step: int, count: int
+    ) -> Iterator[bytes | memoryview]:
+        """See `RowReader.iter_bytes`."""
         return _read(self._file, self._nbytes, row, step, count)
 
 
@@ -214,12 +220,12 @@ def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> 
         CorruptError: The file ends before.
         FailedError: The device refuses, or another thread closed the file.
     """
-    room = out.reshape(-1).view(np.uint8).data
-    each = runs(rows) if len(rows) else []
-    for row, first, stop in each:
+    target = out.reshape(-1).view(np.uint8).data
+    spans = runs(rows) if len(rows) else []
+    for row, first, stop in spans:
         file.will_need(row * nbytes, (stop - first) * nbytes)
-    for row, first, stop in each:
-        file.pread_into(room[first * nbytes : stop * nbytes], row * nbytes)
+    for row, first, stop in spans:
+        file.pread_into(target[first * nbytes : stop * nbytes], row * nbytes)
     return out
 
 
@@ -227,13 +233,13 @@ def _read(
     file: File, row_nbytes: int, row: int, step: int, count: int
 ) -> Iterator[memoryview]:
     """Read every step-th of rows, those that lie together at most a piece at once."""
-    whole = row_nbytes * (count if step == 1 else 1)
-    room = memoryview(bytearray(min(PIECE_NBYTES, whole)))
+    span_nbytes = row_nbytes * (count if step == 1 else 1)
+    buffer = memoryview(bytearray(min(READ_NBYTES, span_nbytes)))
     for first in range(row, row + step * count, step if step > 1 else count):
-        for at in range(0, whole, PIECE_NBYTES):
-            piece = room[: whole - at]
-            file.pread_into(piece, first * row_nbytes + at)
-            yield piece
+        for at in range(0, span_nbytes, READ_NBYTES):
+            view = buffer[: span_nbytes - at]
+            file.pread_into(view, first * row_nbytes + at)
+            yield view
 
 
 def _row_nbytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:
@@ -283,7 +289,7 @@ class Records:
         self._rows = rows
         self._stride = record.itemsize
         self._dtypes = {1: record, 2: twice(record)}
-        self._recycler = BufferPool()
+        self._buffers = BufferPool()
 
     def take(
         self,
@@ -312,7 +318,7 @@ class Records:
         """
         waits = self._waits(env_ids, positions, wide)
         count = len(positions)
-        out: NDArray[Any] = self._recycler.empty((count,), self._dtypes[wide])
+        out: NDArray[Any] = self._buffers.empty((count,), self._dtypes[wide])
         ends = np.empty((len(bits), count), BOOL)
         _steps.take(
             self._rows.array, self._stride, flags, env_ids, positions, heads,
@@ -329,7 +335,7 @@ class Records:
         bits: bytes,
         bare: bool,
         wide: int,
-        layout: Layout,
+        layout: ColumnLayouts,
     ) -> tuple[NDArray[np.void], Ends]:
         """Copy fields of steps, and of those after, each into a column; see `take`.
 
@@ -344,17 +350,17 @@ class Records:
             layout: Which fields, of row 0 for the step's own, 1 for the one after.
 
         Returns:
-            All columns in one array without axes, named as `Layout` says; and bool
-            ``[K, N]``, which flags each step has.
+            All columns in one array without axes, named as `ColumnLayouts` says; and
+            bool ``[K, N]``, which flags each step has.
         """
         waits = self._waits(env_ids, positions, wide)
         count = len(positions)
-        dtype, parts, _, _ = layout.of(count)
-        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        dtype, copied, _, _ = layout.of(count)
+        out = self._buffers.empty((dtype.itemsize,), UINT8)
         ends = np.empty((len(bits), count), BOOL)
         _steps.take_fields(
             self._rows.array, self._stride, flags, env_ids, positions, heads,
-            *self._shape, bits, bare, wide, parts, out, ends, waits,
+            *self._shape, bits, bare, wide, copied, out, ends, waits,
         )  # fmt: skip
         return np.ndarray((), dtype, out), ends  # a fifth of the time of `view`
 
@@ -367,7 +373,7 @@ class Records:
         # kept unless pages are missing now, or were when a loader drew.
         return self._prefetch(env_ids, positions, wide) > 0 or read_ahead.gathers()
 
-    def columns(self, rows: Ids, count: int, layout: Layout) -> NDArray[np.void]:
+    def columns(self, rows: Ids, count: int, layout: ColumnLayouts) -> NDArray[np.void]:
         """Copy fields of rows, each into a column; see `take`.
 
         Args:
@@ -376,17 +382,17 @@ class Records:
             layout: Which fields.
 
         Returns:
-            All columns in one array without axes, named as `Layout` says.
+            All columns in one array without axes, named as `ColumnLayouts` says.
         """
         pages, waits = self._rows.pages, False
         if not pages.warm():
             waits = pages.prefetch(rows.reshape(-1)) > 0 or read_ahead.gathers()
-        dtype, parts, _, _ = layout.of(count)
-        out = self._recycler.empty((dtype.itemsize,), UINT8)
-        _steps.columns(self._rows.array, self._stride, rows, count, parts, out, waits)
+        dtype, copied, _, _ = layout.of(count)
+        out = self._buffers.empty((dtype.itemsize,), UINT8)
+        _steps.columns(self._rows.array, self._stride, rows, count, copied, out, waits)
         return np.ndarray((), dtype, out)
 
-    def fold(
+    def fold_fields(
         self,
         flags: NDArray[np.uint8],
         env_ids: Ids,
@@ -394,39 +400,39 @@ class Records:
         heads: Ids,
         fixed: tuple[Any, ...],
         num_packed: int,
-        places: Ids,
+        located: Ids,
         ends: Ends,
-        layout: Layout,
+        layout: ColumnLayouts,
         powers: NDArray[np.float64],
     ) -> NDArray[np.void]:
         """Fold steps, and copy and sum fields of the rows around them, in one pass.
 
         Args:
-            flags: Of every row; see `kernels.steps.fold`, as the next three.
+            flags: Of every row; see `kernels.steps.fold_steps`, as the next three.
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``.
             heads: int64 ``[E]``.
-            fixed: Slots to marks, as `kernels.steps.fold` takes them.
+            fixed: Slots to marks, as `kernels.steps.fold_steps` takes them.
             num_packed: Columns whose rows are read here; they come first.
-            places: int64 ``[3 + C, N]``, written.
+            located: int64 ``[3 + C, N]``, written.
             ends: bool ``[1 + S, N]``, written.
             layout: Which fields, and which sums.
             powers: float64 ``[steps + 1]``, what to sum and to discount with.
 
         Returns:
-            All columns in one array without axes, named as `Layout` says.
+            All columns in one array without axes, named as `ColumnLayouts` says.
         """
         pages, waits = self._rows.pages, False
         if not pages.warm():
             # The disk is asked for rows, which are found by this.
-            _steps.fold(flags, env_ids, positions, heads, *fixed, places, ends)
-            rows = places[3 : 3 + num_packed].reshape(-1)
+            _steps.fold_steps(flags, env_ids, positions, heads, *fixed, located, ends)
+            rows = located[3 : 3 + num_packed].reshape(-1)
             waits = pages.prefetch(rows) > 0 or read_ahead.gathers()
-        dtype, parts, summed, discount = layout.of(len(positions))
-        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        dtype, copied, summed, discount = layout.of(len(positions))
+        out = self._buffers.empty((dtype.itemsize,), UINT8)
         _steps.fold_fields(
             self._rows.array, self._stride, flags, env_ids, positions, heads, *fixed,
-            places, ends, parts, summed, powers, discount, out, waits,
+            located, ends, copied, summed, powers, discount, out, waits,
         )  # fmt: skip
         return np.ndarray((), dtype, out)
 
@@ -436,23 +442,23 @@ class Records:
         return self._rows.pages.prefetch(np.concatenate(rows))
 
 
-class Laid(NamedTuple):
-    """Where columns lie for so many steps; see `Layout`.
+class ColumnLayout(NamedTuple):
+    """Where columns lie for so many steps; see `ColumnLayouts`.
 
     Attributes:
         dtype: Of the array that holds all of them.
-        parts: int64 ``[P, 5]``, what is copied, as `kernels.steps.columns` takes it.
+        copied: int64 ``[P, 5]``, what is copied, as `kernels.steps.columns` takes it.
         summed: int64 ``[S, 6]``, what is summed, as `kernels.steps.fold_fields` does.
         discount: Where discounts begin; -1 for none.
     """
 
     dtype: np.dtype[np.void]
-    parts: Ids
+    copied: Ids
     summed: Ids
     discount: int
 
 
-class Layout:
+class ColumnLayouts:
     """Where columns of fields lie in one array, for as many steps as there are.
 
     The columns are fields of its dtype, called by their number: ``[N, K, *shape]``, or
@@ -483,19 +489,19 @@ class Layout:
         ]
         self._summed = [(*fields[path][:2], *rest) for path, *rest in summed]
         self._discounted = discounted
-        self._known: dict[int, Laid] = {}
+        self._known: dict[int, ColumnLayout] = {}
 
-    def of(self, count: int) -> Laid:
+    def of(self, count: int) -> ColumnLayout:
         """The dtype for N steps, and the numbers that describe it to the kernel."""
-        found = self._known.get(count)
-        if found is not None:
-            return found
+        layout = self._known.get(count)
+        if layout is not None:
+            return layout
         # No array of nothing can be looked at as one of fields.
-        parts, formats, end = [], [], LINE
+        copies, formats, end = [], [], LINE
         for dtype, offset, start, width in self._members:
             lead = (count,) if width is None else (count, width)
             formats.append((dtype.base, (*lead, *dtype.shape)))
-            parts.append((offset, dtype.itemsize, start, width or 1, end))
+            copies.append((offset, dtype.itemsize, start, width or 1, end))
             end += -(-count * (width or 1) * dtype.itemsize // LINE) * LINE
         sums, discount = [], -1
         for dtype, offset, start, total in self._summed:
@@ -504,17 +510,17 @@ class Layout:
             numbers = dtype.itemsize // wide
             sums.append((offset, numbers, wide, total.itemsize, start, end))
             end += -(-count * numbers * total.itemsize // LINE) * LINE
-        places = [part[-1] for part in (*parts, *sums)]
+        offsets = [item[-1] for item in (*copies, *sums)]
         if self._discounted:
             discount = end
             formats.append((np.dtype(np.float32), (count,)))
-            places.append(discount)
+            offsets.append(discount)
             end += -(-count * 4 // LINE) * LINE
         dtype = np.dtype(
             {
-                "names": [str(at) for at in range(len(places))],
+                "names": [str(at) for at in range(len(offsets))],
                 "formats": formats,
-                "offsets": places,
+                "offsets": offsets,
                 "itemsize": end,
             }
         )
@@ -522,10 +528,10 @@ class Layout:
             # Another one: other threads may be looking at this one.
             self._known = {}
         # Of empty fields nothing is copied.
-        copied = np.array([part for part in parts if part[1]], np.int64).reshape(-1)
+        copied = np.array([item for item in copies if item[1]], np.int64).reshape(-1)
         added = np.array(sums, np.int64).reshape(-1)
-        found = self._known[count] = Laid(dtype, copied, added, discount)
-        return found
+        layout = self._known[count] = ColumnLayout(dtype, copied, added, discount)
+        return layout
 
 
 def after(path: str) -> str:
@@ -535,13 +541,13 @@ def after(path: str) -> str:
 
 def twice(record: np.dtype[np.void]) -> np.dtype[np.void]:
     """Dtype of two records, one after the other."""
-    members = [(name, *found[:2]) for name, found in (record.fields or {}).items()]
+    members = [(name, *member[:2]) for name, member in (record.fields or {}).items()]
     names, formats, offsets = zip(*members, strict=True)
     return np.dtype(
         {
             "names": [*names, *map(after, names)],
             "formats": [*formats, *formats],
-            "offsets": [*offsets, *(record.itemsize + each for each in offsets)],
+            "offsets": [*offsets, *(record.itemsize + offset for offset in offsets)],
             "itemsize": 2 * record.itemsize,
         }
     )
@@ -557,7 +563,7 @@ def records_of(ring: Ring, rows: RowReader, placement: RecordLayout) -> Records 
 def gathered(
     reader: RowReader,
     placement: RecordLayout,
-    recycler: BufferPool,
+    pool: BufferPool,
     rows: Ids,
     paths: Sequence[str],
 ) -> Mapping[str, NDArray[np.generic]] | NDArray[np.void]:
@@ -576,36 +582,36 @@ def gathered(
         and (rows[1:] > rows[:-1]).all()
         and not reader.pages.reads(count)
     ):
-        return _columns(reader, record, recycler, int(rows[0]), count, paths)
-    raw = recycler.empty(rows.shape, reader.dtype)
+        return _columns(reader, record, pool, int(rows[0]), count, paths)
+    raw = pool.empty(rows.shape, reader.dtype)
     return cast("NDArray[np.void]", reader.take(rows, raw).view(record))
 
 
 def _columns(
     reader: MappedRows,
     record: np.dtype[np.void],
-    recycler: BufferPool,
+    pool: BufferPool,
     first: int,
     count: int,
     paths: Sequence[str],
 ) -> dict[str, NDArray[np.generic]]:
     assert record.fields is not None
-    parts, kinds, end = [], {}, 0
+    copied, kinds, end = [], {}, 0
     for path in paths:
         if path in record.fields:
             dtype, offset = record.fields[path][:2]
             kinds[path] = dtype, end
-            parts.append((offset, dtype.itemsize, end))
+            copied.append((offset, dtype.itemsize, end))
             end += -(-count * dtype.itemsize // LINE) * LINE
-    raw = recycler.empty((end,), np.dtype(np.uint8))
+    raw = pool.empty((end,), np.dtype(np.uint8))
     _steps.split(
-        reader.array, record.itemsize, first, count, np.array(parts, np.int64), raw
+        reader.array, record.itemsize, first, count, np.array(copied, np.int64), raw
     )
     return {
-        path: raw[place : place + count * dtype.itemsize]
+        path: raw[start : start + count * dtype.itemsize]
         .view(dtype.base)
         .reshape(count, *dtype.shape)
-        for path, (dtype, place) in kinds.items()
+        for path, (dtype, start) in kinds.items()
     }
 
 
@@ -650,7 +656,7 @@ class _Serving(threading.local):
     else that `Recycler.empty` does.
     """
 
-    recycler: BufferPool | None = None
+    pool: BufferPool | None = None
 
 
 _serving = _Serving()
@@ -683,7 +689,7 @@ class BufferPool:
         self._max_nbytes = max_nbytes
         self._make = make
         self._pools: dict[Hashable, list[NDArray[np.generic]]] = {}
-        self._kept_nbytes = self._most_used = 0
+        self._pooled_nbytes = self._most_used = 0
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[np.generic]
@@ -694,7 +700,7 @@ class BufferPool:
             shape: Its shape.
             dtype: Its dtype.
         """
-        other = _serving.recycler
+        other = _serving.pool
         if other is not None and other is not self:
             return other.empty(shape, dtype)
         pool = self._pools.get((shape, dtype))
@@ -712,8 +718,8 @@ class BufferPool:
         fresh: NDArray[np.generic] = self._make(shape, dtype)
         if len(pool) < self._max_arrays and fresh.nbytes <= self._max_nbytes:
             pool.insert(0, fresh)
-            self._kept_nbytes += fresh.nbytes
-            if self._kept_nbytes > LITTLE_NBYTES:
+            self._pooled_nbytes += fresh.nbytes
+            if self._pooled_nbytes > LITTLE_NBYTES:
                 self._let_go()
         return fresh
 
@@ -729,31 +735,31 @@ class BufferPool:
                     else:
                         used += array.nbytes
         self._most_used = max(self._most_used, used)
-        kept = used + sum([array.nbytes for _, array in unused])
+        retained = used + sum([array.nbytes for _, array in unused])
         for key, array in unused:
-            if kept <= SPARE * self._most_used:
+            if retained <= SPARE * self._most_used:
                 break
-            kept -= array.nbytes
-            left = [each for each in self._pools.pop(key, []) if each is not array]
+            retained -= array.nbytes
+            left = [other for other in self._pools.pop(key, []) if other is not array]
             if left:
                 self._pools.setdefault(key, left)
-        self._kept_nbytes = kept
+        self._pooled_nbytes = retained
 
     def __enter__(self) -> None:
         """Give this thread arrays whichever recycler it asks, until the exit.
 
         So who gathers ahead has memory of its own kind, and of its own number.
         """
-        _serving.recycler = self
+        _serving.pool = self
 
     def __exit__(self, *_: object) -> None:
         """Let others give it arrays again."""
-        _serving.recycler = None
+        _serving.pool = None
 
     def clear(self) -> None:
         """Keep nothing; what was handed out stays as it is."""
         self._pools.clear()
-        self._kept_nbytes = 0
+        self._pooled_nbytes = 0
 
     @property
     def nbytes(self) -> int:

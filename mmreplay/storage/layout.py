@@ -123,7 +123,9 @@ def packer(schema: Schema, layout: RecordLayout, num_envs: int) -> PackerKernel:
     members = tuple(_member(path, field, layout) for path, field in fields.items())
     # Longer steps go by the way of blocks, which packs them straight into their rows.
     sizes = (layout.stride, num_envs, PACKED_NBYTES - 1)
-    return rows.Packer(members, keys_of(tuple(fields)), *sizes, np.ndarray, np.float64)
+    return rows.RecordPacker(
+        members, keys_of(tuple(fields)), *sizes, np.ndarray, np.float64
+    )
 
 
 def _member(path: str, field: Field, layout: RecordLayout) -> Member:

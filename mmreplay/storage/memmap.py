@@ -72,10 +72,10 @@ class FlagReader(Protocol):
     def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
         """Flags of rows, of the shape of rows."""
 
-    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+    def span(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
         """Flags of positions ``[first, stop)`` of one environment."""
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
+    def strided(self, row: int, step: int, count: int) -> bytes:
         """Flags of count rows from one on, every step-th."""
 
 
@@ -90,12 +90,12 @@ class MappedFlags:
         """See `FlagReader.take`."""
         return self.every.take(rows)
 
-    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
-        """See `FlagReader.between`."""
+    def span(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+        """See `FlagReader.span`."""
         return flags_between(self.every, ring, env_id, first, stop)
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
-        """See `FlagReader.stretch`."""
+    def strided(self, row: int, step: int, count: int) -> bytes:
+        """See `FlagReader.strided`."""
         return self.every[row : row + step * count : step].tobytes()
 
 
@@ -110,28 +110,28 @@ class ReadFlags:
     def __init__(self, file: File) -> None:
         """Read an open file."""
         self._file = file
-        self._kept: Flags = np.zeros(file.nbytes, np.uint8)
-        self.every = self._kept.view()
+        self._cache: Flags = np.zeros(file.nbytes, np.uint8)
+        self.every = self._cache.view()
         self.every.flags.writeable = False
         self._rows = ReadRows(file, np.dtype(np.uint8), (), "never")
 
     def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
         """See `FlagReader.take`."""
-        found = np.empty(rows.shape, np.uint8)
-        self._rows.take(rows.reshape(-1), found.reshape(-1))
+        flags = np.empty(rows.shape, np.uint8)
+        self._rows.take(rows.reshape(-1), flags.reshape(-1))
         if new:
-            self._kept[rows] = found
-        return found
+            self._cache[rows] = flags
+        return flags
 
-    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
-        """See `FlagReader.between`."""
+    def span(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+        """See `FlagReader.span`."""
         for row, step, count in ring.stretch(env_id, first, stop):
-            flags = np.frombuffer(self.stretch(row, step, count), np.uint8)
-            self._kept[row : row + step * count : step] = flags
-        return flags_between(self._kept, ring, env_id, first, stop)
+            flags = np.frombuffer(self.strided(row, step, count), np.uint8)
+            self._cache[row : row + step * count : step] = flags
+        return flags_between(self._cache, ring, env_id, first, stop)
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
-        """See `FlagReader.stretch`."""
+    def strided(self, row: int, step: int, count: int) -> bytes:
+        """See `FlagReader.strided`."""
         # Those between belong to other environments: a byte each, and read at once.
         return self._file.pread(step * (count - 1) + 1, row)[::step]
 
@@ -146,18 +146,18 @@ class BlockSums:
     def write(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
         """Keep the checksums of blocks from first on, with their laps."""
         blocks = np.arange(first, first + len(sums))
-        entries = np.empty(len(sums), SUM_DTYPE)
-        entries["crc"] = sums
-        entries["lap"] = (blocks // self._ring.num_blocks) & 0xFFFFFFFF
-        places = env_id * self._ring.num_blocks + blocks % self._ring.num_blocks
-        for entry, start, stop in runs(places):
-            data = entries[start:stop].view(np.uint8)
+        values = np.empty(len(sums), SUM_DTYPE)
+        values["crc"] = sums
+        values["lap"] = (blocks // self._ring.num_blocks) & 0xFFFFFFFF
+        entries = env_id * self._ring.num_blocks + blocks % self._ring.num_blocks
+        for entry, start, stop in runs(entries):
+            data = values[start:stop].view(np.uint8)
             self._file.pwrite(data.data, entry * SUM_DTYPE.itemsize)
 
     def read(self, env_id: int, block: int) -> tuple[int, int]:
         """Return the (checksum, lap) kept in a block's place."""
-        place = env_id * self._ring.num_blocks + block % self._ring.num_blocks
-        data = self._file.pread(SUM_DTYPE.itemsize, place * SUM_DTYPE.itemsize)
+        entry = env_id * self._ring.num_blocks + block % self._ring.num_blocks
+        data = self._file.pread(SUM_DTYPE.itemsize, entry * SUM_DTYPE.itemsize)
         crc, lap = struct.unpack("<II", data)
         return crc, lap
 
@@ -194,7 +194,7 @@ class MemmapStore:
         self.packed = frozenset(() if record is None else record.names or ())
         self.limit_step, self.placement = 1, placement
         self._files = files
-        self._recycler = BufferPool()
+        self._buffers = BufferPool()
         self._flags_file = files[FLAGS]
         self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
@@ -271,9 +271,9 @@ class MemmapStore:
         if self.maps:
             reader = MappedRows(file, dtype, shape, self._advise)
             self._mappings.append(reader.mapping)
-        found: RowReader = reader or ReadRows(file, dtype, shape, self._advise)
-        self._pages[name] = found.pages
-        return found
+        rows: RowReader = reader or ReadRows(file, dtype, shape, self._advise)
+        self._pages[name] = rows.pages
+        return rows
 
     @classmethod
     def create(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
@@ -338,14 +338,14 @@ class MemmapStore:
     ) -> None:
         """Pack rows into the mapping, or into memory that a cache holds, and write."""
         stride, packer, stage = self._stride, self.packer, self._stage
-        staged, most = self._staged, len(stage)
+        staged, max_rows = self._staged, len(stage)
         begin, end = runs[0][1], runs[-1][2]
         if end - begin == 1:
             packer.pack(stage, columns, begin, end)
             writer.put(staged[:stride], runs[0][0] * stride, stride)
             return
         short = (end - begin) * stride < len(runs) * LEAST_NBYTES
-        if short and len(runs) > 1 and end - begin <= most:
+        if short and len(runs) > 1 and end - begin <= max_rows:
             packer.pack(stage, columns, begin, end)
             for row, first, stop in runs:
                 packed = slice((first - begin) * stride, (stop - begin) * stride)
@@ -357,8 +357,8 @@ class MemmapStore:
                 row * stride, nbytes, packer.stream, arguments, fresh=self._first_lap
             ):
                 continue
-            for at in range(first, stop, most):
-                until = min(at + most, stop)
+            for at in range(first, stop, max_rows):
+                until = min(at + max_rows, stop)
                 packer.pack(stage, columns, at, until)
                 packed = slice((until - at) * stride)
                 writer.write(staged[packed], (row + at - first) * stride)
@@ -387,7 +387,9 @@ class MemmapStore:
 
     def only_write(self) -> None:
         """Store no step through a mapping: the space of rows will be given back."""
-        for writer in filter(None, (self._writer, *(each[1] for each in self._large))):
+        for writer in filter(
+            None, (self._writer, *(large[1] for large in self._large))
+        ):
             writer.only_write()
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
@@ -407,18 +409,18 @@ class MemmapStore:
     ) -> dict[str, NDArray[np.generic]]:
         """Copy rows out; see `Store.gather`."""
         packed = None
-        found: dict[str, NDArray[np.generic]] = {}
+        result: dict[str, NDArray[np.generic]] = {}
         for path in paths:
             large = self._large_paths.get(path)
             if large is not None:
-                out = self._recycler.empty((len(rows), *large.shape), large.dtype)
-                found[path] = large.take(rows, out)
+                out = self._buffers.empty((len(rows), *large.shape), large.dtype)
+                result[path] = large.take(rows, out)
             elif path not in self.placement.served:
                 if packed is None:
-                    given = (self._records, self.placement, self._recycler)
-                    packed = gathered(*given, rows, paths)
-                found[path] = packed[path]
-        return found
+                    source = (self._records, self.placement, self._buffers)
+                    packed = gathered(*source, rows, paths)
+                result[path] = packed[path]
+        return result
 
     def prefetch(
         self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
@@ -432,7 +434,7 @@ class MemmapStore:
                 if path not in self.placement.served
             }
             pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
-        return sum([each.prefetch(rows, now) for each in pages])
+        return sum([one.prefetch(rows, now) for one in pages])
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
@@ -445,7 +447,7 @@ class MemmapStore:
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
-        return self._flags.between(self.ring, env_id, first, stop)
+        return self._flags.span(self.ring, env_id, first, stop)
 
     def set(
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
@@ -461,13 +463,15 @@ class MemmapStore:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
         where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
-        crc = crc32c(struct.pack("<Q", block * size) + self._flags.stretch(*where))
+        crc = crc32c(struct.pack("<Q", block * size) + self._flags.strided(*where))
         fields = self.schema.fields
         readers = [r for p, r in self._large_paths.items() if not fields[p].mutable]
         if self._records_file is not None:
             readers.insert(0, self._records)
-        for piece in chain.from_iterable(each.pieces(*where) for each in readers):
-            crc = crc32c(piece, crc)
+        for data in chain.from_iterable(
+            reader.iter_bytes(*where) for reader in readers
+        ):
+            crc = crc32c(data, crc)
         return crc
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
@@ -507,9 +511,9 @@ class MemmapStore:
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
-        gone: Any = ClosedStore(self._flags_file.path.parent)
-        self._flags = self._records = self._large_paths = self._pages_of = gone
-        self.records = gone
+        closed: Any = ClosedStore(self._flags_file.path.parent)
+        self._flags = self._records = self._large_paths = self._pages_of = closed
+        self.records = closed
         self._large, self._pages, self._fillers = [], {}, []
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.

@@ -32,16 +32,16 @@ LIMITS = (
 
 def whole_nbytes() -> int:
     """Memory that there is for this process and all beside it; 0 if unknown."""
-    return min([_told("MemTotal"), *(limit for limit, _ in _groups())])
+    return min([_meminfo("MemTotal"), *(limit for limit, _ in _groups())])
 
 
 def available_nbytes() -> int:
     """Memory that this process may still take, page cache included; 0 if unknown."""
     left = [max(0, limit - used) for limit, used in _groups()]
-    return min([_told("MemAvailable"), *left])
+    return min([_meminfo("MemAvailable"), *left])
 
 
-def _told(name: str) -> int:
+def _meminfo(name: str) -> int:
     """Bytes that the machine tells under a name; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
@@ -52,20 +52,20 @@ def _told(name: str) -> int:
 
 def _groups() -> list[tuple[int, int]]:
     """Limit and bytes taken of each group that has a limit."""
-    found = []
+    groups = []
     for limit, used in LIMITS:
         # What a group may take is "max" without a limit.
         with suppress(OSError, ValueError):
-            most = int(Path(limit).read_text("ascii"))
-            found.append((most, int(Path(used).read_text("ascii"))))
-    return found
+            limit_nbytes = int(Path(limit).read_text("ascii"))
+            groups.append((limit_nbytes, int(Path(used).read_text("ascii"))))
+    return groups
 
 
 CACHESTAT = 451
 """The system call of Linux 6.5, the same number on every machine."""
 STACKED = {"overlay"}
 """File systems of which it tells nothing: pages are those of the file below."""
-PIECE_NBYTES = 1 << 30
+MINCORE_NBYTES = 1 << 30
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ .{4} [0-9a-f]+ \S+ \d+ +(\S.*)")
 VALUE = re.compile(r"(\w+): +(\d+) kB")
 
@@ -139,7 +139,7 @@ def _mapped(paths: set[str]) -> tuple[int, int]:
     """Bytes mapped of files, and those of them that are in memory."""
     sizes = {"Size": 0, "Rss": 0}
     ours = False
-    for line in _told_by("smaps").splitlines():
+    for line in _proc_self("smaps").splitlines():
         value = VALUE.match(line)
         if value is None:
             mapping = MAPPING.match(line)
@@ -151,11 +151,11 @@ def _mapped(paths: set[str]) -> tuple[int, int]:
 
 def _private() -> int:
     """Bytes that no file backs."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", _told_by("status"))
-    return 0 if found is None else int(found[1]) * 1024
+    match = re.search(r"RssAnon:\s+(\d+) kB", _proc_self("status"))
+    return 0 if match is None else int(match[1]) * 1024
 
 
-def _told_by(name: str) -> str:
+def _proc_self(name: str) -> str:
     """What the system says of this process."""
     path = Path("/proc/self") / name
     try:
@@ -197,8 +197,8 @@ def _looked_at(file: File, first: int, stop: int) -> int:
     mapping = file.map_readonly()
     every = np.frombuffer(mapping, np.uint8)
     count = 0
-    for start in range(first, stop, PIECE_NBYTES):
-        nbytes = min(PIECE_NBYTES, stop - start)
+    for start in range(first, stop, MINCORE_NBYTES):
+        nbytes = min(MINCORE_NBYTES, stop - start)
         pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
         where = ctypes.c_void_p(every.ctypes.data + start)
         into = ctypes.c_void_p(pages.ctypes.data)

@@ -31,7 +31,7 @@ from mmreplay.storage.store import Advise
 class _State(threading.local):
     """Of this thread; defaults of the class, which are sooner looked up."""
 
-    early = False
+    prefetched = False
     lacks = False
 
 
@@ -40,7 +40,7 @@ _state = _State()
 
 def gathers() -> bool:
     """Whether this thread gathers what was asked for early."""
-    return _state.early
+    return _state.prefetched
 
 
 def lacks(resident: Callable[[], bool]) -> bool:
@@ -61,24 +61,24 @@ class Gathering:
     A class of its own: Ctrl-C between a generator's two frames would leave it on.
     """
 
-    __slots__ = ("_before", "_early")
+    __slots__ = ("_before", "_prefetched")
 
-    def __init__(self, early: bool) -> None:
+    def __init__(self, prefetched: bool) -> None:
         """Begin nothing yet.
 
         Args:
-            early: Whether the disk was asked for what is gathered.
+            prefetched: Whether the disk was asked for what is gathered.
         """
-        self._early, self._before = early, (False, False)
+        self._prefetched, self._before = prefetched, (False, False)
 
     def __enter__(self) -> None:
         """Know what to go back to: a transform may draw from another loader."""
-        self._before = _state.early, _state.lacks
-        _state.early, _state.lacks = self._early, False
+        self._before = _state.prefetched, _state.lacks
+        _state.prefetched, _state.lacks = self._prefetched, False
 
     def __exit__(self, *_: object) -> None:
         """Go back to it."""
-        _state.early, _state.lacks = self._before
+        _state.prefetched, _state.lacks = self._before
 
 
 SAMPLED_ROWS = 4
@@ -90,7 +90,7 @@ WARM_CALLS = 16
 SMALL_ROW_NBYTES = 4096
 LONG_NBYTES = 1 << 20
 """Batches of large rows from here on are read where pages are missing."""
-PART_NBYTES = 1 << 19
+LOOK_NBYTES = 1 << 19
 """Of small rows that are copied at once: each part is looked at, every time."""
 
 _mincore = getattr(ctypes.CDLL(None), "mincore", None)
@@ -178,17 +178,17 @@ class Pages:
         """Whether to ask."""
         small = self._row_nbytes < SMALL_ROW_NBYTES
         # Beside a copy of very many a look at every part of them costs nothing.
-        parts = len(rows) * self._row_nbytes // PART_NBYTES if small else 0
-        if not len(rows) or ((self._advise != "auto" or parts < 2) and self.warm()):
+        looks = len(rows) * self._row_nbytes // LOOK_NBYTES if small else 0
+        if not len(rows) or ((self._advise != "auto" or looks < 2) and self.warm()):
             return False
         if self._advise == "always":
             return True
         if gathers():
-            return lacks(lambda: self._resident(rows, max(SAMPLED_ROWS, parts)))
+            return lacks(lambda: self._resident(rows, max(SAMPLED_ROWS, looks)))
         if self._cold_calls > 0:
             self._cold_calls -= 1
             return True
-        if not self._resident(rows, max(SAMPLED_ROWS, parts)):
+        if not self._resident(rows, max(SAMPLED_ROWS, looks)):
             self._cold_calls, self._cold = COLD_CALLS, True
             return True
         self._cold = False

@@ -43,7 +43,7 @@ from mmreplay.storage.commit_state import (
 from mmreplay.storage.layout import FLAGS
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
-CUTTING = ("power_cut", "failed")
+DISCARDING = ("power_cut", "failed")
 LOOK_EVERY_S = 0.01
 GENERATION = re.compile("data-([0-9]{6})")
 HALF = "tmp-snapshot"
@@ -79,17 +79,21 @@ class Recovery:
 
 
 def identify(
-    file: File, metadata: Metadata, held: Callable[[], bool] = commit.not_held
+    file: File, metadata: Metadata, lock_held: Callable[[], bool] = commit.not_held
 ) -> Identity:
     """Say what a trusted record of this COMMIT file must name.
 
     Args:
         file: COMMIT.
         metadata: Its generation's.
-        held: See `Identity`; by default no other process holds the lock.
+        lock_held: See `Identity`; by default no other process holds the lock.
     """
     return Identity(
-        metadata.uuid, metadata.generation, process.boot_id(), *file.identity(), held
+        metadata.uuid,
+        metadata.generation,
+        process.boot_id(),
+        *file.identity(),
+        lock_held,
     )
 
 
@@ -114,10 +118,10 @@ def create(
     def first(file: File) -> Record:
         known = identify(file, metadata)
         # What it is made with is committed with it.
-        moment = min(time.time_ns(), LATEST_NS) if heads.any() else 0
+        time_ns = min(time.time_ns(), LATEST_NS) if heads.any() else 0
         return Record(
             1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
-            known.device, known.inode, moment, heads, heads, tails, zeros,
+            known.device, known.inode, time_ns, heads, heads, tails, zeros,
             birth=known.birth,
         )  # fmt: skip
 
@@ -162,17 +166,19 @@ def settle(
     how = _how(live, durable)
     interrupted = live is not None and _interrupted(live, durable)
     best = durable if live is None else live
-    kept = _lift(best, limits, lost)
-    cut, given_up = 0, 0
-    if how in CUTTING:
+    chosen = _lift(best, limits, lost)
+    discarded, overwritten = 0, 0
+    if how in DISCARDING:
         seen = [r.heads for r in slots if r is not None and r.epoch == durable.epoch]
-        cut = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
-        cut = max(cut, best.cut_rows) if interrupted else cut
+        discarded = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
+        discarded = max(discarded, best.cut_rows) if interrupted else discarded
         before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
-        given_up = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
-    last = cut if how in CUTTING else best.cut_rows
-    report = Recovery(how, kept.heads, durable.heads, cut, given_up, last_cut_rows=last)
-    return kept, _lift(durable, limits, lost), report
+        overwritten = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
+    last = discarded if how in DISCARDING else best.cut_rows
+    report = Recovery(
+        how, chosen.heads, durable.heads, discarded, overwritten, last_cut_rows=last
+    )
+    return chosen, _lift(durable, limits, lost), report
 
 
 def _how(live: Record | None, durable: Record) -> How:
@@ -210,7 +216,9 @@ def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recover
         # before, and that are not trusted, have no higher sequence number.
         numbers = [r.sequence for r in map(slots.__getitem__, commit.LIVE_SLOTS) if r]
         start = replace(live, sequence=max([live.sequence, *numbers]))
-        return CommitReader(file, replace(identity, held=lambda: True), start), report
+        return CommitReader(
+            file, replace(identity, lock_held=lambda: True), start
+        ), report
     except BaseException:
         file.close()
         raise
@@ -255,8 +263,8 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
             live, epoch=epoch, flags=0, boot_id=identity.boot_id,
             device=identity.device, inode=identity.inode, birth=identity.birth,
         )  # fmt: skip
-        if report.how in CUTTING:
-            fresh = _cut(fresh, live, report)
+        if report.how in DISCARDING:
+            fresh = _record_discard(fresh, live, report)
         # Live first: a durable slot of the new epoch alone would hide what was
         # published and not yet committed. Written, not stored: a copy may share its
         # blocks with the original, and only a write can say that the disk is full.
@@ -267,28 +275,28 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
             number += 1
         order = _oldest_first(slots, commit.DURABLE_SLOTS)
         _sync_inherited(file, data, size, order[-1])
-        kept = durable
+        written = durable
         for slot in order:
-            kept = replace(
+            written = replace(
                 fresh, heads=durable.heads, tails=durable.tails, sequence=number,
                 limits=durable.limits, time_ns=durable.time_ns,
             )  # fmt: skip
-            file.pwrite(kept.encode(), size * slot)
+            file.pwrite(written.encode(), size * slot)
             file.sync()
             number += 1
-        return CommitWriter(file, identity, fresh, kept, order[0]), report
+        return CommitWriter(file, identity, fresh, written, order[0]), report
     except BaseException:
         file.close()
         raise
 
 
-def _cut(fresh: Record, live: Record, report: Recovery) -> Record:
+def _record_discard(fresh: Record, live: Record, report: Recovery) -> Record:
     """Say in a record that its epoch began by cutting, for readers of earlier ones."""
-    cuts = fresh.heads
+    low = fresh.heads
     if live.cut_epoch and live.boot_id == fresh.boot_id:
-        cuts = np.minimum(cuts, live.cuts)
+        low = np.minimum(low, live.cuts)
     epoch = fresh.epoch
-    return replace(fresh, cuts=cuts, cut_epoch=epoch, cut_rows=report.cut_rows)
+    return replace(fresh, cuts=low, cut_epoch=epoch, cut_rows=report.cut_rows)
 
 
 def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:
@@ -317,7 +325,7 @@ def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
     return sorted(which, key=lambda slot: ages[slot])
 
 
-class Place:
+class FolderWatch:
     """Where an open buffer was opened, to see that it is still there.
 
     A folder that was renamed, without another one at its path, is still the same.
@@ -368,8 +376,8 @@ class Place:
         """
         hidden = False
         try:
-            found = os.stat(self._commit)
-            if (found.st_dev, found.st_ino) == self._number:
+            status = os.stat(self._commit)
+            if (status.st_dev, status.st_ino) == self._number:
                 return False
         except OSError as error:
             # A folder that may not be passed through may still be the same.
@@ -383,7 +391,7 @@ class Place:
             return False
         if hidden and opened.st_nlink:
             return False
-        return self._judge(opened.st_nlink)
+        return self._explain(opened.st_nlink)
 
     def refuse_elsewhere(self) -> None:
         """Refuse to use the path where it leads to another folder.
@@ -403,7 +411,7 @@ class Place:
                 errno_=errno.ESTALE,
             )
 
-    def _judge(self, num_links: int) -> bool:
+    def _explain(self, num_links: int) -> bool:
         """Tell what became of COMMIT, which is not where it was."""
         root, metadata = self._root, self._metadata
         if not os.path.exists(root):

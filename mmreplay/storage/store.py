@@ -63,11 +63,11 @@ def flags_between(
     flags: NDArray[np.uint8], ring: Ring, env_id: int, first: int, stop: int
 ) -> NDArray[np.uint8]:
     """Copy a stretch out of all rows' flags; see `Store.flags_between`."""
-    pieces = [
+    spans = [
         flags[row : row + step * count : step]
         for row, step, count in ring.stretch(env_id, first, stop)
     ]
-    return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+    return np.concatenate(spans) if spans else np.empty(0, np.uint8)
 
 
 def rounded_up(limits: NDArray[np.int64], limit_step: int) -> NDArray[np.int64]:

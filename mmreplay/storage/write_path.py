@@ -103,15 +103,15 @@ class SpaceReservation:
         file = self._files[name]
         nbytes = file.nbytes // self._ring.num_rows
         file.punch(row * nbytes, count * nbytes)
-        pieces = self._reserved.get(name)
-        if pieces is not None:
+        reserved = self._reserved.get(name)
+        if reserved is not None:
             first = row * nbytes // ALLOCATION_NBYTES
             stop = -(-(row + count) * nbytes // ALLOCATION_NBYTES)
-            pieces[first:stop] = False
+            reserved[first:stop] = False
 
 
 PAGE = mmap.PAGESIZE
-STRETCH_NBYTES = 1 << 21
+LOOK_NBYTES = 1 << 21
 """Written between two looks whether pages are in memory."""
 LOOKS = 4
 """Pages of the next stretch that are looked at: whoever draws leaves some there."""
@@ -175,7 +175,7 @@ class PartialPageFiller:
         env_id = (stop // self.step_nbytes - 1) // self._slots
         self._unlooked[env_id] -= nbytes
         if self._unlooked[env_id] < 0:
-            self._unlooked[env_id] = STRETCH_NBYTES
+            self._unlooked[env_id] = LOOK_NBYTES
             self._missing[env_id] = self._misses(env_id, stop)
         page = stop // PAGE * PAGE
         if self._missing[env_id] and offset <= page < stop:
@@ -200,8 +200,8 @@ class PartialPageFiller:
             return first
         left = (self._limits[env_id] - ahead % self._slots) % self._slots
         last = min(ahead + left, (env_id + 1) * self._slots) * self.step_nbytes
-        whole = -(-stop // PAGE) * PAGE
-        stop = min(whole, last // PAGE * PAGE, first + CLEARED_NBYTES)
+        last_page = -(-stop // PAGE) * PAGE
+        stop = min(last_page, last // PAGE * PAGE, first + CLEARED_NBYTES)
         if stop <= first:
             return first
         self.file.pwrite(ZEROS[: stop - first], first)
@@ -209,12 +209,13 @@ class PartialPageFiller:
 
     def _misses(self, env_id: int, offset: int) -> bool:
         """Whether some page is missing of what an environment is to write next."""
-        room = self._slots * self.step_nbytes
-        begin, step = env_id * room, min(STRETCH_NBYTES, room) // LOOKS
+        ring_nbytes = self._slots * self.step_nbytes
+        begin, step = env_id * ring_nbytes, min(LOOK_NBYTES, ring_nbytes) // LOOKS
         ahead = (
-            begin + (offset - begin + n * step) % room for n in range(1, LOOKS + 1)
+            begin + (offset - begin + n * step) % ring_nbytes
+            for n in range(1, LOOKS + 1)
         )
-        return any(self._pages.lacks(each) for each in ahead)
+        return any(self._pages.lacks(at) for at in ahead)
 
 
 LEAST_NBYTES = 16 << 10
@@ -311,7 +312,7 @@ class MappedWriter:
             return
         if self._filler is not None:
             self._filler.make(offset, offset + len(data))
-        self.file.pwrite_pieces(data, offset)
+        self.file.pwrite_new_pages(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
     def ready(self, offset: int, stop: int, fresh_stop: int = 0) -> bool:
@@ -438,7 +439,7 @@ class MappedWriter:
         if offset < self._reached:
             self.file.pwrite(data, offset)
         else:
-            self.file.pwrite_pieces(data, offset)
+            self.file.pwrite_new_pages(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
     def _map(self) -> mmap.mmap | None:

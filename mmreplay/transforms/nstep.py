@@ -162,7 +162,7 @@ class _Folded(Over):
                     wide = _wide(values, sums.fields[path])
                 shape = (len(positions), *wide.shape[2:])
                 total = np.empty(shape, sums.reals[path])
-                _kernel.sums(
+                _kernel.weighted_sums(
                     positions, last, sums.weights, wide, wide.itemsize, total,
                     total.itemsize,
                 )  # fmt: skip

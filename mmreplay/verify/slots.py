@@ -87,7 +87,7 @@ class CommitFile:
         known, folder = self._metadata, self._file.path.parent.parent
         identity = Identity(
             known.uuid, known.generation, process.boot_id(), *self._file.identity(),
-            held=lambda: locked(folder),
+            lock_held=lambda: locked(folder),
         )  # fmt: skip
         durable = commit.newest_durable(slots)
         for slot, record in enumerate(slots):

@@ -87,12 +87,12 @@ def test_what_was_set_is_committed_by_the_thread_though_no_row_came(tmp_path):
         buffer.add(number=1, note=2)
         buffer.commit()
         committer = buffer._files.committer
-        before = committer._ledger.committed.sequence
+        before = committer._commit_state.committed.sequence
         committer._turn(0.0)
-        assert committer._ledger.committed.sequence == before
+        assert committer._commit_state.committed.sequence == before
         buffer.write_field("note", 0, 0, 7)
         committer._turn(0.0)
-        assert committer._ledger.committed.sequence > before
+        assert committer._commit_state.committed.sequence > before
         assert not committer._dirty()
 
 

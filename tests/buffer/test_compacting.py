@@ -73,7 +73,7 @@ def test_every_row_alive_is_in_a_shard(source, tmp_path):
         for env_id in (0, 2):
             positions = np.arange(buffer.span.first[env_id], buffer.span.stop[env_id])
             rows = ring.rows(np.full(len(positions), env_id), positions)
-            assert (store._places.take(rows // store._place_rows) & 1).all()
+            assert (store._states.take(rows // store._range_rows) & 1).all()
 
 
 def test_what_cannot_be_is_refused(source, tmp_path):

@@ -362,5 +362,5 @@ def test_sealing_keeps_no_memory(tmp_path):
     ) as buffer:
         fill(buffer, 0, 200)
         buffer._files.store.sealing._sealer.drain()
-        assert len(buffer._files.store.sealing.places.sealed()) > 1
-        assert buffer._files.store._staging._recycler.nbytes == 0
+        assert len(buffer._files.store.sealing.states.sealed()) > 1
+        assert buffer._files.store._staging._buffers.nbytes == 0

@@ -138,11 +138,11 @@ class Spy:
             told(self.read)(store, rows, tuple(store.packed))
             return packed
 
-        plain, folded = Records.columns, Records.fold
+        plain, folded = Records.columns, Records.fold_fields
         monkeypatch.setattr(MemmapStore, "prefetch", told(self.asked))
         monkeypatch.setattr(MemmapStore, "gather", reading)
         monkeypatch.setattr(Records, "columns", columns)
-        monkeypatch.setattr(Records, "fold", fold)
+        monkeypatch.setattr(Records, "fold_fields", fold)
 
 
 @pytest.mark.parametrize("stored", [False, True])

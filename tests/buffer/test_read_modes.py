@@ -201,13 +201,13 @@ def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
         assert (store.gather(rows, ["x"])["x"] == numbers[:8]).all()
         for _, shard in store._reader._open.values():
             shard._file = Stale()
-        look, before = store._places.take, [store._places.take(rows * 0)]
+        look, before = store._states.take, [store._states.take(rows * 0)]
         with mr.ReplayBuffer.open(path, "r+") as writer:
             writer.extend(x=numbers[64:])
             first = writer.slots
         # The look before is of before the writer came, the next one is not.
         monkeypatch.setattr(
-            store._places, "take", lambda at: before.pop() if before else look(at)
+            store._states, "take", lambda at: before.pop() if before else look(at)
         )
         found = store.gather(rows, ["x"])["x"]
         assert (found == numbers[first : first + 8]).all()
@@ -295,7 +295,7 @@ def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(
     buffer = fill(tmp_path / "b", close=False)
     expected = buffer.memory().page_cache
     monkeypatch.setattr(memory_usage, "CACHESTAT", -1)
-    monkeypatch.setattr(memory_usage, "PIECE_NBYTES", 8 * mmap.PAGESIZE)
+    monkeypatch.setattr(memory_usage, "MINCORE_NBYTES", 8 * mmap.PAGESIZE)
     found = buffer.memory().page_cache
     assert abs(found - expected) <= 8 * mmap.PAGESIZE
     # Or counts those of another file than the one below.

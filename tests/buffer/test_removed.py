@@ -307,7 +307,9 @@ def test_a_reader_short_of_files_does_not_report_a_removed_folder(path, monkeypa
     with created(path) as buffer:
         add(buffer, 3)
         with mr.ReplayBuffer.open(path) as reader:
-            place = recovery.Place(path, reader.metadata, reader._files.commit.file)
+            place = recovery.FolderWatch(
+                path, reader.metadata, reader._files.commit.file
+            )
             buffer.resize(200)
             shutil.rmtree(path / "data-000001")  # as the next opening does
             with monkeypatch.context() as patch:

@@ -150,7 +150,7 @@ def test_every_codec_keeps_every_bit(tmp_path, codec, rng):
         before = buffer.gather_all()
     with mr.ReplayBuffer.open(path, read_mode="pread") as buffer:
         same(buffer.gather_all(), before)
-        assert buffer._files.store._places.sealed().size
+        assert buffer._files.store._states.sealed().size
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -72,7 +72,7 @@ def test_arrays_are_written_in_chunks_that_stay_in_the_page_cache(
     source, disk = filled(tmp_path / "source", rng), Told()
     monkeypatch.setattr(files, "disk", disk)
     mr.export(source, tmp_path / "there.npz")
-    assert max(disk.written) == files.PIECE_NBYTES
+    assert max(disk.written) == files.NEW_PAGES_NBYTES
 
 
 @pytest.mark.parametrize("env_ids", [[4, 4, 4], [2, 4, 2], [3], []])

@@ -163,17 +163,17 @@ def test_a_live_record_is_trusted_in_its_own_boot_and_file_only():
 BIRTHS = [BIRTH, files.BIRTH.pack(1_700_000_000, 6, 1), commit.NO_BIRTH, commit.UNTOLD]
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("lock_held", [False, True])
 @pytest.mark.parametrize("found", BIRTHS[:3])
 @pytest.mark.parametrize("said", BIRTHS)
-def test_a_live_record_is_trusted_by_the_birth_of_its_file(said, found, held):
-    trusted = identity_of(birth=found, held=lambda: held).trusts(
+def test_a_live_record_is_trusted_by_the_birth_of_its_file(said, found, lock_held):
+    trusted = identity_of(birth=found, lock_held=lambda: lock_held).trusts(
         record_of([1], birth=said)
     )
     if said == commit.UNTOLD:
         assert trusted  # version 0.1 told files by their numbers alone
     elif commit.NO_BIRTH in (said, found):
-        assert trusted == held
+        assert trusted == lock_held
     else:
         assert trusted == (said == found)
 

@@ -207,7 +207,7 @@ def test_an_append_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch
     ):
         rows.Append(one.packer, three.slot)
     for given in ((one.slot, one.packer), (one.packer, None), (object(), one.slot)):
-        with pytest.raises(TypeError, match="expected a Packer and a Slot"):
+        with pytest.raises(TypeError, match="expected a RecordPacker and a Slot"):
             rows.Append(*given)
     with pytest.raises(TypeError, match="add: got 1 arguments, expected 5"):
         one.append.add({})

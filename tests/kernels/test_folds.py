@@ -86,7 +86,7 @@ def test_rows_around_steps_are_those_found_row_by_row(kernel, ring, seed, data):
     heads = rng.integers(0, 45, ring.num_envs)
     out = np.full((3 + len(columns), count), -1)
     ends = np.empty((1 + len(marks), count), bool)
-    kernel.fold(
+    kernel.fold_steps(
         flags, env_ids, positions, heads, *ring.shape, before, steps,
         np.array(columns, np.int64), np.array(marks, np.int64), out, ends,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_one_call_does_what_four_do(kernel, ring, seed, data):
     )  # fmt: skip
     out = np.empty((2, 3 + len(columns), count), np.int64)
     told = np.empty((2, 1 + len(marks), count), bool)
-    kernel.fold(*where, out[0], told[0])
+    kernel.fold_steps(*where, out[0], told[0])
     expected, last = fields.copy(), out[0, 1]
     copied = np.array(parts, np.int64)
     kernel.columns(records, stride, out[0, 3:], count, copied, expected, False)
@@ -160,7 +160,7 @@ def test_one_call_does_what_four_do(kernel, ring, seed, data):
         rows = out[0, 3 + start : 3 + start + steps].reshape(-1)
         each = np.ascontiguousarray(records[rows, offset : offset + values * wide])
         total = np.empty(count * values * wide_out, np.uint8)
-        kernel.sums(positions, last, powers[:-1], each, wide, total, wide_out)
+        kernel.weighted_sums(positions, last, powers[:-1], each, wide, total, wide_out)
         expected[place : place + total.size] = total
     if discount >= 0:
         factors = np.empty(count, np.float32)
@@ -261,7 +261,7 @@ def test_sums_are_those_of_adding_one_by_one_to_the_bit(
     told = []
     for kernel in KERNELS:
         sums = np.empty((count, width), out)
-        kernel.sums(
+        kernel.weighted_sums(
             positions, last, powers[:-1], values, values.itemsize, sums, sums.itemsize
         )
         # A NaN's sign means nothing, and processors choose it as they like.
@@ -386,14 +386,14 @@ def refusals_of_folds():
     good = (*steps, *ring, 1, 2, none, none, three, end)
     for env_id, position in ((-1, 0), (2, 0), (0, -1), (0, LARGEST), (0, LARGEST - 2)):
         at = (flags, np.array([env_id]), np.array([position]), two)
-        yield "fold", (*at, *good[4:])
-    yield "fold", (flags[:5], *good[1:])
-    yield "fold", (flags, two, *good[2:])
-    yield "fold", (*good[:3], one, *good[4:])
+        yield "fold_steps", (*at, *good[4:])
+    yield "fold_steps", (flags[:5], *good[1:])
+    yield "fold_steps", (flags, two, *good[2:])
+    yield "fold_steps", (*good[:3], one, *good[4:])
     for window in ((-1, 2), (3, 2), (1, 0), (1, 3)):
-        yield "fold", (*steps, *ring, *window, none, none, three, end)
-    yield "fold", (*good[:11], np.zeros((4, 1), np.int64), end)
-    yield "fold", (*good[:12], np.empty(2, bool))
+        yield "fold_steps", (*steps, *ring, *window, none, none, three, end)
+    yield "fold_steps", (*good[:11], np.zeros((4, 1), np.int64), end)
+    yield "fold_steps", (*good[:12], np.empty(2, bool))
     four, mark = np.zeros((4, 1), np.int64), np.empty(2, bool)
     for column in (
         [-1, 0, 0, 0, 1, 0], [3, 0, 0, 0, 1, 0], [0, -1, 0, 0, 1, 0],
@@ -401,14 +401,14 @@ def refusals_of_folds():
         [0, 0, 0, 0, 2, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, -1], [0, 0, 0],
     ):  # fmt: skip
         given = np.array(column, np.int64)
-        yield "fold", (*good[:9], given, none, four, end)
+        yield "fold_steps", (*good[:9], given, none, four, end)
     fine = np.array([0, 0, 0, 0, 1, 0], np.int64)
     for one_mark in (
         [1, 2, 0, 1, 0], [-1, 2, 0, 1, 0], [0, 256, 0, 1, 0], [0, -1, 0, 1, 0],
         [0, 2, 1, 1, 0], [0, 2, 0, 2, 0], [0, 2, 0, 1, 1], [0, 2, 0],
     ):  # fmt: skip
         given = np.array(one_mark, np.int64)
-        yield "fold", (*good[:9], fine, given, four, mark)
+        yield "fold_steps", (*good[:9], fine, given, four, mark)
 
 
 def refusals_of_fold_fields():
@@ -479,15 +479,15 @@ def refusals_of_columns():
 def refusals_of_sums():
     one, two, powers = np.zeros(1, np.int64), np.zeros(2, np.int64), np.ones(2)
     values, out = np.zeros((1, 2), np.float32), np.zeros(1, np.float32)
-    yield "sums", (one, two, powers, values, 4, out, 4)
-    yield "sums", (one, one + 2, powers, values, 4, out, 4)
-    yield "sums", (one, one - 1, powers, values, 4, out, 4)
-    yield "sums", (one, one, powers[:0], values, 4, out, 4)
-    yield "sums", (one, one, powers, values, 2, out, 4)
-    yield "sums", (one, one, powers, values, 4, out, 2)
-    yield "sums", (one, one, powers, values, 8, out, 4)
-    yield "sums", (one, one, powers, out, 4, out, 4)
-    yield "sums", (one[:0], one[:0], powers, values, 4, out, 4)
+    yield "weighted_sums", (one, two, powers, values, 4, out, 4)
+    yield "weighted_sums", (one, one + 2, powers, values, 4, out, 4)
+    yield "weighted_sums", (one, one - 1, powers, values, 4, out, 4)
+    yield "weighted_sums", (one, one, powers[:0], values, 4, out, 4)
+    yield "weighted_sums", (one, one, powers, values, 2, out, 4)
+    yield "weighted_sums", (one, one, powers, values, 4, out, 2)
+    yield "weighted_sums", (one, one, powers, values, 8, out, 4)
+    yield "weighted_sums", (one, one, powers, out, 4, out, 4)
+    yield "weighted_sums", (one[:0], one[:0], powers, values, 4, out, 4)
     ends = np.zeros(1, bool)
     yield "discounts", (one, two, powers, ends, out)
     yield "discounts", (one, one + 1, powers, ends, out)
@@ -549,7 +549,7 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("fold", 13), ("fold_fields", 21), ("columns", 7), ("sums", 7),
+        ("fold_steps", 13), ("fold_fields", 21), ("columns", 7), ("weighted_sums", 7),
         ("discounts", 5),
         ("take_fields", 16), ("locate", 10), ("known", 7), ("hindsight", 11),
         ("replace", 4),

@@ -166,14 +166,16 @@ def test_members_that_do_not_fit_are_refused(rows):
     def make(kind, shape, offset, mark=0):
         member = ("a", np.dtype("f4"), None, kind, 4, shape, offset, mark)
         keys = layout.keys_of(["a"])
-        return rows.Packer((member,), keys, 8, 1, 8, np.ndarray, np.float64)
+        return rows.RecordPacker((member,), keys, 8, 1, 8, np.ndarray, np.float64)
 
     make("f", (), 4)
-    with pytest.raises(ValueError, match="Packer: 'a' is no bool that ends a step"):
+    with pytest.raises(
+        ValueError, match="RecordPacker: 'a' is no bool that ends a step"
+    ):
         make("f", (), 4, mark=2)
-    with pytest.raises(ValueError, match="Packer: 'a' ends outside the record"):
+    with pytest.raises(ValueError, match="RecordPacker: 'a' ends outside the record"):
         make("", (2,), 4)
-    with pytest.raises(ValueError, match="Packer: 'a' takes no scalars"):
+    with pytest.raises(ValueError, match="RecordPacker: 'a' takes no scalars"):
         make("f", (2,), 0)
 
 
@@ -191,8 +193,8 @@ def test_members_that_do_not_fit_are_refused(rows):
 )
 def test_keys_that_are_no_tree_of_the_fields_are_refused(rows, keys):
     member = ("a", np.dtype("f4"), None, "f", 4, (), 0, 0)
-    with pytest.raises(ValueError, match=r"Packer: .*key"):
-        rows.Packer((member,), keys, 8, 1, 8, np.ndarray, np.float64)
+    with pytest.raises(ValueError, match=r"RecordPacker: .*key"):
+        rows.RecordPacker((member,), keys, 8, 1, 8, np.ndarray, np.float64)
 
 
 NESTED = {

@@ -131,7 +131,7 @@ def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
     rows, pairs = np.empty(20, np.int64), np.empty((20, 2), np.int64)
     for out in (rows, pairs):
         ends = np.empty((2, 20), bool)
-        kernel.place(
+        kernel.locate_rows(
             flags, env_ids, positions, heads, *ring.shape, BITS, bare, out, ends
         )
     expected = ring.rows(env_ids, positions)
@@ -157,7 +157,7 @@ def test_a_slot_is_what_is_left_of_a_position_however_high(kernel, slots, lap, s
     flags, zero = np.zeros(slots, np.uint8), np.zeros(1, np.int64)
     rows, ends = np.empty((1, 2), np.int64), np.empty((2, 1), bool)
     places = (np.zeros(1, np.int64), np.array([position]), zero)
-    kernel.place(flags, *places, slots, 1, False, BITS, False, rows, ends)
+    kernel.locate_rows(flags, *places, slots, 1, False, BITS, False, rows, ends)
     assert rows.tolist() == [[position % slots, (position + 1) % slots]]
 
 
@@ -171,7 +171,7 @@ def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
     steps = (*places(ring, count, rng), rng.integers(0, 45, ring.num_envs))
     rows = np.empty((count, 2) if wide == 2 else count, np.int64)
     wanted, ends = np.empty((2, 2, count), bool)
-    kernel.place(flags, *steps, *ring.shape, BITS, True, rows, wanted)
+    kernel.locate_rows(flags, *steps, *ring.shape, BITS, True, rows, wanted)
     out = np.empty((wide * count, 11), np.uint8)
     kernel.take(records, 11, flags, *steps, *ring.shape, BITS, True, out, ends, waits)
     assert ends.tolist() == wanted.tolist()
@@ -277,7 +277,7 @@ def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
     stops = rng.integers(0, 100, ring.num_envs)
     rows = np.arange(ring.num_rows)
     env_ids, positions = np.empty_like(rows), np.empty_like(rows)
-    kernel.unplace(rows, stops, *ring.shape, env_ids, positions)
+    kernel.locate_positions(rows, stops, *ring.shape, env_ids, positions)
     assert ring.rows(env_ids, positions).tolist() == rows.tolist()
     ages = stops[env_ids] - positions
     assert ages.min() >= 1
@@ -309,7 +309,7 @@ def refusals():
     for env_id, position in ((-1, 0), (2, 0), (0, -1)):
         at = (np.array([env_id]), np.array([position]))
         yield "legal", (flags, *ring, law, two, 1, *at, out)
-        yield "place", (flags, *at, two, *ring, BITS, True, pair, ends)
+        yield "locate_rows", (flags, *at, two, *ring, BITS, True, pair, ends)
     yield "legal", (flags[:5], *ring, law, two, 1, one, one, out)
     yield "legal", (flags, *ring, law, two, 1, one, two, out)
     yield "legal", (flags, *ring, law[:9], two, 1, one, one, out)
@@ -317,15 +317,15 @@ def refusals():
     yield "legal", (flags, *ring, law, one, 1, one, one, out)
     yield "legal", (flags, *ring, law, two, 3, one, one, out)
     yield "legal", (flags, *ring, law, two, -1, one, one, out)
-    yield "place", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
-    yield "place", (flags, one, two, two, *ring, BITS, False, one, ends)
-    yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
-    yield "place", (flags, one, one, two, *ring, b"\2", False, one, ends)
-    yield "place", (flags, one, one, two, *ring, BITS, False, np.arange(3), ends)
-    yield "unplace", (np.array([6]), two, *ring, one, one)
-    yield "unplace", (np.array([-1]), two, *ring, one, one)
-    yield "unplace", (one, one, *ring, one, one)
-    yield "unplace", (one, two, *ring, two, one)
+    yield "locate_rows", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
+    yield "locate_rows", (flags, one, two, two, *ring, BITS, False, one, ends)
+    yield "locate_rows", (flags, one, one, one, *ring, BITS, False, one, ends)
+    yield "locate_rows", (flags, one, one, two, *ring, b"\2", False, one, ends)
+    yield "locate_rows", (flags, one, one, two, *ring, BITS, False, np.arange(3), ends)
+    yield "locate_positions", (np.array([6]), two, *ring, one, one)
+    yield "locate_positions", (np.array([-1]), two, *ring, one, one)
+    yield "locate_positions", (one, one, *ring, one, one)
+    yield "locate_positions", (one, two, *ring, two, one)
     yield "pick", (1, 0, two, two, one, one)
     judge = (flags, *ring, law, two, 1)
     yield "pick_legal", (1, 0, two, two, *judge, 9, one, one)
@@ -407,17 +407,23 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
         "pick",
         "pick_legal",
         "legal",
-        "place",
+        "locate_rows",
         "store",
         "take",
         "split",
-        "unplace",
+        "locate_positions",
     ],
 )
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
-    counts = {"shares": 3, "pick": 6, "legal": 10, "place": 11, "unplace": 7}
+    counts = {
+        "shares": 3,
+        "pick": 6,
+        "legal": 10,
+        "locate_rows": 11,
+        "locate_positions": 7,
+    }
     counts |= {"take": 14, "store": 10, "split": 6, "pick_legal": 14}
     count = counts[name]
     with pytest.raises(TypeError):

@@ -51,7 +51,7 @@ def test_threads_leave_the_count_right(hasty):
         thread.start()
     for thread in threads:
         thread.join()
-    assert kept.nbytes == sum(each.nbytes for each in kept._found.values())
+    assert kept.nbytes == sum(each.nbytes for each in kept._arrays.values())
     assert kept.nbytes == 4000
 
 

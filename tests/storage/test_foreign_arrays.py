@@ -13,11 +13,11 @@ from mmreplay.storage.foreign_zarr.blobs import FolderBlobs
 from tests.storage.zarr_groups import V2_COMPRESSORS, V3_COMPRESSORS, put, values
 
 
-def taken(path, name, rows, whole=False):
+def taken(path, name, rows, complete=False):
     """Some rows of an array, as our reader gives them."""
     blobs = FolderBlobs(path)
     array = hierarchy.read(blobs).array(name)
-    reader = arrays.ChunkedReader(blobs, whole=whole)
+    reader = arrays.ChunkedReader(blobs, complete=complete)
     out = np.empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
     reader.take(array, [np.asarray(rows)], out)
     return out
@@ -146,7 +146,7 @@ def test_what_is_alive_and_in_no_chunk_is_damage_where_all_are_written(tmp_path,
     group = zarr.open_group(tmp_path / "g", mode="w")
     group.create_array("a", shape=(40,), chunks=(10,), dtype="float32")
     with pytest.raises(CorruptError, match=r"chunk \[0\]: got nothing, expected a c"):
-        taken(tmp_path / "g", "a", [3], whole=True)
+        taken(tmp_path / "g", "a", [3], complete=True)
 
 
 def test_a_chunk_is_unpacked_once_while_it_is_kept(tmp_path, rng, monkeypatch):
@@ -174,7 +174,7 @@ def test_kept_chunks_are_bounded(tmp_path, rng, monkeypatch):
     out = np.empty((400, 5))
     reader.take(array, [np.arange(400)], out)
     assert np.array_equal(out, data)
-    assert sum(each.nbytes for each in reader._chunks._found.values()) <= 1000
+    assert sum(each.nbytes for each in reader._chunks._arrays.values()) <= 1000
 
 
 def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):

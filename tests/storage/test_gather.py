@@ -13,7 +13,7 @@ from mmreplay.errors import CorruptError, FailedError, SchemaError
 from mmreplay.ring import Ring
 from mmreplay.storage import gather
 from mmreplay.storage import store as module
-from mmreplay.storage.gather import PIECE_NBYTES, TRIES, MappedRows, ReadRows
+from mmreplay.storage.gather import READ_NBYTES, TRIES, MappedRows, ReadRows
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.read_ahead import COLD_CALLS, LONG_NBYTES
 from mmreplay.storage.store import ReadPolicy
@@ -92,9 +92,9 @@ def test_rows_come_in_pieces_of_a_bounded_size(tmp_path, rng, make, shape, step)
     values.tofile(place)
     file = File.open(place, values.nbytes)
     rows = make(file, values.dtype, shape, "auto")
-    pieces = [bytes(piece) for piece in rows.pieces(1, step, 2)]
-    assert b"".join(pieces) == values[1 : 1 + 2 * step : step].tobytes()
-    assert max(map(len, pieces)) <= PIECE_NBYTES
+    iter_bytes = [bytes(piece) for piece in rows.iter_bytes(1, step, 2)]
+    assert b"".join(iter_bytes) == values[1 : 1 + 2 * step : step].tobytes()
+    assert max(map(len, iter_bytes)) <= READ_NBYTES
     file.close()
 
 
@@ -108,7 +108,7 @@ def test_rows_gone_from_memory_are_not_fetched_page_by_page(tmp_path):
     if rows.pages.holds(0):
         pytest.skip("this file system keeps pages whatever it is told")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    assert not any(any(piece) for piece in rows.pieces(0, 1, 300))
+    assert not any(any(piece) for piece in rows.iter_bytes(0, 1, 300))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < 50
     file.close()
 
@@ -187,7 +187,7 @@ def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
     found, clock = ways(monkeypatch), [0.0]
     monkeypatch.setattr(gather, "perf_counter", lambda: clock[0])
     took = {True: 2.0, False: 3.0}
-    copy, take = gather._copies, rows._taken
+    copy, take = gather._copies, rows._copy
 
     def slowed(past, method):
         def call(*given):

@@ -9,7 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
-from mmreplay.disk.files import PIECE_NBYTES, File
+from mmreplay.disk.files import NEW_PAGES_NBYTES, File
 from mmreplay.errors import FailedError, FullError
 from mmreplay.ring import Ring
 from mmreplay.storage import write_path
@@ -222,8 +222,8 @@ def test_new_pages_are_written(tmp_path, stores):
 
 
 def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
-    data = rng.bytes(5 * PIECE_NBYTES)
-    file = File.create(tmp_path / "a", 8 * PIECE_NBYTES)
+    data = rng.bytes(5 * NEW_PAGES_NBYTES)
+    file = File.create(tmp_path / "a", 8 * NEW_PAGES_NBYTES)
     ways = {first: MappedWriter(file) for first in (0, 100)}
     for first, offset, calls in ((0, 0, 5), (100, 100, 6), (100, 90, 1)):
         with using(WatchedDisk()) as disk:
@@ -234,14 +234,14 @@ def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
 
 
 def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
-    data = rng.bytes(3 * PIECE_NBYTES)
-    file = File.create(tmp_path / "a", 4 * PIECE_NBYTES)
+    data = rng.bytes(3 * NEW_PAGES_NBYTES)
+    file = File.create(tmp_path / "a", 4 * NEW_PAGES_NBYTES)
     with using(FaultyDisk("short", count=2, names=("pwrite",))):
-        file.pwrite_pieces(memoryview(data), 100)
+        file.pwrite_new_pages(memoryview(data), 100)
     assert file.pread(len(data), 100) == data
     full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
     with using(full), pytest.raises(FullError, match="write"):
-        file.pwrite_pieces(memoryview(data), 0)
+        file.pwrite_new_pages(memoryview(data), 0)
     file.close()
 
 

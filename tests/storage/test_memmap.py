@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.disk.files import PIECE_NBYTES
+from mmreplay.disk.files import NEW_PAGES_NBYTES
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.ring import Ring, runs
 from mmreplay.storage import write_path
@@ -221,7 +221,7 @@ def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatc
         rows = np.arange(first, first + 200)
         assert np.array_equal(store.gather(rows, ["small"])["small"], values)
     # New pages are written in pieces.
-    assert calls == [-(-200 * 504 // PIECE_NBYTES), 1, 1, 1]
+    assert calls == [-(-200 * 504 // NEW_PAGES_NBYTES), 1, 1, 1]
     store.close()
 
 

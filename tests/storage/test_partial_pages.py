@@ -15,9 +15,9 @@ from mmreplay.ring import Ring
 from mmreplay.storage import write_path
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.write_path import (
+    LOOK_NBYTES,
     LOOKS,
     RESTS,
-    STRETCH_NBYTES,
     MappedWriter,
     PartialPageFiller,
 )
@@ -155,7 +155,7 @@ def test_no_row_that_may_be_asked_for_changes(
     tmp_path, monkeypatch, seed, layout, num_envs, row_nbytes
 ):
     monkeypatch.setattr(write_path, "PAGE", 32)
-    monkeypatch.setattr(write_path, "STRETCH_NBYTES", 128)
+    monkeypatch.setattr(write_path, "LOOK_NBYTES", 128)
     ring = Ring.sized(200, num_envs, layout)
     twin = Twin(tmp_path / "rows", ring, row_nbytes, np.random.default_rng(seed))
     with using(WatchedDisk()) as disk:
@@ -195,7 +195,7 @@ def test_pages_that_are_there_are_left_and_seldom_looked_at():
     for row in range(ring.slots - 1):
         found.make(row * ROW, (row + 1) * ROW)
     assert spy.written == []
-    assert 0 < len(spy.looks) <= LOOKS * (spy.nbytes // STRETCH_NBYTES + 2)
+    assert 0 < len(spy.looks) <= LOOKS * (spy.nbytes // LOOK_NBYTES + 2)
 
 
 def test_pages_are_looked_at_again_in_a_file_of_any_size():
@@ -203,8 +203,8 @@ def test_pages_are_looked_at_again_in_a_file_of_any_size():
     spy = Spy(ring, ROW)
     found, row = PartialPageFiller(spy, spy, ring), 0
     found.free(limits(2 * ring.slots, 2 * ring.slots))
-    assert spy.nbytes < 2 * STRETCH_NBYTES
-    until = STRETCH_NBYTES // ROW + 2
+    assert spy.nbytes < 2 * LOOK_NBYTES
+    until = LOOK_NBYTES // ROW + 2
     for spy.there in (False, True, False, True):
         for number in range(2 * until):
             before, row = len(spy.written), (row + 1) % (ring.slots - 5)

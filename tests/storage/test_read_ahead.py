@@ -14,7 +14,7 @@ from mmreplay.storage import read_ahead
 from mmreplay.storage import read_ahead as module
 from mmreplay.storage.read_ahead import (
     COLD_CALLS,
-    PART_NBYTES,
+    LOOK_NBYTES,
     SAMPLED_ROWS,
     WARM_CALLS,
     Pages,
@@ -296,19 +296,19 @@ def test_each_part_of_very_many_small_rows_is_looked_at_every_time(file, monkeyp
 
     def holds(self, offset):
         looked.append(offset)
-        return offset // PART_NBYTES not in missing
+        return offset // LOOK_NBYTES not in missing
 
     found = asked(file, monkeypatch)
     monkeypatch.setattr(Pages, "holds", holds)
     pages = Pages(file, 64)
-    rows = np.arange(4 * PART_NBYTES // 64)
+    rows = np.arange(4 * LOOK_NBYTES // 64)
     assert pages.prefetch(rows) == 0
-    assert {at // PART_NBYTES for at in looked} == {0, 1, 2, 3}
+    assert {at // LOOK_NBYTES for at in looked} == {0, 1, 2, 3}
     for part in range(4):
         missing = {part}
         pages._cold_calls = 0
-        assert pages.prefetch(rows) == 4 * PART_NBYTES
-        assert found.pop() == (0, 4 * PART_NBYTES)
+        assert pages.prefetch(rows) == 4 * LOOK_NBYTES
+        assert found.pop() == (0, 4 * LOOK_NBYTES)
     few = rows[:1000]
     pages._cold_calls = pages._warm_calls = 0
     missing, looked[:] = set(), []

@@ -60,13 +60,13 @@ class TestSealedEverywhere(TestZarrStore):
         gather = store.gather
 
         def sealed(rows, paths):
-            for place in np.unique(rows[:1] // store._place_rows).tolist():
+            for place in np.unique(rows[:1] // store._range_rows).tolist():
                 # What is put back under the lock is read out of its shards, by the
                 # same call: it is sealed already.
-                if not store._places.get(place) & 1:
+                if not store._states.get(place) & 1:
                     # By the one thread that seals: temporary names are its own.
                     store.sealing.seal_now([place])
-                assert store._places.get(place) & 1
+                assert store._states.get(place) & 1
             return gather(rows, paths)
 
         store.gather = sealed

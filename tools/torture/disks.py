@@ -93,11 +93,11 @@ class WatchedDisk(Disk):
 
     def fill(
         self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,
-        pack: Pack, given: tuple[object, ...],
+        pack: Pack, arguments: tuple[object, ...],
     ) -> None:  # fmt: skip
         """Store what is packed, so that whoever watches stores sees it."""
         data = bytearray(nbytes)
-        pack(memoryview(data), *given)
+        pack(memoryview(data), *arguments)
         self.store(fd, mapping, offset, data)
 
     def truncate(self, fd: int, nbytes: int) -> None:

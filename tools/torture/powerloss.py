@@ -272,7 +272,7 @@ class Trial:
         if committer._slot_lock.locked():
             # With a slot being written, an add that wants one would wait for it; one
             # step and its final row may find room below the limit.
-            ledger = committer._ledger
+            ledger = committer._commit_state
             if (ledger.committed.limits - ledger.heads < 2).any():
                 return
             count = 1

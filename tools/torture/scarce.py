@@ -21,7 +21,7 @@ _in_memory = MappedWriter._in_memory
 
 def _lacks(self: Pages, offset: int) -> bool:
     """In one stretch of four all pages are there."""
-    return offset // write_path.STRETCH_NBYTES % 4 > 0
+    return offset // write_path.LOOK_NBYTES % 4 > 0
 
 
 def _in_memory_second(self: MappedWriter, first: int, nbytes: int) -> bool:
@@ -35,7 +35,7 @@ def _in_memory_second(self: MappedWriter, first: int, nbytes: int) -> bool:
 
 SCARCE = (
     (write_path, "PAGE", PAGE_NBYTES),
-    (write_path, "STRETCH_NBYTES", 4 * PAGE_NBYTES),
+    (write_path, "LOOK_NBYTES", 4 * PAGE_NBYTES),
     (Pages, "lacks", _lacks),
     (MappedWriter, "_in_memory", _in_memory_second),
 )

@@ -21,8 +21,8 @@ from mmreplay.storage.zarr.shards import MISSING
 
 Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
-Place = tuple[int, ...]
-Key = tuple[str, Place]
+Coordinates = tuple[int, ...]
+Key = tuple[str, Coordinates]
 CACHE_NBYTES = 64 << 20
 """Unpacked chunks that are kept."""
 INDEX_CACHE_NBYTES = 32 << 20
@@ -34,14 +34,14 @@ FETCH_CHUNKS = 256
 class ChunkedReader:
     """Reads items of a group's arrays by their first coordinates."""
 
-    def __init__(self, blobs: Blobs, *, whole: bool = False) -> None:
+    def __init__(self, blobs: Blobs, *, complete: bool = False) -> None:
         """Make one.
 
         Args:
             blobs: The group.
-            whole: Blobs that are not there are damage, not fill values.
+            complete: Blobs that are not there are damage, not fill values.
         """
-        self._blobs, self._whole = blobs, whole
+        self._blobs, self._complete = blobs, complete
         self._chunks = ChunkCache[Key](CACHE_NBYTES)
         self._indices = ChunkCache[Key](INDEX_CACHE_NBYTES)
 
@@ -64,68 +64,74 @@ class ChunkedReader:
         spread = [-(-n // size) for n, size in zip(array.shape, sizes, strict=False)]
         keys = np.ravel_multi_index(tuple(chunks), tuple(spread))
         order = np.argsort(keys, kind="stable")
-        edges = np.flatnonzero(np.diff(keys[order], prepend=-1))
-        groups = np.split(order, edges[1:])
+        bounds = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        groups = np.split(order, bounds[1:])
         rest = [
             range(-(-n // size))
             for n, size in zip(array.shape[lead:], array.chunk[lead:], strict=True)
         ]
         wanted = [
-            ((*chunks[:, some[0]].tolist(), *tail), some)
+            ((*chunks[:, some[0]].tolist(), *behind), some)
             for some in groups
             if len(some)
-            for tail in product(*rest)
+            for behind in product(*rest)
         ]
         for first, stop in _batches(len(wanted), array.chunk_nbytes):
-            part = wanted[first:stop]
-            found = self._take_chunks(array, [place for place, _ in part])
-            for place, some in part:
-                self._copy(array, found[place], place[lead:], within, some, out)
+            batch = wanted[first:stop]
+            unpacked = self._take_chunks(
+                array, [coordinates for coordinates, _ in batch]
+            )
+            for coordinates, some in batch:
+                self._copy(
+                    array, unpacked[coordinates], coordinates[lead:], within, some, out
+                )
 
     @staticmethod
     def _copy(
-        array: ForeignArray, chunk: Array, tail: Place, within: list[Ids], some: Ids,
-        out: Array,
+        array: ForeignArray, chunk: Array, behind: Coordinates, within: list[Ids],
+        some: Ids, out: Array,
     ) -> None:  # fmt: skip
         """Put what one chunk has of some items in their place."""
         lead = len(within)
         into: list[Any] = [some]
-        part: list[Any] = [each[some] for each in within]
+        source: list[Any] = [within_axis[some] for within_axis in within]
         for at, size, length in zip(
-            tail, array.chunk[lead:], array.shape[lead:], strict=True
+            behind, array.chunk[lead:], array.shape[lead:], strict=True
         ):
             first, stop = at * size, min(length, (at + 1) * size)
             into.append(slice(first, stop))
-            part.append(slice(0, stop - first))
-        out[tuple(into)] = chunk[tuple(part)]
+            source.append(slice(0, stop - first))
+        out[tuple(into)] = chunk[tuple(source)]
 
     def _take_chunks(
-        self, array: ForeignArray, places: list[Place]
-    ) -> dict[Place, Array]:
+        self, array: ForeignArray, wanted: list[Coordinates]
+    ) -> dict[Coordinates, Array]:
         """Unpacked chunks, those that are not kept fetched at once."""
-        found: dict[Place, Array] = {}
-        missing: list[Place] = []
-        for place in places:
-            kept = self._chunks.get((array.name, place))
-            if kept is None:
-                missing.append(place)
+        unpacked: dict[Coordinates, Array] = {}
+        missing: list[Coordinates] = []
+        for coordinates in wanted:
+            cached = self._chunks.get((array.name, coordinates))
+            if cached is None:
+                missing.append(coordinates)
             else:
-                found[place] = kept
+                unpacked[coordinates] = cached
         if not missing:
-            return found
+            return unpacked
         extents = self._extents(array, missing)
-        there = [each for each in extents if each is not None]
+        there = [extent for extent in extents if extent is not None]
         data = iter(self._blobs.fetch(there, max_packed_nbytes(array.chunk_nbytes)))
-        for place, extent in zip(missing, extents, strict=True):
+        for coordinates, extent in zip(missing, extents, strict=True):
             packed = None if extent is None else next(data)
-            if packed is None and self._whole:
-                raise self._damaged(array, place, "nothing", "a chunk of living rows")
-            found[place] = self._unpacked(array, place, packed)
-            self._chunks.put((array.name, place), found[place])
-        return found
+            if packed is None and self._complete:
+                raise self._damaged(
+                    array, coordinates, "nothing", "a chunk of living rows"
+                )
+            unpacked[coordinates] = self._unpacked(array, coordinates, packed)
+            self._chunks.put((array.name, coordinates), unpacked[coordinates])
+        return unpacked
 
     def _unpacked(
-        self, array: ForeignArray, place: Place, packed: bytes | None
+        self, array: ForeignArray, coordinates: Coordinates, packed: bytes | None
     ) -> Array:
         if packed is None:
             return np.full(array.chunk, array.fill)
@@ -133,77 +139,82 @@ class ChunkedReader:
             data = array.codecs.unpack(packed, array.chunk_nbytes)
         except ValueError as error:
             raise self._damaged(
-                array, place, str(error), f"one that unpacks to {array.chunk_nbytes}"
+                array,
+                coordinates,
+                str(error),
+                f"one that unpacks to {array.chunk_nbytes}",
             ) from error
         flat: Array = np.frombuffer(data, array.dtype)
         lying = flat.reshape([array.chunk[axis] for axis in array.order])
         plain = lying.transpose(np.argsort(array.order))
         return np.ascontiguousarray(plain, array.dtype.newbyteorder("="))
 
-    def _extents(self, array: ForeignArray, places: list[Place]) -> list[Extent | None]:
+    def _extents(
+        self, array: ForeignArray, wanted: list[Coordinates]
+    ) -> list[Extent | None]:
         """Where packed chunks lie; None where there is none."""
         if not array.sharded:
-            return [Extent(array.blob(place)) for place in places]
+            return [Extent(array.blob(coordinates)) for coordinates in wanted]
         inner = array.inner
         shards = [
-            tuple(n // size for n, size in zip(p, inner, strict=True)) for p in places
+            tuple(n // size for n, size in zip(p, inner, strict=True)) for p in wanted
         ]
         indices = self._take_indices(array, list(dict.fromkeys(shards)))
-        found: list[Extent | None] = []
-        for place, shard in zip(places, shards, strict=True):
+        extents: list[Extent | None] = []
+        for coordinates, shard in zip(wanted, shards, strict=True):
             index = indices[shard]
-            at = tuple(n % size for n, size in zip(place, inner, strict=True))
+            at = tuple(n % size for n, size in zip(coordinates, inner, strict=True))
             first, nbytes = index[at].tolist() if len(index) else (MISSING, MISSING)
             if first == MISSING:
-                found.append(None)
+                extents.append(None)
                 continue
             if first + nbytes >= 1 << 62:
                 got = f"{nbytes} bytes at byte {first}"
-                raise self._damaged(array, place, got, "bytes within the shard")
-            found.append(Extent(array.blob(shard), first, nbytes))
-        return found
+                raise self._damaged(array, coordinates, got, "bytes within the shard")
+            extents.append(Extent(array.blob(shard), first, nbytes))
+        return extents
 
     def _take_indices(
-        self, array: ForeignArray, shards: list[Place]
-    ) -> dict[Place, NDArray[np.uint64]]:
+        self, array: ForeignArray, shards: list[Coordinates]
+    ) -> dict[Coordinates, NDArray[np.uint64]]:
         """Indices of shards, uint64 ``[*inner, 2]``; empty where there is none."""
-        found: dict[Place, NDArray[np.uint64]] = {}
+        indices: dict[Coordinates, NDArray[np.uint64]] = {}
         missing = []
         for shard in shards:
-            kept = self._indices.get((array.name, shard))
-            if kept is None:
+            cached = self._indices.get((array.name, shard))
+            if cached is None:
                 missing.append(shard)
             else:
-                found[shard] = kept  # type: ignore[assignment]  # only these are put there
+                indices[shard] = cached  # type: ignore[assignment]  # only these are put there
         size = 16 * math.prod(array.inner) + 4 * array.index_checked
         first = 0 if array.index_first else -size
         for at, stop in _batches(len(missing), size):
-            part = missing[at:stop]
-            wanted = [Extent(array.blob(shard), first, size) for shard in part]
-            for shard, data in zip(part, self._blobs.fetch(wanted, size), strict=True):
-                found[shard] = self._index(array, shard, data)
-                self._indices.put((array.name, shard), found[shard])
-        return found
+            batch = missing[at:stop]
+            wanted = [Extent(array.blob(shard), first, size) for shard in batch]
+            for shard, data in zip(batch, self._blobs.fetch(wanted, size), strict=True):
+                indices[shard] = self._index(array, shard, data)
+                self._indices.put((array.name, shard), indices[shard])
+        return indices
 
     def _index(
-        self, array: ForeignArray, shard: Place, data: bytes | None
+        self, array: ForeignArray, shard: Coordinates, data: bytes | None
     ) -> NDArray[np.uint64]:
         if data is None:
             return np.empty((0, 2), np.uint64)
         if array.index_checked:
-            data, told = data[:-4], struct.unpack("<I", data[-4:])[0]
-            if google_crc32c.value(data) != told:
+            data, stored = data[:-4], struct.unpack("<I", data[-4:])[0]
+            if google_crc32c.value(data) != stored:
                 raise self._damaged(
                     array, shard, "an index that differs", "one of its checksum"
                 )
         return np.frombuffer(data, "<u8").reshape(*array.inner, 2)
 
     def _damaged(
-        self, array: ForeignArray, place: Place, got: str, expected: str
+        self, array: ForeignArray, coordinates: Coordinates, got: str, expected: str
     ) -> CorruptError:
         return CorruptError(
-            f"{self._blobs.where}: {array.name!r}, chunk {list(place)}: got {got}, "
-            f"expected {expected}; the group is damaged: restore it from a copy"
+            f"{self._blobs.where}: {array.name!r}, chunk {list(coordinates)}: got "
+            f"{got}, expected {expected}; the group is damaged: restore it from a copy"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from mmreplay.disk.files import File
-from mmreplay.disk.seekable import Positioned
+from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import CorruptError, FormatError, ReplayError
 
 MAX_CHILDREN = 100_000
@@ -51,36 +51,36 @@ class Blobs(Protocol):
             FormatError: There are more than 100,000.
         """
 
-    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+    def fetch(self, wanted: Sequence[Extent], max_nbytes: int) -> list[bytes | None]:
         """Read extents, None for blobs that are not there.
 
         Args:
             wanted: What to read.
-            most: Bytes of each, at most.
+            max_nbytes: Bytes of each, at most.
 
         Raises:
             FormatError: One is longer.
             CorruptError: A blob ends before its extent does.
         """
 
-    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+    def look(self, names: Sequence[str], max_nbytes: int) -> list[bytes | None]:
         """Read whole blobs of which some are there, None for the others.
 
         Args:
             names: At least one of them is expected.
-            most: Bytes of each, at most.
+            max_nbytes: Bytes of each, at most.
 
         Raises:
             FormatError: One is longer.
             FailedError: None may be read.
         """
-        return self.fetch([Extent(name) for name in names], most)
+        return self.fetch([Extent(name) for name in names], max_nbytes)
 
     def close(self) -> None:
         """Give everything back; a second call does nothing."""
 
 
-def span_of(extent: Extent, size: int, most: int, what: str) -> tuple[int, int]:
+def span_of(extent: Extent, size: int, max_nbytes: int, what: str) -> tuple[int, int]:
     """First byte and number of bytes of an extent in a blob of a known size.
 
     Raises:
@@ -94,10 +94,10 @@ def span_of(extent: Extent, size: int, most: int, what: str) -> tuple[int, int]:
             f"{what} has {size} bytes, expected at least "
             f"{max(-extent.first, first + nbytes)}; it was cut: restore it from a copy"
         )
-    if nbytes > most:
+    if nbytes > max_nbytes:
         raise FormatError(
-            f"{what} has {nbytes} bytes to read, expected at most {most} by what its "
-            "array says; it is damaged, or made to deceive"
+            f"{what} has {nbytes} bytes to read, expected at most {max_nbytes} by what "
+            "its array says; it is damaged, or made to deceive"
         )
     return first, nbytes
 
@@ -121,23 +121,23 @@ class FolderBlobs(Blobs):
     def children(self, name: str) -> list[str]:
         """See `Blobs.children`."""
         folder = self._folder / name
-        found: list[str] = []
+        listed: list[str] = []
         for path in folder.iterdir() if folder.is_dir() else ():
-            found.append(path.name)
-            refuse_many(str(folder), len(found))
-        return sorted(found)
+            listed.append(path.name)
+            refuse_many(str(folder), len(listed))
+        return sorted(listed)
 
-    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+    def fetch(self, wanted: Sequence[Extent], max_nbytes: int) -> list[bytes | None]:
         """See `Blobs.fetch`."""
-        return [self._read(extent, most) for extent in wanted]
+        return [self._read(extent, max_nbytes) for extent in wanted]
 
-    def _read(self, extent: Extent, most: int) -> bytes | None:
+    def _read(self, extent: Extent, max_nbytes: int) -> bytes | None:
         path = self._folder / extent.name
         if not path.exists():
             return None
         file = File.open(path, None)
         try:
-            first, nbytes = span_of(extent, file.nbytes, most, str(path))
+            first, nbytes = span_of(extent, file.nbytes, max_nbytes, str(path))
             return file.pread(nbytes, first)
         finally:
             file.close()
@@ -163,16 +163,16 @@ class ZipBlobs(Blobs):
         except BaseException:
             self._file.close()
             raise
-        self._members = {each.filename: each for each in listed}
+        self._members = {member.filename: member for member in listed}
         self._below: dict[str, set[str]] = {}
         for name in self._members:
-            parts = name.strip("/").split("/")
-            for depth, part in enumerate(parts):
-                self._below.setdefault("/".join(parts[:depth]), set()).add(part)
+            segments = name.strip("/").split("/")
+            for depth, segment in enumerate(segments):
+                self._below.setdefault("/".join(segments[:depth]), set()).add(segment)
 
     def _directory(self, path: Path) -> zipfile.ZipFile:
         try:
-            archive = zipfile.ZipFile(Positioned(self._file))
+            archive = zipfile.ZipFile(SeekableFile(self._file))
         except ReplayError:
             raise
         except Exception as error:
@@ -190,20 +190,20 @@ class ZipBlobs(Blobs):
 
     def children(self, name: str) -> list[str]:
         """See `Blobs.children`."""
-        found = sorted(self._below.get(name, ()))
-        refuse_many(f"{self.where}: {name!r}", len(found))
-        return found
+        names = sorted(self._below.get(name, ()))
+        refuse_many(f"{self.where}: {name!r}", len(names))
+        return names
 
-    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+    def fetch(self, wanted: Sequence[Extent], max_nbytes: int) -> list[bytes | None]:
         """See `Blobs.fetch`."""
-        return [self._read(extent, most) for extent in wanted]
+        return [self._read(extent, max_nbytes) for extent in wanted]
 
-    def _read(self, extent: Extent, most: int) -> bytes | None:
+    def _read(self, extent: Extent, max_nbytes: int) -> bytes | None:
         member = self._members.get(extent.name)
         if member is None:
             return None
         what = f"{self.where}: {extent.name!r}"
-        first, nbytes = span_of(extent, member.file_size, most, what)
+        first, nbytes = span_of(extent, member.file_size, max_nbytes, what)
         offset = self._offset(member, what)
         if member.compress_type == zipfile.ZIP_STORED:
             return self._file.pread(nbytes, offset + first)
@@ -212,7 +212,7 @@ class ZipBlobs(Blobs):
                 f"{what} is packed by method {member.compress_type}, expected one that "
                 "is stored, or deflated and read whole; unpack the zip file"
             )
-        return self._inflate(member, offset, most, what)
+        return self._inflate(member, offset, max_nbytes, what)
 
     def _offset(self, member: zipfile.ZipInfo, what: str) -> int:
         """Where a member's bytes begin, all of them within the file."""
@@ -231,12 +231,12 @@ class ZipBlobs(Blobs):
         )
 
     def _inflate(
-        self, member: zipfile.ZipInfo, offset: int, most: int, what: str
+        self, member: zipfile.ZipInfo, offset: int, max_nbytes: int, what: str
     ) -> bytes:
-        size = min(member.compress_size, 2 * most + (64 << 10))
+        size = min(member.compress_size, 2 * max_nbytes + (64 << 10))
         unpacker = zlib.decompressobj(-15)
         try:
-            data = unpacker.decompress(self._file.pread(size, offset), most + 1)
+            data = unpacker.decompress(self._file.pread(size, offset), max_nbytes + 1)
         except zlib.error as error:
             raise CorruptError(
                 f"{what}: {error}, expected deflated bytes; restore it from a copy"

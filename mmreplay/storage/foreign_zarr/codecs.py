@@ -116,12 +116,12 @@ def _step(name: str, options: Mapping[str, Any], what: str) -> Unpack:
 
     def undo(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
         try:
-            found = _bytes(np.ascontiguousarray(codec.decode(bytes(data))).data)
+            decoded = _bytes(np.ascontiguousarray(codec.decode(bytes(data))).data)
         except Exception as error:
             raise ValueError(f"{name}: {error}") from error
-        if len(found) > max_nbytes:
-            raise ValueError(f"{len(found)} bytes")
-        return found
+        if len(decoded) > max_nbytes:
+            raise ValueError(f"{len(decoded)} bytes")
+        return decoded
 
     return undo
 
@@ -180,14 +180,14 @@ def _crc32c(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
 
 def _bounded(unpacker: Any, data: Buffer, max_nbytes: int) -> bytes:
     """Unpack a whole stream, and stop at the first byte too many."""
-    found: bytes = unpacker.decompress(data, max_nbytes + 1)
-    if len(found) > max_nbytes or not unpacker.eof:
-        raise ValueError(f"{len(found)} bytes and no end")
-    return found
+    unpacked: bytes = unpacker.decompress(data, max_nbytes + 1)
+    if len(unpacked) > max_nbytes or not unpacker.eof:
+        raise ValueError(f"{len(unpacked)} bytes and no end")
+    return unpacked
 
 
-def _bytes(found: Any) -> Buffer:
-    return found if isinstance(found, bytes) else memoryview(found).cast("B")
+def _bytes(data: Any) -> Buffer:
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
 
 
 UNPACKERS: Mapping[str, Unpack] = {

@@ -61,24 +61,24 @@ def parse(data: bytes, name: str) -> Json:
 
 
 def _unique(pairs: list[tuple[str, Any]], name: str) -> Json:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise FormatError(
-            f"{name} has a key twice among {list(found)[:20]}, expected each once; it "
+            f"{name} has a key twice among {list(value)[:20]}, expected each once; it "
             "is damaged, or made to deceive: restore it from a copy"
         )
-    return found
+    return value
 
 
 def _check_depth(value: Json, name: str) -> None:
     waiting: list[tuple[object, int]] = [(value, 1)]
     while waiting:
-        each, depth = waiting.pop()
+        node, depth = waiting.pop()
         if depth > MAX_JSON_DEPTH:
             _refuse_depth(name)
-        if isinstance(each, dict | list):
-            inner = each.values() if isinstance(each, dict) else each
-            waiting += [(one, depth + 1) for one in inner]
+        if isinstance(node, dict | list):
+            inner = node.values() if isinstance(node, dict) else node
+            waiting += [(value, depth + 1) for value in inner]
 
 
 def _refuse_depth(name: str) -> NoReturn:
@@ -103,14 +103,14 @@ class Hierarchy:
         version: 2 or 3.
         attributes: Of the group, where it is of version 3.
         arrays: By path below the group, in order; metadata as it stands.
-        found: Those that `array` was asked for.
+        checked: Those that `array` was asked for.
     """
 
     version: int
     attributes: Json
     arrays: dict[str, Json]
     where: str
-    found: dict[str, ForeignArray] = field(default_factory=dict)
+    checked: dict[str, ForeignArray] = field(default_factory=dict)
 
     def array(self, name: str) -> ForeignArray:
         """One array, checked.
@@ -119,10 +119,10 @@ class Hierarchy:
             SchemaError: Its items can be no field's.
             FormatError: It is damaged, or of a kind that is not read.
         """
-        if name not in self.found:
+        if name not in self.checked:
             what = f"{self.where}: array {name!r}"
-            self.found[name] = read_array(self.arrays[name], self.version, name, what)
-        return self.found[name]
+            self.checked[name] = read_array(self.arrays[name], self.version, name, what)
+        return self.checked[name]
 
 
 def read_json(blobs: Blobs, names: Iterable[str]) -> list[Json | None]:
@@ -141,23 +141,26 @@ def read(blobs: Blobs) -> Hierarchy:
         FormatError: It is no group, or of another version of Zarr.
         CorruptError: Its metadata is no JSON.
     """
-    v3, v2, array, whole = read_json(blobs, (V3, GROUP, ARRAY, ALL))
+    v3, v2, array, consolidated = read_json(blobs, (V3, GROUP, ARRAY, ALL))
     version = 3 if v3 is not None else 2
-    root = v3 or v2 or whole
+    root = v3 or v2 or consolidated
     if array is not None or (v3 or {}).get("node_type") == "array":
         raise FormatError(
             f"{blobs.where} is a Zarr array, expected a group of arrays, one a field; "
             "pass the group that holds it"
         )
-    told = {3: "zarr_format", 2: "zarr_format" if v2 else "zarr_consolidated_format"}
-    if root is None or root.get(told[version]) not in (1, version):
+    version_key = {
+        3: "zarr_format",
+        2: "zarr_format" if v2 else "zarr_consolidated_format",
+    }
+    if root is None or root.get(version_key[version]) not in (1, version):
         got = "nothing" if root is None else f"zarr_format {root.get('zarr_format')!r}"
         raise FormatError(
             f"{blobs.where}: got {got}, expected a Zarr group of version 2 or 3 "
             f"({V3} or {GROUP}); check the path"
         )
     attributes = root.get("attributes") if version == 3 else None
-    nodes = _consolidated(v3, whole)
+    nodes = _consolidated(v3, consolidated)
     arrays = dict(_walk(blobs, version) if nodes is None else nodes)
     for name in arrays:
         _check(name, blobs.where)
@@ -169,20 +172,20 @@ def read(blobs: Blobs) -> Hierarchy:
 
 def _consolidated(v3: Json | None, v2: Json | None) -> list[tuple[str, Json]] | None:
     """Arrays that the group's own metadata lists, if it lists any."""
-    told = (v3 or {}).get("consolidated_metadata") if v3 is not None else v2
-    nodes = told.get("metadata") if isinstance(told, dict) else None
+    listed = (v3 or {}).get("consolidated_metadata") if v3 is not None else v2
+    nodes = listed.get("metadata") if isinstance(listed, dict) else None
     if not isinstance(nodes, dict):
         return None
     if v3 is not None:
         return [
-            (name, each)
-            for name, each in nodes.items()
-            if isinstance(each, dict) and each.get("node_type") == "array"
+            (name, node)
+            for name, node in nodes.items()
+            if isinstance(node, dict) and node.get("node_type") == "array"
         ]
     return [
-        (name.removesuffix(f"/{ARRAY}"), each)
-        for name, each in nodes.items()
-        if name.endswith(f"/{ARRAY}") and isinstance(each, dict)
+        (name.removesuffix(f"/{ARRAY}"), node)
+        for name, node in nodes.items()
+        if name.endswith(f"/{ARRAY}") and isinstance(node, dict)
     ]
 
 
@@ -192,9 +195,9 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
     while waiting:
         group, depth = waiting.pop(0)
         names = [
-            f"{group}/{each}" if group else each
-            for each in blobs.children(group)
-            if not each.startswith(".") and each not in NAMES
+            f"{group}/{node}" if group else node
+            for node in blobs.children(group)
+            if not node.startswith(".") and node not in NAMES
         ]
         seen += len(names)
         if seen > MAX_NODES or depth > MAX_DEPTH:
@@ -204,14 +207,14 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
             )
         marks = (V3,) if version == 3 else (ARRAY, GROUP)
         asked = [f"{name}/{mark}" for name in names for mark in marks]
-        found = iter(read_json(blobs, asked))
+        nodes_found = iter(read_json(blobs, asked))
         for name in names:
             if version == 3:
-                node = next(found)
+                node = next(nodes_found)
                 is_array = (node or {}).get("node_type") == "array"
                 is_group = node is not None and not is_array
             else:
-                node, other = next(found), next(found)
+                node, other = next(nodes_found), next(nodes_found)
                 is_array, is_group = node is not None, other is not None
             if is_array:
                 assert node is not None
@@ -222,7 +225,9 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
 
 def _check(name: str, where: str) -> None:
     """Refuse a name that could lead out of the group."""
-    if any(part in ("", ".", "..") or "\0" in part for part in name.split("/")):
+    if any(
+        segment in ("", ".", "..") or "\0" in segment for segment in name.split("/")
+    ):
         raise FormatError(
             f"{where} names an array {name!r}, expected names without empty parts, '.' "
             "or '..'; it is damaged, or made to deceive"

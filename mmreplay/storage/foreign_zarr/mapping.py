@@ -91,73 +91,73 @@ class GroupMapper:
             FormatError: An array is damaged, or of a kind that is not read.
         """
         ends_name = self._ends_name()
-        found = self._columns(ends_name)
+        columns = self._columns(ends_name)
         ends = None if ends_name is None else self._ends(ends_name)
         kinds = {
             path: (canonical_name(array.dtype), array.shape[1:])
-            for path, array in found.items()
+            for path, array in columns.items()
         }
-        numbers = next((n for n in NUMBERS if self._counts(found.get(n))), None)
+        numbers = next((n for n in NUMBERS if self._counts(columns.get(n))), None)
         known = ends is not None or numbers is not None
         try:
             plain = Plain(kinds, self.notes, ends_known=known)
         except SourceError as error:
             raise SourceError(f"{self.source.location}: {error}") from error
         if ends is None and numbers is not None:
-            ends = self._changes(found[numbers])
+            ends = self._changes(columns[numbers])
             self.notes.note(f"episodes begin where {numbers!r} changes")
-        flags = self._flags(plain, found, ends)
+        flags = self._flags(plain, columns, ends)
         schema = self._with_ends(plain.schema)
         if schema.row_nbytes > MAX_CHUNK_NBYTES:
             raise FormatError(
                 f"{self.source.location} has rows of {schema.row_nbytes} bytes, "
                 f"expected at most {MAX_CHUNK_NBYTES}; leave arrays out with fields="
             )
-        served = set(plain.ends.values()) | set(ENDS) - found.keys()
-        arrays = {path: found[path] for path in schema.paths if path not in served}
-        self._tell(schema)
+        served = set(plain.ends.values()) | set(ENDS) - columns.keys()
+        arrays = {path: columns[path] for path in schema.paths if path not in served}
+        self._note_names(schema)
         return Mapped(schema, arrays, flags)
 
     def _ends_name(self) -> str | None:
         """The array that counts the rows before each episode's end."""
-        arrays, told = self.hierarchy.arrays, self.source.episode_ends
-        if told is not None:
-            if told not in arrays:
+        arrays, ends_name = self.hierarchy.arrays, self.source.episode_ends
+        if ends_name is not None:
+            if ends_name not in arrays:
                 raise SchemaError(
-                    f"episode_ends: got {told!r}, expected one of "
+                    f"episode_ends: got {ends_name!r}, expected one of "
                     f"{', '.join(list(arrays)[:20])} in {self.source.location}; leave "
                     "it out to have it found"
                 )
-            return told
+            return ends_name
         named = [n for n in arrays if n.rpartition("/")[2] == EPISODE_ENDS]
         if not named:
             return None
         usual = f"meta/{EPISODE_ENDS}"
-        taken = usual if usual in named else named[0]
+        chosen = usual if usual in named else named[0]
         if len(named) > 1:
             self.notes.doubt(
-                f"{len(named)} arrays are called {EPISODE_ENDS!r}, and {taken!r} was "
+                f"{len(named)} arrays are called {EPISODE_ENDS!r}, and {chosen!r} was "
                 "taken; name one with episode_ends="
             )
-        return taken
+        return chosen
 
     def _columns(self, ends_name: str | None) -> dict[str, ForeignArray]:
         """Arrays of one row a step, by the paths of their fields."""
-        found: dict[str, tuple[str, ForeignArray]] = {}
+        columns: dict[str, tuple[str, ForeignArray]] = {}
         for name, path in self._wanted(ends_name).items():
             array, why = storable(self.hierarchy, name)
             if array is None or not array.shape:
-                told = f"array {name!r} was left out: {why or 'of no axis'}"
-                left_out(self.notes, path, told)
-            elif path in found:
+                reason = f"array {name!r} was left out: {why or 'of no axis'}"
+                left_out(self.notes, path, reason)
+            elif path in columns:
                 raise SourceError(
-                    f"{self.source.location}: arrays {found[path][0]!r} and {name!r} "
+                    f"{self.source.location}: arrays {columns[path][0]!r} and {name!r} "
                     f"are both field {path!r}, expected names that differ; name them "
                     "with fields="
                 )
             else:
-                found[path] = (name, array)
-        counted = [array.shape[0] for _, array in found.values()]
+                columns[path] = (name, array)
+        counted = [array.shape[0] for _, array in columns.values()]
         lengths = Counter(length for length in counted if length)
         if not lengths:
             raise SourceError(
@@ -171,10 +171,10 @@ class GroupMapper:
                 f"{self.source.location} says it has {self.rows} rows, expected at "
                 f"most {MAX_ROWS}; open parts of it"
             )
-        kept = {}
-        for path, (name, array) in found.items():
+        of_length = {}
+        for path, (name, array) in columns.items():
             if array.shape[0] == self.rows:
-                kept[path] = array
+                of_length[path] = array
                 continue
             self.notes.note(
                 f"array {name!r} of shape {list(array.shape)} was left out: most have "
@@ -185,7 +185,7 @@ class GroupMapper:
                     f"arrays differ in length; {self.rows} rows were taken to be the "
                     "steps"
                 )
-        return kept
+        return of_length
 
     def _wanted(self, ends_name: str | None) -> dict[str, str]:
         """Paths of fields by arrays' names."""
@@ -228,54 +228,54 @@ class GroupMapper:
                 f"{self.rows} integers, one an episode; name another with "
                 "episode_ends="
             )
-        told: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
-        ends = told.astype(np.int64)
+        stored_ends: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
+        ends = stored_ends.astype(np.int64)
         # Of what was told, too: a number past 2**63 is another one as int64.
-        outside = (told < 0) | (told > self.rows)
+        outside = (stored_ends < 0) | (stored_ends > self.rows)
         wrong = np.flatnonzero(outside | (np.diff(ends, prepend=0) < 0))
         if len(wrong):
             at = int(wrong[0])
             raise SourceError(
-                f"{self.source.location}: {name!r} says {int(told[at])} at {at}, "
-                f"expected numbers that rise up to the {self.rows} rows; the group is "
-                "damaged, or was cut"
+                f"{self.source.location}: {name!r} says {int(stored_ends[at])} at "
+                f"{at}, expected numbers that rise up to the {self.rows} rows; the "
+                "group is damaged, or was cut"
             )
-        whole = np.unique(ends[ends > 0])
+        last_rows = np.unique(ends[ends > 0])
         self.notes.note(
-            f"{len(whole):,} episodes end where {name!r} says, their last step "
+            f"{len(last_rows):,} episodes end where {name!r} says, their last step "
             f"{self.source.ends} where no array tells it"
         )
-        if len(whole) < len(ends):
-            self.notes.note(f"{len(ends) - len(whole):,} episodes without a row")
-        return whole
+        if len(last_rows) < len(ends):
+            self.notes.note(f"{len(ends) - len(last_rows):,} episodes without a row")
+        return last_rows
 
     def _changes(self, array: ForeignArray) -> Ids:
         """Ends before rows whose number differs from the one before, and the last."""
-        found, before = [], None
+        changed_rows, before = [], None
         for first in range(0, self.rows, BLOCK_ROWS):
             numbers = self._read(array, first, min(first + BLOCK_ROWS, self.rows))
             start = numbers[0] if before is None else before
             changed = np.flatnonzero(np.diff(numbers, prepend=start)) + first
-            found.append(changed)
+            changed_rows.append(changed)
             before = numbers[-1]
-        return np.concatenate([*found, [self.rows]])
+        return np.concatenate([*changed_rows, [self.rows]])
 
     def _flags(
-        self, plain: Plain, found: Mapping[str, ForeignArray], ends: Ids | None
+        self, plain: Plain, columns: Mapping[str, ForeignArray], ends: Ids | None
     ) -> NDArray[np.uint8]:
         """Flags of every row."""
         flags = np.zeros(self.rows, np.uint8)
         inner = 0
         for first in range(0, self.rows, BLOCK_ROWS) if plain.ends else ():
             stop = min(first + BLOCK_ROWS, self.rows)
-            told = plain.ends_of(
-                {p: self._read(found[p], first, stop) for p in plain.ends.values()},
+            step_ends = plain.ends_of(
+                {p: self._read(columns[p], first, stop) for p in plain.ends.values()},
                 stop - first,
                 first,
             )
-            part = flags[first:stop]
-            part[told["terminated"]] |= TERMINATED
-            part[told["truncated"]] |= TRUNCATED
+            block_flags = flags[first:stop]
+            block_flags[step_ends["terminated"]] |= TERMINATED
+            block_flags[step_ends["truncated"]] |= TRUNCATED
         if ends is not None:
             last = np.zeros(self.rows, bool)
             last[ends - 1] = True
@@ -307,7 +307,7 @@ class GroupMapper:
                 schema = schema.with_field(role, Field((), "bool"))
         return schema
 
-    def _tell(self, schema: Schema) -> None:
+    def _note_names(self, schema: Schema) -> None:
         if self.source.fields is None and any(
             name.startswith(DATA) for name in self.hierarchy.arrays
         ):

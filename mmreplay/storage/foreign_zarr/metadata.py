@@ -130,7 +130,7 @@ def _parsed(value: Json, version: int, what: str) -> Any:
         filters = value.get("filters")
         listed = [*filters] if isinstance(filters, list) else []
         named = [*listed, value.get("compressor")]
-        names = [each.get("id") for each in named if isinstance(each, dict)]
+        names = [codec.get("id") for codec in named if isinstance(codec, dict)]
     else:
         names = list(_codec_names(value.get("codecs")))
     for name in names:
@@ -174,12 +174,12 @@ def _codec_names(codecs: object) -> list[object]:
     waiting = [codecs]
     while waiting:
         listed = waiting.pop()
-        for each in listed if isinstance(listed, list) else ():
-            if not isinstance(each, dict):
-                names.append(each)
+        for codec in listed if isinstance(listed, list) else ():
+            if not isinstance(codec, dict):
+                names.append(codec)
                 continue
-            names.append(each.get("name"))
-            options = each.get("configuration")
+            names.append(codec.get("name"))
+            options = codec.get("configuration")
             if isinstance(options, dict):
                 waiting += [options.get("codecs"), options.get("index_codecs")]
     return names
@@ -210,7 +210,7 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
         if len(described) > 1:
             _refuse(what, f"{len(described)} codecs", "sharding_indexed alone")
         listed = [codec.to_dict() for codec in sharding.index_codecs]
-        kinds = [each["name"] for each in listed]
+        kinds = [codec["name"] for codec in listed]
         endian = listed[0].get("configuration", {}).get("endian", "little")
         if kinds not in (["bytes"], ["bytes", "crc32c"]) or endian != "little":
             _refuse(
@@ -223,8 +223,8 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
     dtype = metadata.data_type.to_native_dtype().newbyteorder("<")
     order = tuple(range(len(grid)))
     packing: list[tuple[str, Mapping[str, Any]]] = []
-    for each in described:
-        kind, options = each["name"], each.get("configuration", {})
+    for codec in described:
+        kind, options = codec["name"], codec.get("configuration", {})
         if kind == "transpose":
             order = tuple(order[axis] for axis in options["order"])
         elif kind == "bytes":

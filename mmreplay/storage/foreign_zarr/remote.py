@@ -42,7 +42,7 @@ NO_CREDENTIALS = ("169.254.169.254", "/latest/api/token", "redential")
 _first_pid: list[int] = []
 
 
-class RefusedError(FailedError):
+class AccessRefusedError(FailedError):
     """The server does not let us read that, or hides that it is not there."""
 
 
@@ -53,7 +53,7 @@ class _Request:
     name: str
     first: int
     stop: int
-    parts: list[int] = field(default_factory=list)
+    extents: list[int] = field(default_factory=list)
 
 
 def url_of(path: str) -> str | None:
@@ -61,15 +61,15 @@ def url_of(path: str) -> str | None:
 
     One slash of the two may be missing, as `pathlib.Path` makes one of both.
     """
-    found = URL.fullmatch(path)
-    if found is None:
+    match = URL.fullmatch(path)
+    if match is None:
         return None
-    return f"s3://{found[1]}/{(found[2] or '').strip('/')}".rstrip("/")
+    return f"s3://{match[1]}/{(match[2] or '').strip('/')}".rstrip("/")
 
 
 def _library(name: str) -> Any:
     try:
-        found = importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise FailedError(
             "obstore is not installed, expected it for s3:// stores; run: "
@@ -84,7 +84,7 @@ def _library(name: str) -> Any:
             "expected one that was spawned, or forked before; pass "
             "multiprocessing_context='spawn' to the DataLoader"
         )
-    return found
+    return module
 
 
 class RemoteBlobs(Blobs):
@@ -112,9 +112,9 @@ class RemoteBlobs(Blobs):
             FailedError: obstore is not installed, or refuses the options.
         """
         self.where = url
-        found = URL.fullmatch(url)
-        assert found is not None
-        self._bucket, self._prefix = found[1], (found[2] or "").strip("/")
+        match = URL.fullmatch(url)
+        assert match is not None
+        self._bucket, self._prefix = match[1], (match[2] or "").strip("/")
         self._store_module = _library("obstore")
         options = _options(endpoint, region, anonymous)
         _check(url, self._bucket, options.get("endpoint"))
@@ -131,71 +131,72 @@ class RemoteBlobs(Blobs):
         prefix = f"{name}/" if name else None
         module = self._module()
         try:
-            found = module.list_with_delimiter(self._store, prefix)
+            listing = module.list_with_delimiter(self._store, prefix)
         except Exception as error:
             self._fail(error)
-        names = [*found["common_prefixes"], *(o["path"] for o in found["objects"])]
+        names = [*listing["common_prefixes"], *(o["path"] for o in listing["objects"])]
         refuse_many(f"{self.where}/{name}", len(names))
-        return sorted(str(each).rstrip("/").rpartition("/")[2] for each in names)
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in names)
 
-    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+    def fetch(self, wanted: Sequence[Extent], max_nbytes: int) -> list[bytes | None]:
         """See `Blobs.fetch`."""
         module = self._module()
-        found: list[bytes | None] = [None] * len(wanted)
-        alone = [n for n, each in enumerate(wanted) if not _ranged(each)]
+        data_of: list[bytes | None] = [None] * len(wanted)
+        alone = [n for n, extent in enumerate(wanted) if not _ranged(extent)]
         requests = _joined(wanted)
 
-        def whole(number: int) -> None:
-            found[number] = self._get(module, wanted[number], most)
+        def fetch_alone(number: int) -> None:
+            data_of[number] = self._get(module, wanted[number], max_nbytes)
 
-        def several(request: _Request) -> None:
+        def fetch_joined(request: _Request) -> None:
             data = self._get(
                 module,
                 Extent(request.name, request.first, request.stop - request.first),
-                max(most, JOINED_NBYTES),
+                max(max_nbytes, JOINED_NBYTES),
             )
-            for number in request.parts:
-                each = wanted[number]
-                assert each.nbytes is not None
+            for number in request.extents:
+                extent = wanted[number]
+                assert extent.nbytes is not None
                 if data is not None:
-                    first = each.first - request.first
-                    found[number] = data[first : first + each.nbytes]
+                    first = extent.first - request.first
+                    data_of[number] = data[first : first + extent.nbytes]
 
-        tasks = [self._pool.submit(whole, number) for number in alone]
-        tasks += [self._pool.submit(several, request) for request in requests]
+        tasks = [self._pool.submit(fetch_alone, number) for number in alone]
+        tasks += [self._pool.submit(fetch_joined, request) for request in requests]
         for task in tasks:
             task.result()
-        return found
+        return data_of
 
-    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+    def look(self, names: Sequence[str], max_nbytes: int) -> list[bytes | None]:
         """See `Blobs.look`.
 
         Who may not list a bucket is refused what is not there.
         """
         module = self._module()
         tasks = [
-            self._pool.submit(self._get, module, Extent(name), most) for name in names
+            self._pool.submit(self._get, module, Extent(name), max_nbytes)
+            for name in names
         ]
         refused: FailedError | None = None
-        found: list[bytes | None] = []
+        data_of: list[bytes | None] = []
         for task in tasks:
             try:
-                found.append(task.result())
-            except RefusedError as error:
+                data_of.append(task.result())
+            except AccessRefusedError as error:
                 refused = error
-                found.append(None)
-        if refused is not None and not any(found):
+                data_of.append(None)
+        if refused is not None and not any(data_of):
             raise refused
-        return found
+        return data_of
 
-    def _get(self, module: Any, extent: Extent, most: int) -> bytes | None:
+    def _get(self, module: Any, extent: Extent, max_nbytes: int) -> bytes | None:
         name, first, nbytes = extent
         what = f"{self.where}/{name}"
         options: dict[str, Any] = {}
         if first < 0:
             options = {"range": {"suffix": -first}}
         elif nbytes is not None:
-            span_of(extent, first + nbytes, most, what)
+            span_of(extent, first + nbytes, max_nbytes, what)
             if nbytes == 0:
                 return b""
             options = {"range": (first, first + nbytes)}
@@ -206,14 +207,14 @@ class RemoteBlobs(Blobs):
                 error
             ):
                 return None
-            if any(each in str(error) for each in CUT):
+            if any(mark in str(error) for mark in CUT):
                 raise CorruptError(
                     f"{what} ends before byte {first}, expected {nbytes} bytes from "
                     "there; it was cut: upload it again"
                 ) from error
             self._fail(error)
         # What the server says of the size is known before anything is taken.
-        span_of(extent, got.meta["size"], most, what)
+        span_of(extent, got.meta["size"], max_nbytes, what)
         try:
             data = bytes(got.bytes())
         except Exception as error:
@@ -232,16 +233,16 @@ class RemoteBlobs(Blobs):
                 "expected one that holds a Zarr group; check the name, endpoint and "
                 "region"
             ) from error
-        if any(each in text for each in NO_CREDENTIALS):
+        if any(mark in text for mark in NO_CREDENTIALS):
             raise FailedError(
                 f"{self.where}: got no credentials ({text[:200]}), expected those of "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or of this machine's "
                 "role; set them, or pass anonymous=True for a public bucket"
             ) from error
         if isinstance(error, PermissionError) or any(
-            each in text for each in (" 403 ", " 401 ", "AccessDenied")
+            mark in text for mark in (" 403 ", " 401 ", "AccessDenied")
         ):
-            raise RefusedError(
+            raise AccessRefusedError(
                 f"{self.where}: the server refused ({text[:200]}), expected "
                 "credentials that may list and read it; check AWS_ACCESS_KEY_ID, or "
                 "pass anonymous=True for a public bucket"
@@ -268,8 +269,8 @@ def _check(url: str, bucket: str, endpoint: str | None) -> None:
             f"{url}: got a bucket {bucket!r}, expected a name of letters, digits, '.', "
             "'_' and '-'; write s3://bucket/prefix"
         )
-    found = ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
-    known = found is not None and int(found[2] or 0) <= MAX_PORT
+    match = ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
+    known = match is not None and int(match[2] or 0) <= MAX_PORT
     if endpoint is not None and not known:
         raise SchemaError(
             f"endpoint: got {endpoint!r}, expected the URL of a server, such as "
@@ -283,8 +284,8 @@ def _options(
 ) -> Mapping[str, Any]:
     """Options of the library's store; what is not told it looks up in AWS_*."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    told = [os.environ[name] for name in named if os.environ.get(name)]
-    endpoint = endpoint or (told[0] if told else None)
+    endpoints = [os.environ[name] for name in named if os.environ.get(name)]
+    endpoint = endpoint or (endpoints[0] if endpoints else None)
     options: dict[str, Any] = {
         "client_options": {
             "allow_http": (endpoint or "").startswith("http://"),
@@ -309,15 +310,15 @@ def _ranged(extent: Extent) -> bool:
 def _joined(wanted: Sequence[Extent]) -> list[_Request]:
     """Requests for extents of known bytes, near ones together."""
     ranged = sorted(
-        (each.name, each.first, number)
-        for number, each in enumerate(wanted)
-        if _ranged(each)
+        (extent.name, extent.first, number)
+        for number, extent in enumerate(wanted)
+        if _ranged(extent)
     )
-    found: list[_Request] = []
+    requests: list[_Request] = []
     for name, first, number in ranged:
         nbytes = wanted[number].nbytes
         assert nbytes is not None
-        stop, last = first + nbytes, found[-1] if found else None
+        stop, last = first + nbytes, requests[-1] if requests else None
         if (
             last is None
             or last.name != name
@@ -325,7 +326,7 @@ def _joined(wanted: Sequence[Extent]) -> list[_Request]:
             or stop - last.first > JOINED_NBYTES
         ):
             last = _Request(name, first, stop)
-            found.append(last)
+            requests.append(last)
         last.stop = max(last.stop, stop)
-        last.parts.append(number)
-    return found
+        last.extents.append(number)
+    return requests

@@ -79,15 +79,15 @@ class ZarrSource(os.PathLike[str]):
                 f"anonymous: got {shown(self.anonymous)}, expected True or False; "
                 "leave it out to send credentials"
             )
-        told: object = self.location
-        if not isinstance(told, str | os.PathLike):
+        given_location: object = self.location
+        if not isinstance(given_location, str | os.PathLike):
             raise SchemaError(
-                f"location: got {shown(told)}, expected a path or s3://bucket/prefix; "
-                "name the group's folder, zip file or URL"
+                f"location: got {shown(given_location)}, expected a path or "
+                "s3://bucket/prefix; name the group's folder, zip file or URL"
             )
         location = files.expanded(self.location)
-        found = url_of(location) or os.path.abspath(location)
-        object.__setattr__(self, "location", found)
+        absolute = url_of(location) or os.path.abspath(location)
+        object.__setattr__(self, "location", absolute)
 
     def __fspath__(self) -> str:
         """The location."""
@@ -138,7 +138,7 @@ def _texts(value: object) -> bool:
     return (
         isinstance(value, Mapping)
         and bool(value)
-        and all(isinstance(each, str) for pair in value.items() for each in pair)
+        and all(isinstance(text, str) for pair in value.items() for text in pair)
     )
 
 
@@ -149,12 +149,12 @@ def source_of(path: str | os.PathLike[str]) -> ZarrSource | None:
     text = files.expanded(path)
     if url_of(text) is not None:
         return ZarrSource(text)
-    place = Path(text)
-    if place.is_dir():
-        named = any((place / mark).is_file() for mark in MARKS)
-        whole = named and not (place / METADATA).exists()
-        return ZarrSource(text) if whole else None
-    return ZarrSource(text) if is_zip(place) else None
+    folder = Path(text)
+    if folder.is_dir():
+        named = any((folder / mark).is_file() for mark in MARKS)
+        is_group = named and not (folder / METADATA).exists()
+        return ZarrSource(text) if is_group else None
+    return ZarrSource(text) if is_zip(folder) else None
 
 
 def is_zip(path: Path) -> bool:

@@ -74,15 +74,15 @@ class GroupStore:
             FailedError: A remote store cannot be reached.
         """
         at = self._at(rows)
-        found: dict[str, NDArray[np.generic]] = {}
+        columns: dict[str, NDArray[np.generic]] = {}
         for path in paths:
             array, field = self._arrays.get(path), self.schema[path]
             if array is not None:
-                found[path] = np.empty((len(rows), *field.shape), field.numpy)
-                self._reader.take(array, at, found[path])
+                columns[path] = np.empty((len(rows), *field.shape), field.numpy)
+                self._reader.take(array, at, columns[path])
             elif not field.nbytes:
-                found[path] = np.empty((len(rows), *field.shape), field.numpy)
-        return found
+                columns[path] = np.empty((len(rows), *field.shape), field.numpy)
+        return columns
 
     def _at(self, rows: Ids) -> list[Ids]:
         """Coordinates of rows in the arrays."""
@@ -184,7 +184,7 @@ class SealedGroup:
         stop: int64 ``[E]``; rows below are in shards.
         uuid: 16 bytes, the buffer's.
         generation: Of its data.
-        user: The user's own JSON.
+        user_metadata: The user's own JSON.
         arrays: By field's path, but for those that flags tell.
         flags: The array of the rows' flags.
     """
@@ -196,7 +196,7 @@ class SealedGroup:
     stop: Ids
     uuid: bytes
     generation: int
-    user: Json
+    user_metadata: Json
     arrays: Mapping[str, ForeignArray]
     flags: ForeignArray
 
@@ -213,21 +213,21 @@ class _About:
             f"expected {expected}; the group is damaged: copy it anew from the buffer"
         )
 
-    def number(self, key: str, most: int) -> int:
-        found = self._about.get(key)
-        if type(found) is not int or not 1 <= found <= most:
-            raise self.refuse(key, f"an integer in [1, {most}]")
-        return found
+    def number(self, key: str, maximum: int) -> int:
+        value = self._about.get(key)
+        if type(value) is not int or not 1 <= value <= maximum:
+            raise self.refuse(key, f"an integer in [1, {maximum}]")
+        return value
 
     def positions(self, key: str, num_envs: int) -> Ids:
-        found = self._about.get(key)
+        value = self._about.get(key)
         if (
-            not isinstance(found, list)
-            or len(found) != num_envs
-            or not all(type(n) is int and 0 <= n <= MAX_POSITION for n in found)
+            not isinstance(value, list)
+            or len(value) != num_envs
+            or not all(type(n) is int and 0 <= n <= MAX_POSITION for n in value)
         ):
             raise self.refuse(key, f"{num_envs} positions")
-        return np.array(found, np.int64)
+        return np.array(value, np.int64)
 
 
 def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
@@ -236,62 +236,67 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     Raises:
         FormatError: It is damaged, or its buffer was never closed.
     """
-    where, told = hierarchy.where, _About(about, hierarchy.where)
+    where, checked = hierarchy.where, _About(about, hierarchy.where)
     if "stop" not in about:
         raise FormatError(
             f"{where} does not say which of its rows are sealed, expected a group "
             "whose buffer was closed; close the buffer, and copy it then"
         )
-    capacity = told.number("capacity", MAX_ROWS)
-    num_envs = told.number("num_envs", MAX_NUM_ENVS)
-    slots = told.number("slots", MAX_ROWS)
+    capacity = checked.number("capacity", MAX_ROWS)
+    num_envs = checked.number("num_envs", MAX_NUM_ENVS)
+    slots = checked.number("slots", MAX_ROWS)
     layout, autoreset = about.get("layout"), about.get("autoreset")
     if layout not in LAYOUTS:
-        raise told.refuse("layout", f"one of {LAYOUTS}")
+        raise checked.refuse("layout", f"one of {LAYOUTS}")
     if autoreset not in AUTORESETS:
-        raise told.refuse("autoreset", f"one of {AUTORESETS}")
+        raise checked.refuse("autoreset", f"one of {AUTORESETS}")
     if slots < capacity or slots * num_envs > MAX_ROWS:
-        raise told.refuse("slots", f"{capacity} or more, {MAX_ROWS} in all")
+        raise checked.refuse("slots", f"{capacity} or more, {MAX_ROWS} in all")
     uuid = about.get("uuid")
     if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
-        raise told.refuse("uuid", "32 hex digits")
-    first = told.positions("first", num_envs)
-    stop = told.positions("sealed" if "sealed" in about else "stop", num_envs)
+        raise checked.refuse("uuid", "32 hex digits")
+    first = checked.positions("first", num_envs)
+    stop = checked.positions("sealed" if "sealed" in about else "stop", num_envs)
     if (first > stop).any() or (stop - first > capacity).any():
-        raise told.refuse("stop", f"at most {capacity} rows from the first on")
-    schema = _schema(about, told, notes)
+        raise checked.refuse("stop", f"at most {capacity} rows from the first on")
+    schema = _schema(about, checked, notes)
     ring = Ring(capacity, num_envs, layout, 1, 1, slots)
     served = served_ends(schema)
     arrays = {
-        path: _array(hierarchy, folder_name(path), each.numpy, each.shape, ring)
-        for path, each in schema.fields.items()
-        if path not in served and each.nbytes
+        path: _array(hierarchy, folder_name(path), field.numpy, field.shape, ring)
+        for path, field in schema.fields.items()
+        if path not in served and field.nbytes
     }
     flags = _array(hierarchy, FLAGS_NAME, np.dtype(np.uint8), (), ring)
-    user = about.get("user")
+    user_metadata = about.get("user")
     return SealedGroup(
         ring, schema, autoreset, first, stop, bytes.fromhex(uuid),
-        told.number("generation", 999_999), user if isinstance(user, dict) else {},
+        checked.number("generation", 999_999),
+        user_metadata if isinstance(user_metadata, dict) else {},
         arrays, flags,
     )  # fmt: skip
 
 
-def _schema(about: Json, told: _About, notes: Notes) -> Schema:
+def _schema(about: Json, checked: _About, notes: Notes) -> Schema:
     """The fields that the group holds."""
     try:
-        whole = Schema.from_json(about.get("schema"), about.get("roles"))
-        left = [path for path, each in whole.fields.items() if each.mutable]
-        for path in left:
+        stored_schema = Schema.from_json(about.get("schema"), about.get("roles"))
+        mutable = [
+            path for path, field in stored_schema.fields.items() if field.mutable
+        ]
+        for path in mutable:
             notes.note(f"field {path!r} is mutable, and no group holds it: left out")
-        kept = {p: each for p, each in whole.fields.items() if p not in left}
+        fields = {
+            p: field for p, field in stored_schema.fields.items() if p not in mutable
+        }
         roles = {
             role: top
-            for role, top in whole.roles.items()
-            if any(f"{path}/".startswith(f"{top}/") for path in kept)
+            for role, top in stored_schema.roles.items()
+            if any(f"{path}/".startswith(f"{top}/") for path in fields)
         }
-        return Schema.from_flat(kept, roles)
+        return Schema.from_flat(fields, roles)
     except SchemaError as error:
-        raise told.refuse("schema", f"one of a buffer ({error})") from error
+        raise checked.refuse("schema", f"one of a buffer ({error})") from error
 
 
 def _array(
@@ -302,16 +307,16 @@ def _array(
     try:
         if name not in hierarchy.arrays:
             raise SchemaError("no such array")
-        found = hierarchy.array(name)
-        if (found.shape, found.dtype) != (wanted, dtype):
-            raise SchemaError(f"{found.dtype}{list(found.shape)}")
+        array = hierarchy.array(name)
+        if (array.shape, array.dtype) != (wanted, dtype):
+            raise SchemaError(f"{array.dtype}{list(array.shape)}")
     except SchemaError as error:
         raise CorruptError(
             f"{hierarchy.where}: got {error} for array {name!r}, expected "
             f"{dtype}{list(wanted)} as the group's attributes say; it is damaged: "
             "copy it anew from the buffer"
         ) from error
-    return found
+    return array
 
 
 def read_flags(group: SealedGroup, reader: ChunkedReader) -> NDArray[np.uint8]:

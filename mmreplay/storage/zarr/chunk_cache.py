@@ -22,15 +22,15 @@ class ChunkCache(Generic[K]):
         nbytes: Of what is kept.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_nbytes: int) -> None:
         """Keep at most so many bytes, and the newest array in any case."""
-        self._most, self.nbytes = most, 0
-        self._found: dict[K, Array] = {}
+        self._max_nbytes, self.nbytes = max_nbytes, 0
+        self._arrays: dict[K, Array] = {}
         self._lock = Lock()
 
     def get(self, key: K) -> Array | None:
         """What is kept of that name."""
-        return self._found.get(key)
+        return self._arrays.get(key)
 
     def put(self, key: K, array: Array) -> None:
         """Keep an array, unless another thread is keeping one just now."""
@@ -40,12 +40,12 @@ class ChunkCache(Generic[K]):
         try:
             self._drop(key)
             self.nbytes += array.nbytes
-            while self.nbytes > self._most and self._found:
-                self._drop(next(iter(self._found)))
-            self._found[key] = array
+            while self.nbytes > self._max_nbytes and self._arrays:
+                self._drop(next(iter(self._arrays)))
+            self._arrays[key] = array
         finally:
             self._lock.release()
 
     def _drop(self, key: K) -> None:
-        known = self._found.pop(key, None)
+        known = self._arrays.pop(key, None)
         self.nbytes -= 0 if known is None else known.nbytes

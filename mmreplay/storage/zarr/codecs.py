@@ -43,13 +43,13 @@ class ChunkCodec(Protocol):
             RuntimeError: The library cannot read them.
         """
 
-    def unpack_many(self, parts: Sequence[memoryview], out: Bytes) -> None:
+    def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """Fill out, uint8 ``[K, N]`` and contiguous, with K chunks; see `unpack`."""
-        for part, row in zip(parts, out, strict=True):
-            self.unpack(part, row)
+        for chunk, row in zip(chunks, out, strict=True):
+            self.unpack(chunk, row)
 
 
-class Plain(ChunkCodec):
+class Uncompressed(ChunkCodec):
     """No packing; see `ChunkCodec`."""
 
     nbytes_apart = 1 << 20
@@ -105,19 +105,19 @@ class Zstd(ChunkCodec):
             raise ValueError(f"a chunk that says {zstd_nbytes(data)} bytes")
         library("zstd").decompress(data, out)
 
-    def unpack_many(self, parts: Sequence[memoryview], out: Bytes) -> None:
+    def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """See `ChunkCodec.unpack_many`: all of them in one call of the library.
 
         Each call makes a state of its own, and asks the processor what it is, which
         on a virtual machine takes longer than to unpack 28 KB of Atari.
         """
-        if len({*map(zstd_nbytes, parts), out.shape[1]}) > 1:
+        if len({*map(zstd_nbytes, chunks), out.shape[1]}) > 1:
             raise ValueError("a chunk that says another number of bytes")
         # Frames follow each other; what the first one does not say is taken from out.
-        library("zstd").decompress(b"".join([EMPTY_FRAME, *parts]), out.reshape(-1))
+        library("zstd").decompress(b"".join([EMPTY_FRAME, *chunks]), out.reshape(-1))
 
 
-class Summed(ChunkCodec):
+class Checksummed(ChunkCodec):
     """Another codec's bytes with their CRC32C behind them; see `ChunkCodec`."""
 
     def __init__(self, codec: ChunkCodec) -> None:
@@ -134,9 +134,9 @@ class Summed(ChunkCodec):
         """See `ChunkCodec.unpack`."""
         self._codec.unpack(_checked(data), out)
 
-    def unpack_many(self, parts: Sequence[memoryview], out: Bytes) -> None:
+    def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """See `ChunkCodec.unpack_many`."""
-        self._codec.unpack_many([_checked(part) for part in parts], out)
+        self._codec.unpack_many([_checked(chunk) for chunk in chunks], out)
 
 
 def _checked(data: memoryview) -> memoryview:
@@ -170,17 +170,17 @@ def shuffle_of(itemsize: int) -> int:
 
 def codec_of(sharding: Sharding, itemsize: int) -> ChunkCodec:
     """The codec of a field's chunks."""
-    found: ChunkCodec = Plain()
+    codec: ChunkCodec = Uncompressed()
     if sharding.codec == "blosc-lz4":
-        found = Blosc(sharding.level, itemsize)
+        codec = Blosc(sharding.level, itemsize)
     elif sharding.codec == "zstd":
-        found = Zstd(sharding.level)
-    return Summed(found) if sharding.chunk_crc32c else found
+        codec = Zstd(sharding.level)
+    return Checksummed(codec) if sharding.chunk_crc32c else codec
 
 
 def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
     """The inner codecs as a Zarr array's metadata names them."""
-    found: list[dict[str, Any]] = [
+    codecs: list[dict[str, Any]] = [
         {"name": "bytes", "configuration": {"endian": "little"}}
         if itemsize > 1
         else {"name": "bytes"}
@@ -191,22 +191,22 @@ def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
             "shuffle": ("noshuffle", "shuffle")[shuffle_of(itemsize)],
             "typesize": itemsize,
         }  # fmt: skip
-        found.append({"name": "blosc", "configuration": options})
+        codecs.append({"name": "blosc", "configuration": options})
     elif sharding.codec == "zstd":
         options = {"level": sharding.level, "checksum": False}
-        found.append({"name": "zstd", "configuration": options})
+        codecs.append({"name": "zstd", "configuration": options})
     if sharding.chunk_crc32c:
-        found.append({"name": "crc32c"})
-    return found
+        codecs.append({"name": "crc32c"})
+    return codecs
 
 
 @cache
 def blosc() -> Any:
     """Blosc, without threads of its own."""
-    found = library("blosc")
+    module = library("blosc")
     # They are neither ours to stop nor alive after a fork.
-    found.use_threads = False
-    return found
+    module.use_threads = False
+    return module
 
 
 @cache

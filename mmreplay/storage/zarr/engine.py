@@ -44,7 +44,7 @@ class ZarrStore:
         folder: Path,
         metadata: Metadata,
         staging: MemmapStore,
-        places: ShardStates,
+        states: ShardStates,
         policy: ReadPolicy = POLICY,
     ) -> None:
         self.ring, self.schema = metadata.ring, metadata.schema
@@ -57,10 +57,10 @@ class ZarrStore:
         self._reader = ShardReader(
             self.path, metadata.ring, staging.maps, policy.advise
         )
-        self._places = places
-        self.sealing = Sealing(folder, metadata, staging, places)
-        self._place_rows = self.sealing.place_rows
-        self._recycler = BufferPool()
+        self._states = states
+        self.sealing = Sealing(folder, metadata, staging, states)
+        self._range_rows = self.sealing.range_rows
+        self._buffers = BufferPool()
         self.limit_step = self.sealing.limit_step
 
     @classmethod
@@ -90,12 +90,12 @@ class ZarrStore:
             folder, metadata.ring, metadata.schema, writable=writable, policy=policy
         )
         try:
-            places = ShardStates.open(
+            states = ShardStates.open(
                 folder, _count(metadata), writable=writable, mapped=staging.maps
             )
             if writable:
                 group.sweep(folder)
-            return cls(folder, metadata, staging, places, policy)
+            return cls(folder, metadata, staging, states, policy)
         except BaseException:
             staging.close()
             raise
@@ -106,7 +106,7 @@ class ZarrStore:
         """Write a batch of rows; see `Store.write`."""
         sealing = self.sealing
         with sealing.lock:
-            sealing.take_over(runs, self._fetched)
+            sealing.unseal(runs, self._fetched)
             self._staging.write(runs, columns, flags)
             full = sealing.filled(runs)
         sealing.seal_soon(full)
@@ -124,7 +124,7 @@ class ZarrStore:
         """Write the step prepared last; see `Store.write_prepared`."""
         sealing = self.sealing
         with sealing.lock:
-            sealing.take_over(runs, self._fetched)
+            sealing.unseal(runs, self._fetched)
             self._staging.write_prepared(runs, flags)
             full = sealing.filled(runs)
         if full:
@@ -143,18 +143,18 @@ class ZarrStore:
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         """Copy rows out; see `Store.gather`."""
-        places, within = np.divmod(rows, self._place_rows)
+        range_ids, within = np.divmod(rows, self._range_rows)
         for _ in range(TRIES):
-            numbers = self._places.take(places)
+            numbers = self._states.take(range_ids)
             try:
-                found = self._copied(rows, places, numbers, within, paths)
+                result = self._copied(rows, range_ids, numbers, within, paths)
             except (CorruptError, FailedError):
                 # A shard that was removed is missing, or stale on a file server.
-                if (self._places.take(places) == numbers).all():
+                if (self._states.take(range_ids) == numbers).all():
                     raise
                 continue
-            if (self._places.take(places) == numbers).all():
-                return found
+            if (self._states.take(range_ids) == numbers).all():
+                return result
         raise StarvedError(
             f"{self.path}: got shards that changed {TRIES} times while rows were "
             "copied, expected them to last; the files are damaged: run mmreplay verify"
@@ -168,37 +168,38 @@ class ZarrStore:
         return self.gather(rows, paths)
 
     def _copied(
-        self, rows: Ids, places: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
+        self, rows: Ids, range_ids: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         sealed = (numbers & 1) == 1
         if not sealed.any():
             return self._staging.gather(rows, paths)
         fields = self.schema.fields
         others = [path for path in paths if path not in self._arrays]
-        found = self._staging.gather(rows, [p for p in others if fields[p].nbytes])
+        result = self._staging.gather(rows, [p for p in others if fields[p].nbytes])
         for path in others:
             if not fields[path].nbytes:
                 empty = np.empty((len(rows), *fields[path].shape), fields[path].numpy)
-                found[path] = empty
+                result[path] = empty
         raw = np.flatnonzero(~sealed)
         packed = np.flatnonzero(sealed)
-        kept = [p for p in paths if p in self._arrays and p not in self._served]
-        part = self._staging.gather(rows[raw], kept) if len(raw) else {}
-        for path in kept:
+        stored = [p for p in paths if p in self._arrays and p not in self._served]
+        staged = self._staging.gather(rows[raw], stored) if len(raw) else {}
+        for path in stored:
             array = self._arrays[path]
-            out = self._recycler.empty((len(rows), *array.shape), array.dtype)
+            out = self._buffers.empty((len(rows), *array.shape), array.dtype)
             into = out if not len(raw) else np.empty_like(out[: len(packed)])
-            some = (array, places[packed], numbers[packed], within[packed])
+            some = (array, range_ids[packed], numbers[packed], within[packed])
             self._reader.take(*some, into)
             if len(raw):
-                out[packed], out[raw] = into, part[path]
-            found[path] = out
-        return {path: found[path] for path in paths if path in found}
+                out[packed], out[raw] = into, staged[path]
+            result[path] = out
+        return {path: result[path] for path in paths if path in result}
 
     def sealed(self, rows: Ids) -> NDArray[np.bool_]:
         """Which rows are in shards now, bool of their shape."""
-        found: NDArray[np.bool_] = self._places.take(rows // self._place_rows) & 1 == 1
-        return found
+        numbers = self._states.take(rows // self._range_rows)
+        sealed: NDArray[np.bool_] = numbers & 1 == 1
+        return sealed
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
         """Say in the group of a new buffer what is alive; see `Sealing.settle`.
@@ -208,12 +209,12 @@ class ZarrStore:
             FailedError: Files or memory were short.
         """
         self.sealing.settle(first, stop, seal=seal, fresh=True)
-        self.sealing.tell(COPIED)
+        self.sealing.raise_if_unsealed(COPIED)
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
         """The same before all is committed and closed, which a full disk never keeps.
 
-        What the group lacks then is told later, by `Sealing.tell`.
+        What the group lacks then is told later, by `Sealing.raise_if_unsealed`.
 
         Args:
             tails: int64 ``[E]``; a row that the capacity does not hold may be above.
@@ -227,8 +228,8 @@ class ZarrStore:
         self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
     ) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
-        places, within = np.divmod(rows, self._place_rows)
-        numbers = self._places.take(places)
+        range_ids, within = np.divmod(rows, self._range_rows)
+        numbers = self._states.take(range_ids)
         sealed = (numbers & 1) == 1
         asked = 0
         if not sealed.all():
@@ -241,7 +242,7 @@ class ZarrStore:
                 # are read where they are, and waited for.
                 with suppress(CorruptError):
                     asked += self._reader.prefetch(
-                        self._arrays[path], places[sealed], numbers[sealed],
+                        self._arrays[path], range_ids[sealed], numbers[sealed],
                         within[sealed],
                     )  # fmt: skip
         return asked
@@ -290,7 +291,7 @@ class ZarrStore:
             FailedError: It cannot.
         """
         self._staging.sync()
-        self._places.file.sync()
+        self._states.file.sync()
         self.sealing.check()
 
     def sync_sums(self) -> None:
@@ -330,7 +331,7 @@ class ZarrStore:
             self.sealing.stop()
         finally:
             self._staging.close()
-            self._places.file.close()
+            self._states.file.close()
 
 
 def _count(metadata: Metadata) -> int:

@@ -85,11 +85,11 @@ def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
         for path, field in metadata.schema.fields.items()
         if not field.mutable and field.nbytes
     }
-    found = {
+    arrays = {
         path: _array(path, field, ring, sharding) for path, field in fields.items()
     }
-    found[FLAGS_NAME] = _array(FLAGS_NAME, Field((), "uint8"), ring, sharding)
-    return found
+    arrays[FLAGS_NAME] = _array(FLAGS_NAME, Field((), "uint8"), ring, sharding)
+    return arrays
 
 
 def served(metadata: Metadata) -> dict[str, str]:
@@ -114,8 +114,8 @@ def folder_name(path: str) -> str:
     group's own folder.
     """
     name = "/".join(
-        quote(part, safe="").replace(".", "%2E").replace("__", "%5F%5F")
-        for part in path.split("/")
+        quote(segment, safe="").replace(".", "%2E").replace("__", "%5F%5F")
+        for segment in path.split("/")
     )
     return f"tmp%2D{name[4:]}" if name.startswith("tmp-") else name
 
@@ -127,7 +127,7 @@ def check_names(schema: Schema) -> None:
         SchemaError: One is the flags' own, or too long for a folder's name.
     """
     for path, field in schema.fields.items():
-        longest = max(len(part) for part in folder_name(path).split("/"))
+        longest = max(len(segment) for segment in folder_name(path).split("/"))
         # No folder is made for a mutable field.
         long = longest > MAX_NAME_NBYTES and not field.mutable
         if path == FLAGS_NAME or long:
@@ -147,8 +147,8 @@ def create(folder: Path, metadata: Metadata) -> None:
     files.make_folder(root)
     for array in arrays_of(metadata).values():
         where = root
-        for part in array.name.split("/"):
-            where = where / part
+        for segment in array.name.split("/"):
+            where = where / segment
             if not where.is_dir():
                 files.make_folder(where)
                 if where != root / array.name:
@@ -217,12 +217,12 @@ def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str,
     }
 
 
-def shard_name(array: ShardedArray, ring: Ring, place: int) -> str:
+def shard_name(array: ShardedArray, ring: Ring, range_id: int) -> str:
     """File of one place's shard, below the group's folder."""
     per_env = ring.slots // array.shard[1]
-    env_id, step = (0, place) if array.shard[0] > 1 else divmod(place, per_env)
-    tail = ".0" * len(array.shape)
-    return f"{array.name}/c.{env_id}.{step}{tail}"
+    env_id, step = (0, range_id) if array.shard[0] > 1 else divmod(range_id, per_env)
+    suffix = ".0" * len(array.shape)
+    return f"{array.name}/c.{env_id}.{step}{suffix}"
 
 
 def shards_in(folder: Path) -> list[Path]:

@@ -54,15 +54,15 @@ class Sealer:
         self._worker: Worker[Work] | None = None
         self.failure: BaseException | None = None
         self.short = 0
-        self._given = self._done = 0
+        self._submitted = self._done = 0
 
-    def give(self, work: Work) -> None:
+    def submit(self, work: Work) -> None:
         """Have work done; starts the thread at the first."""
         if self.failure is not None:
             return
         if self._worker is None:
             self._worker = Worker("mmreplay-seal", self._run)
-        self._given += 1
+        self._submitted += 1
         self._worker.put(work)
         if not self._worker.running:
             try:
@@ -78,14 +78,14 @@ class Sealer:
     @property
     def waiting(self) -> int:
         """Pieces of work given and not done."""
-        return self._given - self._done
+        return self._submitted - self._done
 
     def drain(self) -> None:
         """Wait until everything given is done, or refused."""
         if not self._running or self.failure is not None:
             return
         done: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.give(lambda: done.put(None))
+        self.submit(lambda: done.put(None))
         while self.failure is None:
             try:
                 done.get(timeout=0.2)
@@ -146,11 +146,11 @@ def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> No
         packed = np.zeros((count, placement.stride), np.uint8)
         staging.packer.pack(packed, columns, 0, count)
         offset = row * placement.stride
-        staging.file(RECORDS).pwrite_pieces(packed.reshape(-1).data, offset)
+        staging.file(RECORDS).pwrite_new_pages(packed.reshape(-1).data, offset)
     for path, name in placement.large.items():
         if not schema.fields[path].mutable:
             data = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
-            staging.file(name).pwrite_pieces(
+            staging.file(name).pwrite_new_pages(
                 data.data, row * schema.fields[path].nbytes
             )
 
@@ -164,9 +164,9 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
         rows: int64 ``[block_rows]``.
     """
     placement, schema = record_layout(store.schema), store.schema
-    kept = [path for path, field in schema.fields.items() if not field.mutable]
+    paths = [path for path, field in schema.fields.items() if not field.mutable]
     # Missing pages are else waited for one by one, by who holds the lock of Python.
-    store.prefetch(rows, kept)
+    store.prefetch(rows, paths)
     crc = crc32c(struct.pack("<Q", position))
     crc = crc32c(store.flags(rows).tobytes(), crc)
     if placement.record is not None:
@@ -186,7 +186,7 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
 
 Ids = NDArray[np.int64]
 Gather = Callable[[Ids, Sequence[str]], Columns]
-TAIL_NBYTES = 256 << 20
+MAX_WAITING_NBYTES = 256 << 20
 """Raw rows that may wait to be sealed before who writes waits too."""
 UNPACK_ROWS = 1024
 SHORT = {
@@ -209,10 +209,10 @@ class Sealing:
     Threads: `lock` is held while rows are written and while a place changes hands.
 
     Attributes:
-        places: The numbers that say who holds each.
+        states: The numbers that say who holds each.
         unsealed: The group misses rows that it was to hold: something was short.
         lock: Held by who writes staging rows.
-        place_rows: Rows of a place.
+        range_rows: Rows of a place.
         refuse_removed: Called before files of the group are read or changed by their
             path; raises `RemovedError` where it leads to another buffer.
     """
@@ -222,7 +222,7 @@ class Sealing:
         folder: Path,
         metadata: Metadata,
         staging: MemmapStore,
-        places: ShardStates,
+        states: ShardStates,
     ) -> None:
         """Seal into the group of a data folder."""
         sharding = metadata.sharding
@@ -230,8 +230,8 @@ class Sealing:
         self._folder, self._metadata = folder, metadata
         self._ring, self._steps = metadata.ring, sharding.shard_rows
         self._wide = metadata.ring.wide
-        self.place_rows = self._steps * self._wide
-        self.places = places
+        self.range_rows = self._steps * self._wide
+        self.states = states
         self._staging = staging
         self._maker = ShardMaker(folder / group.FOLDER, metadata, staging)
         self._sealer = Sealer()
@@ -241,11 +241,11 @@ class Sealing:
         self._full: dict[int, NDArray[np.bool_]] = {}
         self._limits: Ids | None = None
         # What an earlier writer said of the group's rows holds until one is replaced.
-        self._told, self.unsealed = True, False
-        place_nbytes = max(1, self.place_rows * metadata.schema.row_nbytes)
+        self._described, self.unsealed = True, False
+        range_nbytes = max(1, self.range_rows * metadata.schema.row_nbytes)
         # Every environment may fill a place in the same step.
         self._most_waiting = max(
-            TAIL_NBYTES // place_nbytes, 2 * metadata.ring.num_envs + 2
+            MAX_WAITING_NBYTES // range_nbytes, 2 * metadata.ring.num_envs + 2
         )
 
     @property
@@ -263,40 +263,40 @@ class Sealing:
         """Note that rows a lap before these positions are nobody's any more."""
         self._limits = limits.copy()
 
-    def touched(self, runs: Sequence[Run]) -> set[int]:
+    def ranges_of(self, runs: Sequence[Run]) -> set[int]:
         """Places that rows of a write are in."""
-        size = self.place_rows
+        size = self.range_rows
         return {
-            place
+            range_id
             for row, first, stop in runs
-            for place in range(row // size, (row + stop - first - 1) // size + 1)
+            for range_id in range(row // size, (row + stop - first - 1) // size + 1)
         }
 
-    def take_over(self, runs: Sequence[Run], gather: Gather) -> None:
+    def unseal(self, runs: Sequence[Run], gather: Gather) -> None:
         """Have what will be written in the staging files, and void what is made of it.
 
         Args:
             runs: Of the write; the lock is held.
             gather: Reads rows of sealed places.
         """
-        for place in self.touched(runs):
-            number = self.places.get(place)
+        for range_id in self.ranges_of(runs):
+            number = self.states.get(range_id)
             if number & 1:
                 self.refuse_removed()
                 self._clear_group_state()
-                if not self._given_up(place, runs):
-                    self._unpack(place, gather)
-                self.places.put(place, number + 1)
-                self._sealer.give(partial(self._retire, place))
-            self._versions[place] = self._versions.get(place, 0) + 1
+                if not self._nothing_alive(range_id, runs):
+                    self._unpack(range_id, gather)
+                self.states.put(range_id, number + 1)
+                self._sealer.submit(partial(self._retire, range_id))
+            self._versions[range_id] = self._versions.get(range_id, 0) + 1
 
     def _clear_group_state(self) -> None:
         """Have the group say nothing of its rows any more, before one is replaced."""
-        if self._told:
+        if self._described:
             group.write_group(self._folder, self._metadata, {})
-            self._told = False
+            self._described = False
 
-    def _given_up(self, place: int, runs: Sequence[Run]) -> bool:
+    def _nothing_alive(self, range_id: int, runs: Sequence[Run]) -> bool:
         """Whether nothing in a place is alive, nor would be after a power cut.
 
         Rows are written in order, so what a write begins with its first step holds
@@ -305,7 +305,7 @@ class Sealing:
         """
         if self._limits is None:
             return False
-        first, slots = place * self.place_rows, self._ring.slots
+        first, slots = range_id * self.range_rows, self._ring.slots
         if not any(
             row <= first and first + self._wide <= row + stop - start
             for row, start, stop in runs
@@ -317,79 +317,79 @@ class Sealing:
             over = (self._limits[first // slots, None] - first % slots) % slots
         return bool(((over == 0) | (over >= self._steps)).all())
 
-    def _unpack(self, place: int, gather: Gather) -> None:
+    def _unpack(self, range_id: int, gather: Gather) -> None:
         """Put what shards hold of a place's rows back into the staging files.
 
         Flags and mutable fields are there. Of a place that was sealed before it was
         full they have holes, which kill who looks at them where tmpfs is full.
         """
-        size, fields = self.place_rows, self._metadata.schema.fields
+        size, fields = self.range_rows, self._metadata.schema.fields
         paths = [path for path, field in fields.items() if not field.mutable]
         for first in range(0, size, UNPACK_ROWS):
-            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
+            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + range_id * size
             columns = gather(rows, paths)
             put_back(self._staging, int(rows[0]), columns, len(rows))
         # What says where the rows are may reach the disk before anything else.
         self._staging.sync()
 
-    def _retire(self, place: int) -> None:
+    def _retire(self, range_id: int) -> None:
         """Remove the shards of a place that is not sealed any more."""
-        self.places.file.sync()
+        self.states.file.sync()
         self.refuse_removed()
-        if not self.places.get(place) & 1:
-            self._maker.remove(place)
+        if not self.states.get(range_id) & 1:
+            self._maker.remove(range_id)
 
     def filled(self, runs: Sequence[Run]) -> list[int]:
         """Places whose last step, of each environment, was written now."""
-        size, wide = self.place_rows, self._wide
-        found = []
+        size, wide = self.range_rows, self._wide
+        full = []
         for row, first, stop in runs:
             last = row + stop - first
-            for place in range(row // size, (last - 1) // size + 1):
-                end = (place + 1) * size
+            for range_id in range(row // size, (last - 1) // size + 1):
+                end = (range_id + 1) * size
                 low = max(row, end - wide)
                 if last <= end - wide:
                     continue
-                ends = self._full.setdefault(place, np.zeros(wide, bool))
+                ends = self._full.setdefault(range_id, np.zeros(wide, bool))
                 ends[low - (end - wide) : min(last, end) - (end - wide)] = True
                 if ends.all():
-                    del self._full[place]
-                    found.append(place)
-        return found
+                    del self._full[range_id]
+                    full.append(range_id)
+        return full
 
-    def seal_soon(self, places: list[int]) -> None:
+    def seal_soon(self, range_ids: list[int]) -> None:
         """Have places sealed by the thread; waits where too many wait already."""
-        for place in places:
-            self._sealer.give(partial(self._seal, place))
+        for range_id in range_ids:
+            self._sealer.submit(partial(self._seal, range_id))
         if self._sealer.waiting > self._most_waiting:
             self._sealer.drain()
 
-    def seal_now(self, places: list[int]) -> None:
+    def seal_now(self, range_ids: list[int]) -> None:
         """Have places sealed, and wait until they are."""
-        self.seal_soon(places)
+        self.seal_soon(range_ids)
         self._sealer.drain()
 
-    def _seal(self, place: int) -> None:
+    def _seal(self, range_id: int) -> None:
         """Make shards of a place, and publish them unless it is written meanwhile."""
         with self.lock:
-            number, version = self.places.get(place), self._versions.get(place, 0)
+            number, version = self.states.get(range_id), self._versions.get(range_id, 0)
         if number & 1:
             return
         self.refuse_removed()
-        with self._maker.made(place) as made:
-            if self._versions.get(place, 0) != version:
+        with self._maker.made(range_id) as made:
+            if self._versions.get(range_id, 0) != version:
                 return
             self.refuse_removed()
             self._maker.publish(made)
         with self.lock:
-            if self._versions.get(place, 0) != version:
+            if self._versions.get(range_id, 0) != version:
                 return
-            self.places.put(place, number + 1)
+            self.states.put(range_id, number + 1)
         # Only what survives a power cut replaces the staging rows.
-        self.places.file.sync()
+        self.states.file.sync()
         with self.lock:
-            if self.places.get(place) == number + 1:
-                free(self._staging, place * self.place_rows, self.place_rows)
+            if self.states.get(range_id) == number + 1:
+                free(self._staging, range_id * self.range_rows, self.range_rows)
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool, fresh: bool = False) -> None:
         """Say in the group what is alive, and how far of it shards hold.
@@ -412,15 +412,17 @@ class Sealing:
             self.unsealed = True
             self.refuse_removed()
             group.write_group(self._folder, self._metadata, state)
-            self._told = True
+            self._described = True
             self.unsealed = seal and state["sealed"] != state["stop"]
             if seal:
                 # Rows before the first in its block have space: they are summed.
                 block = self._ring.block_rows
-                kept = self._alive(first // block * block, stop) if fresh else None
+                alive_before = (
+                    self._alive(first // block * block, stop) if fresh else None
+                )
                 # All is told and whole by now; a sync that failed the commit tells.
                 with suppress(OSError):
-                    self._give_back(stop, kept)
+                    self._give_back(stop, alive_before)
 
     def _give_back(self, stop: Ids, alive: list[int] | None) -> None:
         """Give back the space of places that are sealed, or were never written.
@@ -429,11 +431,11 @@ class Sealing:
         was reserved again with it. What the ring has given up stays: where the power
         fails now, the last commit may still have it.
         """
-        size, ring = self.place_rows, self._ring
+        size, ring = self.range_rows, self._ring
         firsts = np.arange(0, ring.num_rows, size)
         # What is given back is lost, and what says that shards hold it may not have
         # reached the disk: a writer may have been killed between the two.
-        self.places.file.sync()
+        self.states.file.sync()
         if alive is not None:
             unwritten = ~np.isin(firsts // size, alive)
         elif self._time_major:
@@ -441,15 +443,15 @@ class Sealing:
         else:
             unwritten = firsts % ring.slots >= stop[firsts // ring.slots]
         with self.lock:
-            sealed = self.places.take(firsts // size) & 1 == 1
-            found = np.flatnonzero(sealed | unwritten)
-            for place, first, last in runs(found) if len(found) else []:
-                free(self._staging, place * size, (last - first) * size)
+            sealed = self.states.take(firsts // size) & 1 == 1
+            freed = np.flatnonzero(sealed | unwritten)
+            for range_id, first, last in runs(freed) if len(freed) else []:
+                free(self._staging, range_id * size, (last - first) * size)
 
     def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
         """The same; what fails keeps no row from a commit.
 
-        It is told by `check` and, where something was short, by `tell`.
+        It is told by `check` and, where something was short, by `raise_if_unsealed`.
         """
         try:
             self.settle(first, stop, seal=seal)
@@ -461,28 +463,28 @@ class Sealing:
 
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
         """Places that hold a row alive."""
-        size = self.place_rows
+        size = self.range_rows
         spans = [np.empty(0, np.int64)]
         for env_id, oldest in enumerate(first.tolist()):
-            stretch = self._ring.stretch(env_id, oldest, int(stop[env_id]))
-            for row, step, count in stretch:
+            runs_alive = self._ring.stretch(env_id, oldest, int(stop[env_id]))
+            for row, step, count in runs_alive:
                 last = row + step * (count - 1)
                 spans.append(np.arange(row // size, last // size + 1))
-        found: list[int] = np.unique(np.concatenate(spans)).tolist()
-        return found
+        range_ids: list[int] = np.unique(np.concatenate(spans)).tolist()
+        return range_ids
 
     def _sealed(self, first: Ids, stop: Ids) -> Ids:
         """The first position of each environment, from its oldest on, in no shard."""
         reached, every = first.copy(), np.arange(len(first))
         while True:
-            places = self._ring.rows(every, reached) // self.place_rows
-            held = (reached < stop) & (self.places.take(places) & 1 == 1)
-            if not held.any():
+            range_ids = self._ring.rows(every, reached) // self.range_rows
+            in_shard = (reached < stop) & (self.states.take(range_ids) & 1 == 1)
+            if not in_shard.any():
                 return np.minimum(reached, stop)
             after = (reached // self._steps + 1) * self._steps
-            reached = np.where(held, after, reached)
+            reached = np.where(in_shard, after, reached)
 
-    def tell(self, expected: str = CLOSED) -> None:
+    def raise_if_unsealed(self, expected: str = CLOSED) -> None:
         """Raise where rows that were to be sealed at last were not.
 
         Args:
@@ -510,9 +512,11 @@ class Sealing:
         """
         failure, path = self._sealer.failure, self._folder / group.FOLDER
         if failure is not None:
-            told = str(failure) or type(failure).__name__
+            reason = str(failure) or type(failure).__name__
             number = failure.errno if isinstance(failure, OSError) else None
-            raise ShardError(f"cannot seal {path}: {told}", errno_=number) from failure
+            raise ShardError(
+                f"cannot seal {path}: {reason}", errno_=number
+            ) from failure
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them).
@@ -520,14 +524,14 @@ class Sealing:
         Args:
             heads: int64 ``[E]``; slots that no row was written to count for nothing.
         """
-        places, steps = self.places.sealed(), self._steps
+        range_ids, steps = self.states.sealed(), self._steps
         per_env = self._ring.slots // steps
         if self._time_major:
-            written = heads[None] - places[:, None] * steps
+            written = heads[None] - range_ids[:, None] * steps
         else:
-            written = heads[places // per_env] - places % per_env * steps
+            written = heads[range_ids // per_env] - range_ids % per_env * steps
         rows = int(np.clip(written, 0, steps).sum())
-        return self._maker.compression(places, rows)
+        return self._maker.compression(range_ids, rows)
 
     def stop(self) -> None:
         """Seal what is due, and end the thread."""

@@ -184,24 +184,24 @@ def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
     envs, size = array.chunk
     grid = rows.reshape(steps, wide, *array.shape)
     corners = [(e, s) for e in range(0, wide, envs) for s in range(0, steps, size)]
-    parts: list[Any] = [None] * len(corners)
+    packed: list[Any] = [None] * len(corners)
 
     def pack(first: int, stop: int) -> None:
         for number in range(first, stop):
             env, step = corners[number]
             block = grid[step : step + size, env : env + envs].swapaxes(0, 1)
             raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-            parts[number] = memoryview(array.codec.pack(raw)).cast("B")
+            packed[number] = memoryview(array.codec.pack(raw)).cast("B")
 
     half = len(corners) // 2
     if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
         pack(0, len(corners))
     else:
         run_both(lambda: pack(half, len(corners)), lambda: pack(0, half))
-    lengths = np.array([part.nbytes for part in parts], "<u8")
+    lengths = np.array([chunk.nbytes for chunk in packed], "<u8")
     index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
-    return [*parts, data + struct.pack("<I", google_crc32c.value(data))]
+    return [*packed, data + struct.pack("<I", google_crc32c.value(data))]
 
 
 class Shard:
@@ -232,16 +232,16 @@ class Shard:
             file.close()
             self.pages = ChunkPages(mapping, advise)
             self._data = memoryview(mapping)
-        tail = self.packed([file.nbytes - size, size])
-        index = bytes(tail[:-4])
-        if google_crc32c.value(index) != struct.unpack("<I", tail[-4:])[0]:
+        footer = self.packed([file.nbytes - size, size])
+        index = bytes(footer[:-4])
+        if google_crc32c.value(index) != struct.unpack("<I", footer[-4:])[0]:
             raise self.damaged("an index that differs", "one of its checksum")
         table = np.frombuffer(index, "<u8").reshape(-1, 2)
         there = table[:, 0] != MISSING
-        most = np.uint64(file.nbytes - size)
+        data_nbytes = np.uint64(file.nbytes - size)
         # A sum of the two might wrap.
-        wrong = (table[there] > most).any(1) | (
-            table[there, 0] > most - table[there, 1]
+        wrong = (table[there] > data_nbytes).any(1) | (
+            table[there, 0] > data_nbytes - table[there, 1]
         )
         if wrong.any():
             raise self.damaged("a chunk past the end", "chunks before the index")
@@ -249,14 +249,14 @@ class Shard:
 
     def where(self, chunks: Ids) -> list[list[int]]:
         """First byte and length of chunks, `MISSING` where there is none."""
-        found: list[list[int]] = self._table[chunks].tolist()
-        return found
+        extents: list[list[int]] = self._table[chunks].tolist()
+        return extents
 
     def bytes_of(self, chunks: Ids) -> tuple[Ids, Ids]:
         """First bytes and the bytes after the last of those chunks that are there."""
-        found = self._table[chunks]
-        found = found[found[:, 0] != MISSING].astype(np.int64)
-        return found[:, 0], found.sum(1)
+        extents = self._table[chunks]
+        extents = extents[extents[:, 0] != MISSING].astype(np.int64)
+        return extents[:, 0], extents.sum(1)
 
     def unpack(
         self, array: ShardedArray, extent: list[int], out: NDArray[np.uint8]
@@ -314,50 +314,50 @@ class ShardReader:
         self._ring = ring
         self._mapped, self._advise = mapped, advise
         self._ahead: dict[str, ChunksAhead] = {}
-        self._most = _most_open()
+        self._max_open = _most_open()
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
         self._chunks = ChunkCache[ChunkKey](CACHE_NBYTES)
 
     def take(
-        self, array: ShardedArray, places: Ids, entries: Ids, within: Ids, out: Array
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids, out: Array
     ) -> None:
         """Copy rows out.
 
         Args:
             array: Whose.
-            places: int64 ``[B]``, sealed places.
+            range_ids: int64 ``[B]``, sealed places.
             entries: int64 ``[B]``, what the table said of each.
             within: int64 ``[B]``, rows counted within their places.
             out: ``[B, *shape]``.
         """
         chunks, inner = self._where(array, within)
-        order = np.argsort(places * array.num_chunks + chunks, kind="stable")
+        order = np.argsort(range_ids * array.num_chunks + chunks, kind="stable")
         if array.chunk_rows > 1:
-            self._take_blocks(array, order, places, entries, chunks, inner, out)
+            self._take_blocks(array, order, range_ids, entries, chunks, inner, out)
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
-        groups = list(_groups(order, places[order]))
+        groups = list(_groups(order, range_ids[order]))
         waiting = [groups]
         while waiting:
-            part = waiting.pop()
-            found = self._packed(array, part, places, entries, chunks)
-            if found is None:
+            some = waiting.pop()
+            packed = self._packed(array, some, range_ids, entries, chunks)
+            if packed is None:
                 # What is unpacked together stays open until it is.
-                half = len(part) // 2
-                waiting += [part[half:], part[:half]]
-            elif len(part) == len(groups):
-                unpack_all(array, found, flat)
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]
+            elif len(some) == len(groups):
+                unpack_all(array, packed, flat)
             else:
-                items = np.sort(np.concatenate(part))
+                items = np.sort(np.concatenate(some))
                 unpacked = np.empty((len(items), flat.shape[1]), np.uint8)
-                unpack_all(array, found, unpacked)
+                unpack_all(array, packed, unpacked)
                 flat[items] = unpacked
 
     def _packed(
         self,
         array: ShardedArray,
         groups: Sequence[Ids],
-        places: Ids,
+        range_ids: Ids,
         entries: Ids,
         chunks: Ids,
     ) -> list[Packed] | None:
@@ -365,69 +365,71 @@ class ShardReader:
 
         Each group is of one shard.
         """
-        if len(groups) > self._most:
+        if len(groups) > self._max_open:
             return None
-        found: dict[int, Packed] = {}
+        packed: dict[int, Packed] = {}
         for some in groups:
             try:
-                shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
+                shard = self._shard(
+                    array, int(range_ids[some[0]]), int(entries[some[0]])
+                )
             except FailedError as error:
                 if error.errno not in OUT_OF_FILES or len(groups) == 1:
                     raise
-                self._most = len(groups) // 2
+                self._max_open = len(groups) // 2
                 return None
             extents = shard.where(chunks[some])
             for item, extent in zip(some.tolist(), extents, strict=True):
-                found[item] = (shard, extent)
-        return [found[item] for item in sorted(found)]
+                packed[item] = (shard, extent)
+        return [packed[item] for item in sorted(packed)]
 
     def _take_blocks(
         self,
         array: ShardedArray,
         order: Ids,
-        places: Ids,
+        range_ids: Ids,
         entries: Ids,
         chunks: Ids,
         inner: Ids,
         out: Array,
     ) -> None:
         """Copy rows out of chunks of several, each unpacked once and kept."""
-        keys = places * array.num_chunks + chunks
+        keys = range_ids * array.num_chunks + chunks
         for some in _groups(order, keys[order]):
             item = some[0]
-            place, entry, chunk = (
-                int(places[item]), int(entries[item]), int(chunks[item]),
+            range_id, entry, chunk = (
+                int(range_ids[item]), int(entries[item]), int(chunks[item]),
             )  # fmt: skip
-            out[some] = self._chunk(array, place, entry, chunk)[inner[some]]
+            out[some] = self._chunk(array, range_id, entry, chunk)[inner[some]]
 
     def prefetch(
-        self, array: ShardedArray, places: Ids, entries: Ids, within: Ids
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids
     ) -> int:
         """Ask the disk for the rows' chunks, where some of a sample are missing.
 
         Args:
             array: Whose.
-            places: See `take`, as the next two.
+            range_ids: See `take`, as the next two.
             entries: Numbers of the places.
             within: Rows within them.
 
         Returns:
             Bytes asked for.
         """
-        if not self._mapped or not len(places):
+        if not self._mapped or not len(range_ids):
             return 0
         chunks, _ = self._where(array, within)
 
         def extents(some: Ids) -> Iterator[tuple[ChunkPages, Ids, Ids]]:
-            for same in _groups(some, places[some]):
-                place, entry = int(places[same[0]]), int(entries[same[0]])
-                shard = self._shard(array, place, entry)
+            for same in _groups(some, range_ids[some]):
+                range_id, entry = int(range_ids[same[0]]), int(entries[same[0]])
+                shard = self._shard(array, range_id, entry)
                 starts, stops = shard.bytes_of(chunks[same])
                 if shard.pages is not None and len(starts):
                     yield shard.pages, starts, stops
 
         ahead = self._ahead.setdefault(array.path, ChunksAhead(self._advise))
-        return ahead.ask(np.argsort(places, kind="stable"), extents)
+        return ahead.ask(np.argsort(range_ids, kind="stable"), extents)
 
     def _where(self, array: ShardedArray, within: Ids) -> tuple[Ids, Ids]:
         """Chunks of rows, and their rows in them."""
@@ -437,41 +439,43 @@ class ShardReader:
         chunk = env // envs * (steps // size) + step // size
         return chunk, env % envs * size + step % size
 
-    def _chunk(self, array: ShardedArray, place: int, entry: int, chunk: int) -> Array:
+    def _chunk(
+        self, array: ShardedArray, range_id: int, entry: int, chunk: int
+    ) -> Array:
         """A decoded chunk, ``[rows, *shape]``."""
-        key = (array.path, place, entry, chunk)
-        found = self._chunks.get(key)
-        if found is None:
-            found = np.empty((array.chunk_rows, *array.shape), array.dtype)
-            shard = self._shard(array, place, entry)
+        key = (array.path, range_id, entry, chunk)
+        rows = self._chunks.get(key)
+        if rows is None:
+            rows = np.empty((array.chunk_rows, *array.shape), array.dtype)
+            shard = self._shard(array, range_id, entry)
             (extent,) = shard.where(np.array([chunk]))
-            shard.unpack(array, extent, found.reshape(-1).view(np.uint8))
-            self._chunks.put(key, found)
-        return found
+            shard.unpack(array, extent, rows.reshape(-1).view(np.uint8))
+            self._chunks.put(key, rows)
+        return rows
 
-    def _shard(self, array: ShardedArray, place: int, entry: int) -> Shard:
-        key = (array.path, place)
+    def _shard(self, array: ShardedArray, range_id: int, entry: int) -> Shard:
+        key = (array.path, range_id)
         known = self._open.get(key)
         if known is not None and known[0] == entry:
             return known[1]
         # Another thread may empty it meanwhile.
-        kept = list(self._open)
-        for oldest in kept[: max(0, 1 + len(kept) - self._most)]:
+        keys = list(self._open)
+        for oldest in keys[: max(0, 1 + len(keys) - self._max_open)]:
             self._open.pop(oldest, None)
         try:
-            shard = self._opened(array, place)
+            shard = self._opened(array, range_id)
         except FailedError as error:
             short = {*OUT_OF_FILES, errno.ENOMEM}
             if error.errno not in short or not self._open:
                 raise
             # Those that are kept are of no use if the next one cannot be read.
             self._open = {}
-            shard = self._opened(array, place)
+            shard = self._opened(array, range_id)
         self._open[key] = (entry, shard)
         return shard
 
-    def _opened(self, array: ShardedArray, place: int) -> Shard:
-        path = self._folder / shard_name(array, self._ring, place)
+    def _opened(self, array: ShardedArray, range_id: int) -> Shard:
+        path = self._folder / shard_name(array, self._ring, range_id)
         try:
             file = File.open(path, None)
         except CorruptError:
@@ -498,43 +502,43 @@ def _most_open() -> int:
 
 def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:
     """Cut an order into stretches of one key each; keys are in that order."""
-    edges = np.flatnonzero(np.diff(keys, prepend=-1))
-    return iter(np.split(order, edges[1:])) if len(order) else iter(())
+    bounds = np.flatnonzero(np.diff(keys, prepend=-1))
+    return iter(np.split(order, bounds[1:])) if len(order) else iter(())
 
 
 Packed = tuple[Shard, list[int]]
 
 
 def unpack_all(
-    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+    array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]
 ) -> None:
     """Unpack chunks, on a second thread too where that is sooner.
 
     Args:
         array: Whose.
-        found: Shard, and what `Shard.where` says of the chunk, of each.
+        packed: Shard, and what `Shard.where` says of the chunk, of each.
         out: uint8 ``[K, N]``, where they go.
     """
-    if len(found) < 2 * FEW or array.chunk_nbytes < array.codec.nbytes_apart:
-        _unpack_some(array, found, out)
+    if len(packed) < 2 * FEW or array.chunk_nbytes < array.codec.nbytes_apart:
+        _unpack_some(array, packed, out)
     else:
-        half = len(found) // 2
+        half = len(packed) // 2
         run_both(
-            lambda: _unpack_some(array, found[half:], out[half:]),
-            lambda: _unpack_some(array, found[:half], out[:half]),
+            lambda: _unpack_some(array, packed[half:], out[half:]),
+            lambda: _unpack_some(array, packed[:half], out[:half]),
         )
 
 
 def _unpack_some(
-    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+    array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]
 ) -> None:
-    if all(extent[0] != MISSING for _, extent in found):
+    if all(extent[0] != MISSING for _, extent in packed):
         # One by one below, to tell which of them is damaged.
         with suppress(*UNREADABLE):
-            parts = [shard.packed(extent) for shard, extent in found]
-            array.codec.unpack_many(parts, out)
+            chunks = [shard.packed(extent) for shard, extent in packed]
+            array.codec.unpack_many(chunks, out)
             return
-    for (shard, extent), row in zip(found, out, strict=True):
+    for (shard, extent), row in zip(packed, out, strict=True):
         shard.unpack(array, extent, row)
 
 
@@ -583,13 +587,13 @@ class ShardStates:
                 raise
         return cls(file, mapped)
 
-    def take(self, places: Ids) -> Ids:
+    def take(self, range_ids: Ids) -> Ids:
         """Numbers of places, int64 of their shape."""
-        return self._all().take(places).astype(np.int64)
+        return self._all().take(range_ids).astype(np.int64)
 
-    def get(self, place: int) -> int:
+    def get(self, range_id: int) -> int:
         """Number of one place."""
-        return int(self._all()[place])
+        return int(self._all()[range_id])
 
     def sealed(self) -> Ids:
         """Every sealed place, int64 ``[N]``."""
@@ -601,29 +605,29 @@ class ShardStates:
         data = self.file.pread(self.file.nbytes, 0)
         return np.frombuffer(data, DTYPE)
 
-    def put(self, place: int, number: int) -> None:
+    def put(self, range_id: int, number: int) -> None:
         """Change one number, for whoever looks next."""
         data = np.array([number], DTYPE).tobytes()
-        self.file.pwrite(data, place * DTYPE.itemsize)
+        self.file.pwrite(data, range_id * DTYPE.itemsize)
 
 
 ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
-PIECE_NBYTES = 1 << 20
+WRITE_NBYTES = 1 << 20
 
 
 class ShardMaker:
     """Writes and removes shard files; memory: one shard of one field."""
 
-    def __init__(self, root: Path, metadata: Metadata, tail: MemmapStore) -> None:
+    def __init__(self, root: Path, metadata: Metadata, staging: MemmapStore) -> None:
         self._root = root
         self._ring = metadata.ring
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
         self._placement = record_layout(metadata.schema)
-        self._rows = _rows_of(tail)
+        self._rows = _rows_of(staging)
 
     @contextmanager
-    def made(self, place: int) -> Iterator[list[tuple[Path, Path]]]:
+    def made(self, range_id: int) -> Iterator[list[tuple[Path, Path]]]:
         """Write and sync a place's shards; those not renamed go at the end.
 
         Yields:
@@ -633,8 +637,8 @@ class ShardMaker:
         try:
             for number, array in enumerate(self._arrays.values()):
                 temporary = self._root / f"tmp-{number}"
-                made.append((temporary, self._path(array, place)))
-                self._write(temporary, array, place)
+                made.append((temporary, self._path(array, range_id)))
+                self._write(temporary, array, range_id)
             yield made
         finally:
             for temporary, _ in made:
@@ -645,38 +649,38 @@ class ShardMaker:
         for temporary, target in made:
             rename(temporary, target)
 
-    def remove(self, place: int) -> None:
+    def remove(self, range_id: int) -> None:
         """Remove a place's shards."""
         for array in self._arrays.values():
-            files.remove_tree(self._path(array, place))
+            files.remove_tree(self._path(array, range_id))
 
     def compression(
-        self, places: NDArray[np.int64], rows: int
+        self, range_ids: NDArray[np.int64], rows: int
     ) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of some places' shards, bytes of the rows in them)."""
-        found = {}
+        nbytes_of = {}
         for path, array in self._arrays.items():
             if path != group.FLAGS_NAME:
                 nbytes = 0
-                for place in places.tolist():
+                for range_id in range_ids.tolist():
                     # A writer may remove it meanwhile.
                     with suppress(FileNotFoundError):
-                        nbytes += self._path(array, place).lstat().st_size
-                found[path] = nbytes, rows * array.row_nbytes
-        return found
+                        nbytes += self._path(array, range_id).lstat().st_size
+                nbytes_of[path] = nbytes, rows * array.row_nbytes
+        return nbytes_of
 
-    def _path(self, array: ShardedArray, place: int) -> Path:
-        return self._root / group.shard_name(array, self._ring, place)
+    def _path(self, array: ShardedArray, range_id: int) -> Path:
+        return self._root / group.shard_name(array, self._ring, range_id)
 
-    def _write(self, path: Path, array: ShardedArray, place: int) -> None:
+    def _write(self, path: Path, array: ShardedArray, range_id: int) -> None:
         size = array.shard[0] * array.shard[1]
-        rows = np.arange(size) + place * size
-        parts = encode(array, self._values(array.path, rows), self._ring)
+        rows = np.arange(size) + range_id * size
+        chunks = encode(array, self._values(array.path, rows), self._ring)
         files.remove_tree(path)
-        file = File.create(path, sum(len(part) for part in parts))
+        file = File.create(path, sum(len(chunk) for chunk in chunks))
         try:
             offset = 0
-            for data in _pieces(parts):
+            for data in _joined(chunks):
                 file.pwrite(data, offset)
                 offset += len(data)
             file.sync()
@@ -701,32 +705,32 @@ class ShardMaker:
         return reader.take(rows, np.empty((len(rows), *reader.shape), reader.dtype))
 
 
-def _rows_of(tail: MemmapStore) -> dict[str, ReadRows]:
+def _rows_of(staging: MemmapStore) -> dict[str, ReadRows]:
     """The tail's rows by file's name, read and not mapped.
 
     A place that is sealed before it is full has holes, which are read as zeros; read
     through a mapping they kill the process where tmpfs is full.
     """
-    placement = record_layout(tail.schema)
-    opened = {each.path.name: each for each in tail.files}
-    found = {FLAGS: ReadRows(opened[FLAGS], np.dtype(np.uint8), (), "never")}
+    placement = record_layout(staging.schema)
+    opened = {file.path.name: file for file in staging.files}
+    rows = {FLAGS: ReadRows(opened[FLAGS], np.dtype(np.uint8), (), "never")}
     if placement.record is not None:
         raw = np.dtype((np.void, placement.stride))
-        found[RECORDS] = ReadRows(opened[RECORDS], raw, (), "never")
+        rows[RECORDS] = ReadRows(opened[RECORDS], raw, (), "never")
     for path, name in placement.large.items():
-        field = tail.schema.fields[path]
-        found[name] = ReadRows(opened[name], field.numpy, field.shape, "never")
-    return found
+        field = staging.schema.fields[path]
+        rows[name] = ReadRows(opened[name], field.numpy, field.shape, "never")
+    return rows
 
 
-def _pieces(parts: list[Any]) -> Iterator[bytes]:
+def _joined(chunks: list[Any]) -> Iterator[bytes]:
     """Put a shard's parts together, a MiB or so at a time."""
-    held: list[Any] = []
+    joined: list[Any] = []
     nbytes = 0
-    for part in parts:
-        held.append(part)
-        nbytes += len(part)
-        if nbytes >= PIECE_NBYTES:
-            yield b"".join(held)
-            held, nbytes = [], 0
-    yield b"".join(held)
+    for chunk in chunks:
+        joined.append(chunk)
+        nbytes += len(chunk)
+        if nbytes >= WRITE_NBYTES:
+            yield b"".join(joined)
+            joined, nbytes = [], 0
+    yield b"".join(joined)
