@@ -208,6 +208,8 @@ class MemmapStore:
         self._fillers: list[PartialPageFiller] = []
         self._writer: MappedWriter | None = None
         self._large: list[Large] = []
+        # A reader's writes are refused by the file, which the error then names.
+        self._flags_writer = MappedWriter(self._flags_file, advise=self._advise)
         if writable:
             self._open_writers()
 
@@ -239,7 +241,6 @@ class MemmapStore:
         self.packer = packer(self.schema, placement, ring.num_envs)
         self._step = memoryview(self.packer.rows)
         self.ends: Flags = np.frombuffer(self.packer.ends, np.uint8)
-        self._flags_writer = MappedWriter(self._flags_file, advise=self._advise)
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
             count = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide

@@ -268,7 +268,8 @@ class MappedWriter:
                 read instead.
             advise: Whether the disk may be asked; see `ReadPolicy`.
         """
-        kind = file_system(file.path.parent)
+        # A reader's file is never stored into, so nothing needs to be known of its disk.
+        kind = file_system(file.path.parent) if file.writable else ""
         self.file, self._filler = file, filler
         self._asks = advise in ("auto", "always")
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None

@@ -198,7 +198,7 @@ def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
 
     spied = SimpleNamespace(copy_rows=slowed(True, copy.copy_rows))
     monkeypatch.setattr(gather, "_copies", spied)
-    monkeypatch.setattr(rows, "_taken", slowed(False, take))
+    monkeypatch.setattr(rows, "_copy", slowed(False, take))
     monkeypatch.setattr(gather, "EVERY", 20)
     out = np.empty((MANY, *LONG), np.uint8)
     for sooner in (True, False, True):
