@@ -268,7 +268,7 @@ class MappedWriter:
                 read instead.
             advise: Whether the disk may be asked; see `ReadPolicy`.
         """
-        # A reader's file is never stored into, so nothing needs to be known of its disk.
+        # A reader's file is never stored into: its file system does not matter.
         kind = file_system(file.path.parent) if file.writable else ""
         self.file, self._filler = file, filler
         self._asks = advise in ("auto", "always")
