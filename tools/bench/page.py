@@ -93,12 +93,17 @@ python3 -m tools.bench.make_peers      # once: build/peers, pinned, minutes and 
 .venv/bin/python -m tools.bench.all --quick        # minutes; into build/bench
 .venv/bin/python -m tools.bench.all --redraw                  # runs nothing
 .venv/bin/python -m tools.bench.page                          # this page alone
+.venv/bin/python -m tools.bench.against HEAD~1 bench_add      # is a line slower now?
 ```
 
 `all` runs the scripts in the environment of the peers, where it is there, and
 records what each printed, with the day, the machine, its load and the libraries'
 versions. From it come this page, the plots and README's table. A script that fails
 leaves its last record.
+
+`against` compares this tree with a commit: it runs the scripts of both in turns, each
+with its own package and without other libraries, prints the ratio of every line, and
+ends with status 1 if a line has less than 0.95 of the commit's speed.
 
 One alone, with its own options (`--help` lists them):
 

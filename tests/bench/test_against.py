@@ -1,0 +1,90 @@
+"""Comparing the benchmarks' lines of two trees."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from tools.bench import against
+from tools.bench.against import compare, higher_is_better, own_lines, table
+
+RESULT = {
+    "rows": 1000,
+    "name": "patches",
+    "quick": True,
+    "speedup": {"cpprb": 3.0},
+    "median_us": {"mmreplay": 10.0, "mmreplay_torch": 12.0, "np_take": 8.0},
+    "by_rows": {"1000": {"batch_us": 5.0, "peak_kib": 7.0}},
+    "live_us": {"alone": {"sample": 4.0}, "writer_steps_per_s": 9.0},
+    "sides": {"mmreplay": {"draw_ms": 2.0}, "original": {"draw_ms": 1.0}},
+    "cold": {"mb_per_s": {"mmreplay": 3.0, "preadv": 4.0}},
+}
+
+
+def test_lines_are_the_times_and_speeds_of_mmreplay_alone():
+    assert own_lines(RESULT) == {
+        ("median_us", "mmreplay"): 10.0,
+        ("median_us", "mmreplay_torch"): 12.0,
+        ("by_rows", "1000", "batch_us"): 5.0,
+        ("live_us", "alone", "sample"): 4.0,
+        ("live_us", "writer_steps_per_s"): 9.0,
+        ("sides", "mmreplay", "draw_ms"): 2.0,
+        ("cold", "mb_per_s", "mmreplay"): 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (("median_us", "mmreplay"), False),
+        (("draw_us_by_rows", "any", "1000"), False),
+        (("command_s", "stats"), False),
+        (("checksum_percent",), False),
+        (("fill_mb_per_s", "mmreplay"), True),
+        (("vectors_256", "batches_a_second"), True),
+        (("live_us", "writer_steps_per_s"), True),
+        (("memory", "mmreplay", "peak_over_limit"), None),
+        (("rows",), None),
+    ],
+)
+def test_the_last_key_with_a_unit_says_how_a_figure_is_read(line, expected):
+    assert higher_is_better(line) is expected
+
+
+def test_a_ratio_above_one_is_a_faster_tree():
+    time, speed = ("median_us", "mmreplay"), ("mb_per_s", "mmreplay")
+    now = [{time: 8.0, speed: 300.0}, {time: 10.0, speed: 200.0}]
+    before = [{time: 10.0, speed: 150.0}, {time: 14.0, speed: 100.0}]
+    first, second = compare("bench_x", now, before)
+    assert (first.best, first.middle) == (10 / 8, 12 / 9)
+    assert (second.best, second.middle) == (2.0, 2.0)
+
+
+def test_only_lines_that_every_run_has_are_compared():
+    a, b, c = ("a_us",), ("b_us",), ("c_us",)
+    found = compare("bench_x", [{a: 1.0, b: 1.0}], [{a: 1.0, c: 1.0}])
+    assert [each.line for each in found] == [a]
+
+
+def test_a_line_is_slower_where_best_and_median_are():
+    now = [{("a_us",): 2.0, ("b_us",): 1.0}, {("a_us",): 2.0, ("b_us",): 3.0}]
+    before = [{("a_us",): 1.0, ("b_us",): 1.0}] * 2
+    rows = table(compare("bench_x", now, before), 0.95).splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["slower", "1.000"]
+    assert rows[0].endswith("bench_x: a_us")
+
+
+def test_scripts_with_a_slower_line_run_more_rounds_in_turns(monkeypatch):
+    trees, seen = (Path("now"), Path("before")), []
+
+    def run(script, tree, options):
+        seen.append(tree.name)
+        return {("a_us",): 2.0 if tree.name == "now" and len(seen) < 3 else 1.0}
+
+    monkeypatch.setattr(against, "run", run)
+    options = argparse.Namespace(rounds=1, more=2, bound=0.95)
+    (line,) = against.measure("bench_x", trees, options)
+    assert line.speed == 1
+    assert seen == ["before", "now", "before", "now", "now", "before"]
