@@ -49,7 +49,7 @@ def test_fields_are_found_by_path_and_nested(batch):
     assert len(batch) == 3
 
 
-def test_an_unknown_path_is_told(batch):
+def test_an_unknown_path_is_reported(batch):
     told = r"batch has no field 'rewards', expected one of \['observation/state', 'rew"
     with pytest.raises(SchemaError, match=told):
         batch["rewards"]
@@ -200,7 +200,7 @@ def test_what_is_copied_has_tensors_for_columns(batch, change):
     assert change(batch).weights.tolist() == [1, 1, 1]
 
 
-def test_a_name_that_is_none_is_told(batch):
+def test_an_invalid_name_is_reported(batch):
     for each in (batch, batch.torch()):
         with pytest.raises(
             AttributeError, match=r"no attribute 'rewards'; .*\['rewards'\]"

@@ -161,7 +161,7 @@ def test_the_disk_is_read_where_nothing_is_in_memory_or_mapped(path, monkeypatch
     assert not any(mapped for mapped, _ in found)
 
 
-def test_pages_that_stay_are_not_taken_for_the_disk(path, monkeypatch):
+def test_resident_pages_do_not_count_as_disk_reads(path, monkeypatch):
     file = largest(path)
     assert bench.sequential([file], 0.02) > 0
     monkeypatch.setattr(bench, "WAIT_S", 0.0)
@@ -172,7 +172,7 @@ def test_pages_that_stay_are_not_taken_for_the_disk(path, monkeypatch):
     assert "another process has them mapped" in found.advice[0]
 
 
-def test_a_small_part_that_stays_is_left_out(path, monkeypatch):
+def test_few_resident_pages_are_ignored(path, monkeypatch):
     file = largest(path)
     small = next(path.rglob("flags.bin"))
     with held(small):
@@ -213,7 +213,7 @@ def test_a_small_buffer_says_nothing_of_the_disk(tmp_path):
     assert found.advice[0] == found.not_cold
 
 
-def test_of_a_compressed_buffer_the_disk_is_read_and_the_reason_told(tmp_path, rng):
+def test_a_compressed_buffer_reads_the_disk_and_reports_the_reason(tmp_path, rng):
     schema = mr.Schema({"pixels": mr.Field((84, 84), "uint8")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 2000, engine="zarr") as buffer:
         buffer.extend(pixels=rng.integers(0, 255, (2000, 84, 84), np.uint8))

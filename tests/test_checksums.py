@@ -16,7 +16,7 @@ def crc32c(data, before):
 @pytest.mark.parametrize(
     ("name", "expected"), [("crc32", zlib.crc32), ("crc32c", crc32c)]
 )
-def test_every_length_and_place_is_summed_alike(rng, name, expected):
+def test_every_length_and_offset_has_the_same_checksum(rng, name, expected):
     data = memoryview(rng.bytes(140_000))
     for length in [*range(300), 1000, 65_536, 131_073]:
         first, before = int(rng.integers(64)), int(rng.integers(1 << 32))
@@ -25,7 +25,7 @@ def test_every_length_and_place_is_summed_alike(rng, name, expected):
         assert getattr(checksums, name)(part) == expected(part, 0)
 
 
-def test_a_sum_goes_on_over_parts(rng):
+def test_a_checksum_continues_over_blocks(rng):
     data = rng.bytes(5000)
     for found in (checksums.crc32, checksums.crc32c):
         halves = found(memoryview(data)[1234:], found(data[:1234]))

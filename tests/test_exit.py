@@ -210,7 +210,7 @@ def test_a_buffer_opened_when_nothing_closes_it_any_more_ends_in_silence(tmp_pat
     ids=["torch", "loader-outlives", "loader", "loader-exit", "workers", "children",
          "children-torch"],
 )  # fmt: skip
-def test_programs_end_in_silence_in_every_python_at_hand(tmp_path, code):
+def test_programs_end_in_silence_in_every_installed_python(tmp_path, code):
     for number, python in enumerate([sys.executable, *others()]):
         place = tmp_path / str(number)
         place.mkdir()

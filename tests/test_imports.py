@@ -55,7 +55,7 @@ def test_a_buffer_and_a_schema_are_had_without_torch_or_gymnasium():
     assert not HEAVY & loaded
 
 
-def test_a_name_that_was_meant_is_told():
+def test_a_similar_name_is_suggested():
     done = subprocess.run(
         [sys.executable, "-c", "import mmreplay\nmmreplay.ReplyBuffer"],
         capture_output=True, text=True, timeout=60,
@@ -78,7 +78,7 @@ def test_a_misspelt_name_is_answered_with_the_near_one(name, near):
         exec(f"from mmreplay import {name}", {})
 
 
-def test_a_name_that_is_near_to_nothing_is_told_as_python_does():
+def test_a_name_without_a_similar_one_gets_pythons_message():
     with pytest.raises(AttributeError, match=r"has no attribute 'quux'$"):
         _ = mmreplay.quux
     with pytest.raises(ImportError, match="cannot import name 'quux' from 'mmreplay'"):

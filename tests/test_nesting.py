@@ -64,7 +64,7 @@ def test_tuples_are_branches_and_lists_and_arrays_are_leaves():
         ({"a": {"b\0": 0}}, r"under 'a': got 'b\\x00', expected a name without"),
     ],
 )
-def test_names_that_are_no_part_of_a_path_are_refused(nested, message):
+def test_invalid_names_in_a_path_are_refused(nested, message):
     with pytest.raises(SchemaError, match=message):
         flatten(nested)
 

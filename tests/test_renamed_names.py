@@ -73,7 +73,7 @@ def test_then_is_on_timeout(old, new):
     assert limiter == mr.RateLimiter(1.0, 5, 10.0, on_timeout=new)
 
 
-def test_go_on_is_proceed_in_its_place_and_by_its_old_name():
+def test_go_on_is_proceed_by_position_and_by_its_old_name():
     with pytest.warns(DeprecationWarning, match="on_timeout='proceed'"):
         limiter = mr.RateLimiter(1.0, 5, 10.0, None, 10.0, "go_on")
     assert limiter.on_timeout == "proceed"

@@ -69,7 +69,7 @@ def path(tmp_path):
     return tmp_path / "b"
 
 
-def test_datasets_and_streams_are_told_by_their_calls(path):
+def test_reprs_of_datasets_and_streams_are_their_calls(path):
     dataset = mr.ReplayDataset(path, [mr.Delta()])
     made = "transforms=[Delta(paths=None, name='delta')]"
     assert repr(dataset) == f"ReplayDataset({str(path)!r}, {made})"

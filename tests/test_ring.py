@@ -47,7 +47,7 @@ def test_no_two_slots_share_a_row(ring):
 
 
 @given(rings, st.data())
-def test_a_stretch_is_its_positions_one_by_one(ring, data):
+def test_a_range_is_its_positions_one_by_one(ring, data):
     env_id = data.draw(st.integers(0, ring.num_envs - 1))
     first = data.draw(st.integers(0, 5 * ring.slots))
     stop = first + data.draw(st.integers(0, 3 * ring.slots))

@@ -172,7 +172,7 @@ def test_windows_of_a_part_stay_in_its_episodes(twin):
             assert longer <= drawn
 
 
-def test_a_part_is_kept_and_read_back(twin):
+def test_a_part_is_stored_and_read_back(twin):
     part, other = mr.split(twin.buffer, [0.5, 0.5], seed=5)
     again = mr.Part.from_state(part.state_dict())
     assert rows(again) == rows(part)

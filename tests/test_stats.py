@@ -85,7 +85,7 @@ def test_bfloat16_is_reckoned_with_by_value(buffer):
     assert found.mean == pytest.approx(values.mean())
 
 
-def test_all_fields_are_told_by_default(buffer):
+def test_all_fields_are_reported_by_default(buffer):
     assert set(field_moments(buffer)) == set(buffer.schema.paths)
 
 
@@ -180,7 +180,7 @@ def test_episodes_are_those_of_a_loop_over_rows(buffer):
     assert (table.lengths == table.end - table.begin).all()
 
 
-def test_headless_and_running_episodes_are_told_apart(tmp_path):
+def test_unfinished_episodes_and_those_missing_their_start_are_distinguished(tmp_path):
     fields = mr.Schema(
         {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
     )
@@ -290,7 +290,9 @@ def test_a_bool_field_has_moments_and_a_histogram(buffer):
     assert counts[1] == everything["terminated"][steps].sum()
 
 
-def test_steps_overwritten_meanwhile_make_an_episode_headless(tmp_path, monkeypatch):
+def test_steps_overwritten_during_the_scan_make_an_episode_miss_its_start(
+    tmp_path, monkeypatch
+):
     """A writer laps the reader between two blocks."""
     monkeypatch.setattr(stats, "MAX_BLOCK_ROWS", 5)
     fields = mr.Schema({"reward": mr.Field((), "float32")})
@@ -326,7 +328,7 @@ def test_moments_of_every_width_are_those_of_numpy(rng, dtype):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_left_out_of_every_piece(rng, monkeypatch, bad):
+def test_values_that_are_not_finite_are_left_out_of_every_chunk(rng, monkeypatch, bad):
     monkeypatch.setattr(stats, "CACHED", 16)
     values = rng.normal(size=400).astype(np.float32)
     values[[0, 17, 399]] = bad

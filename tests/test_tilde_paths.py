@@ -106,7 +106,7 @@ def test_adapters_keep_their_rings_and_files_there(home):
 
 
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/ring", "~nobody-of-this-name"])
-def test_a_home_that_is_not_known_is_told(home, text):
+def test_an_unknown_user_folder_is_reported(home, text):
     told = (
         rf"got '{text}', but no home folder is known for '~nobody-of-this-name', .*; "
         "if a folder is named like this, give its absolute path"

@@ -303,6 +303,11 @@ EXCEPTIONS = [
     Exempt("moment", "*[Mm]oments*", ANYWHERE, "mean and variance: mmreplay.Moments"),
     Exempt("cut", "*power_cut*", ANYWHERE, "a power cut: a term of the glossary"),
     Exempt("cut", "*PowerCut*", ANYWHERE, "a power cut: a term of the glossary"),
+    Exempt("cut", "*cut_flag*", ANYWHERE, "a flag of the format"),
+    Exempt(
+        "cut", "test_*cut*", ("tests/frozen/test_renamed.py", "tests/test_renamed*"),
+        "ReplayBuffer.cut, an old public name",
+    ),
     Exempt("place", "*in_place*", ANYWHERE, "an option of the command line"),
     Exempt("part", "Part", ("mmreplay/splitting*",), "public: what split returns"),
     Exempt(

@@ -257,7 +257,7 @@ def test_a_full_disk_says_so_and_what_to_do(tmp_path, name, number):
 
 
 @pytest.mark.parametrize("name", ["pwrite", "datasync", "allocate", "open"])
-def test_a_failing_device_is_told_from_a_full_one(tmp_path, name):
+def test_a_failing_device_is_distinguished_from_a_full_one(tmp_path, name):
     def use():
         file = File.create(tmp_path / "a", 64)
         file.allocate(0, 64)

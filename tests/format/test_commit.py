@@ -84,7 +84,7 @@ def test_a_change_of_any_byte_makes_a_slot_void():
         assert decode(torn) is None, at
 
 
-def test_a_slot_torn_between_two_records_is_void_wherever_it_is_torn():
+def test_a_slot_with_bytes_of_two_records_is_void_wherever_they_meet():
     old, new = record_of([5, 6]).encode(), record_of([6, 7], sequence=2).encode()
     for at in range(4096):
         torn = new[:at] + old[at:]
@@ -178,7 +178,7 @@ def test_a_live_record_is_trusted_by_the_birth_of_its_file(said, found, lock_hel
         assert trusted == (said == found)
 
 
-def test_no_time_is_taken_for_none_or_for_an_older_version():
+def test_no_time_is_confused_with_none_or_an_older_version():
     """Neither the epoch nor the last second that a disk can hold."""
     for seconds, nanoseconds in ((0, 0), (-1, 10**9 - 1), (-1, 2**32 - 1)):
         birth = files.BIRTH.pack(seconds, nanoseconds, 1)

@@ -214,7 +214,7 @@ def test_a_folder_that_cannot_be_read_is_a_failure_with_its_name(folder, monkeyp
         mr.ReplayBuffer.open(folder)
 
 
-def test_flags_are_scanned_a_piece_at_a_time(monkeypatch):
+def test_flags_are_scanned_in_chunks(monkeypatch):
     monkeypatch.setattr(episodes.index, "SCAN_ROWS", 5)
     flags = np.random.default_rng(0).integers(0, 64, 100).astype(np.uint8)
     asked = []
@@ -266,7 +266,7 @@ def abandon(buffer):
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
-def test_too_few_descriptors_are_told_and_cut_nothing(tmp_path, mode):
+def test_too_few_descriptors_are_reported_and_drop_no_row(tmp_path, mode):
     buffer = mr.ReplayBuffer.create(
         tmp_path / "b", schema_of(), 12, 2, commit_every=None, autoreset="disabled"
     )

@@ -204,7 +204,7 @@ def test_files_of_sizes_that_no_system_call_takes_are_refused():
         metadata_file.encode(metadata_of(ring=Ring.sized(1 << 48, 1 << 20)))
 
 
-def test_a_cut_or_changed_byte_is_told_as_damage():
+def test_a_missing_or_changed_byte_is_reported_as_damage():
     data = metadata_file.encode(metadata_of())
     with pytest.raises(CorruptError, match=r"has checksum .*damaged or edited by hand"):
         metadata_file.decode(data.replace(b'"note": "x"', b'"note": "y"'), PATH)
@@ -235,7 +235,7 @@ def test_folders_that_are_no_buffer_are_refused_by_name(tmp_path):
         metadata_file.load(tmp_path)
 
 
-def test_a_link_or_pipe_in_the_place_of_metadata_is_refused(tmp_path):
+def test_a_link_or_pipe_instead_of_metadata_is_refused(tmp_path):
     path = tmp_path / "metadata.json"
     real = tmp_path / "real"
     real.write_bytes(metadata_file.encode(metadata_of()))

@@ -61,7 +61,7 @@ def test_brackets_and_escapes_within_strings_do_not_nest():
     assert strict_json.parse(text, "x")["a"] == "[{" * 100
 
 
-def test_thirty_two_levels_and_twenty_digits_are_taken():
+def test_thirty_two_levels_and_twenty_digits_are_accepted():
     text = b'{"a":' * 32 + b"-" + b"9" * 19 + b"}" * 32
     value = strict_json.parse(text, "x")
     for _ in range(32):

@@ -37,7 +37,7 @@ def test_old_files_say_what_they_said(copy, name):
     assert json.loads(json.dumps(found)) == RECORDED[name]
 
 
-def test_old_priorities_are_kept_and_not_begun_anew(copy):
+def test_old_priorities_are_read_and_not_reset(copy):
     path = copy("priorities")
     values = np.fromfile(path / "samplers" / "kept" / "priorities.bin", np.float32)
     assert len(np.unique(values)) > 5

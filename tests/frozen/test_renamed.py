@@ -57,7 +57,7 @@ def test_set_writes_a_mutable_field():
     assert buffer.gather_all()["mark"].tolist() == [7.5] * 3 + [0.0] * 7
 
 
-def test_user_is_kept_with_the_buffer(tmp_path):
+def test_user_is_stored_with_the_buffer(tmp_path):
     made(tmp_path / "ring", user={"by": "me"}).close()
     with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
         assert buffer.metadata.user == {"by": "me"}
@@ -66,7 +66,7 @@ def test_user_is_kept_with_the_buffer(tmp_path):
     }
 
 
-def test_a_shrinking_sampler_draws_of_a_range_that_shrinks():
+def test_an_emphasis_on_recent_steps_draws_from_a_range_that_shrinks():
     sampler = mr.ShrinkingSampler(num_updates=10, eta=0.5, smallest=2, seed=0)
     buffer = made(sampler=sampler)
     drawn = [buffer.sample(4).positions for _ in range(10)]

@@ -148,7 +148,7 @@ def test_rows_and_times_that_are_not_reserved_are_left(bench, rng):
 
 
 @pytest.mark.parametrize("place_", [-1, 1 << 60])
-def test_a_place_outside_is_refused(bench, rng, place_):
+def test_a_row_outside_is_refused(bench, rng, place_):
     bench.reserve()
     for where in (place_, 3 * bench.size + 1):
         with pytest.raises(ValueError, match="add: expected an offset of a publicat"):

@@ -50,7 +50,7 @@ def opened(tmp_path_factory):
     st.integers(0, 33),
     st.integers(0, 20),
 )
-def test_rows_are_copied_and_nothing_beside_them(kernel, stride, rows, skip, rest):
+def test_rows_are_copied_and_nothing_else(kernel, stride, rows, skip, rest):
     table, wanted = table_of(9, stride), np.array(rows, np.int64)
     # What is left over at the end of the array is no row.
     rest = np.zeros(min(rest, stride - 1), np.uint8)
@@ -91,7 +91,7 @@ def test_rows_are_read_in_whatever_order_they_are_asked_for(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("ask", [False, True])
-def test_rows_that_a_file_has_not_are_told(kernel, opened, ask):
+def test_rows_beyond_a_file_are_reported(kernel, opened, ask):
     fd, table = opened
     out = np.zeros((3, NBYTES), np.uint8)
     assert kernel.read_rows(fd, NBYTES, np.array([ROWS, 1, 0]), out, ask) is False
@@ -103,7 +103,7 @@ def test_rows_that_a_file_has_not_are_told(kernel, opened, ask):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_is_no_open_file_is_told(kernel, tmp_path):
+def test_a_closed_descriptor_is_reported(kernel, tmp_path):
     out = np.empty((1, 8), np.uint8)
     assert kernel.read_rows(-1, 8, np.array([0]), out, True) is False
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -149,7 +149,7 @@ def test_rows_that_are_none_are_refused(kernel, rows):
         (16, 48, "expected rows that there are, and room for all"),
     ],
 )
-def test_room_for_more_or_less_is_refused(kernel, stride, room, told):
+def test_an_array_of_another_size_is_refused(kernel, stride, room, told):
     rows, out = np.array([0, 1]), np.empty(room, np.uint8)
     with pytest.raises(ValueError, match=f"copy_rows: {told}"):
         kernel.copy_rows(np.zeros(64, np.uint8), stride, rows, out)

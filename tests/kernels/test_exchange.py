@@ -100,7 +100,7 @@ def by_torch(array):
 
 
 @pytest.mark.parametrize("exchange", [by_numpy, by_torch])
-def test_they_are_taken_with_every_bit(take, rng, envs, exchange):
+def test_capsules_are_packed_with_every_bit(take, rng, envs, exchange):
     (one, packed), (other, expected) = take(), take()
     for _ in range(10):
         step = step_of(rng, envs)
@@ -112,14 +112,14 @@ def test_they_are_taken_with_every_bit(take, rng, envs, exchange):
 
 
 @pytest.mark.parametrize("path", NAMED.values())
-def test_they_are_taken_among_arrays(take, rng, envs, path):
+def test_capsules_are_packed_among_arrays(take, rng, envs, path):
     (one, packed), (other, expected) = take(), take()
     step = step_of(rng, envs)
     assert one(step | {path: by_torch(step[path])}) == other(step) == 0
     assert packed() == expected()
 
 
-def test_values_that_lie_apart_are_taken(take, rng, envs):
+def test_strided_values_are_packed(take, rng, envs):
     """Such as columns of a tensor that holds more."""
     (one, packed), (other, expected) = take(), take()
     step = step_of(rng, envs)
@@ -238,7 +238,7 @@ def test_steps_too_long_to_be_packed_by_the_look_are_left(take, rng, envs):
     assert one(step | {"alone": by_torch(step["alone"])}) == expected
 
 
-def test_ends_in_a_capsule_beside_ends_in_an_array_are_joined(take, rng, envs):
+def test_ends_in_a_capsule_and_ends_in_an_array_are_joined(take, rng, envs):
     one, _ = take()
     step = step_of(rng, envs)
     step["terminated"] = step["terminated"] | True

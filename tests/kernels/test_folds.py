@@ -208,7 +208,7 @@ def test_columns_hold_the_fields_of_their_rows(kernel, seed, data):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("wide", [1, 2])
 @given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
-def test_fields_are_those_of_the_records_taken(kernel, wide, ring, seed, count):
+def test_fields_are_those_of_the_records_read(kernel, wide, ring, seed, count):
     rng, bits = np.random.default_rng(seed), bytes([TERMINATED, TRUNCATED])
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 40)).astype(np.uint8)

@@ -87,7 +87,7 @@ ODD = {
 @pytest.mark.parametrize(
     ("path", "value"), [(p, v) for p, values in SCALARS.items() for v in values]
 )
-def test_a_plain_scalar_is_taken_as_numpy_assigns_it(packer, path, value):
+def test_a_plain_scalar_is_packed_as_numpy_assigns_it(packer, path, value):
     step = plain() | {path: value}
     assert packer.prepare(step) == 0
     assert bytes(packer.rows) == packed(step)
@@ -100,7 +100,7 @@ def test_a_value_that_must_be_looked_at_is_left(packer, path, value):
     assert packer.prepare(plain() | {path: value}) == -1
 
 
-def test_arrays_are_taken_with_every_bit(packer, rng):
+def test_arrays_are_packed_with_every_bit(packer, rng):
     for _ in range(20):
         step = {
             path: np.frombuffer(rng.bytes(f.nbytes), f.numpy).reshape(f.shape)
@@ -157,7 +157,7 @@ def test_a_step_of_other_names_is_left(packer):
 
 @pytest.mark.parametrize("terminated", [False, True, np.True_, np.ones((), bool)])
 @pytest.mark.parametrize("truncated", [False, True, np.ones(1, bool)])
-def test_ends_are_told(packer, terminated, truncated):
+def test_ends_are_reported(packer, terminated, truncated):
     step = plain() | {"terminated": terminated, "truncated": truncated}
     assert packer.prepare(step) == 2 * bool(terminated) + 4 * bool(truncated)
 
@@ -386,7 +386,7 @@ def all_packed(step):
     return found.tobytes()
 
 
-def test_a_step_of_all_environments_is_told_by_its_shapes(wide, rng):
+def test_a_step_of_all_environments_is_recognized_by_its_shapes(wide, rng):
     step = arrays((3,), rng)
     assert wide.prepare(step) >= 0
     assert wide.prepare(arrays((2,), rng)) == -1
@@ -429,7 +429,7 @@ def test_a_step_of_all_environments_is_packed_with_every_bit(wide, rng):
             assert list(wide.ends) == ends.tolist()
 
 
-def test_ends_of_any_environment_are_told(wide, rng):
+def test_ends_of_any_environment_are_reported(wide, rng):
     step = arrays((3,), rng)
     for number in range(3):
         for path, mark in (("terminated", 2), ("truncated", 4)):

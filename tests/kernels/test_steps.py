@@ -164,7 +164,9 @@ def test_a_slot_is_what_is_left_of_a_position_however_high(kernel, slots, lap, s
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("wide", [1, 2])
 @given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
-def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
+def test_records_are_gathered_from_the_rows_of_their_steps(
+    kernel, wide, ring, seed, count
+):
     rng, waits = random(seed), seed % 2 == 1
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 11)).astype(np.uint8)
@@ -212,7 +214,7 @@ def test_numbers_of_steps_are_stored_where_all_are_alive(kernel, ring, seed, cou
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("env_id", "position"), [(-1, 1), (2, 1), (0, -1), (0, 0)])
-def test_no_number_of_an_unknown_place_is_stored(kernel, env_id, position):
+def test_no_number_of_an_unknown_row_is_stored(kernel, env_id, position):
     column, one = np.zeros(6, np.float32), np.ones(1, np.float32)
     places = np.array([env_id]), np.array([position])
     alive = np.array([1, 1]), np.array([3, 3])
@@ -262,7 +264,7 @@ print(bool(ran))
 
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
 @pytest.mark.parametrize("waits", [False, True])
-def test_others_run_beside_a_short_batch_where_it_waits_for_pages(waits):
+def test_other_threads_run_while_a_short_batch_waits_for_pages(waits):
     told = subprocess.run(
         [sys.executable, "-c", BESIDE, str(waits)],
         capture_output=True, text=True, check=True,

@@ -101,7 +101,7 @@ WARNED = (
 )
 
 
-def test_c_that_was_not_built_is_told_of_once_a_process(without_c, tmp_path):
+def test_missing_c_kernels_warn_once_a_process(without_c, tmp_path):
     _, err = without_c("-c", OPENS, tmp_path / "b")
     assert err.count("Warning") == 1
     assert err.startswith("<string>:8: " + WARNED)
@@ -109,7 +109,7 @@ def test_c_that_was_not_built_is_told_of_once_a_process(without_c, tmp_path):
     assert "or set MMREPLAY_KERNELS=numpy" in err
 
 
-def test_a_reader_and_a_buffer_in_ram_are_told_of_it_too(without_c, tmp_path):
+def test_a_reader_and_a_buffer_in_memory_warn_too(without_c, tmp_path):
     without_c("-c", OPENS, tmp_path / "b", kernels="numpy")
     reads = "import sys, mmreplay as mr; mr.ReplayBuffer.open(sys.argv[1])"
     assert WARNED in without_c("-c", reads, tmp_path / "b0")[1]
@@ -149,7 +149,7 @@ def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
 
 
 @needs_c
-def test_nothing_is_told_where_c_was_built(monkeypatch, recwarn):
+def test_built_c_kernels_do_not_warn(monkeypatch, recwarn):
     monkeypatch.setattr(kernels, "_warned", False)
     monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
     assert kernels.missing() == ()
@@ -158,7 +158,7 @@ def test_nothing_is_told_where_c_was_built(monkeypatch, recwarn):
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_a_part_that_was_not_built_is_named(monkeypatch):
+def test_a_kernel_that_was_not_built_is_named(monkeypatch):
     monkeypatch.setattr(kernels, "_warned", False)
     monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
     with pytest.warns(kernels.KernelsWarning, match=r"its C kernels \(.*tree\), which"):
@@ -292,7 +292,7 @@ def test_both_twins_find_the_same_leaves(data, capacity):
 
 @needs_c
 @pytest.mark.parametrize("size", [1023, 1024, 2047, 2048, 2049, 6000])
-def test_batches_in_several_pieces_are_set_alike(size, rng):
+def test_batches_of_several_chunks_are_set_alike(size, rng):
     pair = both(70_000, twin.SUM, rng.random(70_000))
     indices, values = rng.integers(70_000, size=size), rng.random(size)
     indices[-50:] = indices[:50]
@@ -355,7 +355,7 @@ def test_arrays_that_do_not_fit_are_refused_by_c_and_let_go(call):
 
 
 @needs_c
-def test_a_search_beside_a_writer_stays_inside_the_tree(rng):
+def test_a_search_during_a_write_stays_inside_the_tree(rng):
     """No answer is promised then; that memory is left alone is."""
     capacity = 5000
     nodes, _ = both(capacity, twin.SUM, rng.random(capacity))

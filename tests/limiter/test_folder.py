@@ -68,7 +68,7 @@ def test_what_is_no_count_has_drawn_nothing(tmp_path):
         assert until_starved(lambda: buffer.sample(1)) == 40
 
 
-def test_too_few_descriptors_are_told_and_both_sides_go_on(tmp_path):
+def test_too_few_descriptors_are_reported_and_both_sides_continue(tmp_path):
     with create(tmp_path / "b", law()) as buffer:
         told = TOLD.format("create", "writer")
         with few_descriptors(0), pytest.raises(FailedError, match=told):
@@ -83,7 +83,7 @@ def test_too_few_descriptors_are_told_and_both_sides_go_on(tmp_path):
         assert until_starved(lambda: add(buffer)) == 10
 
 
-def test_a_count_that_cannot_be_opened_is_not_taken_for_none(tmp_path, refused):
+def test_a_count_that_cannot_be_opened_is_no_missing_count(tmp_path, refused):
     with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
         add(buffer, 12)
         r.sample(1)
@@ -96,7 +96,7 @@ def test_a_count_that_cannot_be_opened_is_not_taken_for_none(tmp_path, refused):
 
 
 @pytest.mark.crash
-def test_a_place_that_cannot_be_opened_is_not_taken_for_free(tmp_path, refused):
+def test_a_file_that_cannot_be_opened_is_not_free(tmp_path, refused):
     create(tmp_path / "b", law()).close()
     told, tell = os.pipe()
 
@@ -118,13 +118,13 @@ def test_a_place_that_cannot_be_opened_is_not_taken_for_free(tmp_path, refused):
         os.waitpid(pid, 0)
 
 
-def test_a_law_that_does_not_fit_leaves_no_buffer(tmp_path):
+def test_parameters_that_do_not_fit_leave_no_buffer(tmp_path):
     with pytest.raises(SchemaError, match="min_size: got 101 rows, expected at most"):
         create(tmp_path / "b", law(min_size=101))
     assert not (tmp_path / "b").exists()
 
 
-def test_a_reader_that_adds_is_refused_before_it_takes_the_writers_place(tmp_path):
+def test_a_reader_that_adds_is_refused_before_it_registers_as_the_writer(tmp_path):
     create(tmp_path / "b", law()).close()
     with reader(tmp_path / "b", law()) as buffer:
         with pytest.raises(FailedError, match="'r\\+'"):

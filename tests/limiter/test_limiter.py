@@ -85,7 +85,7 @@ def test_counts_outlive_the_processes(tmp_path):
         assert until_starved(lambda: buffer.sample(1)) == 8
 
 
-def test_learners_share_the_law(tmp_path):
+def test_learners_share_the_bounds(tmp_path):
     with create(tmp_path / "b", law()) as buffer:
         add(buffer, 12)
         with reader(tmp_path / "b", law()) as one, reader(tmp_path / "b", law()) as two:
@@ -178,7 +178,7 @@ def test_then_go_on_returns(tmp_path):
         assert len(buffer) == 30
 
 
-def test_another_law_is_refused_with_both(tmp_path):
+def test_other_parameters_are_refused_with_both(tmp_path):
     create(tmp_path / "b", law()).close()
     with pytest.raises(
         SchemaError, match=r"\[5.0, 10, 20.0\], expected \[4.0, 10, 20.0\]"
@@ -223,7 +223,7 @@ def test_a_forked_child_is_refused(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child(use), 0)[1]) == 0
 
 
-def test_too_many_learners_are_told(tmp_path, monkeypatch):
+def test_too_many_learners_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mmreplay.limiter.bound.LEARNERS", ("learner-000",))
     with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
         add(buffer, 12)
@@ -250,7 +250,7 @@ def test_a_loader_waits_for_the_first_rows_and_counts_its_batches(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["limiter", "samplers"])
-def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, name):
+def test_a_link_instead_of_a_folder_is_not_followed(tmp_path, name):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "law.json").write_text("{}")

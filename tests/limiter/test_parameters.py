@@ -32,7 +32,7 @@ PATIENCE = "expected seconds of at least 0; give how long a call .* leave it out
         ("patience", [-5, NAN, "x", None, True], PATIENCE),
     ],
 )
-def test_what_is_no_law_is_refused(name, values, told):
+def test_invalid_parameters_are_refused(name, values, told):
     for value in values:
         with pytest.raises(SchemaError, match=f"^{name}: got .*, {told}"):
             law(**{name: value})
@@ -53,7 +53,7 @@ def test_numbers_of_numpy_are_those_of_python(tmp_path):
 @pytest.mark.parametrize(
     ("error", "written"), [(20.0, 20.0), (20, 20.0), (math.inf, None)]
 )
-def test_the_law_is_json(tmp_path, error, written):
+def test_the_parameters_are_json(tmp_path, error, written):
     create(tmp_path / "b", law(error_buffer=error)).close()
     text = (tmp_path / "b" / "limiter" / "law.json").read_text()
     assert json.loads(text) == {"law": [4.0, 10, written], "base": 0}
@@ -82,14 +82,16 @@ def test_no_product_is_too_large_to_draw():
     assert limiter.allows_sample(1000, 10**9, 1000)
 
 
-def test_a_refused_law_leaves_no_folder(tmp_path):
+def test_refused_parameters_leave_no_folder(tmp_path):
     create(tmp_path / "b", None).close()
     with pytest.raises(SchemaError, match=r"min_size: got 101 rows.*at most 100"):
         reader(tmp_path / "b", law(min_size=101))
     assert not (tmp_path / "b" / "limiter").exists()
 
 
-def test_a_law_that_could_not_be_written_is_written_by_the_next(tmp_path, monkeypatch):
+def test_parameters_that_could_not_be_written_are_written_by_the_next(
+    tmp_path, monkeypatch
+):
     create(tmp_path / "b", None).close()
 
     def fail(*_):

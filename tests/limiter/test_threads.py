@@ -207,14 +207,14 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypat
         other.end()
 
 
-def test_a_thread_alone_is_told_so(tmp_path):
+def test_a_single_thread_is_refused_with_the_reason(tmp_path):
     with create(tmp_path / "b", law(patience=0)) as buffer:
         assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
         assert until_starved(lambda: add(buffer), "it is alone") == 15
         assert until_starved(lambda: buffer.sample(1), "it is alone") == 40
 
 
-def test_a_thread_alone_is_told_so_by_whatever_path_it_opened(tmp_path):
+def test_a_single_thread_is_refused_whatever_path_it_opened(tmp_path):
     limiter = law(patience=0, timeout=LONG_S)
     with create(tmp_path / "b", limiter) as buffer:
         (tmp_path / "link").symlink_to(tmp_path / "b")

@@ -235,7 +235,7 @@ class TestCuda:
             assert max(len(pool) for pool in pools) <= loader.prefetch + 3
         assert loader._sender.pool.nbytes == 0
 
-    def test_copies_run_beside_what_the_learner_computes(self, path):
+    def test_copies_run_while_the_learner_computes(self, path):
         buffer = mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(0))
         with buffer, mr.ReplayLoader(buffer, 256, device="cuda") as loader:
             next(loader)

@@ -115,7 +115,7 @@ def test_priorities_that_nobody_keeps_are_refused(paths):
 
 @pytest.mark.parametrize(("workers", "context"), WORKERS[:2])
 @pytest.mark.parametrize("kind", [mr.UniformSampler, mr.ShuffledSampler])
-def test_a_run_goes_on_with_the_batches_after_those_taken(
+def test_a_run_continues_with_the_batches_after_those_used(
     paths, workers, context, kind
 ):
     dataset = mr.ReplayDataset(paths[0])

@@ -71,7 +71,7 @@ def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(
         assert [places(b) for b in rest] == expected[stopped:]
 
 
-def test_states_that_are_not_kept_are_refused(path):
+def test_states_that_are_no_longer_stored_are_refused(path):
     dataset = mr.ReplayDataset(path)
     draws = dataset.draws(mr.ShuffledSampler(seed=3), 48)
     next(iter(draws))

@@ -126,7 +126,7 @@ def begin_again(child, path):
     return again
 
 
-def test_lanes_differ_from_row_to_row():
+def test_checked_words_differ_from_row_to_row():
     numbers = np.arange(1000, dtype=np.uint64)
     lanes = live_writer.mixed(numbers, 6)
     assert len(np.unique(lanes)) == lanes.size

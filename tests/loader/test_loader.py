@@ -133,7 +133,7 @@ def test_draws_are_made_so_far_ahead_and_no_further(path, prefetch):
         assert sampler.draws == 3 + prefetch
 
 
-def test_a_batch_that_is_kept_does_not_change(path):
+def test_a_batch_that_is_held_does_not_change(path):
     with loading(path, 16, prefetch=2) as (_, loader):
         kept, parts, copies = [], [], []
         for batch, _ in zip(loader, range(60), strict=False):

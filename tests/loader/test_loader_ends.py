@@ -335,7 +335,7 @@ def in_child(call):
         return pipe.read().decode()
 
 
-def test_a_forked_child_is_told_that_the_loader_is_not_its_own(buffer):
+def test_a_loader_in_a_forked_child_is_refused(buffer):
     with mr.ReplayLoader(buffer, 8) as loader:
         next(loader)
         for call in (lambda: next(loader), lambda: iter(loader)):
@@ -406,7 +406,7 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_threads_that_cannot_be_had_are_told_or_done_without(path, monkeypatch, most):
+def test_threads_that_cannot_start_are_reported_or_not_needed(path, monkeypatch, most):
     begun, start = [], threading.Thread.start
 
     def few(self):

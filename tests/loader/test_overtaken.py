@@ -82,7 +82,7 @@ def test_a_run_goes_on_exactly_where_batches_were_lost(tmp_path):
             assert [positions(batch) for batch in again] == rest
 
 
-def test_an_epochs_end_is_told_whatever_a_limiter_says(tmp_path):
+def test_the_end_of_an_epoch_is_reported_whatever_a_limiter_says(tmp_path):
     # 3 samples an insert and 20 steps: two batches of 10 are allowed, and a bit more.
     limiter = mr.RateLimiter(1.0, 10, error_buffer=10.0, timeout=0.5)
     schema = mr.Schema({"x": mr.Field((), "int64")})

@@ -67,7 +67,7 @@ def test_several_buffers_are_drawn_from_so_too(path, made):
 
 
 @pytest.mark.parametrize("kind", TRANSFORMS)
-def test_a_state_taken_between_batches_goes_on_there(path, kind, made):
+def test_a_state_saved_between_batches_continues_there(path, kind, made):
     def buffer():
         return opened(path, mr.ShuffledSampler(seed=3), TRANSFORMS[kind])
 
@@ -138,7 +138,7 @@ def test_batches_go_on_where_ctrl_c_struck(path):
     assert numbers[-1] + 1 - len(numbers) <= ctrl_c.strikes
 
 
-def test_a_writer_beside_it_is_followed(tmp_path, made):
+def test_new_rows_of_a_writer_are_drawn(tmp_path, made):
     with fill(tmp_path / "b", count=100, close=False) as buffer:
         buffer.sampler = mr.UniformSampler(seed=0)
         with mr.ReplayLoader(buffer, 16) as loader:

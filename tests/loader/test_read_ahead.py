@@ -76,7 +76,7 @@ def test_a_loader_asks_for_every_batch(path, row_nbytes, monkeypatch, read_mode)
 
 
 @pytest.mark.parametrize("advise", ["auto", "always"])
-def test_who_draws_beside_a_loader_asks_as_well(path, row_nbytes, monkeypatch, advise):
+def test_draws_next_to_a_loader_read_ahead_too(path, row_nbytes, monkeypatch, advise):
     memory = Memory(monkeypatch, row_nbytes // mmap.PAGESIZE)
     options = {"sampler": mr.UniformSampler(seed=1), "advise": advise}
     with (

@@ -66,7 +66,7 @@ def test_draws_of_other_buffers_are_refused(paths):
         one[draw]
 
 
-def test_a_run_goes_on_from_what_was_taken_and_not_from_what_was_prefetched(paths):
+def test_a_run_continues_after_the_batches_used_and_not_the_prefetched_ones(paths):
     dataset = mr.ConcatDataset(opened(paths))
     draws = dataset.draws(20, num_batches=8)
     loader = DataLoader(dataset, sampler=draws, batch_size=None, **options(2, "fork"))

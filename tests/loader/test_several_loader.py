@@ -148,7 +148,7 @@ def test_a_buffer_that_is_resized_meanwhile_is_followed(tmp_path):
         assert late.max() >= 200
 
 
-def test_memory_of_batches_whose_parts_differ_is_bounded(paths):
+def test_memory_of_batches_of_varying_shares_is_bounded(paths):
     both = opened(paths, shares=None)
     with mr.ReplayLoader(both, 48, prefetch=2) as loader:
         batch, sizes = next(loader), set()
@@ -164,7 +164,7 @@ def test_memory_of_batches_whose_parts_differ_is_bounded(paths):
         assert loader._sender.pool.nbytes <= 1.5 * after_some
 
 
-def test_each_buffers_limiter_is_told_of_its_steps(tmp_path):
+def test_each_buffers_limiter_counts_its_steps(tmp_path):
     buffers = [
         fill(tmp_path / name, close=False, limiter=mr.RateLimiter(4.0, 1, 1e6))
         for name in "ab"

@@ -49,7 +49,7 @@ def test_workers_give_what_one_process_gives(paths, shares, workers, context):
     assert second != expected
 
 
-def test_batches_hold_the_data_of_their_places(paths):
+def test_batches_hold_the_data_of_their_positions(paths):
     both = opened(paths)
     stream = mr.ConcatStream(opened(paths), 16, num_batches=3)
     for batch in DataLoader(stream, batch_size=None, num_workers=2):

@@ -359,7 +359,7 @@ def test_a_draw_that_the_writer_lapped_is_made_anew(tmp_path, monkeypatch, laps)
     assert (number == batch.positions * 2 + batch.env_ids).all()
 
 
-def test_a_writer_that_laps_every_draw_is_told(tmp_path, monkeypatch):
+def test_a_writer_that_laps_every_draw_is_reported(tmp_path, monkeypatch):
     writer = fill(tmp_path / "b", close=False)
     stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(seed=0), 16)
     gather = mr.ReplayDataset.__getitem__

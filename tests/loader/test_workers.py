@@ -65,7 +65,7 @@ def test_draws_pass_through_a_loader(path, way, workers, context):
 
 
 @pytest.mark.parametrize(("workers", "context"), WORKERS)
-def test_draws_without_an_end_are_taken_as_long_as_wanted(path, workers, context):
+def test_endless_draws_may_stop_at_any_batch(path, workers, context):
     dataset, draws = draws_of(path)
     loader = DataLoader(
         dataset, sampler=draws, batch_size=None, **options(workers, context)

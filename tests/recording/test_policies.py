@@ -174,7 +174,7 @@ def test_more_environments_than_a_buffer_has_are_refused_before_one_is_made(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_of_another_width_are_taken(tmp_path):
+def test_numbers_of_another_width_are_accepted(tmp_path):
     env = gym.make("Pendulum-v1")
     recorded = mr.record(env, tmp_path / "b", lambda _: np.zeros(1), steps=5)
     assert recorded.steps == 5
@@ -254,7 +254,7 @@ def test_a_module_that_cannot_be_imported_is_a_usage_error(
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_a_vector_environment_is_told_of_likewise(tmp_path, mode):
+def test_errors_in_a_vector_environment_are_reported_likewise(tmp_path, mode):
     env = vector(mode)
     with pytest.raises(SchemaError, match="got the action 'aaa', expected one of"):
         mr.record(env, tmp_path / "b", lambda _: "aaa", steps=5)

@@ -137,7 +137,7 @@ def test_a_single_environment_is_recorded_to_the_step(tmp_path, steps, nested, r
 
 
 @pytest.mark.parametrize("wrap", [int, np.int32, np.float64])
-def test_rewards_of_any_number_are_taken(tmp_path, wrap):
+def test_rewards_of_any_number_type_are_accepted(tmp_path, wrap):
     class Rewards(gym.Wrapper):
         def step(self, action):
             observation, reward, *rest = self.env.step(action)

@@ -130,7 +130,7 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
 
 @pytest.mark.parametrize("name", NAMES[:4])
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_what_is_no_file_is_refused_in_the_place_of_one(damaged, tmp_path, name, kind):
+def test_folders_and_links_instead_of_files_are_refused(damaged, tmp_path, name, kind):
     place = damaged / DATA / name
     place.rename(tmp_path / "aside")
     if kind == "link":
@@ -145,7 +145,7 @@ def test_what_is_no_file_is_refused_in_the_place_of_one(damaged, tmp_path, name,
 
 
 @pytest.mark.parametrize("name", ["sums.bin", "flags.bin", "records.bin", "f000.bin"])
-def test_of_a_file_that_was_cut_the_rest_is_believed(damaged, name):
+def test_the_rest_of_a_truncated_file_is_trusted(damaged, name):
     """And no row is lost that neither file nor checksum lacks."""
     path = damaged / DATA / name
     with mr.ReplayBuffer.open(damaged) as buffer:
@@ -213,7 +213,7 @@ def test_sums_of_zeros_are_lost_and_prove_nothing_wrong(tmp_path, capacity):
     assert_repaired(path, made, [list(range(first, HEAD))] * 2)
 
 
-def test_a_sum_that_was_written_is_believed_whatever_is_kept(tmp_path):
+def test_a_written_checksum_is_trusted_whatever_survives(tmp_path):
     """In the first lap too: what it disproves is cut; those of the others are zeros."""
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
@@ -242,7 +242,7 @@ def test_zeros_that_are_the_checksum_of_their_block_prove_it(tmp_path, monkeypat
     assert mr.repair(path).cuts == ()
 
 
-def test_who_repairs_is_not_told_to_repair(damaged, monkeypatch):
+def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch):
     os.truncate(damaged / DATA / "COMMIT", 1)
     os.truncate(damaged / DATA / "sums.bin", 0)
     with pytest.raises(CorruptError, match=r"expected one of both; .*copy$") as caught:
@@ -258,7 +258,7 @@ def test_who_repairs_is_not_told_to_repair(damaged, monkeypatch):
         mr.repair(damaged)
 
 
-def test_more_places_than_can_be_looked_for_are_refused(damaged, monkeypatch):
+def test_more_shard_ranges_than_can_be_searched_are_refused(damaged, monkeypatch):
     if not (damaged / DATA / "places.bin").exists():
         pytest.skip("only compressed buffers have places")
     monkeypatch.setattr(lenient, "MAX_GUESSED", 1)
@@ -480,7 +480,7 @@ def evidence_of(path):
         found.close()
 
 
-def test_too_few_descriptors_are_told_and_cut_nothing(damaged, tmp_path):
+def test_too_few_descriptors_are_reported_and_drop_no_row(damaged, tmp_path):
     """Whatever is opened last: what cannot be opened for them is not damaged."""
     whole = mr.repair(damaged, tmp_path / "whole")
     met: dict[str, list[FailedError]] = {"verify": [], "repair": []}

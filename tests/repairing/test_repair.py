@@ -106,7 +106,7 @@ def test_priorities_that_are_not_copied_are_reported(tmp_path):
     )
 
 
-def test_only_the_block_with_a_flipped_byte_is_cut(damaged, tmp_path):
+def test_only_the_block_with_a_flipped_byte_is_dropped(damaged, tmp_path):
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     damage = damaged / DATA / "f000.bin"
     put(damage, row(damaged, 1, 70) * 4800 + 9, b"\xff")
@@ -122,7 +122,7 @@ def test_only_the_block_with_a_flipped_byte_is_cut(damaged, tmp_path):
     assert before == {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
 
 
-def test_damage_in_many_places_is_cut_and_the_rest_kept(damaged, rng, tmp_path):
+def test_many_damaged_blocks_are_dropped_and_the_rest_survives(damaged, rng, tmp_path):
     """Against an oracle: the blocks whose bytes were changed, and no other row."""
     for turn in range(6):
         path = tmp_path / f"d{turn}"
@@ -143,7 +143,7 @@ def test_damage_in_many_places_is_cut_and_the_rest_kept(damaged, rng, tmp_path):
         assert_repaired(path, mr.repair(path), without(*cut))
 
 
-def test_rows_of_a_lost_checksum_are_cut_unless_asked_for(damaged, tmp_path):
+def test_rows_of_a_lost_checksum_are_dropped_by_default(damaged, tmp_path):
     with mr.ReplayBuffer.open(damaged) as buffer:
         ring = buffer.metadata.ring
     entry = 8 * (40 % ring.num_blocks)
@@ -155,7 +155,7 @@ def test_rows_of_a_lost_checksum_are_cut_unless_asked_for(damaged, tmp_path):
     assert_repaired(damaged, made, without([], []))
 
 
-def test_a_file_cut_short_loses_the_rows_that_it_held(damaged):
+def test_a_truncated_file_loses_the_rows_that_it_held(damaged):
     path = damaged / DATA / "f000.bin"
     first, last = row(damaged, 0, 57), row(damaged, 1, 96)
     held = max(first, last)
@@ -200,7 +200,7 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
         ("metadata.json", 1, 0),
     ],
 )
-def test_who_opens_what_is_damaged_is_told_of_repair(damaged, name, kept, behind):
+def test_opening_a_damaged_buffer_advises_a_repair(damaged, name, kept, behind):
     path = damaged / name
     path.write_bytes(path.read_bytes()[:kept] + b"0" * behind)
     told = r"restore it from a copy, or run mmreplay repair SOURCE TARGET$"
@@ -208,7 +208,7 @@ def test_who_opens_what_is_damaged_is_told_of_repair(damaged, name, kept, behind
         mr.ReplayBuffer.open(damaged)
 
 
-def test_lost_metadata_are_taken_from_a_snapshot(damaged, tmp_path):
+def test_lost_metadata_are_copied_from_a_snapshot(damaged, tmp_path):
     with mr.ReplayBuffer.open(damaged) as buffer:
         buffer.snapshot(tmp_path / "s")
     (damaged / "metadata.json").write_bytes(b"{")
@@ -219,7 +219,7 @@ def test_lost_metadata_are_taken_from_a_snapshot(damaged, tmp_path):
     assert_repaired(damaged, made, without([], []))
 
 
-def test_cuts_that_touch_are_one(damaged):
+def test_adjacent_dropped_ranges_are_merged(damaged):
     for position in (70, 72, 74, 80):
         put(damaged / DATA / "f000.bin", 4800 * row(damaged, 1, position), b"xyz")
     made = mr.repair(damaged)
@@ -242,7 +242,7 @@ def test_metadata_of_another_buffer_are_refused(damaged, tmp_path):
     assert not (tmp_path / "b-repaired").exists()
 
 
-def test_who_opens_what_has_no_metadata_is_told_of_repair(damaged):
+def test_opening_a_buffer_without_metadata_advises_a_repair(damaged):
     (damaged / "metadata.json").unlink()
     told = r"has no metadata.json; .* or run mmreplay repair SOURCE TARGET$"
     with pytest.raises(FormatError, match=told):
@@ -250,7 +250,7 @@ def test_who_opens_what_has_no_metadata_is_told_of_repair(damaged):
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
-def test_impossible_flags_of_rows_without_a_checksum_are_cut_or_mended(
+def test_impossible_flags_of_rows_without_a_checksum_are_dropped_or_repaired(
     tmp_path, rng, autoreset
 ):
     schema = mr.Schema(
@@ -277,7 +277,7 @@ def test_impossible_flags_of_rows_without_a_checksum_are_cut_or_mended(
         assert rows["number"].tolist() == [n for n in range(60) if n not in gone]
 
 
-def test_nothing_left_is_told(damaged):
+def test_a_repair_without_surviving_rows_is_reported(damaged):
     put(damaged / DATA / "COMMIT", 0, b"\0" * 16384)
     sums = damaged / DATA / "sums.bin"
     sums.write_bytes(b"\1" * sums.stat().st_size)
@@ -329,7 +329,7 @@ def test_an_empty_file_costs_its_rows_and_is_no_error(damaged):
     assert verify_buffer(made.target).findings == ()
 
 
-def test_statistics_that_are_damaged_are_left_out_and_told(tmp_path):
+def test_damaged_statistics_are_left_out_and_reported(tmp_path):
     with create(tmp_path / "a") as buffer:
         extend(buffer, 20)
         buffer.set_statistics({"mean": 1.5})

@@ -94,7 +94,7 @@ def test_chunks_are_asked_for_each_time_before_they_are_read(
     assert sum(asked) > 0
 
 
-def test_only_the_block_with_a_flipped_byte_is_cut(damaged):
+def test_only_the_block_with_a_flipped_byte_is_dropped(damaged):
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     shard, at = place_of(damaged, 1, 90)
     put(shard, at * 4800 + 9, b"\xff")
@@ -144,7 +144,7 @@ def test_a_shard_that_is_gone_costs_its_rows_and_no_other(damaged):
     assert_repaired(damaged, made, without(gone, gone if both else []))
 
 
-def test_newest_rows_that_no_sum_covers_are_cut_where_they_cannot_be_read(damaged):
+def test_newest_rows_without_a_checksum_are_dropped_where_they_cannot_be_read(damaged):
     shard, _ = place_of(damaged, 1, 122)
     os.truncate(shard, 100)
     made = mr.repair(damaged)
@@ -183,7 +183,7 @@ def test_in_place_the_place_of_the_damaged_one_may_be_named(damaged, tmp_path):
     assert contents(damaged)[0] == contents(tmp_path / "old")[0]
 
 
-def test_in_place_a_place_that_is_taken_is_refused(damaged):
+def test_in_place_a_name_that_exists_is_refused(damaged):
     mr.repair(damaged, in_place=True)
     with pytest.raises(FormatError, match="already holds a buffer"):
         mr.repair(damaged, in_place=True)

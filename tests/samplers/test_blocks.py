@@ -22,7 +22,7 @@ class TestUniformBlocks(SamplerContract):
         return UniformSampler(seed, block=BLOCK)
 
     @pytest.mark.parametrize("view", VIEWS)
-    def test_each_place_of_a_batch_is_uniform_over_the_legal_starts(self, view):
+    def test_each_index_of_a_batch_is_uniform_over_the_legal_starts(self, view):
         # Steps of a block hang together, so that the chi-square law holds for one
         # place of each draw only: at a time the first of a block, its last, and one
         # of a block that a batch cuts short.
@@ -90,7 +90,7 @@ def test_an_epoch_of_blocks_draws_every_start_once(view, ranks):
     assert sorted(drawn) == sorted(view.places())
 
 
-def test_epochs_of_blocks_begin_them_at_other_places():
+def test_epochs_of_blocks_begin_them_at_other_positions():
     view = max(VIEWS, key=lambda view: len(view.places()))
     sampler = ShuffledSampler(5, block=BLOCK)
     firsts = {

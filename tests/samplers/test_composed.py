@@ -66,7 +66,7 @@ def test_a_mixture_follows_priorities_in_its_prioritized_part_alone(rng):
     assert_distribution(drawn, law)
 
 
-def test_newest_steps_come_beside_prioritized_ones_with_their_weights(rng):
+def test_newest_steps_join_prioritized_ones_with_their_weights(rng):
     sampler = mr.RecentSampler(2, 0.25, prioritized(), seed=0)
     twin = Twin(None, 30, 2, sampler=sampler)
     grown(twin, rng, 6)

@@ -36,7 +36,7 @@ class TestMixtureSampler(SamplerContract):
         }
         assert_distribution(drawn, law)
 
-    def test_a_state_of_other_parts_is_refused_and_nothing_is_taken_over(self):
+    def test_a_state_of_other_parts_is_refused_and_nothing_is_loaded(self):
         sampler = self.make()
         sampler.draw(VIEWS[3], 7)
         before = sampler.state_dict()

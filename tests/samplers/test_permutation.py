@@ -34,7 +34,7 @@ def test_every_index_comes_once_where_it_is_computed(size, rng, computed):
 
 
 @pytest.mark.parametrize("size", [70_000, 10**9, (1 << 62) - 1])
-def test_pieces_in_any_order_are_the_whole(size, rng):
+def test_chunks_in_any_order_make_the_permutation(size, rng):
     order = Permutation(size, rng)
     indices = rng.integers(size, size=500)
     whole = order(indices)
@@ -62,7 +62,7 @@ def test_a_table_draws_every_order_as_often(rng):
 
 
 @pytest.mark.parametrize("size", [5, 7, 12])
-def test_every_place_is_as_likely_for_every_index(size, rng, computed):
+def test_every_position_is_as_likely_for_every_index(size, rng, computed):
     # A network of eight rounds is close to a random order, not exactly one; at these
     # sizes, the worst for it, 2,000 orders do not tell the difference.
     orders = np.array([Permutation(size, rng)(np.arange(size)) for _ in range(2000)])

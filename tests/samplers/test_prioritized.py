@@ -108,7 +108,9 @@ def test_the_initial_priority_is_the_least_to_enter_at():
 @pytest.mark.parametrize(
     ("alpha", "eps"), [(0.6, 1e-6), (1.0, 0.0), (2.5, 0.5), (0, 0)]
 )
-def test_frequencies_and_probabilities_are_the_laws(alpha, eps, stratified):
+def test_frequencies_and_probabilities_are_those_of_the_distribution(
+    alpha, eps, stratified
+):
     priorities = [[0.3, 2.0, 0.9, 7.0], [1.1, 0.25], [4.0, 4.0, 0.7]]
     sampler, view = held(
         priorities, [5, 0, 9], alpha=alpha, eps=eps, stratified=stratified

@@ -54,7 +54,7 @@ class TestDamage:
         assert all(v in (0.0, 1.0, 1.0 + p) for p, v in found.items())
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
-    def test_what_is_no_priority_is_taken_for_a_new_row(self, ring, value):
+    def test_an_invalid_priority_counts_as_a_new_row(self, ring, value):
         path = self.left(ring) / "priorities.bin"
         data = np.fromfile(path, "<f4")
         data[ring.metadata.ring.row(0, 50)] = value
@@ -63,7 +63,7 @@ class TestDamage:
         assert found[50] == 1.0
         assert found[51] == 52.0
 
-    def test_a_torn_record_leaves_the_one_before(self, ring):
+    def test_a_damaged_record_leaves_the_previous_one(self, ring):
         path = self.left(ring) / "STATE"
         data = path.read_bytes()
         size = len(data) // 2
@@ -75,13 +75,13 @@ class TestDamage:
         path.write_bytes(torn)
         assert self.opened(ring) == {p: 1.0 + p for p in range(22, 70)}
 
-    def test_both_records_torn_begin_anew(self, ring):
+    def test_two_damaged_records_reset_the_file(self, ring):
         path = self.left(ring) / "STATE"
         path.write_bytes(bytes(len(path.read_bytes())))
         assert set(self.opened(ring).values()) == {1.0}
 
     @pytest.mark.parametrize("name", ["STATE", "priorities.bin", "LOCK"])
-    def test_a_link_in_the_place_of_a_file_is_refused(self, ring, name, tmp_path):
+    def test_a_link_instead_of_a_priority_file_is_refused(self, ring, name, tmp_path):
         path = self.left(ring) / name
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
@@ -214,7 +214,9 @@ class TestPutBack:
             assert set(own(ring, again).values()) == {1.0}
             again.close()
 
-    def test_nor_are_they_taken_into_snapshots_or_exports(self, ring, tmp_path):
+    def test_damaged_files_are_not_copied_into_snapshots_or_exports(
+        self, ring, tmp_path
+    ):
         with self.copied(ring):
             ring.snapshot(tmp_path / "snapshot")
             assert not (tmp_path / "snapshot/samplers").exists()
@@ -243,7 +245,7 @@ class TestPutBack:
         assert own(ring, last) == {p: 1.0 + p for p in range(22, 70)}
         last.close()
 
-    def test_numbers_of_an_older_version_are_kept(self, ring):
+    def test_numbers_of_an_older_version_are_read(self, ring):
         """It wrote zeros for the birth, and told files by their numbers alone."""
         sampler = make()
         mark(ring, sampler, range(22, 70))

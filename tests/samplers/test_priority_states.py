@@ -100,7 +100,7 @@ def test_priorities_of_another_buffer_are_refused(make):
         {"first": [5], "seen": [1]},
     ],
 )  # fmt: skip
-def test_damaged_priorities_are_refused_and_nothing_is_taken_over(damage):
+def test_damaged_priorities_are_refused_and_nothing_is_loaded(damage):
     twin = Twin(None, 6, stored=True, sampler=mr.PrioritizedSampler(seed=0))
     twin.extend([[""]] * 4)
     twin.buffer.sample(3)
@@ -120,7 +120,7 @@ def test_the_sampler_says_what_it_is():
     assert sampler.where == "RAM, as the data"
 
 
-def test_it_takes_at_most_10_bytes_a_row_beside_the_column():
+def test_it_takes_at_most_10_bytes_a_row_more_than_the_column():
     view = ListedView(["s" * 100_000])
     sampler = PrioritizedSampler(normalize="buffer", seed=0)
     draw = sampler.draw(view, 64)

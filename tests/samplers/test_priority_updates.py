@@ -33,7 +33,7 @@ class TestUpdates:
         twin = Twin(None, capacity, num_envs, sampler=make(seed=0, **options))
         return twin, twin.buffer
 
-    def test_of_equal_places_the_last_wins(self, make):
+    def test_the_last_of_equal_positions_wins(self, make):
         _, view = held([[1.0, 1.0, 1.0]])
         sampler = make(alpha=1.0, seed=0)
         sampler.draw(view, 1)
@@ -79,7 +79,7 @@ class TestUpdates:
             update(buffer, [(env_id, 1)], [1.0])
 
     @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, -np.inf, 1e39])
-    def test_what_is_no_priority_is_refused_and_nothing_is_taken(self, make, value):
+    def test_an_invalid_priority_is_refused_and_nothing_is_stored(self, make, value):
         twin, buffer = self.buffer(make)
         twin.extend([["", ""]] * 3)
         buffer.sample(2)
@@ -96,7 +96,7 @@ class TestUpdates:
         with pytest.raises(SchemaError, match=message):
             buffer.update_priorities(batch, np.float64(0.5))
 
-    def test_half_floats_are_taken_and_their_infinities_are_not(self, make):
+    def test_half_floats_are_accepted_and_their_infinities_refused(self, make):
         twin, buffer = self.buffer(make)
         twin.extend([["", ""]] * 3)
         half = np.array([5, 65504], np.float16)

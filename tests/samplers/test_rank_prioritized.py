@@ -111,7 +111,7 @@ def test_ranks_of_rows_that_left_are_left_out():
     assert masses_of(twin.buffer) == pytest.approx(expected)
 
 
-def test_a_ring_that_runs_on_without_a_sort_being_due_never_runs_out_of_places():
+def test_a_ring_that_wraps_without_a_sort_never_runs_out_of_slots():
     sampler = mr.RankPrioritizedSampler(seed=0, resort_every=10**9)
     twin = Twin(None, 20, 2, stored=True, sampler=sampler)
     for _ in range(100):

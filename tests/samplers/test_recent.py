@@ -27,7 +27,7 @@ class TestRecentSampler(SamplerContract):
     def make(self, seed=0):
         return mr.RecentSampler(2, 0.4, mr.UniformSampler(seed), seed=seed)
 
-    def test_another_samplers_parts_are_refused_and_nothing_is_taken_over(self):
+    def test_another_samplers_parts_are_refused_and_nothing_is_loaded(self):
         sampler = self.make()
         before = sampler.state_dict()
         uniform = mr.UniformSampler(0).state_dict()

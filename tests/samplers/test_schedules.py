@@ -41,7 +41,7 @@ def test_constants_and_callables_are_one_thing():
     assert not Scheduled("beta", mr.LinearSchedule(0, 1, 2), 1).constant
 
 
-def test_a_callable_that_leaves_the_range_is_told_apart():
+def test_a_callable_that_leaves_the_range_is_named():
     with pytest.raises(
         SchemaError, match=r"beta: got 3, expected a number in \[0, 1\]"
     ):

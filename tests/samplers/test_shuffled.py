@@ -68,7 +68,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert [tuple(flat(epoch(again, view, 7))) for _ in range(10)] == orders[:10]
 
 
-def test_every_start_is_as_likely_at_every_place():
+def test_every_start_is_as_likely_at_every_index():
     view, sampler = VIEWS[3], ShuffledSampler(0)
     orders = [flat(epoch(sampler, view, 3)) for _ in range(1000)]
     law = dict.fromkeys(view.places(), 1 / 7)

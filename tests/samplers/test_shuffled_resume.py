@@ -59,7 +59,7 @@ def begun(rng, num_envs=3):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_what_is_given_up_is_skipped_and_counted_and_what_comes_waits(seed, chunk):
+def test_overwritten_starts_are_skipped_and_counted_and_new_ones_wait(seed, chunk):
     rng = np.random.default_rng(seed)
     view, sampler = begun(rng), ShuffledSampler(seed)
     for _ in range(4):
@@ -149,7 +149,7 @@ def test_rows_that_become_legal_later_do_not_shift_the_epoch():
     assert sorted(drawn) == frozen
 
 
-def test_a_huge_stretch_that_is_gone_is_passed_over():
+def test_a_huge_overwritten_range_is_skipped():
     view = MovingView(1)
     view.add(0, "s" * 20_001)
     sampler = ShuffledSampler(0)

@@ -191,7 +191,7 @@ def test_the_greatest_values_have_a_finite_sum():
     assert np.isfinite(tree.total)
 
 
-def test_the_first_of_several_mistakes_is_told():
+def test_the_first_of_several_mistakes_is_reported():
     tree = SumTree(5)
     with pytest.raises(ValueError, match="tree leaf 3: got -2"):
         tree.set([1, 3, 9], [1.0, -2.0, 1.0])
@@ -253,7 +253,7 @@ def test_a_negative_zero_is_a_zero():
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "uint64"])
-def test_indices_and_values_of_any_fitting_type_are_taken(dtype):
+def test_indices_and_values_of_any_fitting_type_are_accepted(dtype):
     tree = SumTree(9)
     tree.set(np.array([1, 8], dtype), np.array([2, 3], "float32")[::-1])
     assert tree.get(np.array([[1], [8]], dtype)).tolist() == [[3], [2]]

@@ -51,7 +51,7 @@ def test_a_capacity_that_is_no_number_of_leaves_is_refused(capacity):
         SumTree(capacity)
 
 
-def test_an_index_beyond_every_integer_is_told_as_it_is():
+def test_an_index_beyond_every_integer_is_quoted_unchanged():
     tree, index = SumTree(5), np.array([3, 2**63], np.uint64)
     for use in (lambda: tree.set(index, np.ones(2)), lambda: tree.get(index)):
         with pytest.raises(

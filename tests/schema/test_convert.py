@@ -20,7 +20,7 @@ FLOATS = ["float16", "float32", "float64"]
 
 @pytest.mark.parametrize("got", NUMPY)
 @pytest.mark.parametrize("name", NUMPY)
-def test_arrays_of_floats_are_taken_by_floats_alone_and_others_by_all(got, name):
+def test_float_arrays_fit_float_fields_only_and_other_arrays_fit_all(got, name):
     value = np.ones((2, 3), got)
     field = Field((3,), name)
     if got not in FLOATS or name in FLOATS:
@@ -43,7 +43,7 @@ def test_what_fits_already_is_returned_itself(name):
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_other_byte_orders_are_taken_by_value(name):
+def test_other_byte_orders_are_stored_by_value(name):
     value = np.array([0, 1, 1], name).astype(np.dtype(name).newbyteorder(">"))
     cast = Field((3,), name).convert(value, "x", ())
     assert cast.dtype.str == Field((3,), name).numpy.str
@@ -61,7 +61,7 @@ def test_other_byte_orders_are_taken_by_value(name):
     ),
     st.booleans(),
 )
-def test_a_python_integer_is_taken_if_it_fits(name, value, listed):
+def test_a_python_integer_is_accepted_if_it_fits(name, value, listed):
     info = np.iinfo(name)
     field = Field((1,), name) if listed else Field((), name)
     given_ = [value] if listed else value
@@ -109,7 +109,7 @@ def holds(name, value):
     st.sampled_from(DTYPES), st.sampled_from(SIGNED + UNSIGNED),
     st.lists(INTEGERS, min_size=1, max_size=4), st.booleans(),
 )  # fmt: skip
-def test_integers_of_an_array_are_taken_where_each_fits_exactly(
+def test_integers_of_an_array_are_accepted_where_each_fits_exactly(
     name, got, values, scalar
 ):
     info = np.iinfo(got)
@@ -255,7 +255,7 @@ def test_what_is_no_number_is_refused_with_the_way_out(value, message):
         ((64, 8, 64, 3), (8,), r"got uint8\[64, 8, 64, 3\], expected uint8\[8, 64"),
     ],
 )
-def test_a_wrong_shape_is_told_with_the_right_one(shape, lead, message):
+def test_a_wrong_shape_is_reported_with_the_right_one(shape, lead, message):
     field = Field((64, 64, 3), "uint8")
     with pytest.raises(SchemaError, match=message):
         field.convert(np.zeros(shape, "u1"), "observation/pixels", lead)
@@ -345,7 +345,7 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def test_tensors_are_taken_like_arrays(torch):
+def test_tensors_are_accepted_like_arrays(torch):
     field = Field((2,), "float32")
     tensor = torch.tensor([0.5, 1.0], requires_grad=True)
     assert field.convert(tensor, "x", ()).tolist() == [0.5, 1.0]
@@ -356,7 +356,7 @@ def test_tensors_are_taken_like_arrays(torch):
         field.convert(torch.tensor([1, 2**24 + 1]), "x", ())
 
 
-def test_torch_bfloat16_is_taken_bit_by_bit(torch):
+def test_torch_bfloat16_is_stored_bit_by_bit(torch):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     tensor = every.view(torch.bfloat16)
     bits = Field((2**16,), "bfloat16").convert(tensor, "x", ())

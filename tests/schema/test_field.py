@@ -10,7 +10,7 @@ from mmreplay.schema import DTYPES, Field, storage_dtype
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_is_kept_by_name_and_stored_little_endian(name):
+def test_a_dtype_is_named_and_stored_little_endian(name):
     field = Field((2, 3), name)
     numpy_name = "uint16" if name == "bfloat16" else name
     assert field.dtype == name
@@ -83,12 +83,12 @@ def test_shapes_that_cannot_be_stored_are_refused(shape, message):
         Field(shape, "float32")
 
 
-def test_the_largest_shapes_are_taken():
+def test_the_largest_shapes_are_accepted():
     assert Field((1,) * 32, "bool").nbytes == 1
     assert Field((2**48 - 1,), "bool").nbytes == 2**48 - 1
 
 
-def test_a_shape_is_kept_as_a_tuple_of_python_integers():
+def test_a_shape_becomes_a_tuple_of_python_integers():
     field = Field([np.int64(2), 3], "int8")
     assert field.shape == (2, 3)
     assert [type(axis) for axis in field.shape] == [int, int]

@@ -117,7 +117,7 @@ def test_a_number_of_an_episode_that_changes_begins_one(tmp_path, name, number):
             assert np.flatnonzero(flags).tolist() == [0, 3, 5]
 
 
-def test_numbers_beside_ends_leave_them_as_they_are(tmp_path):
+def test_numbers_next_to_ends_leave_them_unchanged(tmp_path):
     ends = np.array([False, True, False, False, True, False])
     columns = {"obs": np.arange(6.0), "terminated": ends, "episode": np.array(NUMBERS)}
     as_arrays(tmp_path / "a.npz", columns)

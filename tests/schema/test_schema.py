@@ -145,7 +145,7 @@ def test_the_next_observation_is_declared_like_the_observation(following, messag
         Schema({"observation": now, "next_observation": following})
 
 
-def test_asking_for_what_is_not_there_lists_what_is():
+def test_a_missing_field_error_lists_the_fields():
     schema = Schema({f"f{n}": SCALAR for n in range(23)})
     with pytest.raises(
         SchemaError,
@@ -190,7 +190,7 @@ def test_what_is_no_schema_is_refused(fields, message):
         Schema(fields)
 
 
-def test_the_largest_schema_is_taken():
+def test_the_largest_schema_is_accepted():
     assert len(Schema({f"{n:0256}": FLAG for n in range(4096)})) == 4096
 
 

@@ -131,7 +131,7 @@ class Talking(gymnasium.Env):
         self.words = words
 
 
-def test_what_cannot_be_stored_is_excluded_and_what_else_is_kept_is_added():
+def test_spaces_that_cannot_be_stored_are_excluded_and_extra_fields_added():
     unstored = ["observation/words", "observation/arm/plan", "action/1"]
     schema = Schema.from_env(
         Talking(),
@@ -171,7 +171,7 @@ def test_a_space_of_no_fixed_size_is_refused_with_the_way_to_exclude_it(path):
         Schema.from_env(Talking(), exclude=list(others))
 
 
-def test_fields_beside_the_environments_keep_its_answer():
+def test_extra_fields_preserve_the_environments_autoreset():
     """As `with_field` does; a mapping of the fields states nothing."""
     vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     logp = {"logp": Field((), "float32")}
@@ -242,7 +242,7 @@ def test_an_environment_and_its_vector_have_the_same_schema():
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
-def test_what_an_environment_does_after_an_end_is_taken_from_it(mode):
+def test_the_autoreset_mode_comes_from_the_environment(mode):
     vector = gymnasium.make_vec(
         "CartPole-v1",
         num_envs=2,
@@ -290,7 +290,7 @@ def test_what_an_environment_does_goes_with_copies_of_its_schema(copied):
         (["autoreset_mode"], None),
     ],
 )
-def test_what_no_environment_says_is_not_taken(metadata, said):
+def test_an_autoreset_mode_that_no_environment_states_stays_unknown(metadata, said):
     space = spaces.Discrete(2)
     vector = SimpleNamespace(
         single_observation_space=space, single_action_space=space, metadata=metadata
@@ -329,7 +329,7 @@ def test_importing_schema_loads_no_gymnasium_and_examples_need_none():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_gymnasium_the_way_out_is_told(monkeypatch):
+def test_without_gymnasium_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmreplay\[rl\]'"):
         schema_of(spaces.Discrete(2))

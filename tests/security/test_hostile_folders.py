@@ -187,7 +187,7 @@ def test_json_of_any_size_and_depth_is_refused_or_ignored(folder, name, kind):
 
 @pytest.mark.parametrize("name", ["LOCK", "STATE", "priorities.bin"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
-def test_what_stands_in_the_place_of_a_samplers_file_blocks_nobody(
+def test_a_pipe_or_device_instead_of_a_samplers_file_never_blocks(
     folder, victim, name, kind
 ):
     path = folder / "samplers" / "prioritized" / name

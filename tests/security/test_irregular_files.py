@@ -207,7 +207,7 @@ def test_a_snapshot_of_a_shard_that_is_no_file_says_so(path, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_repair_cuts_the_rows_of_a_shard_that_is_no_file(path, tmp_path, kind):
+def test_repair_drops_the_rows_of_a_shard_that_is_no_file(path, tmp_path, kind):
     shards = shards_of(path)
     if not shards:
         pytest.skip("only compressed buffers have shards")

@@ -20,7 +20,7 @@ def test_sums_are_put_together_as_if_bytes_had_followed_each_other(nbytes, rng):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_pieces_of_any_size_and_order_of_parts_make_the_sums(seed):
+def test_runs_of_any_size_and_order_make_the_checksums(seed):
     rng = np.random.default_rng(seed)
     num_envs, size = 1 + seed % 3, 8
     ring = Ring(64, num_envs, "env_major", 4, size, 80)

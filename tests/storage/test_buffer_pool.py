@@ -42,7 +42,7 @@ def test_a_dropped_array_is_used_again():
     assert recycler.empty((8,), UINT8).ctypes.data == address
 
 
-def test_what_is_kept_is_bounded():
+def test_the_pool_is_bounded():
     recycler = BufferPool()
     for count in range(1, 40):
         held = [recycler.empty((count,), UINT8) for _ in range(9)]
@@ -75,7 +75,7 @@ def test_shapes_that_never_come_again_do_not_add_up(monkeypatch, rng):
     assert len(addresses) <= 4
 
 
-def test_another_recycler_may_serve_a_thread():
+def test_another_pool_may_serve_a_thread():
     made = []
 
     def make(shape, dtype):

@@ -195,7 +195,7 @@ def test_a_higher_sequence_of_another_boot_is_not_accepted(folder, writer, reade
     assert reader.heads.tolist() == [7, 107]
 
 
-def test_live_slots_that_are_torn_anew_at_each_look_starve_a_reader(
+def test_live_slots_that_are_incomplete_at_each_look_starve_a_reader(
     folder, writer, reader, monkeypatch
 ):
     monkeypatch.setattr(commit_state, "PATIENCE_S", 0.01)

@@ -149,7 +149,7 @@ def test_what_is_alive_and_in_no_chunk_is_damage_where_all_are_written(tmp_path,
         taken(tmp_path / "g", "a", [3], complete=True)
 
 
-def test_a_chunk_is_unpacked_once_while_it_is_kept(tmp_path, rng, monkeypatch):
+def test_a_chunk_is_decoded_once_while_it_is_cached(tmp_path, rng, monkeypatch):
     data = values(rng, "float32", (40, 3))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 3))
     blobs = FolderBlobs(tmp_path / "g")
@@ -165,7 +165,7 @@ def test_a_chunk_is_unpacked_once_while_it_is_kept(tmp_path, rng, monkeypatch):
     assert [len(wanted) for wanted in asked] == [4]
 
 
-def test_kept_chunks_are_bounded(tmp_path, rng, monkeypatch):
+def test_cached_chunks_are_bounded(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(arrays, "CACHE_NBYTES", 1000)
     data = values(rng, "float64", (400, 5))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 5))

@@ -42,7 +42,7 @@ class TestReadStore(StoreContract):
                 assert store.checksum(env_id, block) == mapped.checksum(env_id, block)
         mapped.close()
 
-    def test_flags_of_stretches_are_kept_for_those_who_look(self, store, ring):
+    def test_flags_of_ranges_are_cached_for_repeated_reads(self, store, ring):
         flags = (np.arange(ring.num_rows) % 60 + 1).astype(np.uint8)
         rng = np.random.default_rng(0)
         store.write([(0, 0, len(flags))], self.columns(len(flags), rng), flags)
@@ -86,7 +86,7 @@ def test_a_policy_is_one_of_those_that_there_are(tmp_path, name, value):
 @pytest.mark.parametrize("make", [MappedRows, ReadRows])
 @pytest.mark.parametrize("shape", [(4,), (3, 1000), (900, 700)])
 @pytest.mark.parametrize("step", [1, 3])
-def test_rows_come_in_pieces_of_a_bounded_size(tmp_path, rng, make, shape, step):
+def test_rows_come_in_chunks_of_a_bounded_size(tmp_path, rng, make, shape, step):
     values = rng.integers(1 << 15, size=(8, *shape)).astype("<i2")
     place = tmp_path / "rows"
     values.tofile(place)
@@ -180,9 +180,7 @@ def test_rows_are_copied_again_when_all_are_there(long_rows, monkeypatch):
     assert found == (COLD_CALLS + 1) * ["read_rows"] + ["copy_rows"]
 
 
-def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
-    long_rows, rng, monkeypatch
-):
+def test_the_faster_of_two_copies_is_used(long_rows, rng, monkeypatch):
     rows, values = long_rows
     found, clock = ways(monkeypatch), [0.0]
     monkeypatch.setattr(gather, "perf_counter", lambda: clock[0])
@@ -225,7 +223,7 @@ def test_either_way_is_tried_on_steps_and_on_those_after(takes, past_is_sooner):
     assert set(went[2 * TRIES :]) == {past_is_sooner}
 
 
-def test_few_rows_and_small_ones_are_taken_as_they_are(long_rows, monkeypatch):
+def test_few_rows_and_small_ones_are_copied_directly(long_rows, monkeypatch):
     rows, values = long_rows
     found, few = ways(monkeypatch), np.arange(MANY - 2)
     lacking(rows.pages, monkeypatch, missing=True)
@@ -242,7 +240,7 @@ def test_few_rows_and_small_ones_are_taken_as_they_are(long_rows, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [MappedRows, ReadRows])
-def test_what_is_in_the_way_of_a_read_is_told(long_rows, monkeypatch, make):
+def test_an_obstacle_to_a_read_is_reported(long_rows, monkeypatch, make):
     file, values = long_rows[0]._file, long_rows[1]
     rows = make(file, values.dtype, LONG, "auto")
     lacking(rows.pages, monkeypatch, missing=True)
@@ -253,7 +251,7 @@ def test_what_is_in_the_way_of_a_read_is_told(long_rows, monkeypatch, make):
         rows.take(wanted, out)
 
 
-def test_a_file_that_is_closed_is_told_where_it_is_read(long_rows, monkeypatch):
+def test_a_closed_file_is_reported_where_it_is_read(long_rows, monkeypatch):
     file, values = long_rows[0]._file, long_rows[1]
     rows = ReadRows(file, values.dtype, LONG, "auto")
     lacking(rows.pages, monkeypatch, missing=True)

@@ -51,7 +51,7 @@ def test_a_second_writer_of_the_same_process_is_refused(folder):
     mr.ReplayBuffer.open(folder, "r+").close()
 
 
-def test_a_second_writer_of_another_process_is_told_who_holds_it(folder):
+def test_the_error_of_a_second_process_names_the_lock_holder(folder):
     words = ["is being written by", f"pid {os.getpid()} on", "mode='r'"]
     with mr.ReplayBuffer.open(folder, "r+"):
         open_it = lambda: mr.ReplayBuffer.open(folder, "r+")  # noqa: E731

@@ -78,7 +78,7 @@ def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, f
     assert files[0] == files[1]
 
 
-def test_a_short_stretch_is_written(tmp_path, rng, stores):
+def test_a_short_range_is_written(tmp_path, rng, stores):
     store = written(tmp_path)
     values = block(1000, rng)
     rows = -(-LEAST_NBYTES // 80)
@@ -221,7 +221,7 @@ def test_new_pages_are_written(tmp_path, stores):
     file.close()
 
 
-def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
+def test_new_pages_are_written_in_chunks_of_the_file(tmp_path, rng):
     data = rng.bytes(5 * NEW_PAGES_NBYTES)
     file = File.create(tmp_path / "a", 8 * NEW_PAGES_NBYTES)
     ways = {first: MappedWriter(file) for first in (0, 100)}
@@ -233,7 +233,7 @@ def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
     file.close()
 
 
-def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
+def test_a_partly_written_chunk_is_completed(tmp_path, rng):
     data = rng.bytes(3 * NEW_PAGES_NBYTES)
     file = File.create(tmp_path / "a", 4 * NEW_PAGES_NBYTES)
     with using(FaultyDisk("short", count=2, names=("pwrite",))):
@@ -258,7 +258,7 @@ def test_a_file_that_was_closed_is_stored_into_no_more(tmp_path):
     assert (tmp_path / "a").read_bytes() == before
 
 
-def test_a_step_beside_what_was_asked_for_is_asked_for_itself(tmp_path, stores, rng):
+def test_a_step_outside_the_prepared_range_is_prepared_itself(tmp_path, stores, rng):
     """At any place and order, the file holds what was put there last."""
     expected = bytearray(40 * write_path.NEAR_NBYTES)
     file = File.create(tmp_path / "a", len(expected))

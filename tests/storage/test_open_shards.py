@@ -40,7 +40,7 @@ def test_all_is_read_checked_and_repaired(path, tmp_path):
     assert (batch["large"] == batch.positions[:, None]).all()
 
 
-def test_a_draw_of_more_shards_than_can_be_open_is_made_in_parts(path, monkeypatch):
+def test_a_draw_of_more_shards_than_can_be_open_is_split(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 4096)
     with mr.ReplayBuffer.open(path) as buffer:
         held = [os.dup(0) for _ in range(300)]
@@ -63,7 +63,7 @@ def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
             assert (batch["number"] == position).all()
 
 
-def test_where_there_is_none_to_give_back_it_is_told(path):
+def test_no_descriptor_to_close_is_an_error(path):
     with mr.ReplayBuffer.open(path) as buffer, few_descriptors(0):
         with pytest.raises(FailedError, match="expected fewer to be open") as caught:
             buffer.sample(256)
@@ -78,7 +78,7 @@ def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, most):
     assert shards._most_open() == shards.MAX_OPEN
 
 
-def test_no_more_are_kept_and_none_is_let_go_before(path, monkeypatch):
+def test_the_limit_of_open_shards_is_exact(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 10)
     with mr.ReplayBuffer.open(path) as buffer:
         kept = buffer._files.store._reader._open

@@ -167,7 +167,7 @@ def test_no_row_that_may_be_asked_for_changes(
 
 
 @pytest.mark.parametrize("row_nbytes", [8, 168, 4095, ROW])
-def test_what_is_cleared_are_whole_pages_of_rows_given_up(row_nbytes):
+def test_zeroed_pages_hold_only_rows_below_the_limit(row_nbytes):
     ring = Ring.sized(20_000, 2, "env_major")
     spy = Spy(ring, row_nbytes)
     found = PartialPageFiller(spy, spy, ring)
@@ -269,7 +269,7 @@ def missing(monkeypatch):
 
 @pytest.mark.parametrize("block", [1, 7])
 @pytest.mark.parametrize("row_nbytes", [ROW, 500])
-def test_a_ring_makes_every_page_that_it_writes_a_part_of(
+def test_a_ring_fills_every_page_that_it_writes_partly(
     tmp_path, missing, monkeypatch, row_nbytes, block
 ):
     # Stored, small rows would end within no page.

@@ -178,7 +178,7 @@ def test_small_rows_that_are_there_are_looked_at_now_and_then(file, monkeypatch)
 
 
 @pytest.mark.parametrize("advise", ["never", "kernel"])
-def test_who_is_told_not_to_ask_does_not(file, monkeypatch, advise):
+def test_read_ahead_can_be_turned_off(file, monkeypatch, advise):
     found = asked(file, monkeypatch)
     pages = Pages(file, ROW, advise)
     looked = looks(pages, monkeypatch, there=0)
@@ -251,7 +251,7 @@ def test_pages_that_were_dropped_are_missing_until_they_are_read(tmp_path):
     file.close()
 
 
-def test_a_long_range_is_asked_for_in_pieces_that_the_kernel_reads(tmp_path):
+def test_a_long_range_is_requested_in_chunks_that_the_kernel_reads(tmp_path):
     """Of more than a device takes at a time, it reads the beginning alone."""
     path, nbytes = tmp_path / "f", 32 << 20
     path.write_bytes(bytes(nbytes))
@@ -278,7 +278,7 @@ def test_a_long_range_is_asked_for_in_pieces_that_the_kernel_reads(tmp_path):
     assert not missing
 
 
-def test_no_piece_of_a_range_is_longer_and_none_is_left_out(file, monkeypatch):
+def test_chunks_of_a_range_are_bounded_and_complete(file, monkeypatch):
     found = []
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, first, size, how: found.append((first, size))
@@ -289,7 +289,7 @@ def test_no_piece_of_a_range_is_longer_and_none_is_left_out(file, monkeypatch):
     assert max(size for _, size in found) <= AHEAD_NBYTES
 
 
-def test_each_part_of_very_many_small_rows_is_looked_at_every_time(file, monkeypatch):
+def test_each_chunk_of_very_many_small_rows_is_checked_every_time(file, monkeypatch):
     """A block of a file of which every other stretch is in memory, after a warm one."""
     looked = []
     missing = set()

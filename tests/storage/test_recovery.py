@@ -338,7 +338,7 @@ def test_live_slots_that_are_never_whole_starve_a_reader(place, monkeypatch):
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, OTHER])
-def test_live_slots_that_stay_torn_starve_nobody(place, boot_id):
+def test_live_slots_that_stay_incomplete_starve_no_reader(place, boot_id):
     live = torn(place.record([9, 9], sequence=9, boot_id=boot_id))
     place.write(place.record([7, 7], sequence=3), None, live, live)
     reader, report = recovery.open_reader(place.folder, METADATA)

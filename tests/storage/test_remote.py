@@ -83,7 +83,7 @@ def test_our_buffers_are_read_from_their_shards(tmp_path, rng, bucket, whole):
         assert values.tobytes() == wanted[name].tobytes(), name
 
 
-def test_a_remote_group_converts_and_is_told_by_the_command_line(
+def test_a_remote_group_converts_and_is_shown_by_the_command_line(
     tmp_path, rng, bucket, capsys
 ):
     from mmreplay.cli.run import run
@@ -97,7 +97,7 @@ def test_a_remote_group_converts_and_is_told_by_the_command_line(
         assert np.array_equal(buffer.gather_all()["img"], held["img"])
 
 
-def test_options_take_the_place_of_the_environment(tmp_path, rng, bucket, monkeypatch):
+def test_options_override_the_environment(tmp_path, rng, bucket, monkeypatch):
     policy_store(tmp_path / "a", rng)
     url, server = bucket(tmp_path / "a", "options"), os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.delenv("AWS_ENDPOINT_URL")
@@ -133,7 +133,7 @@ def test_workers_that_are_spawned_read_the_bucket(tmp_path, rng, bucket):
         assert np.array_equal(batch["img"].numpy(), held["img"][batch.positions])
 
 
-def test_workers_that_are_forked_are_told_to_spawn(tmp_path, rng, bucket):
+def test_forked_workers_are_refused_with_advice_to_spawn(tmp_path, rng, bucket):
     policy_store(tmp_path / "a", rng)
     url = bucket(tmp_path / "a", "forked")
     mr.ReplayBuffer.open(url).close()
@@ -187,7 +187,7 @@ def test_chunks_that_lie_together_are_one_request(tmp_path, rng, bucket, monkeyp
     assert len(asked) == 4
 
 
-def test_a_cut_object_is_named(tmp_path, rng, bucket):
+def test_a_truncated_object_is_named(tmp_path, rng, bucket):
     made = zarr.open_group(tmp_path / "a", mode="w")
     put(made, "obs", rng.random((64, 3)), chunks=(2, 3), shards=(32, 3))
     url = bucket(tmp_path / "a", "cut")
@@ -208,7 +208,7 @@ def test_a_cut_object_is_named(tmp_path, rng, bucket):
         buffer.take(0, [40])
 
 
-def test_an_object_that_is_larger_than_its_chunk_is_not_taken(tmp_path, rng, bucket):
+def test_an_object_that_is_larger_than_its_chunk_is_refused(tmp_path, rng, bucket):
     policy_store(tmp_path / "a", rng)
     url = bucket(tmp_path / "a", "large")
     bucket.client.put_object(
@@ -223,19 +223,19 @@ def test_an_object_that_is_larger_than_its_chunk_is_not_taken(tmp_path, rng, buc
         buffer.gather_all()
 
 
-def test_an_archive_without_a_group_is_told(bucket):
+def test_an_archive_without_a_group_is_reported(bucket):
     with pytest.raises(FormatError, match="nothing-here: got nothing, expected a Zarr"):
         mr.ReplayBuffer.open(f"s3://{BUCKET}/nothing-here")
 
 
-def test_a_bucket_that_is_not_there_is_told(bucket):
+def test_a_missing_bucket_is_reported(bucket):
     with pytest.raises(
         FormatError, match=r"there is no bucket 'not-there' .*, expected"
     ):
         mr.ReplayBuffer.open("s3://not-there/a")
 
 
-def test_a_server_that_is_not_there_is_told(bucket, monkeypatch):
+def test_a_missing_server_is_reported(bucket, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 0)
     source = mr.ZarrSource(f"s3://{BUCKET}/a", endpoint="http://127.0.0.1:9")
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_a_server_that_is_not_there_is_told(bucket, monkeypatch):
         mr.ReplayBuffer.open(source)
 
 
-def test_no_credentials_are_told(bucket, monkeypatch):
+def test_missing_credentials_are_reported(bucket, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 0)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -256,7 +256,7 @@ def test_no_credentials_are_told(bucket, monkeypatch):
         mr.ReplayBuffer.open(f"s3://{BUCKET}/a")
 
 
-def test_a_buffer_of_files_is_told_to_be_compacted(tmp_path, bucket):
+def test_a_remote_buffer_of_files_advises_compact(tmp_path, bucket):
     schema = mr.Schema({"observation": mr.Field((2,), "float32")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
     url = bucket(tmp_path / "b", "files")
@@ -264,7 +264,7 @@ def test_a_buffer_of_files_is_told_to_be_compacted(tmp_path, bucket):
         mr.ReplayBuffer.open(url)
 
 
-def test_kept_chunks_are_not_asked_for_again(tmp_path, rng, bucket, monkeypatch):
+def test_cached_chunks_are_not_requested_again(tmp_path, rng, bucket, monkeypatch):
     policy_store(tmp_path / "a", rng)
     with mr.ReplayBuffer.open(bucket(tmp_path / "a", "kept")) as buffer:
         buffer.gather_all()

@@ -62,7 +62,7 @@ def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_what_either_thread_cannot_unpack_is_told(made, which):
+def test_an_error_of_either_decoding_thread_is_raised(made, which):
     path, _ = made
     folder = path / "data-000001" / "zarr" / "pixels"
     files = sorted(folder.glob("c.*"), key=lambda file: int(file.name.split(".")[2]))
@@ -77,7 +77,7 @@ def test_what_either_thread_cannot_unpack_is_told(made, which):
         buffer.get_field("pixels", 0, np.arange(ROWS))
 
 
-def test_what_is_not_mapped_is_read_chunk_by_chunk_and_not_kept(made, monkeypatch):
+def test_unmapped_shards_are_read_by_the_chunk_and_not_cached(made, monkeypatch):
     path, pixels = made
     read_into, taken = File.pread_into, []
 

@@ -26,11 +26,11 @@ from tests.storage.zarr_groups import policy_store
         ("a/s3:/bucket", None),
     ],
 )
-def test_urls_are_told_from_paths(path, url):
+def test_urls_are_distinguished_from_paths(path, url):
     assert remote.url_of(path) == url
 
 
-def test_what_is_a_group_is_told_by_its_files(tmp_path, rng):
+def test_a_group_is_recognized_by_its_files(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
     policy_store(tmp_path / "a.zip", rng)
     schema = mr.Schema({"observation": mr.Field((2,), "float32")})
@@ -44,7 +44,7 @@ def test_what_is_a_group_is_told_by_its_files(tmp_path, rng):
     assert source_of(tmp_path / "b") is None
 
 
-def test_a_relative_place_is_one_for_workers_elsewhere(tmp_path, rng, monkeypatch):
+def test_a_relative_path_becomes_absolute_for_workers(tmp_path, rng, monkeypatch):
     policy_store(tmp_path / "a.zarr", rng)
     monkeypatch.chdir(tmp_path)
     assert mr.ZarrSource("a.zarr").location == str(tmp_path / "a.zarr")
@@ -133,7 +133,7 @@ def test_an_endpoint_that_is_no_url_is_refused(panicking, endpoint, monkeypatch)
     "endpoint",
     ["http://localhost:9000", "https://[::1]:9/x/", "http://a.b-c/%20"],
 )
-def test_endpoints_that_are_urls_are_taken(endpoint):
+def test_endpoints_that_are_urls_are_accepted(endpoint):
     remote._check("s3://b", "a.B_c-9", endpoint)
 
 

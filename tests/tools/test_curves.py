@@ -8,7 +8,7 @@ import pytest
 from tools import curves
 
 
-def test_scores_of_two_laws_are_told_apart():
+def test_scores_of_two_distributions_are_distinguished():
     alike = [1.0, 2.0, 3.0, 4.0]
     assert curves.p_value(alike, alike[::-1]) == 1
     # Of 70 ways to deal eight scores, two part them so.

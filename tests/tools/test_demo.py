@@ -34,14 +34,14 @@ def written(path, steps=40):
     return positions, np.array([crash._sums(row) for row in rows], np.uint32)
 
 
-def test_all_that_was_told_is_found(tmp_path):
+def test_all_reported_rows_are_found(tmp_path):
     told = crash.Told(*written(tmp_path / "b"), seconds=1.0)
     found = crash.look_for(tmp_path / "b", told)
     assert (found.missing, found.different, found.damage) == (0, 0, 0)
     assert found.heads == [40] * play.NUM_ENVS
 
 
-def test_a_row_that_was_told_and_is_not_there_is_missing(tmp_path):
+def test_a_reported_row_that_is_absent_is_missing(tmp_path):
     positions, sums = written(tmp_path / "b")
     told = crash.Told(positions + 1, sums, 1.0)
     found = crash.look_for(tmp_path / "b", told)

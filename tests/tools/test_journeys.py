@@ -37,7 +37,7 @@ def test_a_module_that_is_imported_is_not_counted():
     assert journeys.files_of(call) == ((), None)
 
 
-def test_the_most_frequent_route_is_taken_whatever_the_order_of_its_files():
+def test_the_most_frequent_route_is_chosen_whatever_the_order_of_its_files():
     routes = [("a", "b", "c"), ("a", "b"), ("b", "a"), ("d",)]
     assert journeys.most_frequent(routes) == ("a", "b")
 

@@ -251,7 +251,7 @@ def raising(fault):
     ids=["interrupt", "full", "failing", "quota", "interrupted call", "open files"],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_fault_at_any_call_is_told_and_gives_everything_back(
+def test_a_fault_at_any_call_is_reported_and_releases_everything(
     name, prepared, tmp_path, fault
 ):
     names = raising(fault)

@@ -29,7 +29,7 @@ def lost(folder, disk, buffer, count, geometry=GEOMETRY):
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_a_reader_that_looks_late_knows_no_step_that_was_cut(tmp_path, restarts):
+def test_a_late_reader_sees_no_dropped_step(tmp_path, restarts):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder)
@@ -60,7 +60,7 @@ def test_a_reader_that_looks_late_knows_no_step_that_was_cut(tmp_path, restarts)
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, SHARDED[0]], ids=lambda g: g.name)
-def test_a_snapshot_of_rows_that_were_cut_meanwhile_is_refused(tmp_path, geometry):
+def test_a_snapshot_of_rows_that_were_dropped_is_refused(tmp_path, geometry):
     folder, disk = failing(tmp_path, geometry)
     done = []
 
@@ -100,7 +100,7 @@ def test_a_snapshot_goes_on_while_writers_come_and_go(tmp_path, restarts):
     assert len(writers) > restarts
 
 
-def test_a_copy_in_shards_of_rows_that_were_cut_meanwhile_is_refused(tmp_path):
+def test_a_compressed_copy_of_rows_that_were_dropped_is_refused(tmp_path):
     folder, disk = failing(tmp_path)
     done = []
 
@@ -117,7 +117,7 @@ def test_a_copy_in_shards_of_rows_that_were_cut_meanwhile_is_refused(tmp_path):
         done[0].close()
 
 
-def test_an_export_of_rows_that_were_cut_meanwhile_is_refused(tmp_path):
+def test_an_export_of_rows_that_were_dropped_is_refused(tmp_path):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder, 30)
@@ -144,7 +144,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("late", [False, True])
-def test_a_draw_of_rows_that_were_cut_meanwhile_is_made_anew(tmp_path, kind, late):
+def test_a_draw_of_rows_that_were_dropped_is_repeated(tmp_path, kind, late):
     folder, disk = failing(tmp_path)
     make, transforms = SAMPLERS[kind]
     with using(disk):
@@ -188,7 +188,7 @@ def starts_of(buffer, heads):
 
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("again", [False, True])
-def test_rows_in_place_of_others_that_were_cut_have_no_priorities_of_theirs(
+def test_rows_that_replace_dropped_rows_have_none_of_their_priorities(
     tmp_path, name, again
 ):
     folder, disk = failing(tmp_path)
@@ -220,7 +220,7 @@ def test_rows_in_place_of_others_that_were_cut_have_no_priorities_of_theirs(
 
 
 @pytest.mark.parametrize("how", ["failed", "power_cut"])
-def test_what_an_opening_cut_that_was_killed_is_told_by_the_next_one(tmp_path, how):
+def test_rows_dropped_by_a_killed_opening_are_reported_by_the_next_one(tmp_path, how):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder)

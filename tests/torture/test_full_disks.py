@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_at_any_page_of_a_script_loses_nothing(disk):
     assert refused > 150
 
 
-def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
+def test_a_shard_range_with_holes_is_sealed_on_a_full_disk(disk):
     schema = mr.Schema({"n": mr.Field((), "int64"), "x": mr.Field((96,), "uint8")})
     path = disk / "b"
     with mock.patch("mmreplay.disk.files.disk", Unsynced()):
@@ -277,7 +277,7 @@ def test_a_repair_whose_first_block_begins_with_a_hole(disk, layout):
     assert verify_buffer(disk / "b").findings == ()
 
 
-def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
+def test_a_shard_range_with_holes_is_restored_on_a_nearly_full_disk(disk):
     mutable = mr.Field((2048,), "float32", mutable=True)
     schema = mr.Schema({"n": mr.Field((), "int64"), "value": mutable})
 
@@ -304,7 +304,7 @@ def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
             assert (found["value"] == rows(0, 40)["value"]).all()
 
 
-def test_a_file_of_places_has_no_hole_that_kills_who_looks_at_it(disk):
+def test_the_shard_index_has_no_hole_that_kills_a_reader(disk):
     file = ShardStates.create(disk, 64).file
     assert file.disk_nbytes()[1] >= file.nbytes > 0
     file.close()
@@ -465,7 +465,7 @@ def test_a_copy_that_fails_removes_nothing_that_was_there(disk, tmp_path, copy):
     }  # fmt: skip
 
 
-def test_a_resize_says_how_much_room_it_lacks_and_changes_nothing(disk):
+def test_a_resize_names_the_missing_disk_space_and_changes_nothing(disk):
     schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
     with (
         mock.patch("mmreplay.disk.files.disk", Unsynced()),
@@ -486,7 +486,7 @@ def test_a_resize_says_how_much_room_it_lacks_and_changes_nothing(disk):
 
 
 @pytest.mark.parametrize("pages", [40, 300])
-def test_a_recording_that_filled_the_disk_says_what_it_kept(
+def test_a_recording_that_filled_the_disk_names_the_saved_rows(
     disk, capsys, monkeypatch, pages
 ):
     # Some for locks and folders; space for steps is taken so much at once, if at all.

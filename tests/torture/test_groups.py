@@ -52,7 +52,7 @@ def test_a_shard_with_a_flipped_bit_is_not_read(tmp_path, rng, at):
 
 
 @pytest.mark.parametrize("left", [0, 30])
-def test_a_shard_that_is_cut_short_is_not_read(tmp_path, rng, left):
+def test_a_truncated_shard_is_not_read(tmp_path, rng, left):
     _, path = record(tmp_path / "b", rng)
     for shard in path.glob("reward/c.*"):
         shard.write_bytes(shard.read_bytes()[:left])
@@ -85,7 +85,7 @@ def written(tmp_path):
     return path, starts, span
 
 
-def test_rows_told_are_held_to_the_session_that_wrote_them(written):
+def test_reported_rows_are_compared_with_the_session_that_wrote_them(written):
     path, starts, span = written
     told = read_group(group_of(path))
     assert len(told.positions) == 12 * GEOMETRY.num_envs

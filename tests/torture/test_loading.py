@@ -22,7 +22,7 @@ def test_more_tries_find_nothing():
     assert len(report.seen) > 15
 
 
-def test_a_step_out_of_its_place_is_found(monkeypatch):
+def test_a_misplaced_step_is_found(monkeypatch):
     copy = Reader.copy_draw
 
     def moved(self, draw, *options):

@@ -46,7 +46,7 @@ def test_what_was_synced_survives(work, tmp_path):
         assert all(i == {"a": expected} for i in images(disk, tmp_path / "image"))
 
 
-def test_unsynced_writes_survive_in_any_part(work, tmp_path):
+def test_any_subset_of_unsynced_writes_may_survive(work, tmp_path):
     with using(SimulatedDisk(work)) as disk:
         file = created(work)
         file.pwrite(b"1" * 1024, 0)
@@ -64,7 +64,7 @@ def test_unsynced_writes_survive_in_any_part(work, tmp_path):
     assert all(content[1536:] == bytes(4096 - 1536) for content in seen)
 
 
-def test_a_sector_is_never_a_mix_that_no_moment_had(work, tmp_path):
+def test_a_sector_is_never_a_mix_of_two_states(work, tmp_path):
     with using(SimulatedDisk(work)) as disk:
         file = created(work)
         file.pwrite(b"1" * 16, 0)
@@ -142,7 +142,7 @@ def test_a_store_into_a_mapping_is_a_write_not_yet_synced(work, tmp_path):
     assert seen == {bytes(4), b"live"}
 
 
-def test_after_the_cut_nothing_more_is_written(work):
+def test_after_the_power_cut_nothing_more_is_written(work):
     with using(SimulatedDisk(work)) as disk:
         file = created(work)
         disk.calls_left = 1

@@ -52,7 +52,9 @@ def test_a_full_disk_while_opening_leaves_the_lock_free(tmp_path):
     ReplayBuffer.open(tmp_path / "a", "r+").close()
 
 
-def test_live_slots_torn_by_a_power_cut_do_not_starve_a_reader(tmp_path, monkeypatch):
+def test_live_slots_damaged_by_a_power_cut_do_not_starve_a_reader(
+    tmp_path, monkeypatch
+):
     buffer = make(tmp_path / "a")
     for _ in range(5):
         buffer.add(step(buffer))

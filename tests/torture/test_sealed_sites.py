@@ -17,7 +17,7 @@ from tests.torture import test_call_sites as sites
 from tests.torture import test_snapshot_sites as copies
 from tests.torture.test_call_sites import (  # noqa: F401
     prepared,
-    test_a_fault_at_any_call_is_told_and_gives_everything_back,
+    test_a_fault_at_any_call_is_reported_and_releases_everything,
     test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer,
     test_a_short_write_at_any_call_is_carried_on,
 )
@@ -82,7 +82,7 @@ def test_a_power_cut_or_kill_leaves_a_copy_whole_or_marked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["ENOSPC", "EIO", "EDQUOT", "EINTR"])
-def test_a_fault_at_a_call_of_a_snapshot_is_told(
+def test_a_fault_at_a_call_of_a_snapshot_is_reported(
     prepared,  # noqa: F811
     tmp_path,
     number,
@@ -91,5 +91,5 @@ def test_a_fault_at_a_call_of_a_snapshot_is_told(
         buffer.set_statistics({"mean": 1})
     code = getattr(errno, number)
     fault = OSError(code, os.strerror(code))
-    attack = copies.test_a_fault_at_a_call_is_told_and_gives_everything_back
+    attack = copies.test_a_fault_at_a_call_is_reported_and_releases_everything
     attack(prepared, tmp_path, fault, copies.take, sites.STRIDE == 1)

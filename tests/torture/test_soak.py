@@ -68,7 +68,7 @@ def test_right_rows_are_right_and_each_byte_counts(tmp_path):
     assert soak.wrong(batch) == []
 
 
-def test_what_grows_in_the_last_third_is_told():
+def test_growth_in_the_last_third_is_reported():
     grows = [Usage(1 << 20, 5, 1)] * 20 + [Usage(4 << 20, 6, 2)] * 10
     report = Report()
     soak._judged({"reader": grows, "writer": grows[:20]}, report)

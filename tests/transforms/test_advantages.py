@@ -320,7 +320,7 @@ def test_values_may_be_written_later_and_have_several_elements():
     assert (batch["value_target"] - values == batch["advantage"]).all()
 
 
-def test_unknown_estimates_are_nan_unless_told():
+def test_unknown_estimates_are_nan_by_default():
     world = World(8, 1, "disabled", True, both(gamma=0.5, value="action"))
     world.add([""])
     world.add([""])

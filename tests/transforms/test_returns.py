@@ -101,7 +101,7 @@ def test_long_episodes_are_read_in_blocks_none_twice(block, monkeypatch):
         assert sorted(read) == sorted(3 * list(range(40)))
 
 
-def test_unknown_returns_are_nan_unless_told():
+def test_unknown_returns_are_nan_by_default():
     world = World(8, 1, "disabled", False, [mr.DiscountedReturn(0.5)])
     world.add([""])
     world.add([""])

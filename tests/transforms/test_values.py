@@ -196,7 +196,7 @@ def test_a_function_sees_windows_as_the_batch_has_them():
         (lambda fields: {"x": np.zeros(3)}, r"'x' of shape \[3\], .* with \[2\]"),
     ],
 )
-def test_what_a_function_must_return_is_told(function, reason):
+def test_the_required_result_of_a_function_is_reported(function, reason):
     world = World(16, 1, "disabled", False, [mr.Apply(function)])
     for _ in range(8):
         world.add([""])

@@ -47,7 +47,7 @@ def test_any_flipped_bit_of_metadata_is_found_or_refused(path, rng):
     assert verify_buffer(path).ok
 
 
-def test_metadata_cut_short_is_found(path):
+def test_truncated_metadata_is_found(path):
     os.truncate(path / "metadata.json", 100)
     assert "metadata.json" in messages(path, "metadata")
 
@@ -62,7 +62,7 @@ def test_a_newer_version_is_refused(path):
 
 
 @pytest.mark.parametrize("name", ["flags.bin", "records.bin", "f001.bin", "COMMIT"])
-def test_a_file_that_was_cut_is_found(path, name):
+def test_a_truncated_file_is_found(path, name):
     os.truncate(path / DATA / name, 100)
     (finding,) = verify_buffer(path).findings
     assert (finding.kind, finding.file) == ("file", f"{DATA}/{name}")
@@ -74,7 +74,7 @@ def test_a_missing_file_is_found(path):
     assert "sums.bin is missing" in messages(path, "file")
 
 
-def test_a_link_in_the_place_of_a_file_is_found(path):
+def test_a_link_instead_of_a_file_is_found(path):
     file = path / DATA / "flags.bin"
     file.rename(path / "elsewhere")
     file.symlink_to(path / "elsewhere")

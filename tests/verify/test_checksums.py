@@ -95,7 +95,7 @@ def test_a_checksum_of_another_lap_is_found(path):
     assert "got a checksum of lap 7, expected one of lap 0" in finding.message
 
 
-def test_blocks_given_up_while_they_are_read_are_skipped(tmp_path, rng, monkeypatch):
+def test_blocks_overwritten_while_they_are_read_are_skipped(tmp_path, rng, monkeypatch):
     """A writer laps the check between two of its reads."""
     path = tmp_path / "b"
     buffer = mr.ReplayBuffer.create(

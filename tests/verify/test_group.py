@@ -61,7 +61,7 @@ def change(path, name, env_id, position):
 
 @pytest.mark.parametrize("name", ["%flags", "terminated", "truncated"])
 @pytest.mark.parametrize(("env_id", "position"), [(0, 36), (1, 60), (1, 99)])
-def test_flags_that_differ_from_the_buffers_are_told(path, name, env_id, position):
+def test_flags_that_differ_from_the_buffers_are_reported(path, name, env_id, position):
     file = change(path, name, env_id, position)
     (finding,) = verify_buffer(path).findings
     assert (finding.kind, finding.file, finding.damage) == ("file", file, True)
@@ -71,12 +71,12 @@ def test_flags_that_differ_from_the_buffers_are_told(path, name, env_id, positio
     assert verify_buffer(path, deep=False).ok
 
 
-def test_flags_of_a_row_that_was_given_up_are_nobodys(path):
+def test_flags_of_an_overwritten_row_are_not_checked(path):
     change(path, "%flags", 1, 35)
     assert verify_buffer(path).findings == ()
 
 
-def test_shards_that_are_gone_are_told(path):
+def test_missing_shards_are_reported(path):
     shutil.rmtree(path / DATA / "zarr/truncated")
     (path / DATA / "zarr/truncated").mkdir()
     kinds = {(f.kind, "is missing" in f.message) for f in verify_buffer(path).findings}
@@ -85,7 +85,7 @@ def test_shards_that_are_gone_are_told(path):
 
 @pytest.mark.parametrize("name", ["", "reward/", "%flags/"])
 @pytest.mark.parametrize("deep", [True, False])
-def test_metadata_that_is_gone_is_told(path, name, deep):
+def test_missing_metadata_is_reported(path, name, deep):
     (path / DATA / f"zarr/{name}zarr.json").unlink()
     (finding,) = verify_buffer(path, deep=deep).findings
     assert (finding.kind, finding.damage) == ("file", True)
@@ -102,7 +102,7 @@ def test_metadata_that_is_gone_is_told(path, name, deep):
         ("%flags/", ("codecs",), "codecs"),
     ],
 )
-def test_metadata_of_another_group_is_told(path, name, keys, told):
+def test_metadata_of_another_group_is_reported(path, name, keys, told):
     file = path / DATA / f"zarr/{name}zarr.json"
     value = json.loads(file.read_bytes())
     inner = value

@@ -51,7 +51,7 @@ def damaged(buffer, path, env_id, position):
 
 
 @pytest.mark.parametrize("position", [COMMITTED - 1, COMMITTED])
-def test_a_row_that_no_sum_covers_and_no_reader_gets_is_told(buffer, position):
+def test_an_unreadable_row_without_a_checksum_is_reported(buffer, position):
     before = verify_buffer(buffer.path)
     assert before.findings == ()
     assert before.rows == 2 * (COMMITTED - FIRST)
@@ -68,7 +68,7 @@ def test_a_row_that_no_sum_covers_and_no_reader_gets_is_told(buffer, position):
         assert verify_buffer(buffer.path, deep=False).ok
 
 
-def test_repair_cuts_what_verify_tells_of(buffer, tmp_path):
+def test_repair_drops_the_rows_that_verify_reports(buffer, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(buffer.path, copy)
     with damaged(buffer, copy, 0, COMMITTED - 1):

@@ -12,7 +12,7 @@ from tests.verify.support import DATA, flip, messages, put
 
 
 @pytest.mark.parametrize("slot", range(4))
-def test_a_flipped_bit_of_a_slot_is_told(path, rng, slot):
+def test_a_flipped_bit_of_a_slot_is_reported(path, rng, slot):
     size = commit.slot_nbytes(2)
     for bit in rng.integers(0, 8 * size, 20).tolist():
         flip(path / DATA / "COMMIT", 8 * size * slot + bit)
@@ -46,7 +46,7 @@ def rewrite(path, slot, **changes):
     put(path / DATA / "COMMIT", commit.slot_nbytes(2) * slot, record.encode())
 
 
-def test_a_torn_slot_after_a_crash_is_a_note(path):
+def test_an_incomplete_slot_after_a_crash_is_a_note(path):
     flip(path / DATA / "COMMIT", 8 * 4096 * 3 + 500)
     report = verify_buffer(path)
     assert [(f.kind, f.offset) for f in report.findings] == [("torn", 3 * 4096)]
