@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "mmreplay"
 PUBLIC_MODULES = ("mmreplay.adapters", "mmreplay.errors", "mmreplay.testing")
 """Modules, with those inside them, that users import by their own names."""
-FACES = ("RandomMemory", "ReplayBuffer")
-"""Classes that adapters have to call what the libraries call them."""
+FACES = ("Memory", "RandomMemory", "ReplayBuffer")
+"""Names of classes in other libraries that adapters replace under the same name."""
 SAMPLE = 10
 LEAST_LINES = 5
 """Shorter functions are not drawn: their density says nothing."""

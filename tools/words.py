@@ -336,6 +336,49 @@ EXCEPTIONS = [
     Exempt(
         "follow", "follow", ("mmreplay/samplers/prior*",), "PriorityStore.follow(view)"
     ),
+    Exempt(
+        "home", "home", ("mmreplay/adapters/*",),
+        "in pickles of memories; public, and the pickles of tests/frozen have it",
+    ),
+    Exempt(
+        "home", "home", ("mmreplay/convert/registry.py",),
+        "Format.home, which entry points of other packages pass",
+    ),
+    Exempt(
+        "user", "user", ("mmreplay/convert/description.py",),
+        "Description.user, for writers of formats; the JSON key",
+    ),
+    Exempt(
+        "between", "between", ("mmreplay/convert/base.py",), "deprecated: Block.rows"
+    ),
+    Exempt(
+        "taken", "taken", ("mmreplay/convert/base.py",), "deprecated: Block.select"
+    ),
+    Exempt("tell", "tell", ("mmreplay/convert/parquet.py",), "a file to pyarrow"),
+    Exempt(
+        "part", "part_bytes", ("mmreplay/convert/safetensors.py",),
+        "public: an option of export",
+    ),
+    Exempt(
+        "held", "held", ("mmreplay/recording/*",),
+        "RecordReport.held, public and a JSON key",
+    ),
+    Exempt("held", "held", ("mmreplay/adapters/tmrl/*",), "in pickles of memories"),
+    Exempt(
+        "held", "held", ("mmreplay/adapters/common/*", "mmreplay/adapters/skrl/*"),
+        "a public attribute of memories that tests/frozen records",
+    ),
+    Exempt(
+        "found", "found", ("mmreplay/convert/registry.py",),
+        "a parameter of its public functions",
+    ),
+    Exempt(
+        "cut", "cut_at", ("mmreplay/adapters/pytorchrl/*",), "in pickles of storages"
+    ),
+    Exempt(
+        "cut", "cuts", ("mmreplay/repairing/*",),
+        "RepairReport.cuts, public and a JSON key",
+    ),
 ]  # fmt: skip
 """Names that stay, and why."""
 

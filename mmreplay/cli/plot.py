@@ -42,7 +42,7 @@ class Counts:
     path: str
     counts: NDArray[np.int64]
     edges: NDArray[np.float64]
-    whole: bool
+    integers: bool
     unit: str
 
     @classmethod
@@ -51,8 +51,10 @@ class Counts:
         edges: NDArray[np.float64],
     ) -> Counts:  # fmt: skip
         """Name what was counted of a field."""
-        whole = field.numpy.kind in "iub" and field.dtype != "bfloat16"
-        return cls(path, counts, edges, whole, "elements" if field.shape else "steps")
+        integers = field.numpy.kind in "iub" and field.dtype != "bfloat16"
+        return cls(
+            path, counts, edges, integers, "elements" if field.shape else "steps"
+        )
 
 
 def plot(
@@ -129,7 +131,7 @@ def draw(
     figure_of: type[Figure],
     buffer: ReplayBuffer,
     table: EpisodeTable,
-    found: list[Counts | None],
+    histograms: list[Counts | None],
 ) -> Figure:
     """Make the figure: two panels over time, two histograms."""
     import numpy as np
@@ -154,8 +156,8 @@ def draw(
         panels[0, 0], whole, whole.returns, "Episode returns", "return (sum of rewards)"
     )
     series(panels[0, 1], whole, whole.lengths, "Episode lengths", "length (steps)")
-    bars(panels[1, 0], found[0], "Actions", BARS)
-    bars(panels[1, 1], found[1], "Rewards", OTHER)
+    bars(panels[1, 0], histograms[0], "Actions", BARS)
+    bars(panels[1, 1], histograms[1], "Rewards", OTHER)
     return figure
 
 
@@ -199,7 +201,7 @@ def series(
         borderaxespad=0.2, borderpad=0.0, fontsize=9, markerscale=2 if crowd else 1,
     )  # fmt: skip
     low, high = axes.get_xlim() if end.min() < end.max() else (end[0], end[0])
-    _tick_x(axes, low, high, whole=True)
+    _tick_x(axes, low, high, integers=True)
     if values.min() == values.max():
         axes.set_yticks([values[0]])
 
@@ -249,21 +251,21 @@ def bars(axes: Axes, values: Counts | None, title: str, color: str) -> None:
     if filled.sum() == 1:
         axes.set_xticks([centres[0] if len(centres) == 1 else centres[filled][0]])
     else:
-        _tick_x(axes, low, high, whole=values.whole)
+        _tick_x(axes, low, high, integers=values.integers)
     if log:
         axes.set_yscale("log")
     axes.set_xlabel(f"value of {show.printable(values.path)}", parse_math=False)
     axes.set_ylabel(values.unit + (" (log scale)" if log else ""))
 
 
-def _tick_x(axes: Axes, low: float, high: float, whole: bool) -> None:
+def _tick_x(axes: Axes, low: float, high: float, integers: bool) -> None:
     """Set as many ticks as there is room for their labels.
 
     Args:
         axes: Where.
         low: The least value.
         high: The largest; a tick of its own where it is the least.
-        whole: Whole numbers only.
+        integers: Integers only.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -272,7 +274,7 @@ def _tick_x(axes: Axes, low: float, high: float, whole: bool) -> None:
         return
     for number in range(10, 0, -1):
         ticks = MaxNLocator(
-            number, steps=[1, 2, 2.5, 5, 10], integer=whole
+            number, steps=[1, 2, 2.5, 5, 10], integer=integers
         ).tick_values(low, high)
         ticks = [tick for tick in ticks if low <= tick <= high]
         widest = max((len(_tick(tick)) for tick in ticks), default=0)

@@ -73,12 +73,12 @@ def print_line(text: str) -> None:
     typer.echo(printable(text))
 
 
-def _print(*parts: RenderableType) -> None:
+def _print(*renderables: RenderableType) -> None:
     """Print to stdout; wide where no terminal says how wide it is."""
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     console = Console(highlight=False, width=width)
     with console.capture() as captured:
-        console.print(*parts, sep="\n")
+        console.print(*renderables, sep="\n")
     # Tables are padded with spaces, which no document and no diff wants.
     lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]
     sys.stdout.write("\n".join([*lines, ""]))

@@ -3,9 +3,9 @@
 The formats differ only in the bytes around the arrays. `ArrayReader` reads the arrays
 block by block, all columns together.
 
-`ArrayFile` writes them. A `Plan` gives the offset of every array before the first row,
-so that each block is written where it belongs; the bytes around the arrays, with the
-checksums, come last. Threads compute checksums and keep the device busy while the
+`ArrayFile` writes them. A `FilePlan` gives the offset of every array before the first
+row, so that each block is written where it belongs; the bytes around the arrays, with
+the checksums, come last. Threads compute checksums and keep the device busy while the
 caller makes the next rows; both release the interpreter's lock.
 """
 
@@ -269,7 +269,7 @@ class ArrayWriter(Writer):
     """Writes one file by a plan; see `Writer`."""
 
     def __init__(
-        self, target: Path, description: Description, plan: Plan, overwrite: bool
+        self, target: Path, description: Description, plan: FilePlan, overwrite: bool
     ) -> None:
         self.nbytes = 0
         self.notes = Notes()
@@ -303,7 +303,7 @@ class ArrayWriter(Writer):
 class ArrayFile:
     """Writes the columns of one file, each to its place, row after row."""
 
-    def __init__(self, file: File, plan: Plan, rows: int) -> None:
+    def __init__(self, file: File, plan: FilePlan, rows: int) -> None:
         """Write so many rows into an open file, which is closed with this object.
 
         Raises:
@@ -373,7 +373,7 @@ class ArrayFile:
         self._file.close()
 
 
-class Plan(Protocol):
+class FilePlan(Protocol):
     """The layout of a file that is written.
 
     Attributes:

@@ -23,7 +23,7 @@ from mmreplay.convert.base import (
 )
 from mmreplay.convert.buffer_writer import open_writer as open_writer
 from mmreplay.convert.buffer_writer import planned as planned
-from mmreplay.convert.description import PRIORITY, Description, part
+from mmreplay.convert.description import PRIORITY, Description, select_fields
 from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.episodes import CUT, TRUNCATED
@@ -65,7 +65,7 @@ class BufferReader(Reader):
         if env_ids is not None:
             first = np.where(env_mask(buffer.num_envs, env_ids), first, stop)
         self._span = Span(first, stop)
-        self._cut_epoch = buffer.view.home.cut_epoch
+        self._dropped_epoch = buffer.view.home.cut_epoch
         self._priorities = None
         if priorities is None:
             for note in left_behind(buffer.path):
@@ -77,7 +77,7 @@ class BufferReader(Reader):
         metadata = buffer.metadata
         schema = metadata.schema
         if fields is not None:
-            schema = part(schema, paths_of(schema.paths, fields))
+            schema = select_fields(schema, paths_of(schema.paths, fields))
         self._description = Description(
             schema=schema,
             first=self._span.first,
@@ -119,7 +119,7 @@ class BufferReader(Reader):
     ) -> Block:
         view = self._buffer.view
         moment = view.limits_before
-        if view.home.cut_epoch != self._cut_epoch:
+        if view.home.cut_epoch != self._dropped_epoch:
             raise StaleError(DISCARDED_ROWS)
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)

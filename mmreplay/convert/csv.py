@@ -88,7 +88,7 @@ NAN_BITS = {
 BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
 """The next guess for a column's dtype, once a cell contradicts one."""
-PART = re.compile(r"\.\d+$")
+COMPONENT = re.compile(r"\.\d+$")
 PARTED = re.compile(r"(.+)\.(0|[1-9][0-9]{0,5})")
 FITTING = tuple(name for name in DTYPES if "16" not in name or "int" in name)
 Kind = tuple[str, tuple[int, ...]]
@@ -555,7 +555,7 @@ class _TableSurvey:
             found = column.cast(guess if guess != "float64" else pa.float64())
         except pa.ArrowInvalid:
             return False
-        chosen = self._wanted.get(name) or self._wanted.get(PART.sub("", name))
+        chosen = self._wanted.get(name) or self._wanted.get(COMPONENT.sub("", name))
         if chosen == "float32":
             self._refuse_overflow(name, column, column.cast(pa.float32()), chosen)
         elif guess == "float64":
@@ -593,7 +593,7 @@ class _TableSurvey:
             if guess == "text" or not name or not self.rows:
                 problem = "holds no numbers" if name else "has no name"
                 note = f"column {name!r} {problem}, and was left out"
-                left_out(notes, PART.sub("", name), note)
+                left_out(notes, COMPONENT.sub("", name), note)
                 continue
             # A bool has no NaN: an empty cell is refused when it is read.
             if name not in self._filled:

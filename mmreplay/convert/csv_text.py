@@ -162,7 +162,7 @@ def _complete_lines(data: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CsvHeader:
     """The header of a csv file: its first line that is not empty.
 
     Attributes:
@@ -174,7 +174,7 @@ class Header:
     lines: int
 
 
-def read_header(text: Text, file: File) -> Header:
+def read_header(text: Text, file: File) -> CsvHeader:
     """Read the header, and leave the text where the first row begins.
 
     Raises:
@@ -192,7 +192,7 @@ def read_header(text: Text, file: File) -> Header:
         data, lines = rest, lines + 1
         if line.strip():
             text.unread(data)
-            return Header(_header_names(line.removesuffix(b"\r"), file), lines)
+            return CsvHeader(_header_names(line.removesuffix(b"\r"), file), lines)
         if not end:
             raise _no_header(file, "no text")
 

@@ -32,7 +32,7 @@ PRIORITY = "_priority"
 """A float32 column of priorities, if there are any; below 0 for rows without one."""
 KEY, MEMBER = "mmreplay", "mmreplay.json"
 """Names of the description in files."""
-TAKEN = (*RESERVED, PRIORITY, KEY, MEMBER)
+RESERVED_NAMES = (*RESERVED, PRIORITY, KEY, MEMBER)
 """Names that no field of a converted buffer may have."""
 
 T = TypeVar("T", bound=str)
@@ -74,12 +74,12 @@ class Description:
     priorities: str = ""
 
     def __post_init__(self) -> None:
-        reserved = [path for path in self.schema.paths if path in TAKEN]
+        reserved = [path for path in self.schema.paths if path in RESERVED_NAMES]
         if reserved:
             raise SchemaError(
                 f"field {reserved[0]!r}: got a name that converted files use for "
-                f"themselves, expected none of {', '.join(TAKEN)}; leave it out with "
-                "fields=, or rename it"
+                f"themselves, expected none of {', '.join(RESERVED_NAMES)}; leave it "
+                "out with fields=, or rename it"
             )
         if self.priorities:
             check_name(self.priorities)
@@ -132,8 +132,8 @@ class Description:
         return reserved + sum(each.nbytes for each in fields)
 
     def select(self, paths: tuple[str, ...]) -> Description:
-        """The same rows with some of the fields; see `part`."""
-        return replace(self, schema=part(self.schema, paths))
+        """The same rows with some of the fields; see `select_fields`."""
+        return replace(self, schema=select_fields(self.schema, paths))
 
     def to_bytes(self) -> bytes:
         """The description as JSON.
@@ -200,7 +200,7 @@ def plain(schema: Schema, rows: int) -> Description:
     return Description(schema, first, stop, max(1, rows))
 
 
-def part(schema: Schema, paths: tuple[str, ...]) -> Schema:
+def select_fields(schema: Schema, paths: tuple[str, ...]) -> Schema:
     """Some fields of a schema; roles without a field are removed.
 
     Raises:

@@ -91,7 +91,7 @@ class NamedEnds:
         self._ended = np.zeros(description.num_envs, bool)
         self._rows = 0
 
-    def tell(self, notes: Notes, *, both: bool) -> None:
+    def add_notes(self, notes: Notes, *, both: bool) -> None:
         """Note which field is used.
 
         Args:

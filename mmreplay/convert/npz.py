@@ -41,7 +41,7 @@ from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
-from mmreplay.convert.zip_file import ALIGNMENT, Entry, Layout
+from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
@@ -228,7 +228,7 @@ def _description(file: File, entry: Entry) -> Description:
     return Description.from_bytes(bytes(data), f"{file.path}: {MEMBER}")
 
 
-def _header(file: File, entry: Entry) -> Header:
+def _header(file: File, entry: Entry) -> NpyHeader:
     what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
     if entry.nbytes < 12:
         raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array")
@@ -268,7 +268,7 @@ def _stream(file: File, entry: Entry) -> Stream:
 
 
 class NpzPlan:
-    """The layout of a file; see `array_file.Plan`."""
+    """The layout of a file; see `array_file.FilePlan`."""
 
     sum = staticmethod(crc32)
 
@@ -279,7 +279,7 @@ class NpzPlan:
             kinds: Dtype name and shape of every array by name.
             described: The description, if the file has one.
         """
-        self._layout = zip_file.Layout()
+        self._layout = zip_file.ZipLayout()
         self._heads: dict[str, bytes] = {}
         self.spans: dict[str, ArraySpan] = {}
         self._described = b""
@@ -299,7 +299,7 @@ class NpzPlan:
         self.nbytes = self._layout.nbytes
 
     def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `array_file.Plan.around`."""
+        """See `array_file.FilePlan.around`."""
         crcs = {name + ENDING: crc for name, crc in sums.items()}
         if self._described:
             crcs[MEMBER + ENDING] = crc32(memoryview(self._described))
@@ -324,7 +324,7 @@ class PackedWriter(Writer):
         self._description = description
         self._done = 0
         heads = _heads(description)
-        largest = Layout()
+        largest = ZipLayout()
         for name, (head, nbytes) in heads.items():
             largest.add(name + ENDING, packed_limit(len(head) + nbytes))
         self._pool = Threads(2, "mmreplay-export")
@@ -333,7 +333,7 @@ class PackedWriter(Writer):
         try:
             self._file = file = self._staging.open(largest.nbytes)
             self._packers = {
-                name: Packer(member.name, file, member.offset, level)
+                name: MemberPacker(member.name, file, member.offset, level)
                 for name, member in zip(heads, largest.members, strict=True)
             }
             for name, (head, _) in heads.items():
@@ -363,7 +363,7 @@ class PackedWriter(Writer):
                 f"got {self._done} rows, expected the {self._description.rows} "
                 "described; the source changed meanwhile"
             )
-        final = Layout()
+        final = ZipLayout()
         for packer in self._packers.values():
             packer.finish()
             member = final.add(packer.name, packer.nbytes, packer.packed)
@@ -386,7 +386,7 @@ class PackedWriter(Writer):
         self._staging.abort()
 
 
-class Packer:
+class MemberPacker:
     """Packs one member while its bytes come.
 
     Attributes:
@@ -455,7 +455,7 @@ def _heads(description: Description) -> dict[str, tuple[bytes, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class NpyHeader:
     """The contents of an npy header.
 
     Attributes:
@@ -509,7 +509,7 @@ def prefix_nbytes(data: bytes, what: str) -> int:
     return total
 
 
-def parse(data: bytes, what: str) -> Header:
+def parse(data: bytes, what: str) -> NpyHeader:
     """Parse a header.
 
     Args:
@@ -535,7 +535,7 @@ def parse(data: bytes, what: str) -> Header:
             f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
             "expected a tuple of sizes, and True or False"
         )
-    return Header(_dtype(descr, what), shape, order, len(data))
+    return NpyHeader(_dtype(descr, what), shape, order, len(data))
 
 
 def _is_shape(shape: object) -> bool:

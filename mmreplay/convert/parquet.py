@@ -91,7 +91,7 @@ SUMS = "mmreplay.crc32c"
 FIRST_ROW = "mmreplay.first_row"
 """The row of the dataset that a part file begins with."""
 SUFFIXES = (".parquet", ".pq")
-MAX_PARTS = 100_000
+MAX_FILES = 100_000
 GROUP_NBYTES = 32 << 20
 
 
@@ -108,10 +108,10 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
         FormatError: It is no parquet file, or takes too much memory.
         CorruptError: It is damaged.
     """
-    paths = _parts(path)
-    with closing(Part(paths[0])) as part:
-        described = part.metadata.get(KEY.encode())
-    if described is None and {SUMS.encode(), FIRST_ROW.encode()} & part.metadata.keys():
+    paths = _data_files(path)
+    with closing(ParquetFile(paths[0])) as file:
+        described = file.metadata.get(KEY.encode())
+    if described is None and {SUMS.encode(), FIRST_ROW.encode()} & file.metadata.keys():
         raise description_lost(paths[0])
     if described is None:
         return open_plain(path, paths, allow_expansion)
@@ -189,7 +189,7 @@ def planned(
 
 def recognizes(path: Path) -> bool:
     """Whether a folder holds parquet files."""
-    return path.is_dir() and any(map(_is_part, path.iterdir()))
+    return path.is_dir() and any(map(_is_data_file, path.iterdir()))
 
 
 class ParquetReader(Reader):
@@ -201,10 +201,10 @@ class ParquetReader(Reader):
         self.report = Notes()
         self._paths, self._description = paths, description
         rows = stored = 0
-        for part_path in paths:
-            with closing(Part(part_path)) as part:
-                self._check(part, rows)
-                rows, stored = rows + part.rows, stored + part.nbytes
+        for path in paths:
+            with closing(ParquetFile(path)) as file:
+                self._check(file, rows)
+                rows, stored = rows + file.rows, stored + file.nbytes
         if rows != description.rows:
             raise CorruptError(
                 f"{path} holds {rows} rows, expected the {description.rows} that its "
@@ -213,38 +213,38 @@ class ParquetReader(Reader):
         refuse_wide(description.row_nbytes, path)
         refuse_expansion(path, rows * description.row_nbytes, stored, allowed)
 
-    def _check(self, part: Part, first: int) -> None:
+    def _check(self, file: ParquetFile, first: int) -> None:
         """Check that a part is of this dataset, and continues at a row of it.
 
         Raises:
             FormatError: It does not, or a column is missing or of another type.
         """
-        raw = part.metadata.get(KEY.encode(), b"{}")
-        if SUMS.encode() not in part.metadata:
-            doubt_sums(self.report, part.path.name, repr(SUMS))
-        _compare(part, {KEY: crc32c(memoryview(raw))})
-        own = Description.from_bytes(raw, f"{part.path}: {KEY!r} in its metadata")
+        raw = file.metadata.get(KEY.encode(), b"{}")
+        if SUMS.encode() not in file.metadata:
+            doubt_sums(self.report, file.path.name, repr(SUMS))
+        _compare(file, {KEY: crc32c(memoryview(raw))})
+        own = Description.from_bytes(raw, f"{file.path}: {KEY!r} in its metadata")
         if own.to_bytes() != self._description.to_bytes():
             raise FormatError(
-                f"{part.path} is described differently than {self._paths[0]}, expected "
+                f"{file.path} is described differently than {self._paths[0]}, expected "
                 "parts of one dataset; load them one by one"
             )
-        begin = part.metadata.get(FIRST_ROW.encode(), b"0")
+        begin = file.metadata.get(FIRST_ROW.encode(), b"0")
         if begin != str(first).encode():
             raise FormatError(
-                f"{part.path} begins with row {begin[:20]!r}, expected {first}; a part "
+                f"{file.path} begins with row {begin[:20]!r}, expected {first}; a part "
                 "is missing or was renamed: load the folder that holds all of them"
             )
         for name, (dtype, shape) in self._description.columns.items():
-            number = part.schema.get_field_index(name)
-            kind = part.schema.field(number).type if number >= 0 else None
+            number = file.schema.get_field_index(name)
+            kind = file.schema.field(number).type if number >= 0 else None
             if kind is None or not fits(kind, dtype, shape):
                 raise FormatError(
-                    f"{part.path}: column {name!r} is {kind or 'missing'}, expected "
+                    f"{file.path}: column {name!r} is {kind or 'missing'}, expected "
                     f"one of {dtype}{list(shape)} as the description says; the file "
                     "was edited"
                 )
-            part.refuse_long(name)
+            file.refuse_long(name)
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -263,16 +263,16 @@ class ParquetReader(Reader):
     def _read(self, names: tuple[str, ...], rows: int) -> Iterator[Block]:
         row = 0
         for path in self._paths:
-            with closing(Part(path)) as part:
-                self._check(part, row)
-                row += part.rows
+            with closing(ParquetFile(path)) as file:
+                self._check(file, row)
+                row += file.rows
                 sums = dict.fromkeys(names, 0)
-                for batch in part.batches(rows, names):
+                for batch in file.batches(rows, names):
                     found = {}
                     for name, array in batch.items():
                         if has_nulls(array):
                             raise CorruptError(
-                                f"{part.path}: column {name!r} lacks values, expected "
+                                f"{file.path}: column {name!r} lacks values, expected "
                                 "one a row; the file was edited or damaged"
                             )
                         dtype, shape = self._description.columns[name]
@@ -282,22 +282,22 @@ class ParquetReader(Reader):
                     positions = found.pop(POSITION).view(np.int64)
                     flags = found.pop(FLAGS).view(np.uint8)
                     yield Block(found, env_ids, positions, flags)
-                _compare(part, sums)
+                _compare(file, sums)
 
     def close(self) -> None:
         """See `Reader.close`: files are open only while blocks are read."""
 
 
-def _compare(part: Part, sums: dict[str, int]) -> None:
+def _compare(file: ParquetFile, sums: dict[str, int]) -> None:
     """Compare checksums of what was read with those in the part, if it has some."""
-    stored = part.metadata.get(SUMS.encode())
+    stored = file.metadata.get(SUMS.encode())
     if stored is None:
         return
-    expected = strict_json.parse(stored, f"{part.path}: {SUMS!r} in its metadata")
+    expected = strict_json.parse(stored, f"{file.path}: {SUMS!r} in its metadata")
     for name, crc in sums.items():
         if expected.get(name) != f"{crc:08x}":
             raise CorruptError(
-                f"{part.path}: {name!r} has checksum {crc:08x}, expected "
+                f"{file.path}: {name!r} has checksum {crc:08x}, expected "
                 f"{str(expected.get(name))[:8]}; the file was damaged: restore it from "
                 "a copy"
             )
@@ -315,16 +315,16 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         FormatError: Columns differ between files, or take too much memory.
     """
     notes = Notes()
-    with closing(Part(paths[0])) as part:
-        names, kinds = _find(part, notes)
-        schema = part.schema
+    with closing(ParquetFile(paths[0])) as file:
+        names, kinds = _find(file, notes)
+        schema = file.schema
     rows = stored = 0
-    for part_path in paths:
-        with closing(Part(part_path)) as part:
-            _check_alike(part, schema, paths[0])
+    for path in paths:
+        with closing(ParquetFile(path)) as file:
+            _check_alike(file, schema, paths[0])
             for name in names:
-                part.refuse_long(name)
-            rows, stored = rows + part.rows, stored + part.nbytes
+                file.refuse_long(name)
+            rows, stored = rows + file.rows, stored + file.nbytes
     if len(paths) > 1:
         notes.note(f"{len(paths)} files were read, in the order of their names")
     row_nbytes = sum(_nbytes(dtype, shape) for dtype, shape in kinds.values())
@@ -332,32 +332,32 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         done = 0
-        for part_path in paths:
-            with closing(Part(part_path)) as part:
-                _check_alike(part, schema, paths[0])
-                for batch in part.batches(rows, names):
-                    yield _columns(part, batch, kinds, done, notes)
+        for path in paths:
+            with closing(ParquetFile(path)) as file:
+                _check_alike(file, schema, paths[0])
+                for batch in file.batches(rows, names):
+                    yield _columns(file, batch, kinds, done, notes)
                     done += len(next(iter(batch.values())))
 
     return TableReader(path, kinds, rows, batches, notes)
 
 
-def _find(part: Part, notes: Notes) -> tuple[list[str], Kinds]:
+def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
     """Columns that can be fields, by their types and first rows."""
     names = []
-    for name in part.schema.names:
-        if part.schema.names.count(name) > 1:
+    for name in file.schema.names:
+        if file.schema.names.count(name) > 1:
             raise FormatError(
-                f"{part.path} has column {name!r} twice, expected names that differ; "
+                f"{file.path} has column {name!r} twice, expected names that differ; "
                 "rename one"
             )
-        part.refuse_long(name)
+        file.refuse_long(name)
         names.append(name)
-    numeric = [n for n in names if holds_numbers(part.schema.field(n).type)]
-    first = next(part.batches(1, numeric), {}) if numeric else {}
+    numeric = [n for n in names if holds_numbers(file.schema.field(n).type)]
+    first = next(file.batches(1, numeric), {}) if numeric else {}
     kinds = {}
     for name in names:
-        kind = part.schema.field(name).type
+        kind = file.schema.field(name).type
         found = None
         if name in first:
             found = kind_of(first[name])
@@ -371,16 +371,16 @@ def _find(part: Part, notes: Notes) -> tuple[list[str], Kinds]:
     return list(kinds), kinds
 
 
-def _check_alike(part: Part, schema: Any, first: Path) -> None:
-    if not part.schema.equals(schema):
+def _check_alike(file: ParquetFile, schema: Any, first: Path) -> None:
+    if not file.schema.equals(schema):
         raise FormatError(
-            f"{part.path} has other columns than {first}, expected files of one "
+            f"{file.path} has other columns than {first}, expected files of one "
             "table; load them one by one"
         )
 
 
 def _columns(
-    part: Part, batch: dict[str, Any], kinds: Kinds, done: int, notes: Notes
+    file: ParquetFile, batch: dict[str, Any], kinds: Kinds, done: int, notes: Notes
 ) -> Columns:
     """Values of fields in a batch.
 
@@ -393,7 +393,7 @@ def _columns(
         if filled is not array:
             notes.note(f"missing values of column {name!r} became NaN")
         dtype, shape = kinds[name]
-        where = f"{part.path}: column {name!r}"
+        where = f"{file.path}: column {name!r}"
         if has_nulls(filled):
             raise SourceError(
                 f"{where} lacks a value in rows [{done}, {done + len(filled)}), "
@@ -409,19 +409,19 @@ def _columns(
     return found
 
 
-def _parts(path: Path) -> list[Path]:
+def _data_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = [each for each in path.iterdir() if _is_part(each)]
-    if not found or len(found) > MAX_PARTS:
+    found = [file for file in path.iterdir() if _is_data_file(file)]
+    if not found or len(found) > MAX_FILES:
         raise FormatError(
-            f"{path} holds {len(found)} parquet files, expected 1 to {MAX_PARTS}; name "
+            f"{path} holds {len(found)} parquet files, expected 1 to {MAX_FILES}; name "
             "the folder that they are in"
         )
-    return sorted(found, key=lambda each: _natural(each.name))
+    return sorted(found, key=lambda file: _natural(file.name))
 
 
-def _is_part(path: Path) -> bool:
+def _is_data_file(path: Path) -> bool:
     """Whether a file is of a dataset; ``.`` and ``_`` begin hidden files and logs."""
     return path.suffix in SUFFIXES and not path.name.startswith((".", "_"))
 
@@ -432,7 +432,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(p[:18]), p) if p[:1].isdigit() else (-1, p) for p in tokens]
 
 
-class Part:
+class ParquetFile:
     """One file that is open for reading; checked when it is opened.
 
     Attributes:
@@ -556,7 +556,7 @@ class ParquetWriter(Writer):
         self._batches: list[Any] = []
         self._batched = 0
         self._done = self._number = 0
-        self._part: PartWriter | None = None
+        self._open_file: ParquetFileWriter | None = None
         self._staging = Staging(
             target, overwrite=overwrite, folder=file_nbytes is not None, owns=owns
         )
@@ -609,19 +609,19 @@ class ParquetWriter(Writer):
 
     def _flush(self) -> None:
         """Write the next row group, into a new part if the last one is full."""
-        if self._part is None:
+        if self._open_file is None:
             self._begin()
-        assert self._part is not None
+        assert self._open_file is not None
         batches, self._batches = self._batches, []
         if batches:
-            self._part.write(batches)
+            self._open_file.write(batches)
             for name, (dtype, shape) in self._description.columns.items():
                 for batch in batches:
                     column = decode(batch.column(name), dtype, shape)
                     self._sums[name] = sum_of(column, self._sums[name])
         self._done += self._batched
         self._batched = 0
-        size = self._part.rows * self._description.row_nbytes
+        size = self._open_file.rows * self._description.row_nbytes
         if self._file_nbytes is not None and size >= self._file_nbytes:
             self._end()
 
@@ -630,16 +630,16 @@ class ParquetWriter(Writer):
         if self._file_nbytes is None:
             file = self._staging.open(0)
         else:
-            file = File.create(path / part_name(self._number), 0)
+            file = File.create(path / file_name(self._number), 0)
             self._number += 1
         self._sums = dict.fromkeys(self._description.columns, 0)
         self._first = self._done
         columns = self._description.columns.values()
         widest = max(8, *(_nbytes(dtype, shape) for dtype, shape in columns))
-        self._part = PartWriter(file, self._schema, self._packed, widest)
+        self._open_file = ParquetFileWriter(file, self._schema, self._packed, widest)
 
     def _end(self) -> None:
-        assert self._part is not None
+        assert self._open_file is not None
         sums = {name: f"{crc:08x}" for name, crc in self._sums.items()}
         sums[KEY] = f"{crc32c(memoryview(self._described)):08x}"
         metadata: dict[str, str | bytes] = {
@@ -648,15 +648,15 @@ class ParquetWriter(Writer):
         }
         if self._file_nbytes is not None:
             metadata[FIRST_ROW] = str(self._first)
-        part, self._part = self._part, None
-        part.close(metadata)
+        file, self._open_file = self._open_file, None
+        file.close(metadata)
 
     def finish(self) -> None:
         """See `Writer.finish`."""
         # An empty dataset is a file too, with a schema and no rows.
-        if self._batches or not (self._part or self._done):
+        if self._batches or not (self._open_file or self._done):
             self._flush()
-        if self._part is not None:
+        if self._open_file is not None:
             self._end()
         if self._done != self._description.rows:
             raise FormatError(
@@ -668,13 +668,13 @@ class ParquetWriter(Writer):
     def abort(self) -> None:
         """See `Writer.abort`."""
         self._batches = []
-        if self._part is not None:
-            part, self._part = self._part, None
-            part.close(None)
+        if self._open_file is not None:
+            file, self._open_file = self._open_file, None
+            file.close(None)
         self._staging.abort()
 
 
-def part_name(number: int) -> str:
+def file_name(number: int) -> str:
     """The name of a folder's part file, by its number from 0 on."""
     return f"part-{number:05d}.parquet"
 
@@ -682,7 +682,7 @@ def part_name(number: int) -> str:
 def owns(folder: Path) -> bool:
     """Whether a folder holds part files, from the first on, and nothing else."""
     names = {each.name for each in folder.iterdir()}
-    return names == {part_name(number) for number in range(len(names))}
+    return names == {file_name(number) for number in range(len(names))}
 
 
 def sum_of(column: NDArray[np.generic], before: int) -> int:
@@ -696,7 +696,7 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     return itemsize * int(np.prod(shape, dtype=object))
 
 
-class PartWriter:
+class ParquetFileWriter:
     """Writes the row groups of one file.
 
     Attributes:

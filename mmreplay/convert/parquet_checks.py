@@ -148,7 +148,7 @@ def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
         )
     try:
         return end, Thrift(file.pread(size, end), MAX_STRUCTS).struct(FOOTER)
-    except Malformed as error:
+    except MalformedThrift as error:
         raise _malformed(file, f"the footer at byte {end}", error) from None
 
 
@@ -195,7 +195,7 @@ def _read_page_header(file: File, at: int, stop: int) -> tuple[dict[int, Any], i
         thrift = Thrift(file.pread(size, at), 64)
         try:
             return thrift.struct(PAGE), thrift.at
-        except Malformed as error:
+        except MalformedThrift as error:
             # Statistics of wide values make long headers: read more of it.
             if size < min(MAX_HEADER_NBYTES, stop - at):
                 size = min(16 * size, MAX_HEADER_NBYTES, stop - at)
@@ -222,7 +222,7 @@ KINDS = {
 """Kinds of a value by the pattern that keeps it."""
 
 
-class Malformed(ValueError):
+class MalformedThrift(ValueError):
     """The bytes are not the expected struct, or hold too much."""
 
 
@@ -249,12 +249,12 @@ class Thrift:
         """Fields of the pattern that the struct has, by number.
 
         Raises:
-            Malformed: The bytes end too soon, nest or hold too much, or a field is of
-                another type than its pattern's.
+            MalformedThrift: The bytes end too soon, nest or hold too much, or a field
+                is of another type than its pattern's.
         """
         self._structs += 1
         if self._structs > self._max_structs:
-            raise Malformed(f"more than {self._max_structs} structs")
+            raise MalformedThrift(f"more than {self._max_structs} structs")
         pattern = pattern or {}
         found: dict[int, Any] = {}
         number = 0
@@ -272,12 +272,12 @@ class Thrift:
         if pattern is not None:
             wanted = pattern if isinstance(pattern, type) else type(pattern)
             if kind not in KINDS[wanted]:
-                raise Malformed(
+                raise MalformedThrift(
                     f"a value of kind {kind} at byte {self.at} instead of a "
                     f"{wanted.__name__}"
                 )
         if depth > MAX_DEPTH:
-            raise Malformed(f"more than {MAX_DEPTH} values inside each other")
+            raise MalformedThrift(f"more than {MAX_DEPTH} values inside each other")
         if I16 <= kind <= I64:
             return self._integer()
         if kind == BINARY:
@@ -311,17 +311,17 @@ class Thrift:
             return None
         if kind in (TRUE, FALSE):
             return None
-        raise Malformed(f"a value of kind {kind} at byte {self.at}")
+        raise MalformedThrift(f"a value of kind {kind} at byte {self.at}")
 
     def _fitting(self, size: int) -> int:
         """The number of a list's elements, each of which takes a byte or more."""
         if size > len(self._data) - self.at:
-            raise Malformed(f"a list of {size} at byte {self.at}, past the end")
+            raise MalformedThrift(f"a list of {size} at byte {self.at}, past the end")
         return size
 
     def _byte(self) -> int:
         if self.at >= len(self._data):
-            raise Malformed(f"its end at byte {self.at}")
+            raise MalformedThrift(f"its end at byte {self.at}")
         self.at += 1
         return self._data[self.at - 1]
 
@@ -329,7 +329,7 @@ class Thrift:
         """Step over bytes; returns where they begin."""
         begin = self.at
         if nbytes > len(self._data) - begin:
-            raise Malformed(f"{nbytes} bytes at byte {begin}, past the end")
+            raise MalformedThrift(f"{nbytes} bytes at byte {begin}, past the end")
         self.at += nbytes
         return begin
 
@@ -338,7 +338,9 @@ class Thrift:
         value, shift = byte & 127, 7
         while byte > 127:
             if shift > 63:
-                raise Malformed(f"a number of more than 64 bits at byte {self.at}")
+                raise MalformedThrift(
+                    f"a number of more than 64 bits at byte {self.at}"
+                )
             byte = self._byte()
             value |= (byte & 127) << shift
             shift += 7

@@ -193,8 +193,8 @@ def _entries(file: File) -> dict[int, Entry]:
     entries = zips.parse(file)
     root = next(iter(entries), "").partition("/")[0]
     for name, entry in entries.items():
-        inside, parts = name.startswith(f"{root}/"), name.split("/")
-        if not inside or ".." in parts or entry.method != zip_file.STORED:
+        inside, segments = name.startswith(f"{root}/"), name.split("/")
+        if not inside or ".." in segments or entry.method != zip_file.STORED:
             raise FormatError(
                 f"{file.path}: member {name!r} at byte {entry.offset} is packed or out "
                 f"of place, expected it stored under {root!r}, as torch.save writes it"
@@ -360,7 +360,7 @@ def _nothing(file: File) -> Stream:
 
 
 class PtPlan:
-    """The layout of a file; see `array_file.Plan`."""
+    """The layout of a file; see `array_file.FilePlan`."""
 
     sum = staticmethod(crc32)
 
@@ -371,7 +371,7 @@ class PtPlan:
             kinds: Dtype name and shape of every tensor by name.
             described: The description, if the file has one.
         """
-        self._layout = zip_file.Layout()
+        self._layout = zip_file.ZipLayout()
         first = {} if described is None else {KEY: ("uint8", (len(described),))}
         header = encode({**first, **kinds})
         self._around: list[tuple[int, bytes]] = []
@@ -397,7 +397,7 @@ class PtPlan:
         self._sums[member.name] = crc32(memoryview(data))
 
     def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `array_file.Plan.around`."""
+        """See `array_file.FilePlan.around`."""
         yield from self._around
         crcs = {self._members[name]: crc for name, crc in sums.items()}
         yield from self._layout.around(self._sums | crcs)
@@ -430,14 +430,14 @@ def _tensor(key: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     size = count if old else count * storage_dtype(dtype).itemsize
     saved = _tuple(_text("storage"), storage, _text(key), _text("cpu"), _number(size))
     hooks = _name("collections", "OrderedDict") + b")R"
-    parts = [
+    items = [
         saved + b"Q", _number(0), _tuple(*map(_number, shape)),
         _tuple(*map(_number, _strides(shape))), b"\x89", hooks,
     ]  # fmt: skip
     if not old:
-        parts.append(_name("torch", dtype))
+        items.append(_name("torch", dtype))
     build = "_rebuild_tensor_v2" if old else "_rebuild_tensor_v3"
-    return _name("torch._utils", build) + _tuple(*parts) + b"R"
+    return _name("torch._utils", build) + _tuple(*items) + b"R"
 
 
 def _strides(shape: tuple[int, ...]) -> Iterator[int]:
@@ -466,5 +466,5 @@ def _name(module: str, name: str) -> bytes:
     return b"c" + f"{module}\n{name}\n".encode()
 
 
-def _tuple(*parts: bytes) -> bytes:
-    return b"(" + b"".join(parts) + b"t"
+def _tuple(*items: bytes) -> bytes:
+    return b"(" + b"".join(items) + b"t"

@@ -8,7 +8,7 @@ shares a suffix with others or reads folders, it also has ``recognizes(path) -> 
 and to size or refuse a target before it is written,
 ``planned(description, **options)``.
 
-A `Layout` is how another library names and arranges the arrays in files of such a
+A `FileLayout` is how another library names and arranges the arrays in files of such a
 format; `LAYOUTS` lists them.
 """
 
@@ -136,7 +136,7 @@ FOREIGN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """How another library names and arranges the arrays in files of our formats.
 
     Attributes:
@@ -180,10 +180,10 @@ class LayoutModule(Protocol):
 
 
 LAYOUTS = (
-    Layout(
+    FileLayout(
         "skrl", "mmreplay.adapters.skrl.files", ("npz", "pt", "csv"), "*_memory_0x*.*"
     ),
-    Layout(
+    FileLayout(
         "velora",
         "mmreplay.adapters.velora.files",
         ("safetensors",),
@@ -202,16 +202,16 @@ def formats() -> dict[str, Format]:
     An entry point that cannot be loaded is left out, so that all others work. `named`
     raises its error.
     """
-    found = {each.name: each for each in (*OURS, *FOREIGN)}
+    known = {each.name: each for each in (*OURS, *FOREIGN)}
     for point in _points():
-        loaded = _loaded(point, found)
+        loaded = _loaded(point, known)
         if isinstance(loaded, Format):
-            found[loaded.name] = loaded
-    return found
+            known[loaded.name] = loaded
+    return known
 
 
 def _points() -> list[EntryPoint]:
-    return sorted(entry_points(group=GROUP), key=lambda each: each.name)
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
 
 
 def _loaded(point: EntryPoint, known: Collection[str]) -> Format | str:
@@ -334,13 +334,13 @@ def target_format(path: Path, name: str | None = None) -> Format:
     return formats()[BUFFER]
 
 
-def _able(found: Format, attribute: str, verb: str) -> Format:
-    if getattr(found, attribute):
-        return found
+def _able(file_format: Format, attribute: str, verb: str) -> Format:
+    if getattr(file_format, attribute):
+        return file_format
     able = [each.name for each in formats().values() if getattr(each, attribute)]
     raise SchemaError(
-        f"format: got {found.name!r}, which mmreplay does not {verb}, expected one of "
-        f"{', '.join(sorted(able))}; choose one of them"
+        f"format: got {file_format.name!r}, which mmreplay does not {verb}, expected "
+        f"one of {', '.join(sorted(able))}; choose one of them"
     )
 
 
@@ -372,8 +372,8 @@ def _endings(does: str) -> str:
     return ", ".join(sorted({suffix for each in able for suffix in each.suffixes}))
 
 
-def _function(found: Format, name: str) -> Callable[..., Any]:
-    return cast("Callable[..., Any]", getattr(import_module(found.home), name))
+def _function(file_format: Format, name: str) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(import_module(file_format.home), name))
 
 
 def open_reader(found: Format, path: Path, **options: object) -> Reader:
@@ -438,13 +438,13 @@ def planned(
     return cast("int | None", function(description, **options))
 
 
-def _refuse_wide(found: Format, description: Description) -> None:
+def _refuse_wide(file_format: Format, description: Description) -> None:
     """Refuse rows too large to be read again; a buffer's may have any size."""
-    if found.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
+    if file_format.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
         raise SchemaError(
-            f"rows of {description.row_nbytes} bytes, got {found.name} as a target, "
-            f"expected at most {MAX_ROW_NBYTES}, of which files are read; leave a "
-            "field out with fields=, or split it"
+            f"rows of {description.row_nbytes} bytes, got {file_format.name} as a "
+            f"target, expected at most {MAX_ROW_NBYTES}, of which files are read; "
+            "leave a field out with fields=, or split it"
         )
 
 
@@ -500,9 +500,9 @@ def refuse_layout_options(format_name: str, **options: object) -> None:
             )
 
 
-def options_of(found: Format, function: str) -> tuple[str, ...]:
+def options_of(file_format: Format, function: str) -> tuple[str, ...]:
     """Names of a format's own options of ``open_reader`` or ``open_writer``."""
-    return _options(_function(found, function))
+    return _options(_function(file_format, function))
 
 
 def _options(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -512,15 +512,15 @@ def _options(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _check_options(
-    found: Format, function: Callable[..., Any], options: dict[str, object]
+    file_format: Format, function: Callable[..., Any], options: dict[str, object]
 ) -> None:
     legal = _options(function)
     unknown = sorted(set(options) - set(legal))
     if unknown:
         raise SchemaError(
             f"option {unknown[0]!r}: got one that {function.__name__} of format "
-            f"{found.name!r} does not take, expected {', '.join(legal) or 'none'}; "
-            f"{who_takes(unknown[0])}"
+            f"{file_format.name!r} does not take, expected "
+            f"{', '.join(legal) or 'none'}; {who_takes(unknown[0])}"
         )
     for name, each in inspect.signature(function).parameters.items():
         if isinstance(each.default, bool) and not isinstance(

@@ -75,9 +75,9 @@ Arrays = Mapping[str, NDArray[np.generic]]
 Tensor = tuple[str, tuple[int, ...], int, int]
 STEM = "model"
 INDEX = f"{STEM}.safetensors.index.json"
-PART, ROWS = "mmreplay.part", "mmreplay.rows"
+SHARD, ROWS = "mmreplay.part", "mmreplay.rows"
 MAX_INDEX_NBYTES = 16 << 20
-MAX_PARTS = 99_999
+MAX_SHARDS = 99_999
 
 
 def open_reader(path: Path, *, layout: str | None = None) -> Reader:
@@ -96,9 +96,9 @@ def open_reader(path: Path, *, layout: str | None = None) -> Reader:
     if other is not None:
         return other.open_reader("safetensors", path)
     if path.is_dir():
-        return PartsReader(path)
+        return ShardsReader(path)
     if path.name == INDEX:
-        return PartsReader(path.parent)
+        return ShardsReader(path.parent)
     file = File.open(path, None)
     try:
         return _reader(file)
@@ -137,8 +137,8 @@ def open_writer(
             "safetensors", target, description, overwrite=overwrite, prefix=prefix
         )
     if part_bytes is not None:
-        rows = part_rows(description, part_bytes)
-        return PartsWriter(target, description, rows, overwrite)
+        rows = rows_per_shard(description, part_bytes)
+        return ShardsWriter(target, description, rows, overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -156,7 +156,7 @@ def planned(
         other.planned("safetensors", description, prefix=prefix)
         return None
     if part_bytes is not None:
-        part_rows(description, part_bytes)
+        rows_per_shard(description, part_bytes)
     return _plan(description).nbytes
 
 
@@ -191,10 +191,10 @@ def _plan(description: Description) -> SafetensorsPlan:
 
 def _reader(file: File) -> Reader:
     metadata, columns = parse(file)
-    refuse_part(file, metadata)
+    refuse_shard(file, metadata)
     notes = Notes()
     if KEY not in metadata:
-        if sums_of(file, metadata).keys() & {KEY, PART}:
+        if sums_of(file, metadata).keys() & {KEY, SHARD}:
             raise description_lost(file.path)
         return PlainReader(file, columns, notes)
     described = text(file, metadata, KEY).encode("utf-8", "replace")
@@ -395,7 +395,7 @@ def check_summed(
 
 
 class SafetensorsPlan:
-    """The layout of one file; see `array_file.Plan`.
+    """The layout of one file; see `array_file.FilePlan`.
 
     Attributes:
         tensors: Names of all tensors.
@@ -450,11 +450,11 @@ class SafetensorsPlan:
         return struct.pack("<Q", len(data)) + data
 
     def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `array_file.Plan.around`."""
+        """See `array_file.FilePlan.around`."""
         yield 0, self._header({name: sums[name] for name in self.spans})
 
 
-class PartsReader(Reader):
+class ShardsReader(Reader):
     """Reads a folder of parts, one after another; see `Reader`."""
 
     def __init__(self, folder: Path) -> None:
@@ -495,14 +495,14 @@ class PartsReader(Reader):
             FormatError: They do not follow each other, or a part has another name.
         """
         rows = self._metadata()[ROWS]
-        if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_PARTS:
+        if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_SHARDS:
             raise FormatError(
                 f"{self._index}: {ROWS!r} is {str(rows)[:60]}, expected the rows of 1 "
-                f"to {MAX_PARTS} parts"
+                f"to {MAX_SHARDS} parts"
             )
         spans, end = [], 0
         for number, (name, span) in enumerate(rows.items(), 1):
-            expected = part_name(number, len(rows))
+            expected = shard_name(number, len(rows))
             # Before anything is opened: the name could be a path elsewhere.
             if name != expected:
                 raise FormatError(
@@ -530,7 +530,7 @@ class PartsReader(Reader):
         found = self._value.get("weight_map")
         count = len(self._spans)
         expected = {
-            f"{name}.{number:05d}": part_name(number, count)
+            f"{name}.{number:05d}": shard_name(number, count)
             for number in range(1, count + 1)
             for name in self._description.columns
         }
@@ -548,18 +548,18 @@ class PartsReader(Reader):
         """A reader of one part, checked against the index."""
         first, stop = self._spans[number - 1]
         count = len(self._spans)
-        file = File.open(self._folder / part_name(number, count), None)
+        file = File.open(self._folder / shard_name(number, count), None)
         try:
             metadata, columns = parse(file)
-            part = text(file, metadata, PART)
-            expected = _part_text(number, count, first, stop, self._bytes)
-            if part != expected:
+            shard = text(file, metadata, SHARD)
+            expected = _shard_text(number, count, first, stop, self._bytes)
+            if shard != expected:
                 raise FormatError(
-                    f"{file.path} says that it is part {part[:120]}, expected "
+                    f"{file.path} says that it is part {shard[:120]}, expected "
                     f"{expected} as {self._index} says; it is of another export"
                 )
             names = (f"{name}.{number:05d}" for name in self._description.columns)
-            summed = (PART, *names)
+            summed = (SHARD, *names)
             check_summed(file, metadata, summed, self.report)
             return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
         except BaseException:
@@ -579,20 +579,20 @@ class PartsReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         for number in range(1, len(self._spans) + 1):
-            with self._open(number) as part:
-                yield from part.blocks(rows_per_block)
+            with self._open(number) as shard:
+                yield from shard.blocks(rows_per_block)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`."""
         for number in range(1, len(self._spans) + 1):
-            with self._open(number) as part:
-                yield from part.marks()
+            with self._open(number) as shard:
+                yield from shard.marks()
 
     def close(self) -> None:
         """See `Reader.close`."""
 
 
-class PartsWriter(Writer):
+class ShardsWriter(Writer):
     """Writes a folder of parts, one after another; see `Writer`."""
 
     def __init__(
@@ -608,7 +608,7 @@ class PartsWriter(Writer):
         self._done, self._size = 0, 0
         self._map: dict[str, str] = {}
         self._spans: dict[str, list[int]] = {}
-        self._part: ArrayFile | None = None
+        self._shard: ArrayFile | None = None
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         try:
             self._begin()
@@ -619,36 +619,39 @@ class PartsWriter(Writer):
     def _begin(self) -> None:
         number = len(self._spans) + 1
         stop = min(self._done + self._rows, self._description.rows)
-        part = _part_text(number, self._count, self._done, stop, self._bytes)
+        shard = _shard_text(number, self._count, self._done, stop, self._bytes)
         plan = SafetensorsPlan(
-            self._description.columns, stop - self._done, {PART: part}, f".{number:05d}"
+            self._description.columns,
+            stop - self._done,
+            {SHARD: shard},
+            f".{number:05d}",
         )
-        name = part_name(number, self._count)
+        name = shard_name(number, self._count)
         self._spans[name] = [self._done, stop]
         self._map |= dict.fromkeys(plan.tensors, name)
         self._size += plan.nbytes
         file = File.create(self._staging.path / name, plan.nbytes)
-        self._part = ArrayFile(file, plan, stop - self._done)
+        self._shard = ArrayFile(file, plan, stop - self._done)
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
-        assert self._part is not None
+        assert self._shard is not None
         first = 0
         while first < len(block):
-            if not self._part.rows_left and self._done < self._description.rows:
-                self._part.finish()
+            if not self._shard.rows_left and self._done < self._description.rows:
+                self._shard.finish()
                 self._begin()
             # After the last row of all, the part refuses more.
-            count = self._part.rows_left or len(block)
+            count = self._shard.rows_left or len(block)
             rows = block.rows(first, first + count)
-            self._part.write(rows)
+            self._shard.write(rows)
             self._done += len(rows)
             first += len(rows)
 
     def finish(self) -> None:
         """See `Writer.finish`."""
-        assert self._part is not None
-        self._part.finish()
+        assert self._shard is not None
+        self._shard.finish()
         metadata = {
             "total_size": self._size, KEY: self._bytes.decode(), ROWS: self._spans,
         }  # fmt: skip
@@ -664,17 +667,17 @@ class PartsWriter(Writer):
 
     def abort(self) -> None:
         """See `Writer.abort`."""
-        if self._part is not None:
-            self._part.close()
+        if self._shard is not None:
+            self._shard.close()
         self._staging.abort()
 
 
-def part_name(number: int, count: int) -> str:
+def shard_name(number: int, count: int) -> str:
     """The file name of a part, numbered from 1."""
     return f"{STEM}-{number:05d}-of-{count:05d}.safetensors"
 
 
-def part_rows(description: Description, part_bytes: float) -> int:
+def rows_per_shard(description: Description, part_bytes: float) -> int:
     """Rows of a part of about so many bytes, at least one.
 
     Raises:
@@ -682,10 +685,10 @@ def part_rows(description: Description, part_bytes: float) -> int:
     """
     sized = type(part_bytes) in (int, float) and 1 <= part_bytes < 1 << 62
     rows = max(1, int(part_bytes // description.row_nbytes)) if sized else 1
-    if not sized or description.rows > rows * MAX_PARTS:
+    if not sized or description.rows > rows * MAX_SHARDS:
         raise SchemaError(
             f"part_bytes: got {part_bytes!r}, expected bytes of a file, such as 5e9, "
-            f"that make at most {MAX_PARTS} parts; give a larger number"
+            f"that make at most {MAX_SHARDS} parts; give a larger number"
         )
     return rows
 
@@ -694,23 +697,25 @@ def owns(folder: Path) -> bool:
     """Whether a folder holds parts and their index, and no other files."""
     names = {each.name for each in folder.iterdir()}
     count = len(names) - 1
-    return names == {INDEX, *(part_name(k + 1, count) for k in range(count))}
+    return names == {INDEX, *(shard_name(k + 1, count) for k in range(count))}
 
 
-def refuse_part(file: File, metadata: dict[str, Any]) -> None:
+def refuse_shard(file: File, metadata: dict[str, Any]) -> None:
     """Refuse a single part: it does not hold all rows.
 
     Raises:
         FormatError: The file is a part.
     """
-    if PART in metadata:
+    if SHARD in metadata:
         raise FormatError(
             f"{file.path} is one part of several, expected their folder or {INDEX}; "
             "name that"
         )
 
 
-def _part_text(number: int, count: int, first: int, stop: int, described: bytes) -> str:
+def _shard_text(
+    number: int, count: int, first: int, stop: int, described: bytes
+) -> str:
     """The text that identifies a part, by its rows and its export's description."""
     of = f"{google_crc32c.value(described):08x}"
     value = {"part": number, "parts": count, "rows": [first, stop], "of": of}

@@ -156,16 +156,19 @@ def refuse_inside(target: Path, source: Path | None) -> None:
 
 
 def open_source(
-    path: Path, found: Format, options: Options, selection: Selection | None = None
+    path: Path,
+    file_format: Format,
+    options: Options,
+    selection: Selection | None = None,
 ) -> Reader:
     """Open a source, or the selected part of it."""
     if selection is None:
-        return registry.open_reader(found, path, **options)
-    if found.name == BUFFER:
+        return registry.open_reader(file_format, path, **options)
+    if file_format.name == BUFFER:
         # A buffer's reader skips other fields and environments itself.
         options = {**options, "fields": selection.fields, "env_ids": selection.env_ids}
         selection = replace(selection, fields=None, env_ids=None)
-    return select(registry.open_reader(found, path, **options), selection)
+    return select(registry.open_reader(file_format, path, **options), selection)
 
 
 def split_options(
@@ -220,7 +223,7 @@ def name_shared_options(
 def write_target(
     reader: Reader,
     target: Path,
-    found: Format,
+    file_format: Format,
     options: Options,
     *,
     overwrite: bool,
@@ -231,7 +234,7 @@ def write_target(
 
     def open_writer(description: Description) -> Writer:
         return registry.open_writer(
-            found, target, description, overwrite=overwrite, **options
+            file_format, target, description, overwrite=overwrite, **options
         )
 
     return transfer(reader, open_writer, strict=strict, progress=progress)

@@ -35,7 +35,7 @@ from mmreplay.convert.description import (
     FLAGS,
     POSITION,
     RESERVED,
-    TAKEN,
+    RESERVED_NAMES,
     Description,
     plain,
 )
@@ -87,7 +87,9 @@ class PlainReader(Reader):
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         self._placed = written is None and has_position_columns(kinds)
         fields = other_columns(kinds) if self._placed else kinds
-        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
+        self._plain = Plain(
+            fields, notes, taken=RESERVED_NAMES, ends_known=self._placed
+        )
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
         self._episodes = episode_column(kinds) if one_env else ""
@@ -129,13 +131,13 @@ class PlainReader(Reader):
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
 
-    def _blanked(self, found: Columns, first: int) -> Columns:
+    def _blanked(self, columns: Columns, first: int) -> Columns:
         """Columns whose ends are 0 in rows never written, where they may be NaN."""
         if self._written is None:
-            return found
-        made = dict(found)
+            return columns
+        made = dict(columns)
         for path in self._plain.ends.values():
-            ends = found[path].reshape(-1)
+            ends = columns[path].reshape(-1)
             written = self._written(first, first + len(ends))
             made[path] = np.where(written, ends, np.zeros_like(ends))
         return made
@@ -192,7 +194,9 @@ class TableReader(Reader):
         self._placed = has_position_columns(kinds)
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
-        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
+        self._plain = Plain(
+            fields, notes, taken=RESERVED_NAMES, ends_known=self._placed
+        )
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:

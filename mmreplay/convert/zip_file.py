@@ -1,4 +1,4 @@
-"""Zip files: `Layout` writes them, `parse` reads them strictly.
+"""Zip files: `ZipLayout` writes them, `parse` reads them strictly.
 
 A layout needs only the sizes of all members: local headers are complete without data
 descriptors, and only checksums wait for the data. Stored members begin at multiples of
@@ -53,7 +53,7 @@ class Member:
     method: int = STORED
 
 
-class Layout:
+class ZipLayout:
     """The layout of a zip that is written, with its members in order."""
 
     def __init__(self) -> None:
@@ -332,10 +332,10 @@ def _placed(file: File, entry: Entry, header: int, start: int) -> Entry:
     )
 
 
-def _check_apart(file: File, found: dict[str, Entry]) -> None:
+def _check_apart(file: File, entries: dict[str, Entry]) -> None:
     """Refuse members that share bytes: a small file could claim any size by them."""
     stop = 0
-    for entry in sorted(found.values(), key=lambda each: each.offset):
+    for entry in sorted(entries.values(), key=lambda entry: entry.offset):
         if entry.offset < stop:
             raise _corrupt(
                 file, entry.offset, f"member {entry.name!r} within another", "it apart"

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmreplay.convert import parquet
-from mmreplay.convert.parquet import Part, parquet_errors
+from mmreplay.convert.parquet import ParquetFile, parquet_errors
 from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
@@ -131,11 +131,11 @@ def leaves(array: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def parquet_batches(part: Part, names: list[str]) -> Batches:
+def parquet_batches(file: ParquetFile, names: list[str]) -> Batches:
     """Return the columns of a parquet file; structs by their leaves."""
 
     def batches() -> Iterator[Mapping[str, Any]]:
-        for batch in part.batches(ROWS, names):
+        for batch in file.batches(ROWS, names):
             yield flat(batch)
 
     return batches

@@ -11,7 +11,7 @@ from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.staging import Staging
 from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Array, Rows, scalar
+from mmreplay.datasets.common.rows import Array, ColumnRows, scalar
 from mmreplay.datasets.common.transitions import (
     TransitionMaker,
     Transitions,
@@ -151,9 +151,9 @@ class D4rlReader(FragmentReader):
                 del found[path]
         return found
 
-    def _next_obs(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
+    def _next_obs(self, columns: Mapping[str, ColumnRows]) -> dict[str, ColumnRows]:
         """Return next observations by path; empty unless the file has all of them."""
-        seen: dict[str, Rows] = {}
+        seen: dict[str, ColumnRows] = {}
         for path in under(columns, "observation"):
             rows = self._rows_by_name.get(NEXT + path.removeprefix("observation"))
             here = columns[path]

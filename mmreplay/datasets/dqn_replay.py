@@ -23,8 +23,8 @@ from mmreplay.datasets.common.fields import Flags, ends_of, make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import (
     Array,
+    ColumnRows,
     RotatedRows,
-    Rows,
     ShiftedRows,
     is_scalar,
     nbytes_of,
@@ -109,7 +109,7 @@ class DqnReplayReader(FragmentReader):
             )
         super().__init__(self._fragments_of, schema, notes, checkpoints.close)
 
-    def _find(self, columns: Mapping[str, Rows]) -> list[tuple[int, int]]:
+    def _find(self, columns: Mapping[str, ColumnRows]) -> list[tuple[int, int]]:
         """Return first row and stop of each episode, without leading rows of zeros."""
         count = columns["terminal"].count
         rows = max(1, BLOCK_NBYTES // nbytes_of(columns["observation"]))
@@ -163,7 +163,7 @@ class Checkpoints:
         self._allow_expansion = allow_expansion
         self._open: list[Gzip] = []
 
-    def columns(self, number: int) -> dict[str, Rows]:
+    def columns(self, number: int) -> dict[str, ColumnRows]:
         """Return the columns of a checkpoint, oldest row first; close other files."""
         self.close()
         found: dict[str, Gzip] = {}
@@ -191,7 +191,7 @@ class Checkpoints:
                 f"{list(found['terminal'].shape)}, expected one flag each"
             )
         first, count = self._oldest_row(number, slots)
-        ordered: dict[str, Rows] = {
+        ordered: dict[str, ColumnRows] = {
             name: RotatedRows(rows, first, count) for name, rows in found.items()
         }
         ordered["reward"] = scalar(ordered["reward"])
@@ -370,7 +370,7 @@ class Gzip:
         self.file.close()
 
 
-def _zeros(columns: Mapping[str, Rows], first: int, stop: int) -> Bools:
+def _zeros(columns: Mapping[str, ColumnRows], first: int, stop: int) -> Bools:
     """Rows of zeros as Dopamine puts before an episode, bool ``[N]``."""
     zero = np.ones(stop - first, bool)
     for name in ("observation", "action", "reward"):

@@ -16,7 +16,7 @@ from mmreplay import strict_json
 from mmreplay.convert import parquet
 from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
-from mmreplay.convert.parquet import Part
+from mmreplay.convert.parquet import ParquetFile
 from mmreplay.datasets.arrow import ROWS, ArrowRows, Window, flat
 from mmreplay.datasets.common.fields import (
     Flags,
@@ -26,7 +26,7 @@ from mmreplay.datasets.common.fields import (
     select_metadata,
 )
 from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Rows, ShiftedRows, nbytes_of, scalar
+from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of, scalar
 from mmreplay.datasets.images import LOSSY, ImageRows, VideoRows
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
@@ -61,9 +61,9 @@ class Frames:
         self.folder = folder
         self._paths = _data_files(folder / "data")
         self.count = self.nbytes = 0
-        self._open_file: Part | None = None
+        self._open_file: ParquetFile | None = None
         for path in self._paths:
-            with closing(Part(path)) as part:
+            with closing(ParquetFile(path)) as part:
                 if path == self._paths[0]:
                     schema = part.schema
                 if not part.schema.equals(schema):
@@ -81,7 +81,7 @@ class Frames:
         """Yield Arrow arrays by column; structs by their leaves."""
         for path in self._paths:
             self.close()
-            self._open_file = Part(path)
+            self._open_file = ParquetFile(path)
             for batch in self._open_file.batches(ROWS, self.names):
                 yield flat(batch)
 
@@ -133,7 +133,11 @@ class LerobotReader(FragmentReader):
         self._add_notes(info)
         told = select_metadata(info, METADATA_KEYS, notes)
         super().__init__(
-            self._fragments_of, schema, notes, frames.close, user={"lerobot": told}
+            self._fragments_of,
+            schema,
+            notes,
+            frames.close,
+            user_metadata={"lerobot": told},
         )
 
     def _videos(self, video: str) -> list[str]:
@@ -181,14 +185,14 @@ class LerobotReader(FragmentReader):
         for rows in self._video_columns:
             rows.close()
 
-    def _find(self, window: Window) -> dict[str, Rows]:
+    def _find(self, window: Window) -> dict[str, ColumnRows]:
         """Return the columns that fields can hold, by their names in the tables."""
         if EPISODE not in self._frames.names or not window.count:
             raise FormatError(
                 f"{window.name} has {window.count} frames of {self._frames.names[:20]}"
                 f", expected {EPISODE!r} among them; the dataset is damaged"
             )
-        found: dict[str, Rows] = {}
+        found: dict[str, ColumnRows] = {}
         for name, array in next(self._frames.batches()).items():
             rows = self._rows(window, name, array)
             if rows is not None:
@@ -198,7 +202,7 @@ class LerobotReader(FragmentReader):
                 left_out(self._notes, _renamed(name), f"{told}, and was left out")
         return found
 
-    def _rows(self, window: Window, name: str, array: Any) -> Rows | None:
+    def _rows(self, window: Window, name: str, array: Any) -> ColumnRows | None:
         if name.endswith("/bytes"):
 
             def packed(first: int, stop: int) -> list[bytes]:
@@ -217,7 +221,7 @@ class LerobotReader(FragmentReader):
             wanted = tuple(shape) if kind[1] == (size,) else None
         return ArrowRows(window, name, kind, wanted)
 
-    def _episodes(self, numbers: Rows) -> NDArray[np.int64]:
+    def _episodes(self, numbers: ColumnRows) -> NDArray[np.int64]:
         """Return the first frame of each episode, and the number of frames."""
         begins, before = [np.zeros(1, np.int64)], None
         for first in range(0, numbers.count, ROWS):

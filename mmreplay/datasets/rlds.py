@@ -28,7 +28,13 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets.common.fields import make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Array, ArrayRows, Rows, ShiftedRows, scalar
+from mmreplay.datasets.common.rows import (
+    Array,
+    ArrayRows,
+    ColumnRows,
+    ShiftedRows,
+    scalar,
+)
 from mmreplay.datasets.images import ImageRows
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -144,10 +150,12 @@ class RldsReader(FragmentReader):
                     name = f"{path}: the record at byte {offset}"
                     yield name, example(data, name)
 
-    def _columns(self, name: str, values: Mapping[str, Values]) -> dict[str, Rows]:
+    def _columns(
+        self, name: str, values: Mapping[str, Values]
+    ) -> dict[str, ColumnRows]:
         """Return the columns of an episode by path, with all rows."""
         count = len(_marks(name, values, "is_last"))
-        found: dict[str, Rows] = {}
+        found: dict[str, ColumnRows] = {}
         for path, feature in self._features.items():
             held = values.get(STEPS + path, [])
             if feature.image:
@@ -174,7 +182,7 @@ class RldsReader(FragmentReader):
                 yield from self._fragment(told, columns, terminal[first:stop])
 
     def _fragment(
-        self, name: str, columns: Mapping[str, Rows], terminal: Bools
+        self, name: str, columns: Mapping[str, ColumnRows], terminal: Bools
     ) -> Iterator[Fragment]:
         """Yield one episode; nothing if it has no step."""
         count = len(terminal)
@@ -390,8 +398,8 @@ def example(data: bytes, name: str) -> dict[str, Values]:
                 values = list(_sized(entry, 2))
                 found[key.decode()] = _values(values[-1] if values else entry[:0])
                 if len(found) > MAX_FEATURES:
-                    raise Malformed(f"more than {MAX_FEATURES} features")
-    except (Malformed, UnicodeDecodeError) as error:
+                    raise MalformedProtobuf(f"more than {MAX_FEATURES} features")
+    except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise CorruptError(
             f"{name} holds {error}, expected a tf.train.Example; the file was damaged, "
             "or is of another kind"
@@ -405,7 +413,7 @@ def masked(data: bytes) -> int:
     return ((checksum >> 15 | checksum << 17) + MASK) & 0xFFFFFFFF
 
 
-class Malformed(ValueError):
+class MalformedProtobuf(ValueError):
     """Bytes that are no protobuf message."""
 
 
@@ -437,9 +445,11 @@ def _fields(data: memoryview) -> Iterator[_Field]:
         elif kind == SIZED:
             size, at = _varint(data, at)
         elif not size:
-            raise Malformed(f"wire type {kind} at byte {at}")
+            raise MalformedProtobuf(f"wire type {kind} at byte {at}")
         if at + size > len(data):
-            raise Malformed(f"a field of {size} bytes at byte {at}, past its message")
+            raise MalformedProtobuf(
+                f"a field of {size} bytes at byte {at}, past its message"
+            )
         yield _Field(number, kind, value, data[at : at + size])
         at += size
 
@@ -454,7 +464,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value & 0xFFFFFFFFFFFFFFFF, at
-    raise Malformed(f"a number that does not end at byte {at}")
+    raise MalformedProtobuf(f"a number that does not end at byte {at}")
 
 
 def _sized(data: memoryview, number: int) -> Iterator[memoryview]:
@@ -478,7 +488,7 @@ def _values(feature: memoryview) -> Values:
 def _floats(data: memoryview) -> Array:
     parts = [each.data for each in _fields(data) if each.number == 1]
     if any(len(part) % 4 for part in parts):
-        raise Malformed("floats of no whole number of bytes")
+        raise MalformedProtobuf("floats of no whole number of bytes")
     return np.frombuffer(b"".join(parts), "<f4")
 
 
@@ -498,11 +508,11 @@ def _unpacked(data: memoryview) -> NDArray[np.int64]:
     raw = np.frombuffer(data, np.uint8)
     stops = np.flatnonzero(raw < 128)
     if len(raw) and (not len(stops) or stops[-1] != len(raw) - 1):
-        raise Malformed("a number that does not end")
+        raise MalformedProtobuf("a number that does not end")
     starts = np.concatenate([[0], stops[:-1] + 1])
     sizes = stops - starts[: len(stops)] + 1
     if len(sizes) and sizes.max() > 10:
-        raise Malformed("a number of more than 10 bytes")
+        raise MalformedProtobuf("a number of more than 10 bytes")
     values = np.zeros(len(stops), np.uint64)
     for place in range(int(sizes.max()) if len(sizes) else 0):
         here = sizes > place

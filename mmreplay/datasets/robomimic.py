@@ -18,7 +18,7 @@ from mmreplay.datasets.common.fields import (
     select_metadata,
 )
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Rows, scalar
+from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.hdf5 import Hdf5, begins_as_hdf5
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.schema.naming import left_out
@@ -56,7 +56,9 @@ class RobomimicReader(FragmentReader):
             for demo in demos:
                 yield self._fragment(demo)
 
-        super().__init__(fragments, schema, notes, hdf5.close, user={"robomimic": told})
+        super().__init__(
+            fragments, schema, notes, hdf5.close, user_metadata={"robomimic": told}
+        )
         if self._inner:
             notes.doubt(
                 f"{self._inner:,} steps are done within a demonstration, and were not "
@@ -65,8 +67,8 @@ class RobomimicReader(FragmentReader):
 
     def _fragment(self, demo: str) -> Fragment:
         name = f"/{DATA}/{demo}"
-        found: dict[str, Rows] = {}
-        next_obs: dict[str, Rows] = {}
+        found: dict[str, ColumnRows] = {}
+        next_obs: dict[str, ColumnRows] = {}
         for path, dataset in self._hdf5.datasets(name).items():
             rows = self._hdf5.rows(dataset, path)
             if rows is None:
@@ -107,7 +109,7 @@ class RobomimicReader(FragmentReader):
             self._ends(name, kept.get("done"), steps), is_episode=False,
         )  # fmt: skip
 
-    def _ends(self, name: str, dones: Rows | None, steps: int) -> Ends:
+    def _ends(self, name: str, dones: ColumnRows | None, steps: int) -> Ends:
         """Return the ends of a demonstration: only its last step ends."""
         flags = None
         if dones is not None:

@@ -71,7 +71,7 @@ class Actor:
             raise
 
     @contextmanager
-    def taking(self, action: Any) -> Iterator[None]:
+    def acting(self, action: Any) -> Iterator[None]:
         """Tell apart what fails because of an action, and what fails by itself.
 
         Raises:

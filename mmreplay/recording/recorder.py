@@ -302,7 +302,7 @@ def _play(
     try:
         while done < steps:
             action = actor.act(source.observation)
-            with actor.taking(action):
+            with actor.acting(action):
                 begun = seen | source.leaves("action", action)
                 turn = source.step(action)
             # Whole, or still the last one: what fails in between writes final rows.
@@ -310,7 +310,7 @@ def _play(
             # From here on an interruption may find the final rows written.
             due, waiting = waiting, none
             kept = _rows_to_store(due, steps - done, buffer)
-            with actor.taking(action):
+            with actor.acting(action):
                 _add(buffer, row, turn.final, kept)
             stepped = kept & ~due
             ended = stepped & (turn.terminated | turn.truncated)
@@ -343,15 +343,15 @@ def _rows_to_store(
 
 
 def _add(
-    buffer: ReplayBuffer, row: Leaves, final: Leaves | None, kept: NDArray[np.bool_]
+    buffer: ReplayBuffer, row: Leaves, final: Leaves | None, stored: NDArray[np.bool_]
 ) -> None:
-    if kept.all():
+    if stored.all():
         buffer.add(row, final_observation=_nested(final))
         return
-    ids = np.flatnonzero(kept)
-    part = {path: leaf[ids] for path, leaf in row.items()}
+    ids = np.flatnonzero(stored)
+    columns = {path: leaf[ids] for path, leaf in row.items()}
     ends = None if final is None else {p: leaf[ids] for p, leaf in final.items()}
-    buffer.add(part, final_observation=_nested(ends), env_ids=ids)
+    buffer.add(columns, final_observation=_nested(ends), env_ids=ids)
 
 
 def _nested(final: Leaves | None) -> object:
@@ -383,14 +383,14 @@ def _random(env: Any, seed: int | None) -> Policy:
 
 
 def _open(
-    path: Path, schema: Schema, source: Source, capacity: int | None, most: int,
+    path: Path, schema: Schema, source: Source, capacity: int | None, max_rows: int,
     on_resume: Resume, commit_every: float | None, asked: dict[str, Any],
 ) -> ReplayBuffer:  # fmt: skip
     """Create the buffer, or open the one that is there and compare."""
     given = {name: value for name, value in asked.items() if value is not None}
     if not (path / FILE_NAME).exists():
         return ReplayBuffer.create(
-            path, schema, most if capacity is None else capacity, source.num_envs,
+            path, schema, max_rows if capacity is None else capacity, source.num_envs,
             autoreset=source.autoreset, commit_every=commit_every, **given,
         )  # fmt: skip
     buffer = ReplayBuffer.open(

@@ -40,7 +40,7 @@ from mmreplay.storage.layout import FLAGS, SUMS
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, pair_problem
-from mmreplay.verify.rows import unreadable as torn
+from mmreplay.verify.rows import unreadable as unreadable_blocks
 
 Array = NDArray[np.int64]
 Flags = NDArray[np.uint8]
@@ -55,13 +55,13 @@ class SurvivingRows:
         firsts: First position of each interval.
         counts: Rows of each.
         marks: Flags by position, of the rows whose flags change.
-        torn: Rows that begin an episode now because its first steps are lost.
+        missing_starts: Rows that begin an episode now because its first steps are lost.
     """
 
     firsts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     marks: dict[int, int] = field(default_factory=dict)
-    torn: int = 0
+    missing_starts: int = 0
 
     @property
     def total(self) -> int:
@@ -128,7 +128,7 @@ class Sorter:
         self,
         first: int,
         flags: Flags,
-        kept: SurvivingRows,
+        surviving: SurvivingRows,
         last: tuple[int, int] | None,
     ) -> tuple[int, int] | None:
         """Keep rows of a chunk; last is the position and flags of the row before."""
@@ -146,10 +146,10 @@ class Sorter:
         for index in np.flatnonzero(seams | bad).tolist():
             # Of the step before a seam nothing is known any more, its cut neither.
             own = int(found[index]) & ~(CUT if seams[index] else 0)
-            kept.torn += not own & START
+            surviving.missing_starts += not own & START
             found[index] = own | START | BREAK
-            kept.marks[int(positions[index])] = int(found[index])
-        kept.keep(positions)
+            surviving.marks[int(positions[index])] = int(found[index])
+        surviving.keep(positions)
         return int(positions[-1]), int(found[-1])
 
     def _problems(
@@ -249,12 +249,12 @@ def unreadable(scan: DamageScan, store: ShortStore, env_id: int) -> list[Interva
     end = max(begin, min(int(scan.summed[env_id]) // size * size, head))
     intervals: list[Interval] = []
     for inside in scan.alive(env_id)[0]:
-        if store.held < store.ring.num_rows:
+        if store.num_staged < store.ring.num_rows:
             intervals += _intervals(store.ring, env_id, inside, store.absent)
         for low, high in ((first, -(-begin // size) * size), (end, head)):
             span = range(max(low, inside.start), min(high, inside.stop))
             intervals += _misplaced(scan, env_id, span)
-            for at, stop, _ in torn(store, env_id, span.start, span.stop):
+            for at, stop, _ in unreadable_blocks(store, env_id, span.start, span.stop):
                 intervals.append((at, stop))
     return intervals
 
@@ -466,11 +466,12 @@ def _choose(
             DroppedRows(env_id, a, b, why)
             for a, b, why in _joined(sorted(lost_intervals))
         ]
-    torn = sum(rows_of_env.torn for rows_of_env in surviving)
-    if torn:
+    missing_starts = sum(rows_of_env.missing_starts for rows_of_env in surviving)
+    if missing_starts:
         scan.restored.append(
-            f"episodes that lost their first steps: {torn}; each begins after dropped "
-            "rows, and frame stacks and episode samplers take it for a whole episode"
+            f"episodes that lost their first steps: {missing_starts}; each begins "
+            "after dropped rows, and frame stacks and episode samplers take it for a "
+            "whole episode"
         )
     return surviving, dropped
 

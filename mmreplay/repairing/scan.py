@@ -59,29 +59,31 @@ SHORT = ReadPolicy("pread", "never")
 
 
 class ShortStore(ZarrStore):
-    """Rows of which files of the tail may end before, which then take no memory.
+    """A compressed buffer whose staging files may be too short for some rows.
+
+    Missing rows take no memory.
 
     Attributes:
-        held: Rows that every file of the tail holds.
-        always: Rows that those files hold whose rows are never in shards.
+        num_staged: Rows that every staging file has.
+        num_unsealed: Rows that the files have whose rows are never in shards.
         summed: The same two numbers of the files under checksums.
     """
 
-    held: int
-    always: int
+    num_staged: int
+    num_unsealed: int
     summed: tuple[int, int]
 
     def absent(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows are nowhere, bool of their shape."""
-        return self._beyond(rows, self.held, self.always)
+        return self._beyond(rows, self.num_staged, self.num_unsealed)
 
     def _beyond(
-        self, rows: NDArray[np.int64], held: int, always: int
+        self, rows: NDArray[np.int64], num_staged: int, num_unsealed: int
     ) -> NDArray[np.bool_]:
-        beyond = rows >= held
+        beyond = rows >= num_staged
         if beyond.any():
             beyond &= ~self.sealed(rows)
-        return beyond | (rows >= always)
+        return beyond | (rows >= num_unsealed)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -89,7 +91,7 @@ class ShortStore(ZarrStore):
         """Copy rows out; see `Store.gather`."""
         # Metadata that anybody made may speak of rows of any size.
         mutable = any(self.schema[path].mutable for path in paths)
-        limits = (self.held, self.always) if mutable else self.summed
+        limits = (self.num_staged, self.num_unsealed) if mutable else self.summed
         if self._beyond(rows, *limits).any():
             raise CorruptError(
                 f"{self.path.parent}: got files that end before row {rows.max()}, "
@@ -156,20 +158,20 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         for name in sizes
         if name != SUMS
     }
-    always = min(num_held[name] for name in never_sealed(schema))
+    num_unsealed = min(num_held[name] for name in never_sealed(schema))
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
     try:
-        tail = MemmapStore(ring, schema, placement, opened, SHORT)
+        staging = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
-        tail.maps = maps
+        staging.maps = maps
         shard_index = _open_shard_index(folder, metadata, maps, num_held[FLAGS])
-        store = ShortStore(folder, metadata, tail, shard_index)
+        store = ShortStore(folder, metadata, staging, shard_index)
     except BaseException:
         for file in opened.values():
             file.close()
         raise
-    store.held, store.always = min(num_held.values()), always
+    store.num_staged, store.num_unsealed = min(num_held.values()), num_unsealed
     free = set(never_sealed(schema)) - {FLAGS}
     store.summed = (
         min(n for name, n in num_held.items() if name not in free),

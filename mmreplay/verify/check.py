@@ -39,7 +39,7 @@ NONE = -1
 """The number of a row that a conversion found to have none of its own."""
 CHUNK_NUMBERS = 1 << 20
 COUNT_NBYTES = 16
-LAW_NBYTES = 4096
+BOUNDS_NBYTES = 4096
 MASK = (1 << 64) - 1
 
 
@@ -112,7 +112,7 @@ def _check_numbers(
                 f"{name}: got {file.nbytes} bytes, expected a multiple of {width}, a "
                 "number for each row; the column begins anew",
             )  # fmt: skip
-        for first in _held(file) if deep else ():
+        for first in _chunks_with_data(file) if deep else ():
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
             numbers = np.frombuffer(file.pread(4 * count, 4 * first), "<f4")
             notes.read(4 * count)
@@ -127,7 +127,7 @@ def _check_numbers(
                 )  # fmt: skip
 
 
-def _held(file: File) -> Iterator[int]:
+def _chunks_with_data(file: File) -> Iterator[int]:
     """First numbers of the pieces that hold any: holes are zeros, of any size."""
     nbytes, at = 4 * CHUNK_NUMBERS, 0
     while at < file.nbytes // 4 * 4:
@@ -145,7 +145,7 @@ def check_limiter(folder: Path, notes: Notebook) -> None:
         name = f"limiter/{entry.name}"
         if entry.name == "law.json":
             try:
-                strict_json.parse(files.read_bytes(entry, LAW_NBYTES), name)
+                strict_json.parse(files.read_bytes(entry, BOUNDS_NBYTES), name)
             except (FormatError, FailedError) as error:
                 notes.fail("beside", name, error)
         elif entry.name.startswith("learner-"):

@@ -187,47 +187,49 @@ class GroupFlags:
         self._arrays = {arrays[FLAGS_NAME]: 255}
         self._arrays |= {arrays[p]: ROLE_BITS[role] for p, role in served.items()}
         wide, steps = arrays[FLAGS_NAME].shard
-        self._place_rows = wide * steps
+        self._rows_per_shard = wide * steps
         self._reader = ShardReader(
             self._where / FOLDER, metadata.ring, mapped=False, advise="never"
         )
 
     def run(self, claim: Claim, notes: Notebook) -> None:
-        """Compare the rows alive of all sealed places.
+        """Compare the rows alive of all sealed shard ranges.
 
-        A place that a writer takes back meanwhile is of no meaning any more.
+        A writer may reopen a shard range during the check; it is then skipped.
         """
-        count = self._ring.num_rows // self._place_rows
+        count = self._ring.num_rows // self._rows_per_shard
         path = self._where / FILE_NAME
         file = File.open(path, count * DTYPE.itemsize)
         try:
-            places = ShardStates(file, mapped=True)
-            for place in places.sealed().tolist():
-                number = places.get(place)
+            states = ShardStates(file, mapped=True)
+            for shard_range in states.sealed().tolist():
+                number = states.get(shard_range)
                 for array, bits in self._arrays.items() if number & 1 else ():
-                    problem = self._problem(array, bits, place, number, claim, notes)
-                    if problem and places.get(place) == number:
-                        shard = group.shard_name(array, self._ring, place)
+                    problem = self._problem(
+                        array, bits, shard_range, number, claim, notes
+                    )
+                    if problem and states.get(shard_range) == number:
+                        shard = group.shard_name(array, self._ring, shard_range)
                         name = f"{self._metadata.folder}/{FOLDER}/{shard}"
                         notes.note("file", name, None, problem)
         finally:
             file.close()
 
     def _problem(
-        self, array: ShardedArray, bits: int, place: int, number: int, claim: Claim,
-        notes: Notebook,
+        self, array: ShardedArray, bits: int, shard_range: int, number: int,
+        claim: Claim, notes: Notebook,
     ) -> str:  # fmt: skip
         """What is wrong with a shard, or nothing."""
-        for first in range(0, self._place_rows, CHUNK_ROWS):
-            stop = min(first + CHUNK_ROWS, self._place_rows)
+        for first in range(0, self._rows_per_shard, CHUNK_ROWS):
+            stop = min(first + CHUNK_ROWS, self._rows_per_shard)
             within = np.arange(first, stop)
-            rows = within + place * self._place_rows
+            rows = within + shard_range * self._rows_per_shard
             env_ids, positions, alive = self._alive(rows, claim)
             if not alive.any():
                 continue
             within = within[alive]
             out = np.empty(len(within), array.dtype)
-            same = np.full(len(within), place), np.full(len(within), number)
+            same = np.full(len(within), shard_range), np.full(len(within), number)
             try:
                 self._reader.take(array, *same, within, out)
             except (CorruptError, FailedError) as error:

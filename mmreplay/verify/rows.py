@@ -245,9 +245,9 @@ def stripes(
     reach = ring.num_rows if reach is None else reach
     if ring.layout == "env_major":
         for env_id in range(ring.num_envs):
-            held = max(0, -(-(reach - env_id * ring.slots) // size))
+            num_present = max(0, -(-(reach - env_id * ring.slots) // size))
             span = range(int(firsts[env_id]), int(stops[env_id]))
-            for block in _placed(span, ring.num_blocks, held):
+            for block in _present_blocks(span, ring.num_blocks, num_present):
                 yield Stripe(ring.row(env_id, block * size), 1, ((0, env_id, block),))
         return
     for place_ in range(min(ring.num_blocks, -(-reach // (size * ring.num_envs)))):
@@ -258,12 +258,12 @@ def stripes(
             yield Stripe(ring.row(0, place_ * size), ring.num_envs, blocks)
 
 
-def _placed(blocks: range, num_blocks: int, held: int) -> Iterator[int]:
+def _present_blocks(blocks: range, num_blocks: int, num_present: int) -> Iterator[int]:
     """Those blocks of at most a lap that lie in the first places."""
     lap = blocks.start // num_blocks * num_blocks
     for base in (lap, lap + num_blocks):
         low, high = max(blocks.start, base), min(blocks.stop, base + num_blocks)
-        yield from range(low, min(high, base + held))
+        yield from range(low, min(high, base + num_present))
 
 
 def extra_names(metadata: Metadata) -> dict[str, int]:

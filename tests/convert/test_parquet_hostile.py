@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert import base, parquet, parquet_checks
-from mmreplay.convert.parquet_checks import Malformed, Thrift
+from mmreplay.convert.parquet_checks import MalformedThrift, Thrift
 from mmreplay.errors import CorruptError, FormatError
 from tests.convert import thrift
 
@@ -132,7 +132,7 @@ def test_what_is_no_thrift_is_malformed_and_nothing_else(size):
     for _ in range(300):
         try:
             Thrift(rng.bytes(size), 50).struct(parquet_checks.FOOTER)
-        except Malformed:
+        except MalformedThrift:
             continue
 
 

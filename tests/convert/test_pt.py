@@ -11,7 +11,7 @@ import torch
 
 import mmreplay as mr
 from mmreplay.convert import pt
-from mmreplay.convert.zip_file import Layout
+from mmreplay.convert.zip_file import ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SourceError
 from tests.convert.contract import FormatContract
@@ -93,7 +93,7 @@ def test_numbers_beyond_31_bits_stand_in_the_header(tmp_path):
     # A sparse file of 6 GiB, which torch maps: nothing of it is read but its end.
     rows = 3 << 30
     header = pt.encode({"x": ("int16", (rows,))})
-    layout = Layout()
+    layout = ZipLayout()
     first = layout.add("archive/data.pkl", len(header))
     data = layout.add("archive/data/0", 2 * rows)
     last = layout.add("archive/version", 2)

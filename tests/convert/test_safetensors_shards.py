@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 import mmreplay as mr
 from mmreplay.convert.description import KEY
-from mmreplay.convert.safetensors import INDEX, PART, ROWS, SUMS, part_name
+from mmreplay.convert.safetensors import INDEX, ROWS, SHARD, SUMS, shard_name
 from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from tests.convert.support import every_kind, retold, same, same_rows
@@ -45,7 +45,7 @@ def test_parts_come_back_by_folder_and_by_index(source, tmp_path, rows):
     report = mr.export(source, target, part_bytes=rows * row_nbytes(source))
     names = sorted(path.name for path in target.iterdir())
     count = math.ceil(48 / max(1, rows))
-    assert names == sorted([INDEX, *(part_name(k + 1, count) for k in range(count))])
+    assert names == sorted([INDEX, *(shard_name(k + 1, count) for k in range(count))])
     assert report.nbytes == sum(path.stat().st_size for path in target.iterdir())
     for index, path in enumerate((target, target / INDEX)):
         mr.load(path, tmp_path / f"b{index}")
@@ -72,8 +72,8 @@ def test_the_library_finds_every_tensor_where_the_index_says(source, folder):
             parts.setdefault(path, {})[number] = file.get_tensor(tensor)
     for path in source.schema.paths:
         whole = b"".join(
-            part.reshape(-1).view(torch_uint8()).numpy().tobytes()
-            for _, part in sorted(parts[path].items())
+            shard.reshape(-1).view(torch_uint8()).numpy().tobytes()
+            for _, shard in sorted(parts[path].items())
         )
         assert whole == np.ascontiguousarray(rows[path]).tobytes()
     sizes = [p.stat().st_size for p in folder.iterdir() if p.name != INDEX]
@@ -88,8 +88,8 @@ def torch_uint8():
 
 def test_episodes_and_priorities_go_through_parts(source, folder, tmp_path):
     mr.load(folder, tmp_path / "b", rows=slice(5, 20))
-    with mr.ReplayBuffer.open(tmp_path / "b") as part:
-        assert len(part.gather_all()) == 15
+    with mr.ReplayBuffer.open(tmp_path / "b") as shard:
+        assert len(shard.gather_all()) == 15
 
 
 def test_a_folder_of_parts_is_replaced_on_request_and_no_other_is(source, folder):
@@ -105,7 +105,7 @@ def test_a_folder_of_parts_is_replaced_on_request_and_no_other_is(source, folder
 
 def test_a_part_alone_is_refused(folder, tmp_path):
     with pytest.raises(FormatError, match="is one part of several, expected their"):
-        mr.load(folder / part_name(1, 7), tmp_path / "b")
+        mr.load(folder / shard_name(1, 7), tmp_path / "b")
 
 
 @pytest.mark.parametrize("given", [0, -1, "5GB", True, None, float("nan"), 1e30])
@@ -129,7 +129,7 @@ def rename(value, old, new):
     value["metadata"][ROWS] = {new if k == old else k: v for k, v in rows.items()}
 
 
-FIRST, SECOND = part_name(1, 7), part_name(2, 7)
+FIRST, SECOND = shard_name(1, 7), shard_name(2, 7)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_part_without_a_column_is_refused(folder, tmp_path):
         name: each for name, each in load_file(path).items() if "reward" not in name
     }
     tensors.pop("_flags.00001")
-    save_file(tensors, path, {PART: told[PART]})
+    save_file(tensors, path, {SHARD: told[SHARD]})
     with pytest.raises(FormatError, match="lacks the array '_flags'"):
         mr.load(folder, tmp_path / "b")
 
@@ -216,7 +216,7 @@ def test_a_part_without_its_checksums_is_doubted_or_refused(folder, tmp_path):
     with pytest.raises(CorruptError, match=r"checksum of '_env_id\.00002', exp"):
         mr.load(folder, tmp_path / "c")
     (folder / SECOND).write_bytes(whole)
-    retold(folder / SECOND, lambda told: told.pop(PART))
+    retold(folder / SECOND, lambda told: told.pop(SHARD))
     with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
         mr.load(folder / SECOND, tmp_path / "c")
 

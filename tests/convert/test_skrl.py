@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.adapters.skrl import files as skrl_files
+from mmreplay.adapters.skrl import tensor_file
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
 
@@ -60,7 +60,7 @@ def test_tensors_are_theirs_and_chronological(
     tmp_path, suffix, num_envs, mapped, monkeypatch
 ):
     if not mapped:
-        monkeypatch.setattr(skrl_files, "file_system", lambda path: "btrfs")
+        monkeypatch.setattr(tensor_file, "file_system", lambda path: "btrfs")
     path = tmp_path / f"a{suffix}"
     with make(tmp_path / "b", num_envs, 60) as buffer:
         report = mr.export(buffer, path, layout="skrl")

@@ -40,7 +40,7 @@ LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RingSpec:
     """The definition of a ring.
 
     Attributes:
@@ -65,44 +65,44 @@ class Plan:
 class Core:
     """The ring of one `RingBuffer`; every method may be called from any thread."""
 
-    def __init__(self, plan: Plan, home: BufferLocation) -> None:
+    def __init__(self, spec: RingSpec, location: BufferLocation) -> None:
         """Make the ring, or open the existing one."""
-        self._plan = plan
-        self._log = Log(plan.names, plan.num_envs, plan.keep, plan.rule)
-        fields = dict(plan.fields)
-        step_type = plan.names.step_type
+        self._spec = spec
+        self._log = Log(spec.names, spec.num_envs, spec.keep, spec.rule)
+        fields = dict(spec.fields)
+        step_type = spec.names.step_type
         if step_type is not None:
             field = fields[step_type]
             # Published rows never change, but the newest of a run that broke off.
             fields[step_type] = Field(field.shape, field.dtype, mutable=True)
-        roles = {} if plan.names.reward is None else {"reward": plan.names.reward}
+        roles = {} if spec.names.reward is None else {"reward": spec.names.reward}
         self._sampling = (
-            None if plan.draw_options is None else WindowSampling(plan.draw_options)
+            None if spec.draw_options is None else WindowSampling(spec.draw_options)
         )
-        self._home = home
+        self._location = location
         with refusing():
             schema = Schema.from_flat(fields | self._log.fields, roles)
-            self.buffer = home.ring(
-                schema, plan.capacity, plan.num_envs,
+            self.buffer = location.ring(
+                schema, spec.capacity, spec.num_envs,
                 sampler=None if self._sampling is None else self._sampling.of(1),
                 # A step is nearly always one of every environment: one write a file.
                 layout="time_major", on_resume="truncate",
             )  # fmt: skip
-        self._leaves = tuple(plan.fields)
+        self._leaves = tuple(spec.fields)
         self._turn = threading.Condition(threading.RLock())
         self._stopped = False
-        if home.resumed:
+        if location.resumed:
             self._log.resume(self.buffer)
 
     def where(self) -> str:
         """Return the folder, and whether it is temporary."""
-        return repr(self._home)
+        return repr(self._location)
 
     def close(self) -> None:
         """Commit and close the ring."""
         with self._turn:
             self.stop()
-            self._home.close()
+            self._location.close()
 
     def stop(self) -> None:
         """Let waiting calls return without effect, and new ones not wait."""
@@ -127,7 +127,7 @@ class Core:
             RefusedError: There is more than one axis, or one is named twice.
             UnknownError: There is no such environment.
         """
-        num_envs = self._plan.num_envs
+        num_envs = self._spec.num_envs
         if env_ids is None:
             return np.arange(num_envs)
         ids = np.asarray(env_ids).astype(np.int64)
@@ -167,7 +167,7 @@ class Core:
             return True
         columns = self._repeated(columns)
         with self._turn:
-            full = self._plan.capacity
+            full = self._spec.capacity
             if blocking and not self._wait(
                 lambda: bool((self.buffer.span.lengths[ids] < full).all())
             ):
@@ -207,7 +207,7 @@ class Core:
         """
         whole = dict(columns)
         for path, column in columns.items():
-            shape = self._plan.fields[path].shape
+            shape = self._spec.fields[path].shape
             inner = column.shape[1:]
             if inner != shape and len(inner) == len(shape):
                 fits = zip(inner, shape, strict=True)
@@ -220,9 +220,9 @@ class Core:
     ) -> Columns | None:
         """Remove the oldest rows ``[B, count, *shape]``; return None if stopped."""
         ids = self.env_ids(env_ids)
-        if not 1 <= count <= self._plan.capacity:
+        if not 1 <= count <= self._spec.capacity:
             raise RefusedError(
-                f"n: got {count}, expected 1 to {self._plan.capacity}, as many rows as "
+                f"n: got {count}, expected 1 to {self._spec.capacity}, as many rows as "
                 "there is room for; ask for fewer"
             )
         with self._turn:
@@ -259,7 +259,7 @@ class Core:
         """Return leaves with the leading axis split."""
         return {
             path: np.ascontiguousarray(fields[path]).reshape(
-                *lead, *self._plan.fields[path].shape
+                *lead, *self._spec.fields[path].shape
             )
             for path in self._leaves
         }
@@ -281,9 +281,9 @@ class Core:
                     "that are ignored; add steps first"
                 )
             fields = self.buffer.gather_all().fields
-        shaped = self._shaped(fields, self._plan.num_envs, length)
+        shaped = self._shaped(fields, self._spec.num_envs, length)
         shaped = {path: column[:, ignored:] for path, column in shaped.items()}
-        return shaped, np.arange(self._plan.num_envs), first + ignored
+        return shaped, np.arange(self._spec.num_envs), first + ignored
 
     def get_field(
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
@@ -333,7 +333,7 @@ class Core:
                 "positions": batch.positions,
                 "weights": self._sampling.weights(batch),
             }
-            if self._plan.rule is not None:
+            if self._spec.rule is not None:
                 found["returns"] = batch.fields[RETURN][:, 0]
             return found
 
@@ -361,17 +361,18 @@ class Core:
 
     def state_dict(self) -> dict[str, Any]:
         """Commit, and return a state that identifies the buffer."""
-        if self._home.temporary:
+        if self._location.temporary:
             raise FormatError(
-                f"state of the buffer in the temporary folder {self._home.path}: got a "
-                "folder that is removed at exit, expected one that stays; give path="
+                f"state of the buffer in the temporary folder {self._location.path}: "
+                "got a folder that is removed at exit, expected one that stays; give "
+                "path="
             )
         with self._turn:
             self.buffer.commit()
             sampling = None if self._sampling is None else self._sampling.state_dict()
             return {
                 "kind": KIND,
-                "path": str(self._home.path),
+                "path": str(self._location.path),
                 "uuid": self.buffer.metadata.uuid.hex(),
                 "heads": self.buffer.heads.tolist(),
                 "drawing": sampling,
@@ -384,7 +385,7 @@ class Core:
         """
         if isinstance(state, Mapping) and checkpoint.HEADS in state:
             self._read_in(
-                checkpoint.read(self._plan.fields, self._plan.num_envs, state)
+                checkpoint.read(self._spec.fields, self._spec.num_envs, state)
             )
             return
         if not isinstance(state, Mapping) or state.get("kind") != KIND:
@@ -397,8 +398,8 @@ class Core:
         if state.get("uuid") != own:
             raise FormatError(
                 f"state: got one of the buffer {state.get('uuid')} at "
-                f"{state.get('path')}, expected {own} at {self._home.path}; make the "
-                "buffer with that path and resume=True, and load it then"
+                f"{state.get('path')}, expected {own} at {self._location.path}; make "
+                "the buffer with that path and resume=True, and load it then"
             )
         with self._turn:
             if self._sampling is not None and state.get("drawing") is not None:
@@ -410,7 +411,7 @@ class Core:
         with self._turn:
             if self.buffer.heads.any():
                 raise FormatError(
-                    f"state of alf: got a buffer at {self._home.path} that has had "
+                    f"state of alf: got a buffer at {self._location.path} that has had "
                     "rows, expected a new one; choose another path"
                 )
             for columns, ids in state.steps():

@@ -18,7 +18,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.datasets import torch_files
 from mmreplay.datasets.common.fields import make_schema
 from mmreplay.datasets.common.fragments import NOTE, Fragment, FragmentReader, episodes
-from mmreplay.datasets.common.rows import Rows, is_scalar, scalar
+from mmreplay.datasets.common.rows import ColumnRows, is_scalar, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -84,8 +84,8 @@ class AlfReader(FragmentReader):
             )
         return found
 
-    def _columns(self, env_id: int, first: int, count: int) -> dict[str, Rows]:
-        found: dict[str, Rows] = {
+    def _columns(self, env_id: int, first: int, count: int) -> dict[str, ColumnRows]:
+        found: dict[str, ColumnRows] = {
             path: TensorRows(
                 self._file, column, env_id, first, count, slots_first=False
             )

@@ -207,26 +207,26 @@ def leaf_nest(spec: Any, path: str = STEM) -> Any:
     return type(spec)(inner)
 
 
-def pack(part: Any, columns: Mapping[str, NDArray[Any]], device: Any) -> Any:
+def pack(nest: Any, columns: Mapping[str, NDArray[Any]], device: Any) -> Any:
     """Return arrays by path as a nest of tensors.
 
     Args:
-        part: `leaf_nest` of a spec, or a part of it.
+        nest: `leaf_nest` of a spec, or a nest inside it.
         columns: Array of each leaf, by path.
         device: Device of the tensors.
     """
-    parts = children(part)
-    if parts is None:
-        leaf = torch.from_numpy(columns[part.path])
-        if part.dtype == torch.bfloat16:
+    inner_nests = children(nest)
+    if inner_nests is None:
+        leaf = torch.from_numpy(columns[nest.path])
+        if nest.dtype == torch.bfloat16:
             leaf = leaf.view(torch.bfloat16)
         return leaf.to(device)
-    made = {key: pack(inner, columns, device) for key, inner in parts.items()}
-    if isinstance(part, dict):
-        return type(part)(made)
-    if hasattr(part, "_fields"):
-        return type(part)(**made)
-    return type(part)(made.values())
+    made = {key: pack(inner, columns, device) for key, inner in inner_nests.items()}
+    if isinstance(nest, dict):
+        return type(nest)(made)
+    if hasattr(nest, "_fields"):
+        return type(nest)(**made)
+    return type(nest)(made.values())
 
 
 def subnest(nest: Any, name: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from mmreplay.adapters.alf.episodes import ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array, children, leaves, pack, subnest
-from mmreplay.adapters.alf.ring import Options, RingBuffer
+from mmreplay.adapters.alf.ring import ReplayOptions, RingBuffer
 from mmreplay.adapters.alf.sampling import DrawOptions
 from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import seed_of_draws
@@ -126,7 +126,7 @@ class ReplayBuffer(RingBuffer):
         self._ignored, self._keep = num_earliest_frames_ignored, keep_episodic_info
         self._alf_checkpoint_enabled = enable_checkpoint
         home = BufferLocation(f"alf-{name}", path, resume)
-        options = Options(
+        options = ReplayOptions(
             draw_options, keep_episodic_info, rule if record_episodic_return else None
         )
         self._begin(

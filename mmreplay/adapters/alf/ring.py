@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf import nests
-from mmreplay.adapters.alf.core import Core, Plan
+from mmreplay.adapters.alf.core import Core, RingSpec
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
@@ -23,7 +23,7 @@ from mmreplay.adapters.common.values import LOOKS, Look, array_as_is, seed_of_dr
 Ids = NDArray[np.int64]
 
 
-class Options(NamedTuple):
+class ReplayOptions(NamedTuple):
     """Options that a `ReplayBuffer` has in addition to a `RingBuffer`."""
 
     draw_options: DrawOptions | None = None
@@ -81,7 +81,7 @@ class RingBuffer:
         """
         self._begin(
             data_spec, num_environments, max_length, device, allow_multiprocess, name,
-            BufferLocation(f"alf-{name}", path, resume), Options(),
+            BufferLocation(f"alf-{name}", path, resume), ReplayOptions(),
         )  # fmt: skip
 
     def _begin(
@@ -92,8 +92,8 @@ class RingBuffer:
         device: Any,
         allow_multiprocess: bool,
         name: str,
-        home: BufferLocation,
-        options: Options,
+        location: BufferLocation,
+        options: ReplayOptions,
     ) -> None:
         self.name = self._name = name  # alf's data transformers read the second
         self.device = device
@@ -103,11 +103,11 @@ class RingBuffer:
             fields = fields_of(data_spec)
         self._nest = leaf_nest(data_spec)
         names = Names.among(fields, self._nest) if options.episodic else Names()
-        plan = Plan(
+        spec = RingSpec(
             fields, names, self._num_envs, self._max_length,
             options.draw_options, options.keep, options.rule,
         )  # fmt: skip
-        self._own: Core | None = Core(plan, home)
+        self._own: Core | None = Core(spec, location)
         self._remote: Remote | None = None
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
@@ -371,7 +371,7 @@ class DataBuffer(RingBuffer):
         """Make it; see `RingBuffer`."""
         self._begin(
             data_spec, 1, capacity, device, False, name,
-            BufferLocation(f"alf-{name}", path, resume), Options(episodic=False),
+            BufferLocation(f"alf-{name}", path, resume), ReplayOptions(episodic=False),
         )  # fmt: skip
         self._random = np.random.default_rng(seed_of_draws())
 

@@ -18,7 +18,7 @@ from mmreplay.datasets.common.fields import (
     make_schema,
 )
 from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Rows, scalar
+from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import FormatError, SchemaError
@@ -43,7 +43,7 @@ class PytorchrlReader(FragmentReader):
         self._tensors, self._slots, self._envs = _tensors(file, columns, notes)
         size = numbers.get(SIZE) if size is None else size
         step = numbers.get(STEP) if step is None else step
-        self._steps, self._first = self._place(size, step)
+        self._steps, self._first = self._rows_and_oldest(size, step)
         first = self._fragment(0)
         schema = make_schema(first.columns, notes, file.path)
         super().__init__(
@@ -51,7 +51,7 @@ class PytorchrlReader(FragmentReader):
             num_envs=self._envs,
         )  # fmt: skip
 
-    def _place(self, size: int | None, step: int | None) -> tuple[int, int]:
+    def _rows_and_oldest(self, size: int | None, step: int | None) -> tuple[int, int]:
         """Rows, and the slot of the oldest."""
         if size is None:
             self._notes.doubt(
@@ -72,15 +72,15 @@ class PytorchrlReader(FragmentReader):
             )
         return size, step % self._slots if size == self._slots else 0
 
-    def _rows(self, name: str, env_id: int) -> Rows:
+    def _rows(self, name: str, env_id: int) -> ColumnRows:
         return TensorRows(
             self._file, self._tensors[name], env_id, self._first, self._steps,
             slots_first=True,
         )  # fmt: skip
 
     def _fragment(self, env_id: int) -> Fragment:
-        columns: dict[str, Rows] = {}
-        next_obs: dict[str, Rows] = {}
+        columns: dict[str, ColumnRows] = {}
+        next_obs: dict[str, ColumnRows] = {}
         for name in self._tensors:
             top, slash, rest = name.partition("/")
             rows = self._rows(name, env_id)

@@ -979,15 +979,15 @@ class HERBuffer(EREBuffer):
         steps, self._episode, self._uneven = self._episode, [], False
         if len(steps) < 2:
             return
-        initial, final = (self._part(steps[place], OBS) for place in (0, -1))
+        initial, final = (self._argument(steps[index], OBS) for index in (0, -1))
         made = [self._relabelled(step, initial, final) for step in steps[:-1]]
         columns = {path: np.stack([each[path] for each in made]) for path in made[0]}
         # They do not follow the step before them.
         columns[DONE][0] = 1
         if self.recurrent_actor:
             # Sequences go on through them, as through the ends of other episodes.
-            for place in range(len(made)):
-                rows = {path: torch.from_numpy(c[place]) for path, c in columns.items()}
+            for index in range(len(made)):
+                rows = {path: torch.from_numpy(c[index]) for path, c in columns.items()}
                 super().insert_transition(unflatten(rows))
             return
         self._interrupt()
@@ -1009,7 +1009,7 @@ class HERBuffer(EREBuffer):
                 self._interrupt()
             super()._append({path: each[begin:end] for path, each in columns.items()})
 
-    def _part(self, columns: Columns, key: str) -> Any:
+    def _argument(self, columns: Columns, key: str) -> Any:
         """Return an argument of `her_function`: a float32 array, or a dict of them."""
         found: dict[str, Any] = {}
         for path, array in columns.items():
@@ -1024,7 +1024,7 @@ class HERBuffer(EREBuffer):
         """Return the step that `her_function` makes, of the same shapes and dtypes."""
         keys = (OBS, RHS, OBS2, RHS2, REW)
         try:
-            given = [self._part(step, key) for key in keys]
+            given = [self._argument(step, key) for key in keys]
             made = self.her_function(
                 *given, copy.deepcopy(initial), copy.deepcopy(final)
             )

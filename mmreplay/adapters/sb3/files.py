@@ -13,7 +13,7 @@ from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets import pickles
 from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Array, Rows, ring_rows, scalar
+from mmreplay.datasets.common.rows import Array, ColumnRows, ring_rows, scalar
 from mmreplay.errors import CorruptError, FormatError
 
 NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
@@ -162,7 +162,7 @@ class Sb3Reader(FragmentReader):
         """
         steps = (self._steps if stop is None else stop) - first
         begin = self._first + first
-        columns: dict[str, Rows] = dict(
+        columns: dict[str, ColumnRows] = dict(
             ring_rows(self._columns, env_id, 1, begin, steps)
         )
         columns["reward"] = scalar(columns["reward"])

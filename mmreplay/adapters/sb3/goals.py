@@ -301,11 +301,11 @@ def _plain(value: Any, name: str) -> Any:
     )
 
 
-def _value(found: dict[str, Any]) -> Any:
+def _value(tagged: dict[str, Any]) -> Any:
     """Undo the tags of `_plain`."""
-    if TAG not in found:
-        return found
-    kind, *rest = found[TAG]
+    if TAG not in tagged:
+        return tagged
+    kind, *rest = tagged[TAG]
     if kind == "tuple":
         return tuple(rest[0])
     name, shape, data = rest

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
-from mmreplay.adapters.skrl.files import (
+from mmreplay.adapters.skrl.tensor_file import (
     InterleavedReader,
     SkrlWriter,
     rows_per_environment,

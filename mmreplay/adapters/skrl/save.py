@@ -12,7 +12,7 @@ import numpy as np
 
 from mmreplay.adapters.common.tensors import UNDER, Tensor
 from mmreplay.adapters.skrl.cursor import Cursor
-from mmreplay.adapters.skrl.files import (
+from mmreplay.adapters.skrl.tensor_file import (
     InterleavedReader,
     is_float,
     is_nan,

@@ -16,7 +16,7 @@ from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets import pickles
 from mmreplay.datasets.common.fields import make_schema
 from mmreplay.datasets.common.fragments import NOTE, FragmentReader, episodes
-from mmreplay.datasets.common.rows import Array, ArrayRows, Rows
+from mmreplay.datasets.common.rows import Array, ArrayRows, ColumnRows
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.nesting import flatten
 from mmreplay.schema.naming import left_out, refuse_nan
@@ -47,7 +47,7 @@ class TmrlReader(FragmentReader):
             for name in ("observation", "action", "reward")
             for leaf, array in _leaves(path, name, named[name]).items()
         }
-        columns: dict[str, Rows] = {}
+        columns: dict[str, ColumnRows] = {}
         for name, array in arrays.items():
             try:
                 columns[name] = ArrayRows(array)

@@ -369,7 +369,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             int(self.memory_size) + 1,
             sampler=sampler or UniformSampler(self._seed),
             transforms=self._rows.transforms,
-            user_metadata=self._rows.user,
+            user_metadata=self._rows.user_metadata,
         )
 
     def append_buffer(self, buffer: Any) -> None:

@@ -68,7 +68,7 @@ class Rows:
         self.__dict__ |= state
 
     @property
-    def user(self) -> dict[str, Any]:
+    def user_metadata(self) -> dict[str, Any]:
         """The structure of observations and actions, as JSON."""
         return {KEY: {"obs": self._obs, "act": self._act, "crc": self.crc_debug}}
 

@@ -1,4 +1,4 @@
-"""velora's pair of files as a source and a target; see `registry.Layout`.
+"""velora's pair of files as a source and a target; see `registry.FileLayout`.
 
 ``<prefix>state.safetensors`` has six float32 tensors, and ``<prefix>metadata.json`` a
 cursor; both are in one folder. A row is a transition with its next state.
@@ -85,13 +85,13 @@ def open_writer(
     overwrite: bool = False,
     prefix: str | None = None,
 ) -> Writer:
-    """Make velora's pair as a target; see `registry.Layout`."""
+    """Make velora's pair as a target; see `registry.FileLayout`."""
     start = PREFIX if prefix is None else prefix
     return VeloraWriter(target, description, start, overwrite)
 
 
 def planned(_: str, description: Description, *, prefix: str | None = None) -> None:
-    """Refuse what the pair cannot hold; see `registry.Layout`."""
+    """Refuse what the pair cannot hold; see `registry.FileLayout`."""
     if prefix is not None:
         check_prefix(prefix)
     TensorFields(description)
@@ -114,7 +114,7 @@ class VeloraWriter(Writer):
         self._tensors_of = parts = TensorFields(description)
         self._derived = not parts.paths["next_states"]
         self._ends = NamedEnds(description)
-        self._ends.tell(self.notes, both=True)
+        self._ends.add_notes(self.notes, both=True)
         doubt_priorities(self.notes, description, "velora's layout")
         self._pending: dict[int, Pending] = {}
         self._capacity = max(1, description.rows)
@@ -381,47 +381,49 @@ def find(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _reader(file: File, place: Path) -> Reader:
-    metadata = _metadata(place)
+def _reader(file: File, metadata_path: Path) -> Reader:
+    metadata = _metadata(metadata_path)
     _, columns = safetensors.parse(file)
-    rows = _check(file, columns, metadata, place)
+    rows = _check(file, columns, metadata, metadata_path)
     notes = Notes()
     if metadata["capacity"] != rows:
         notes.doubt(
-            f"{place} says capacity {metadata['capacity']}, the tensors have {rows} "
-            "rows: they were taken for all"
+            f"{metadata_path} says capacity {metadata['capacity']}, the tensors have "
+            f"{rows} rows: they were taken for all"
         )
     size, position = metadata["size"], metadata["position"]
     start = position if size == rows else 0
     if size < rows and position != size:
         notes.doubt(
-            f"{place} says position {position} and size {size} of {rows}, which no "
-            "buffer has: the first rows were taken"
+            f"{metadata_path} says position {position} and size {size} of {rows}, "
+            "which no buffer has: the first rows were taken"
         )
     note = f"velora's pair: {size:,} of {rows:,} rows were written"
     notes.note(f"{note}, the oldest is row {start:,}")
-    taken = {
+    ordered = {
         name: _ordered_rows(file, name, column, size, start)
         for name, column in columns.items()
     }
-    return PlainReader(file, taken, notes)
+    return PlainReader(file, ordered, notes)
 
 
-def _metadata(place: Path) -> Json:
-    value = strict_json.parse(files.read_bytes(place, MAX_NBYTES), str(place))
+def _metadata(metadata_path: Path) -> Json:
+    value = strict_json.parse(
+        files.read_bytes(metadata_path, MAX_NBYTES), str(metadata_path)
+    )
     inner = value.get("buffer", value)
     for key in NUMBERS:
         number = inner.get(key) if isinstance(inner, dict) else None
         if type(number) is not int or not 0 <= number < 1 << 48:
             raise FormatError(
-                f"{place} says {key} {str(number)[:60]}, expected an integer of at "
-                "least 0; it is no metadata of velora's buffer"
+                f"{metadata_path} says {key} {str(number)[:60]}, expected an integer "
+                "of at least 0; it is no metadata of velora's buffer"
             )
     return dict(inner)
 
 
 def _check(
-    file: File, columns: Mapping[str, ArrayColumn], metadata: Json, place: Path
+    file: File, columns: Mapping[str, ArrayColumn], metadata: Json, metadata_path: Path
 ) -> int:
     """Rows of the six tensors, which are as the metadata says."""
     widths = {
@@ -440,11 +442,11 @@ def _check(
         if column.dtype != "float32" or column.shape != want:
             raise FormatError(
                 f"{file.path}: tensor {name!r} is {column.dtype}{list(column.shape)}, "
-                f"expected float32{list(want)} as {place} says"
+                f"expected float32{list(want)} as {metadata_path} says"
             )
     if metadata["size"] > rows or metadata["position"] > max(0, rows - 1):
         raise CorruptError(
-            f"{place} says size {metadata['size']} and position "
+            f"{metadata_path} says size {metadata['size']} and position "
             f"{metadata['position']}, expected them within the {rows} rows of "
             f"{file.path}; the two are not of one save"
         )

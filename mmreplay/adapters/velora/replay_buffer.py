@@ -141,19 +141,19 @@ class BufferBase(PickledByPath):
 
     def _make(
         self,
-        home: BufferLocation,
+        location: BufferLocation,
         device: torch.device | str | None,
         dims: tuple[int, int, int, int],
         user_metadata: dict[str, int],
     ) -> None:
         self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
         self.device = None if device is None else torch.device(device)
-        self.home = home
+        self.home = location
         self._shapes = {name: (dim,) for name, dim in self._dims.items()}
         schema = Schema(
             {name: Field((dim,), "float32") for name, dim in self._dims.items()}, ROLES
         )
-        self._ring: Ring = home.ring(
+        self._ring: Ring = location.ring(
             schema,
             self.capacity,
             sampler=UniformSampler(seed_of_draws()),
@@ -161,8 +161,8 @@ class BufferBase(PickledByPath):
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
         self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
-        if home.resumed:
-            saved.check_loaded(home, self._ring)
+        if location.resumed:
+            saved.check_loaded(location, self._ring)
 
     def _open_again(self, sampler: Sampler | None) -> None:
         ring = self.home.reopen(sampler)

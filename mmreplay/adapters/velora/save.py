@@ -87,16 +87,16 @@ def fill(
     ring.set_statistics({})
 
 
-def check_loaded(home: BufferLocation, ring: ReplayBuffer) -> None:
+def check_loaded(location: BufferLocation, ring: ReplayBuffer) -> None:
     """Refuse a ring that lacks steps because its load was killed."""
     size = ring.metadata.user.get(METADATA, {}).get(SIZE, 0)
     loading = ring.statistics.get(METADATA, {}).get(LOADING)
     if not size or not (loading or ring.heads[0] == 0):
         return
     found = len(ring)
-    home.close()
+    location.close()
     raise FormatError(
-        f"{home.path}: got {found} of the {size} steps of a load that did not end, "
+        f"{location.path}: got {found} of the {size} steps of a load that did not end, "
         "expected all; remove the folder, and load again"
     )
 

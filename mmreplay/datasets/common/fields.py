@@ -11,7 +11,7 @@ import numpy as np
 from mmreplay.convert.base import Notes, refuse_wide
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets.common.fragments import ENDS
-from mmreplay.datasets.common.rows import Rows, is_scalar
+from mmreplay.datasets.common.rows import ColumnRows, is_scalar
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.naming import left_out, refuse_nan
@@ -25,7 +25,7 @@ Ends = Callable[[int, int], tuple[Bools, Bools]]
 """Returns terminated and truncated of steps ``[first, stop)``."""
 
 
-def make_schema(columns: Mapping[str, Rows], notes: Notes, path: Path) -> Schema:
+def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> Schema:
     """Return the schema of columns and both ends.
 
     Columns that no field can hold are left out, with a note.
@@ -73,7 +73,7 @@ def select_metadata(metadata: Json, keys: Iterable[str], notes: Notes) -> Json:
 
 
 class Flags:
-    """A column that marks episode ends by any value but 0; see `rows.Rows`.
+    """A column that marks episode ends by any value but 0; see `rows.ColumnRows`.
 
     Raises:
         FormatError: It does not have one flag a step.
@@ -81,7 +81,7 @@ class Flags:
 
     dtype, shape = "bool", ()
 
-    def __init__(self, what: str, rows: Rows, steps: int) -> None:
+    def __init__(self, what: str, rows: ColumnRows, steps: int) -> None:
         """Wrap a column.
 
         Args:

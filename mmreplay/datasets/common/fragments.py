@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mmreplay.convert.base import Block, Notes, Reader, default_rows
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools, Marks
-from mmreplay.datasets.common.rows import Array, Rows, ShiftedRows
+from mmreplay.datasets.common.rows import Array, ColumnRows, ShiftedRows
 from mmreplay.errors import FormatError
 from mmreplay.schema import Field, Schema
 from mmreplay.strict_json import Json
@@ -51,8 +51,8 @@ class Fragment:
 
     name: str
     steps: int
-    columns: Mapping[str, Rows]
-    next_obs: Mapping[str, Rows]
+    columns: Mapping[str, ColumnRows]
+    next_obs: Mapping[str, ColumnRows]
     ends: Callable[[int, int], tuple[Bools, Bools]]
     env_id: int = 0
     is_episode: bool = True
@@ -77,7 +77,7 @@ class FragmentReader(Reader):
         close: Callable[[], None],
         *,
         num_envs: int = 1,
-        user: Json | None = None,
+        user_metadata: Json | None = None,
     ) -> None:
         """Read fragments.
 
@@ -87,7 +87,7 @@ class FragmentReader(Reader):
             notes: The report so far.
             close: Closes the files.
             num_envs: Number of environments.
-            user: The user's own JSON.
+            user_metadata: The user's own JSON.
         """
         self.report = notes
         self._close = close
@@ -104,7 +104,7 @@ class FragmentReader(Reader):
             first=empty,
             stop=self.tally.rows,
             capacity=max(1, int(self.tally.rows.max())),
-            user=user or {},
+            user=user_metadata or {},
         )
 
     def _count(self, rows: int) -> None:
@@ -209,7 +209,7 @@ class FragmentReader(Reader):
 
 def episodes(
     name: str,
-    columns: Mapping[str, Rows],
+    columns: Mapping[str, ColumnRows],
     shifted: Collection[str],
     terminated: Bools,
     truncated: Bools,
@@ -271,7 +271,7 @@ class Tally:
         rows: int64 ``[E]``, rows including final rows.
         finals: Episodes with a final observation.
         split: Episodes that only their observations tell from the next one.
-        cut_off: Fragments whose last step does not end, but has a next observation.
+        unfinished: Fragments whose last step does not end, but has a next observation.
         unended: Fragments whose last step has neither an end nor a next observation.
         inner: Ends that the source states within one of its episodes.
     """
@@ -279,7 +279,7 @@ class Tally:
     rows: NDArray[np.int64]
     finals: int = 0
     split: int = 0
-    cut_off: int = 0
+    unfinished: int = 0
     unended: int = 0
     inner: int = 0
 
@@ -299,9 +299,9 @@ class Tally:
         """
         self.rows[env_id] += len(stated) + int(final.sum())
         self.finals += int(final.sum())
-        cut_off = last and bool(split[-1])
-        self.cut_off += cut_off
-        self.split += int(split.sum()) - cut_off
+        unfinished = last and bool(split[-1])
+        self.unfinished += unfinished
+        self.split += int(split.sum()) - unfinished
         self.unended += last and not (stated[-1] or split[-1])
         if is_episode:
             self.inner += int(stated.sum()) - (last and bool(stated[-1]))
@@ -318,9 +318,9 @@ class Tally:
                 f"{self.split:,} episodes without an end of their own were told apart "
                 "where the next observation is not the one that follows: truncated"
             )
-        if self.cut_off:
+        if self.unfinished:
             report.note(
-                f"{self.cut_off:,} episodes were cut off without an end, and have a "
+                f"{self.unfinished:,} episodes were cut off without an end, and have a "
                 "next observation: truncated"
             )
         if self.unended:
@@ -387,13 +387,13 @@ class _Chunk:
     next_obs: Mapping[str, Array]
 
 
-def _is_of(rows: Rows | None, field: Field) -> TypeGuard[Rows]:
+def _is_of(rows: ColumnRows | None, field: Field) -> TypeGuard[ColumnRows]:
     """Return whether a column exists and has a field's dtype and shape."""
     return rows is not None and (rows.dtype, rows.shape) == (field.dtype, field.shape)
 
 
 def _differs(
-    fragment: Fragment, what: str, rows: Rows | None, field: Field, like: str
+    fragment: Fragment, what: str, rows: ColumnRows | None, field: Field, like: str
 ) -> FormatError:
     """Return the error for a column that lacks the rows of its fragment."""
     got = "nothing"
@@ -438,7 +438,7 @@ def _spread(values: Array, at_rows: NDArray[np.int64], count: int) -> Array:
     return found
 
 
-def _at(rows: Rows, at_rows: NDArray[np.int64]) -> Array:
+def _at(rows: ColumnRows, at_rows: NDArray[np.int64]) -> Array:
     """Return single rows; rows near each other are read in one call."""
     first, stop = int(at_rows[0]), int(at_rows[-1]) + 1
     if stop - first <= 8 * len(at_rows):

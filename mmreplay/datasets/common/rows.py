@@ -13,7 +13,7 @@ from mmreplay.schema.dtypes import canonical_name, storage_dtype
 Array = NDArray[np.generic]
 
 
-class Rows(Protocol):
+class ColumnRows(Protocol):
     """One column.
 
     Attributes:
@@ -68,7 +68,7 @@ class ShiftedRows:
     Of T + 1 observations, the next observation of each step is one row later.
     """
 
-    def __init__(self, rows: Rows, shift: int, count: int) -> None:
+    def __init__(self, rows: ColumnRows, shift: int, count: int) -> None:
         self.dtype, self.shape, self.count = rows.dtype, rows.shape, count
         self._rows, self._shift = rows, shift
 
@@ -80,7 +80,7 @@ class ShiftedRows:
 class ScalarRows:
     """Rows of one value each; the source may have an axis of length 1."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: ColumnRows) -> None:
         self.dtype, self.shape, self.count = rows.dtype, (), rows.count
         self._rows = rows
 
@@ -92,7 +92,7 @@ class ScalarRows:
 class RotatedRows:
     """Rows of a circular column, oldest first."""
 
-    def __init__(self, rows: Rows, first: int, count: int) -> None:
+    def __init__(self, rows: ColumnRows, first: int, count: int) -> None:
         """Read a circular column.
 
         Args:
@@ -117,7 +117,7 @@ class RotatedRows:
 
 def ring_rows(
     arrays: Mapping[str, Array], env_id: int, axis: int, first: int, count: int
-) -> dict[str, Rows]:
+) -> dict[str, ColumnRows]:
     """Return the rows of one environment by path, oldest first.
 
     Args:
@@ -142,11 +142,11 @@ def is_scalar(shape: tuple[int, ...]) -> bool:
     return shape in ((), (1,))
 
 
-def scalar(rows: Rows) -> Rows:
+def scalar(rows: ColumnRows) -> ColumnRows:
     """Return rows of shape ``[1]``, such as rewards, as rows of shape ``[]``."""
     return ScalarRows(rows) if rows.shape == (1,) else rows
 
 
-def nbytes_of(rows: Rows) -> int:
+def nbytes_of(rows: ColumnRows) -> int:
     """Return the bytes of one row."""
     return storage_dtype(rows.dtype).itemsize * int(np.prod(rows.shape, dtype=object))

@@ -83,7 +83,7 @@ class TransitionMaker:
     def add_notes(self, notes: Notes) -> None:
         """Report what is left out or guessed, as far as known before the first row."""
         doubt_priorities(notes, self._description, self._target)
-        self._ends.tell(notes, both=False)
+        self._ends.add_notes(notes, both=False)
 
     def feed(self, block: Block) -> Transitions | None:
         """Return the steps that are complete; the newest row waits for the next one.

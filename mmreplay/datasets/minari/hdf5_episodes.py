@@ -9,7 +9,7 @@ import numpy as np
 
 from mmreplay.convert.base import Notes
 from mmreplay.datasets import images
-from mmreplay.datasets.common.rows import Rows
+from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.datasets.images import ImageRows
 from mmreplay.datasets.minari.spaces import is_image, leaf_of
@@ -21,7 +21,7 @@ INFOS = "infos were left out; infos=True takes what every episode has of them"
 
 
 class Hdf5Episodes:
-    """See `minari.Episodes`.
+    """See `minari.EpisodeFiles`.
 
     Attributes:
         lossy: Some images were kept as JPEG.
@@ -49,7 +49,7 @@ class Hdf5Episodes:
         self._count = count
 
     def names(self) -> list[str]:
-        """See `minari.Episodes.names`."""
+        """See `minari.EpisodeFiles.names`."""
         held = set(self._hdf5.children())
         names = [f"episode_{index}" for index in range(self._count)]
         for name in names:
@@ -60,14 +60,14 @@ class Hdf5Episodes:
                 )
         return [self._hdf5.path_of(name) for name in names]
 
-    def columns(self, index: int) -> dict[str, Rows]:
-        """See `minari.Episodes.columns`."""
+    def columns(self, index: int) -> dict[str, ColumnRows]:
+        """See `minari.EpisodeFiles.columns`."""
         group = f"/episode_{index}"
         there = set(self._hdf5.children(group))
         left_out = not index and "infos" in there - set(self._sections)
         if left_out and self._hdf5.datasets(f"{group}/infos"):
             self.notes.note(INFOS)
-        found: dict[str, Rows] = {}
+        found: dict[str, ColumnRows] = {}
         for section in self._sections:
             if section not in there:
                 continue
@@ -78,7 +78,7 @@ class Hdf5Episodes:
                     found[f"{section}/{below}".rstrip("/")] = rows
         return found
 
-    def _rows(self, name: str, section: str, path: str) -> Rows | None:
+    def _rows(self, name: str, section: str, path: str) -> ColumnRows | None:
         space = self._spaces.get(section)
         if self._jpeg and section in self._spaces:
             leaf = leaf_of(space, path)
@@ -108,5 +108,5 @@ class Hdf5Episodes:
         return ImageRows(packed, len(dataset), told)
 
     def close(self) -> None:
-        """See `minari.Episodes.close`."""
+        """See `minari.EpisodeFiles.close`."""
         self._hdf5.close()

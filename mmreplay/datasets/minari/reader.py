@@ -12,7 +12,7 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Notes
 from mmreplay.datasets.common.fields import Flags, ends_of, make_schema, select_metadata
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import Rows, ShiftedRows, scalar
+from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, scalar
 from mmreplay.datasets.images import LOSSY
 from mmreplay.datasets.minari.hdf5_episodes import Hdf5Episodes
 from mmreplay.datasets.minari.spaces import parse
@@ -70,7 +70,7 @@ def open_reader(
         "actions": parse(metadata.get("action_space")),
     }
     kind = metadata.get("data_format")
-    episodes: Episodes
+    episodes: EpisodeFiles
     if kind in ("arrow", "parquet"):
         # pyarrow loads with it.
         from mmreplay.datasets.minari.tables import TableEpisodes
@@ -137,7 +137,7 @@ def located(source: object) -> tuple[Path, dict[str, object]] | None:
     return path, {}
 
 
-class Episodes(Protocol):
+class EpisodeFiles(Protocol):
     """The episodes of one data format.
 
     Attributes:
@@ -151,7 +151,7 @@ class Episodes(Protocol):
     def names(self) -> list[str]:
         """Return one name for each episode, in order, for errors."""
 
-    def columns(self, index: int) -> dict[str, Rows]:
+    def columns(self, index: int) -> dict[str, ColumnRows]:
         """Return the columns of an episode by Minari's names."""
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class MinariReader(FragmentReader):
         self,
         folder: Path,
         metadata: Json,
-        episodes: Episodes,
+        episodes: EpisodeFiles,
         indices: Sequence[int] | None = None,
     ) -> None:
         self._episodes = episodes
@@ -189,7 +189,7 @@ class MinariReader(FragmentReader):
         )
         super().__init__(
             self._fragments_of(names, wanted), schema, notes, episodes.close,
-            user={"minari": select_metadata(metadata, METADATA_KEYS, notes)},
+            user_metadata={"minari": select_metadata(metadata, METADATA_KEYS, notes)},
         )  # fmt: skip
         if indices is None:
             self._compare(metadata, len(names))
@@ -230,7 +230,7 @@ class MinariReader(FragmentReader):
         return Fragment(name, steps, columns, next_obs, ends)
 
     def _flags(
-        self, name: str, end: str, columns: dict[str, Rows], steps: int
+        self, name: str, end: str, columns: dict[str, ColumnRows], steps: int
     ) -> Flags | None:
         rows = columns.pop(end, None)
         if rows is not None:

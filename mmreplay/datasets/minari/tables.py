@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from mmreplay.convert import parquet
 from mmreplay.convert.base import Notes, refuse_expansion
-from mmreplay.convert.parquet import Part
+from mmreplay.convert.parquet import ParquetFile
 from mmreplay.datasets import images
 from mmreplay.datasets.arrow import ArrowRows, Batches, IpcFile, Window, parquet_batches
-from mmreplay.datasets.common.rows import Rows, ShiftedRows, nbytes_of
+from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of
 from mmreplay.datasets.images import ImageRows
 from mmreplay.datasets.minari.hdf5_episodes import INFOS, SECTIONS
 from mmreplay.datasets.minari.spaces import leaf_of
@@ -22,7 +22,7 @@ from mmreplay.schema.naming import left_out
 
 
 class TableEpisodes:
-    """See `minari.Episodes`; tables have a row more than steps, the last one padded.
+    """Episodes in tables, which have one row more than steps; the last one is padded.
 
     Attributes:
         lossy: Some images were kept as JPEG.
@@ -45,11 +45,11 @@ class TableEpisodes:
         self._paths = [folder / str(n) / f"part-0.{kind}" for n in range(count)]
         self._kind, self._spaces = kind, spaces
         self._sections = (*SECTIONS, "infos") if infos else SECTIONS
-        self._open: IpcFile | Part | None = None
+        self._open: IpcFile | ParquetFile | None = None
         self._allow_expansion = allow_expansion
 
     def names(self) -> list[str]:
-        """See `minari.Episodes.names`."""
+        """See `minari.EpisodeFiles.names`."""
         for path in self._paths:
             if len(list(path.parent.glob("part-*"))) > 1:
                 raise FormatError(
@@ -58,11 +58,11 @@ class TableEpisodes:
                 )
         return [str(path) for path in self._paths]
 
-    def columns(self, index: int) -> dict[str, Rows]:
-        """See `minari.Episodes.columns`."""
+    def columns(self, index: int) -> dict[str, ColumnRows]:
+        """See `minari.EpisodeFiles.columns`."""
         self.close()
         window, first = self._window(self._paths[index])
-        found: dict[str, Rows] = {}
+        found: dict[str, ColumnRows] = {}
         for path, array in first.items():
             rows = self._rows(window, path, array)
             if rows is None:
@@ -86,7 +86,7 @@ class TableEpisodes:
         """A table, and the first rows of its columns."""
         batches: Callable[[list[str]], Batches]
         if self._kind == "parquet":
-            section = Part(path)
+            section = ParquetFile(path)
             self._open, count, names = section, section.rows, section.schema.names
 
             def batches(names: list[str]) -> Batches:
@@ -107,7 +107,7 @@ class TableEpisodes:
         window = Window(batches(kept), count, str(path))
         return window, next(batches(kept)())
 
-    def _rows(self, window: Window, path: str, array: Any) -> Rows | None:
+    def _rows(self, window: Window, path: str, array: Any) -> ColumnRows | None:
         section, _, below = path.partition("/")
         space = leaf_of(self._spaces.get(section), below)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
@@ -134,7 +134,7 @@ class TableEpisodes:
         return ArrowRows(window, path, kind, wanted)
 
     def close(self) -> None:
-        """See `minari.Episodes.close`."""
+        """See `minari.EpisodeFiles.close`."""
         if self._open is not None:
             self._open.close()
             self._open = None
