@@ -7,7 +7,7 @@ import mmreplay as mr
 from mmreplay.errors import SchemaError
 from mmreplay.plan import estimate, plan_buffer
 from mmreplay.storage.disk_space import free_nbytes
-from tools.torture.disks import QuickDisk, using
+from mmreplay.testing.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(
     {

@@ -21,8 +21,8 @@ from mmreplay.errors import (
     LockedError,
     VersionError,
 )
+from mmreplay.testing.disks import FaultyDisk, using
 from tests.buffer.support import Twin, schema, step
-from tools.torture.disks import FaultyDisk, using
 
 MODES = ["r", "r+"]
 

@@ -13,8 +13,8 @@ from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.testing.disks import using
 from tests.buffer.support import Twin, step
-from tools.torture.disks import using
 from tools.torture.powerloss import abandon
 
 WAIT_S = 60

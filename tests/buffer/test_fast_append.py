@@ -17,8 +17,8 @@ from mmreplay.disk.calls import Disk
 from mmreplay.errors import FailedError, ForkedError
 from mmreplay.storage import write_path
 from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.testing.disks import WatchedDisk, using
 from mmreplay.verify import verify_buffer
-from tools.torture.disks import WatchedDisk, using
 
 FIELDS = {
     "observation": mr.Field((5,), "float32"),

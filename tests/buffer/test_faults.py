@@ -15,8 +15,8 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError, ReplayError
+from mmreplay.testing.disks import PRIMITIVES, FaultyDisk, using
 from tests.buffer.support import Twin, check_rows, step
-from tools.torture.disks import PRIMITIVES, FaultyDisk, using
 
 CHANGES = tuple(name for name in PRIMITIVES if name not in ("lock", "open"))
 # A store into space that was reserved is an assignment: it cannot fail, and it can

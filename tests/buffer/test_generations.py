@@ -6,8 +6,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
+from mmreplay.testing.disks import Disk, WatchedDisk, using
 from tests.format.support import fill, schema_of
-from tools.torture.disks import Disk, WatchedDisk, using
 
 
 def test_the_writer_sweeps_its_own_left_overs_and_nothing_else(tmp_path):

@@ -12,8 +12,8 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, FullError, SchemaError
+from mmreplay.testing.disks import QuickDisk, using
 from mmreplay.verify import verify_buffer
-from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema({"observation": mr.Field((3,), "float32")})
 CAPACITY = 64

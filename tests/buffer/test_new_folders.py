@@ -10,8 +10,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FormatError
+from mmreplay.testing.disks import WatchedDisk, using
 from tests.buffer.support import schema
-from tools.torture.disks import WatchedDisk, using
 
 CREATE = """
 import sys

@@ -11,8 +11,8 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.errors import FailedError
+from mmreplay.testing.disks import QuickDisk, using
 from tests.samplers.priority_files import make
-from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(
     {

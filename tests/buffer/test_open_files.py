@@ -10,8 +10,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
+from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.support import Twin, schema, step
-from tools.torture.disks import QuickDisk, using
 
 TOLD = r"Too many open files.*, expected .*; close (other )?files"
 CAPACITY = 20

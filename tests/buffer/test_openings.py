@@ -8,9 +8,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import ReplayError
+from mmreplay.testing.disks import using
 from tests.buffer.support import Twin, check_rows, schema, step
 from tests.buffer.test_faults import CHANGES, FAILING, FAULTS, Faulty, abandon, fault_of
-from tools.torture.disks import using
 
 EVERY = ("open", "lock")
 

@@ -9,9 +9,9 @@ import mmreplay as mr
 from mmreplay.buffer import opening
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.test_faults import FAILING, Faulty, abandon, fault_of, struck
 from tests.buffer.test_threads import SCHEMA, step, together
-from tools.torture.disks import QuickDisk, using
 
 
 def made(path, **options):

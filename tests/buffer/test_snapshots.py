@@ -15,8 +15,8 @@ from mmreplay.disk import pause as pausing
 from mmreplay.disk.files import Disk
 from mmreplay.disk.pause import Pause
 from mmreplay.errors import CorruptError, FailedError, FormatError, LockedError
+from mmreplay.testing.disks import using
 from mmreplay.verify import verify_buffer
-from tools.torture.disks import using
 
 SCHEMA = mr.Schema(
     {

@@ -11,6 +11,7 @@ import mmreplay as mr
 from mmreplay.buffer import copy_files
 from mmreplay.disk.files import Disk
 from mmreplay.errors import CorruptError, FailedError, StarvedError
+from mmreplay.testing.disks import using
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import (
     SCHEMA,
@@ -19,7 +20,6 @@ from tests.buffer.test_snapshots import (
     assert_whole,
     extend,
 )
-from tools.torture.disks import using
 
 LAYOUTS = ("env_major", "time_major")
 

@@ -12,7 +12,7 @@ import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.errors import FullError, SchemaError
 from mmreplay.storage import write_path
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 
 FIELDS = {
     "observation": mr.Field((5,), "float32"),

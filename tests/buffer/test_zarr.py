@@ -7,7 +7,7 @@ import zarr
 import mmreplay as mr
 from mmreplay.errors import CorruptError, SchemaError
 from mmreplay.format.sharding import CODECS
-from tools.torture.disks import QuickDisk, using
+from mmreplay.testing.disks import QuickDisk, using
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from mmreplay.convert.description import Description
 from mmreplay.disk import files
 from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError
+from mmreplay.testing.disks import using
 from tests.convert.support import same_rows
 from tests.convert.test_kills import Deadly, in_a_child
 from tests.convert.test_page_cache import PAGE, PastCache, goes_past
-from tools.torture.disks import using
 
 SCHEMA = mr.Schema(
     {

@@ -13,7 +13,7 @@ from mmreplay import Field, ReplayBuffer, Schema
 from mmreplay.convert import direct_writer
 from mmreplay.disk.files import Disk, File
 from mmreplay.errors import FailedError, FullError
-from tools.torture.disks import FaultyDisk, using
+from mmreplay.testing.disks import FaultyDisk, using
 
 PAGE = 4096
 

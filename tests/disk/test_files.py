@@ -13,7 +13,7 @@ from mmreplay import process
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 
 OLD, NEW = b"old" * 400, b"new" * 500

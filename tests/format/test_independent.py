@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.testing.disks import QuickDisk, using
 from tests.format import independent_reader
 from tests.format.support import fill, schema_of, step_of
-from tools.torture.disks import QuickDisk, using
 
 SEEDS = 12
 TURNS = 25

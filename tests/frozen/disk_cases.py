@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 import mmreplay as mr
+from mmreplay.testing.disks import WatchedDisk, using
 from tests.frozen.bytes_cases import fixed
 from tests.frozen.frozen_worlds import NUM_ENVS, buffer, step, write_together
-from tools.torture.disks import WatchedDisk, using
 
 
 def _block(first, count):

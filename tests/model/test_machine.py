@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 
 import mmreplay as mr
 from mmreplay.errors import FullError
+from mmreplay.testing.disks import FaultyDisk, QuickDisk, using
 from tests.model.ring_model import Driven
-from tools.torture.disks import FaultyDisk, QuickDisk, using
 
 KINDS = st.sampled_from(["", "", "", "t", "u", "tu"])
 RESUME = st.sampled_from(["break", "truncate", "continue"])

@@ -24,12 +24,12 @@ from mmreplay.repairing import scan as lenient
 from mmreplay.storage import recovery
 from mmreplay.storage.layout import record_layout
 from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.testing.disks import QuickDisk, using
 from mmreplay.verify import verify_buffer
 from mmreplay.verify.rows import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.descriptors import few_descriptors
 from tests.repairing.test_repair import DATA, assert_repaired, contents
-from tools.torture.disks import QuickDisk, using
 
 KINDS = [
     (engine, layout)

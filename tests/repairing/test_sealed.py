@@ -11,10 +11,10 @@ import mmreplay as mr
 from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.storage.zarr.shards import ChunkPages, ShardReader
+from mmreplay.testing.disks import using
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.repairing.test_repair import assert_repaired, contents, put
-from tools.torture.disks import using
 from tools.torture.power import SimulatedDisk
 
 DATA = "data-000001"

@@ -11,9 +11,9 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import ForkedError
 from mmreplay.samplers import priority_file
+from mmreplay.testing.disks import FaultyDisk, using
 from tests.buffer.support import Twin
 from tests.samplers.priority_files import folder, make, mark, more, own
-from tools.torture.disks import FaultyDisk, using
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60

@@ -13,9 +13,9 @@ import pytest
 import mmreplay as mr
 from mmreplay import process as boot
 from mmreplay.samplers.priority_file import open_column
+from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.support import Twin
 from tests.samplers.priority_files import make, mark, more, own
-from tools.torture.disks import QuickDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 
 FORK = multiprocessing.get_context("fork")

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
 )
 
 import mmreplay as mr
+from mmreplay.testing.disks import using
 from tests.buffer.support import Twin
 from tests.model.test_machine import QuickDisk
 from tests.samplers.priority_model import PriorityModel, check
-from tools.torture.disks import using
 
 KINDS = st.sampled_from(["", "", "", "t", "u"])
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"

@@ -10,8 +10,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError, ReplayError
+from mmreplay.testing.disks import QuickDisk, using
 from tests.samplers.priority_files import make, mark
-from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(
     {

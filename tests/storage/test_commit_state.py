@@ -11,8 +11,8 @@ from mmreplay.errors import FullError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import commit_state, recovery
 from mmreplay.storage import commit_state as ledger
+from mmreplay.testing.disks import Disk, FaultyDisk, WatchedDisk, using
 from tests.format.support import BOOT, UUID, fill, metadata_of, record_of, schema_of
-from tools.torture.disks import Disk, FaultyDisk, WatchedDisk, using
 
 METADATA = metadata_of()
 LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS

@@ -11,8 +11,8 @@ import mmreplay as mr
 from mmreplay.disk import lock
 from mmreplay.errors import FailedError, ForkedError, LockedError
 from mmreplay.nesting import unflatten
+from mmreplay.testing.disks import Disk, using
 from tests.format.support import fill, schema_of, step_of
-from tools.torture.disks import Disk, using
 
 
 @pytest.fixture

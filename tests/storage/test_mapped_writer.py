@@ -15,7 +15,7 @@ from mmreplay.ring import Ring
 from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.write_path import LEAST_NBYTES, WARM_CALLS, MappedWriter
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 
 SCHEMA = mr.Schema(
     {

@@ -14,8 +14,8 @@ from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.ring import Ring, runs
 from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
 
 class TestMemmapStore(StoreContract):

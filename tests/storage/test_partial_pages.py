@@ -22,8 +22,8 @@ from mmreplay.storage.write_path import (
     PartialPageFiller,
 )
 from mmreplay.storage.zarr.sealing import Sealing
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from mmreplay.verify import verify_buffer
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.powerloss import abandon
 from tools.torture.scarce import scarce
 

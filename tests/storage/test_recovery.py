@@ -8,8 +8,8 @@ from mmreplay.disk import files
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import commit_state, recovery
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from tests.format.support import BOOT, UUID, metadata_of, record_of
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
 METADATA = metadata_of()
 SLOTS = METADATA.ring.slots

@@ -21,7 +21,7 @@ from mmreplay.storage.zarr.shards import (
     ChunkPages,
     ChunksAhead,
 )
-from tools.torture.disks import QuickDisk, using
+from mmreplay.testing.disks import QuickDisk, using
 
 SHAPE = (64, 80, 4)
 SCHEMA = mr.Schema({"pixels": mr.Field(SHAPE, "uint8"), "n": mr.Field((), "int64")})

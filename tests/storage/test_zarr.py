@@ -6,8 +6,8 @@ import pytest
 from mmreplay.format.metadata import Metadata
 from mmreplay.format.sharding import Sharding
 from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.testing.disks import QuickDisk, using
 from tests.contracts.store import StoreContract
-from tools.torture.disks import QuickDisk, using
 
 
 def describe(ring, schema, codec="blosc-lz4"):

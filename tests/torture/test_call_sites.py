@@ -18,7 +18,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, ReplayError
 from mmreplay.schema import Field
-from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.powerloss import abandon
 from tools.torture.rows import Geometry, content, faults

@@ -9,7 +9,7 @@ import pytest
 
 from mmreplay.disk import files
 from mmreplay.errors import FailedError
-from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
 
 
 def everything(folder):

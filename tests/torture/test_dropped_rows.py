@@ -12,8 +12,8 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.errors import FailedError, StaleError
 from mmreplay.storage import recovery
+from mmreplay.testing.disks import using
 from tests.torture.failing import GEOMETRY, ROWS, add, begun, fail, failing, reopen
-from tools.torture.disks import using
 from tools.torture.power import PowerCut
 from tools.torture.powerloss import abandon
 from tools.torture.rows import SHARDED, faults

@@ -14,8 +14,8 @@ import mmreplay as mr
 from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError
+from mmreplay.testing.disks import using
 from tests.torture.failing import GEOMETRY, ROWS, add, begun, fail, failing, reopen
-from tools.torture.disks import using
 from tools.torture.powerloss import abandon
 from tools.torture.rows import SHARDED, faults
 

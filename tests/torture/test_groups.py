@@ -6,8 +6,8 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.ring import Span
+from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.test_sealed_groups import SCHEMA, record
-from tools.torture.disks import QuickDisk, using
 from tools.torture.groups import folder_of, group_of, read_group
 from tools.torture.rows import SHARDED, content, group_faults
 from tools.torture.scribe import broken_closing

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from mmreplay.disk.files import Disk
+from mmreplay.testing.disks import using
 from tools.torture import outages
-from tools.torture.disks import using
 
 
 def attacked(kind, cuts):

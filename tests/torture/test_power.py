@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmreplay.disk import files
-from tools.torture.disks import using
+from mmreplay.testing.disks import using
 from tools.torture.power import PowerCut, SimulatedDisk
 
 CRASHES = 200

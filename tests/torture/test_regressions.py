@@ -19,7 +19,7 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.format import commit as records
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.commit_state import CommitWriter
-from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.powerloss import abandon
 from tools.torture.rows import GEOMETRIES, content, faults, flags_of

@@ -14,6 +14,7 @@ from mmreplay.buffer.copy_files import snapshot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.repairing import repair
+from mmreplay.testing.disks import PRIMITIVES, FaultyDisk, using
 from mmreplay.verify import verify_buffer
 from tests.torture.test_call_sites import (
     GEOMETRY,
@@ -24,7 +25,6 @@ from tests.torture.test_call_sites import (
     create,
     num_descriptors,
 )
-from tools.torture.disks import PRIMITIVES, FaultyDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import faults
 

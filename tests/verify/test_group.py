@@ -9,9 +9,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import strict_json
+from mmreplay.testing.disks import QuickDisk, using
 from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, schema, steps
-from tools.torture.disks import QuickDisk, using
 
 ENGINE = {"engine": "zarr", "codec": "none", "autoreset": "disabled"}
 ENGINE["commit_every"] = None

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.disk.files import Data
-from tools.torture.disks import WatchedDisk
+from mmreplay.testing.disks import WatchedDisk
 from tools.torture.nodes import Bytes, Change, FileNode, FolderNode, Node, scanned
 
 

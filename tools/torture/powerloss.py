@@ -23,7 +23,7 @@ import numpy as np
 from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
-from tools.torture.disks import using
+from mmreplay.testing.disks import using
 from tools.torture.groups import Told, group_of, read_group
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, group_faults

@@ -23,7 +23,7 @@ import mmreplay as mr
 from mmreplay import process
 from mmreplay.disk.files import BIRTH, File, Identity
 from mmreplay.storage.zarr.engine import ZarrStore
-from tools.torture.disks import using
+from mmreplay.testing.disks import using
 from tools.torture.forged import Unsynced
 from tools.torture.powerloss import abandon
 from tools.torture.rows import (

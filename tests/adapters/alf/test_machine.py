@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 from mmreplay.adapters.alf import ReplayBuffer
 from mmreplay.adapters.common import values
 from mmreplay.disk.files import Disk
+from mmreplay.testing.disks import using
 from tests.adapters.alf.support import SPEC, rows
 from tests.adapters.alf.twin import Twin
-from tools.torture.disks import using
 
 DISCOUNTS = [0.0, 0.5, 1.0]
 

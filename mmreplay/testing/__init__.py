@@ -1,0 +1,17 @@
+"""Checks that samplers, file formats and stores of others keep mmreplay's contracts.
+
+Each function makes real buffers in a folder and raises `ContractError`, an
+`AssertionError`, with the rule that was broken, the values and what to do. Call them
+from your own tests::
+
+    def test_my_sampler(tmp_path):
+        mmreplay.testing.check_sampler(MySampler, tmp_path)
+
+or rule by rule, as in ``@pytest.mark.parametrize("rule", SAMPLER_RULES)`` with
+``check_sampler(MySampler, tmp_path, rules=[rule])``. Neither pytest nor hypothesis is
+needed. mmreplay's own samplers, formats and engines are held to the same rules.
+"""
+
+from mmreplay.testing.rules import ContractError as ContractError
+from mmreplay.testing.samplers import SAMPLER_RULES as SAMPLER_RULES
+from mmreplay.testing.samplers import check_sampler as check_sampler

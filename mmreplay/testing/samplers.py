@@ -1,0 +1,907 @@
+"""The contract of samplers: `check_sampler`.
+
+Every rule draws from buffers on disk, of several shapes: one environment and many,
+wrapped rings, episodes so short that most rows are no legal starts, positions beyond
+2**40, and transforms that need rows around a step.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert import registry
+from mmreplay.convert.base import Block
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.episodes import FINAL
+from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    View,
+    ask,
+    checked,
+    draws_once,
+    epochs_of,
+    form_of,
+    keeps_priorities,
+)
+from mmreplay.samplers.combine import MixtureSampler, state_of
+from mmreplay.samplers.recent import ignore_earliest
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Field, Schema
+from mmreplay.splitting import split
+from mmreplay.testing.disks import QuickDisk, using
+from mmreplay.testing.rules import ContractError, by_name, run_rules
+from mmreplay.transforms.base import Transform
+from mmreplay.transforms.nstep import NStep
+from mmreplay.transforms.stack import FrameStack
+
+Step = tuple[int, int]
+"""(env_id, position)"""
+
+SCHEMA = Schema(
+    {
+        "observation": Field((2,), "int64"),
+        "reward": Field((), "float32"),
+        "terminated": Field((), "bool"),
+        "truncated": Field((), "bool"),
+    }
+)
+LONG = "......t" + "." * 14 + "f....." + "." * 12
+KINDS: dict[str, tuple[list[str], int]] = {
+    "one environment": (["." * 30], 40),
+    "many environments": ([LONG * 2, "", LONG, "..t....." * 8, "."], 30),
+    "short episodes": (["u.u..", "uut...", "uuu", "", ".t.tuu..."], 12),
+}
+"""Steps of each environment, and the capacity. A step is ``.``, or ends its episode:
+terminated ``t``, truncated ``u``, or truncated with a final observation ``f``. One that
+is truncated without a final observation is no legal start."""
+
+
+def make_buffer(path: Path, kinds: Sequence[str], capacity: int) -> ReplayBuffer:
+    """Make a buffer whose observations are (env_id, position), open for writing.
+
+    Args:
+        path: Of the new folder.
+        kinds: Per environment the kind of each step, as in `KINDS`.
+        capacity: Rows of each environment.
+    """
+    buffer = ReplayBuffer.create(
+        path, SCHEMA, capacity, len(kinds), autoreset="disabled", commit_every=None
+    )
+    for env_id, steps in enumerate(kinds):
+        add_steps(buffer, env_id, steps)
+    return buffer
+
+
+def add_steps(buffer: ReplayBuffer, env_id: int, kinds: str) -> None:
+    """Add steps of one environment; see `make_buffer`."""
+    for kind in kinds:
+        observation = np.array([[env_id, buffer.heads[env_id]]])
+        step = {
+            "observation": observation,
+            "reward": np.ones(1, np.float32),
+            "terminated": np.array([kind == "t"]),
+            "truncated": np.array([kind in "uf"]),
+        }
+        final = observation + np.array([0, 1]) if kind == "f" else None
+        buffer.add(step, final_observation=final, env_ids=[env_id])
+
+
+def move_buffer(source: ReplayBuffer, path: Path, shift: int) -> None:
+    """Write a closed buffer of the same rows at positions that are higher by shift."""
+    reader = BufferReader(source)
+    whole = reader.describe()
+    moved = replace(whole, first=whole.first + shift, stop=whole.stop + shift, uuid="")
+    target = registry.named(registry.BUFFER)
+    with registry.open_writer(target, path, moved, overwrite=False) as writer:
+        for block in reader.blocks():
+            positions = block.positions + shift
+            writer.write(Block(block.columns, block.env_ids, positions, block.flags))
+        writer.finish()
+
+
+@dataclass
+class SamplerCase:
+    """A sampler to check, and a folder for buffers.
+
+    Attributes:
+        make_sampler: Makes one, from a seed.
+        folder: Holds the buffers.
+        draws_every_start: Each legal start is drawn sooner or later.
+        depends_on_seed: Other seeds draw other steps.
+    """
+
+    make_sampler: Callable[[int], Any]
+    folder: Path
+    draws_every_start: bool
+    depends_on_seed: bool
+    made: list[Sampler] = field(default_factory=list)
+
+    def sampler(self, seed: int = 0) -> Sampler:
+        """Make a sampler, which is closed with the case."""
+        sampler = self.make_sampler(seed)
+        try:
+            self.made.append(checked(sampler))
+        except SchemaError as error:
+            raise ContractError(str(error)) from None
+        return self.made[-1]
+
+    def close(self) -> None:
+        """Close the samplers made so far."""
+        for sampler in self.made:
+            ask(sampler, "close")()
+        self.made.clear()
+
+    @property
+    def windows(self) -> bool:
+        """Whether it draws windows or episodes, not single steps."""
+        return form_of(self.sampler()) is not None
+
+    def buffer(self, name: str = "many environments") -> ReplayBuffer:
+        """Make a buffer of `KINDS`, open for writing."""
+        kinds, capacity = KINDS[name]
+        path = self.folder / f"{name} {len(list(self.folder.iterdir()))}"
+        return make_buffer(path, kinds, capacity)
+
+    def buffers(self) -> Iterator[tuple[str, ReplayBuffer]]:
+        """Make one buffer after another, with its name; each is closed at the next."""
+        for name in KINDS:
+            with self.buffer(name) as buffer:
+                yield name, buffer
+        with self.buffer() as buffer:
+            move_buffer(buffer, self.folder / "far", 1 << 40)
+        with ReplayBuffer.open(self.folder / "far") as buffer:
+            yield "positions beyond 2**40", buffer
+        with self.buffer() as buffer:
+            path = buffer.path
+        assert path is not None
+        around: list[Transform] = [FrameStack(3), NStep(3, gamma=0.9)]
+        with ReplayBuffer.open(path, transforms=around) as buffer:
+            yield "transforms that read 2 rows before and 3 after", buffer
+
+    def draw(self, sampler: Sampler, view: View, batch_size: int) -> Draw | None:
+        """Draw a batch, or return None where no window fits into the episodes."""
+        try:
+            return sampler.draw(view, batch_size)
+        except EmptyError as error:
+            if form_of(sampler) is not None or not legal_starts(view):
+                return None
+            raise ContractError(
+                f"draw raised {type(error).__name__} ({error}) for a view with "
+                f"{len(legal_starts(view))} legal starts. Draw one of them"
+            ) from None
+
+
+def legal_starts(view: View) -> list[Step]:
+    """Every legal start of a view, by rank."""
+    total = int(view.starts.lengths.sum()) - view.num_illegal
+    return pairs(*view.start_at(np.arange(total)))
+
+
+def pairs(env_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> list[Step]:
+    """Steps as pairs of plain integers."""
+    return list(zip(env_ids.tolist(), positions.tolist(), strict=True))
+
+
+def steps_of(draw: Draw) -> list[Step]:
+    """The steps that a draw drew, first ones of windows."""
+    return pairs(draw.env_ids, draw.positions)
+
+
+def drawn(draw: Draw | None) -> object:
+    """All of a draw as plain values, to be compared; None where there is none."""
+    if draw is None:
+        return None
+    windows = draw.windows
+    around = None
+    if windows is not None:
+        around = windows.positions.tolist(), windows.mask.tolist()
+    return (
+        steps_of(draw), draw.probabilities.tolist(), draw.weights.tolist(),
+        int(draw.key), around,
+    )  # fmt: skip
+
+
+def first_steps(value: object) -> str:
+    """The first steps of what `drawn` returned, for a message."""
+    if not isinstance(value, tuple):
+        return "nothing"
+    steps = value[0]
+    return f"{steps[:4]}{'...' if len(steps) > 4 else ''}"
+
+
+def check_steps(
+    draw: Draw | None, view: View, where: str, *, windows: bool = False
+) -> None:
+    """Refuse a draw with a step that is no legal start of the view."""
+    if draw is None:
+        return
+    if windows:
+        check_alive(draw, view, where)
+        return
+    legal = set(legal_starts(view))
+    wrong = [step for step in steps_of(draw) if step not in legal]
+    if wrong:
+        env_id, position = wrong[0]
+        span = view.span
+        alive = 0 <= env_id < len(span.first) and (
+            span.first[env_id] <= position < span.stop[env_id]
+        )
+        reason = "no legal start" if alive else "not in the buffer"
+        raise ContractError(
+            f"{len(wrong)} of {len(draw)} steps are {reason} of {where}, such as "
+            f"position {position} of environment {env_id}. Draw ranks and pass them to "
+            "view.start_at, or draw again what view.legal refuses"
+        )
+
+
+def check_alive(draw: Draw, view: View, where: str) -> None:
+    """Refuse windows or episodes of rows that are overwritten, or no steps."""
+    span = view.span
+    env_ids, positions = draw.env_ids, draw.positions
+    if draw.windows is not None:
+        mask = draw.windows.mask
+        env_ids = np.repeat(env_ids, mask.sum(1))
+        positions = draw.windows.positions[mask]
+    good = (span.first[env_ids] <= positions) & (positions < span.stop[env_ids])
+    if good.all():
+        good = (view.flags(env_ids, positions) & FINAL) == 0
+    if not good.all():
+        env_id, position = pairs(env_ids[~good], positions[~good])[0]
+        raise ContractError(
+            f"position {position} of environment {env_id} in a window of {where} is "
+            "no step that can be read. Draw starts of a WindowStarts view"
+        )
+
+
+def draws_the_promised_arrays(case: SamplerCase) -> None:
+    """A draw has the arrays that `Draw` documents, for the steps asked for.
+
+    Fewer steps are right where the sampler draws without replacement and no more are
+    left. An `EpisodeSampler` may return the steps of `batch_size` episodes.
+    """
+    for name, buffer in case.buffers():
+        for batch_size in (1, 7, 256):
+            sampler, view = case.sampler(), buffer.view
+            draw = case.draw(sampler, view, batch_size)
+            if draw is None:
+                continue
+            if not isinstance(draw, Draw):
+                raise ContractError(
+                    f"draw returned {type(draw).__name__}. Return a "
+                    "mmreplay.samplers.base.Draw"
+                )
+            count = len(draw.positions)
+            for attribute, dtype in (
+                ("env_ids", np.int64), ("positions", np.int64),
+                ("probabilities", np.float64), ("weights", np.float32),
+            ):  # fmt: skip
+                array = getattr(draw, attribute)
+                if not isinstance(array, np.ndarray) or array.dtype != dtype:
+                    got = getattr(array, "dtype", type(array).__name__)
+                    raise ContractError(
+                        f"{attribute} of a draw is {got}. Make it a numpy array of "
+                        f"{np.dtype(dtype).name}"
+                    )
+                if array.shape != (count,):
+                    raise ContractError(
+                        f"{attribute} of a draw has the shape {array.shape}, positions "
+                        f"{draw.positions.shape}. Give all the shape [B]"
+                    )
+            if not ((draw.probabilities > 0) & (draw.probabilities <= 1)).all():
+                raise ContractError(
+                    f"probabilities are between {draw.probabilities.min()} and "
+                    f"{draw.probabilities.max()}. Give each drawn step its probability "
+                    "in (0, 1]"
+                )
+            if not (np.isfinite(draw.weights) & (draw.weights >= 0)).all():
+                raise ContractError(
+                    f"weights are between {draw.weights.min()} and "
+                    f"{draw.weights.max()}. Give each step a finite weight; all ones "
+                    "where the draw is uniform"
+                )
+            if not 0 <= draw.key < 1 << 64:
+                raise ContractError(
+                    f"key is {draw.key}. Give an integer in [0, 2**64), another one "
+                    "for each draw"
+                )
+            if draw.offsets is not None:
+                count = len(draw.offsets) - 1
+            if count == batch_size:
+                continue
+            different = len(set(steps_of(draw))) == len(draw)
+            if not (0 < count < batch_size and different):
+                raise ContractError(
+                    f"draw returned {count} steps of {name} for a batch_size of "
+                    f"{batch_size}. Return batch_size steps; fewer only without "
+                    "replacement, where no more are left"
+                )
+            left = not case.windows and epochs_of(sampler) is None
+            if left and count < len(legal_starts(view)):
+                raise ContractError(
+                    f"draw returned {count} different steps of {name} for a "
+                    f"batch_size of {batch_size}, which has "
+                    f"{len(legal_starts(view))} legal starts. Return batch_size steps"
+                )
+
+
+def draws_legal_starts(case: SamplerCase) -> None:
+    """Every step that is drawn is a legal start of the view."""
+    for name, buffer in case.buffers():
+        sampler = case.sampler()
+        for batch_size in (1, 64, 500):
+            draw = case.draw(sampler, buffer.view, batch_size)
+            check_steps(draw, buffer.view, name, windows=case.windows)
+
+
+def draws_every_legal_start(case: SamplerCase) -> None:
+    """Every legal start is drawn sooner or later."""
+    if case.windows or not case.draws_every_start:
+        return
+    for name, buffer in case.buffers():
+        sampler, missing = case.sampler(), set(legal_starts(buffer.view))
+        for _ in range(100):
+            draw = case.draw(sampler, buffer.view, 100)
+            missing -= set(steps_of(draw)) if draw is not None else set()
+            if not missing:
+                break
+        if missing:
+            env_id, position = min(missing)
+            raise ContractError(
+                f"100 batches of 100 steps of {name} never drew {len(missing)} of "
+                f"{len(legal_starts(buffer.view))} legal starts, such as position "
+                f"{position} of environment {env_id}. Draw ranks from 0 to the number "
+                "of legal starts, or pass draws_every_start=False if steps are left "
+                "out on purpose"
+            )
+
+
+def refuses_an_empty_view(case: SamplerCase) -> None:
+    """Without a legal start a draw raises `EmptyError` and changes nothing."""
+    with make_buffer(case.folder / "waiting", ["."], 8) as buffer:
+        sampler = case.sampler(3)
+        before = deepcopy(sampler.state_dict())
+        try:
+            draw = sampler.draw(buffer.view, 4)
+        except EmptyError:
+            if not equal(sampler.state_dict(), before):
+                raise ContractError(
+                    f"a draw that raised EmptyError changed the state from {before} "
+                    f"to {sampler.state_dict()}. Change it after the draw succeeded"
+                ) from None
+        except Exception as error:
+            raise ContractError(
+                f"draw raised {type(error).__name__} ({error}) where no row is a legal "
+                "start. Raise mmreplay.EmptyError"
+            ) from error
+        else:
+            raise ContractError(
+                f"drew {steps_of(draw)} where no row is a legal start. Raise "
+                "mmreplay.EmptyError"
+            )
+
+
+def draws_by_seed(case: SamplerCase) -> None:
+    """Equal seeds draw alike, batch by batch, and other seeds differ."""
+    with case.buffer() as buffer:
+        samplers = [case.sampler(seed) for seed in (5, 5, 6)]
+        draws = [
+            [drawn(case.draw(sampler, buffer.view, 48)) for _ in range(4)]
+            for sampler in samplers
+        ]
+    for turn, (first, again) in enumerate(zip(draws[0], draws[1], strict=True)):
+        if first != again:
+            raise ContractError(
+                f"batch {turn} of seed 5 is {first_steps(first)} and then "
+                f"{first_steps(again)}. Draw from a generator that the sampler makes "
+                "of its seed"
+            )
+    if case.depends_on_seed and draws[0] == draws[2]:
+        raise ContractError(
+            f"seeds 5 and 6 both draw {first_steps(draws[0][0])}. Use the seed, or "
+            "pass depends_on_seed=False if nothing is random"
+        )
+
+
+def draws_anew_each_time(case: SamplerCase) -> None:
+    """A batch is not the batch before it."""
+    if not case.depends_on_seed:
+        return
+    with case.buffer() as buffer:
+        sampler = case.sampler()
+        batches = [drawn(case.draw(sampler, buffer.view, 16)) for _ in range(6)]
+    if all(batch == batches[0] for batch in batches):
+        raise ContractError(
+            f"6 batches are all {first_steps(batches[0])}. Go on with the generator "
+            "from batch to batch"
+        )
+
+
+def leaves_global_generators_alone(case: SamplerCase) -> None:
+    """A draw takes no random number from `numpy.random` or `random`."""
+    with case.buffer() as buffer:
+        before = np.random.get_state(legacy=False)  # noqa: NPY002
+        plain = random.getstate()
+        case.draw(case.sampler(), buffer.view, 64)
+        after = np.random.get_state(legacy=False)  # noqa: NPY002
+    same = equal(before, after)
+    if not same or plain != random.getstate():
+        which = "random" if same else "numpy.random"
+        raise ContractError(
+            f"a draw changed the state of {which}. Make a numpy.random.Generator of "
+            "the seed, or use mmreplay.samplers.random.StepGenerator"
+        )
+
+
+def leaves_the_view_alone(case: SamplerCase) -> None:
+    """A draw changes nothing of the view, whose arrays others use."""
+    with case.buffer() as buffer:
+        view = buffer.view
+        before = [view.span.first, view.span.stop, view.starts.first, view.starts.stop]
+        copies = [array.copy() for array in before]
+        case.draw(case.sampler(), view, 64)
+        for array, copy in zip(before, copies, strict=True):
+            if not np.array_equal(array, copy):
+                raise ContractError(
+                    f"a draw changed an array of the view from {copy.tolist()} to "
+                    f"{array.tolist()}. Copy it before you change it"
+                )
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two states are equal, arrays included."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        same = len(one) == len(other)
+        return same and all(map(equal, one, other))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    return type(one) is type(other) and one == other
+
+
+def foreign_value(state: object) -> object:
+    """The first value in a state that is neither JSON nor an array, or None."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            found = key if not isinstance(key, str) else foreign_value(value)
+            if found is not None:
+                return found
+        return None
+    if isinstance(state, list | tuple):
+        found = [each for each in map(foreign_value, state) if each is not None]
+        return found[0] if found else None
+    plain = state is None or isinstance(state, bool | int | float | str | np.ndarray)
+    return None if plain else state
+
+
+def saves_plain_states(case: SamplerCase) -> None:
+    """A state is a dict of JSON values and arrays, and later draws do not change it."""
+    with case.buffer() as buffer:
+        sampler = case.sampler()
+        case.draw(sampler, buffer.view, 8)
+        state = sampler.state_dict()
+        if not isinstance(state, dict):
+            raise ContractError(
+                f"state_dict returned {type(state).__name__}. Return a dict"
+            )
+        found = foreign_value(state)
+        if found is not None:
+            raise ContractError(
+                f"state_dict holds {found!r}, a {type(found).__name__}. Save it as "
+                "numbers, text, lists, dicts or arrays"
+            )
+        before = deepcopy(state)
+        case.draw(sampler, buffer.view, 8)
+        if not equal(state, before):
+            raise ContractError(
+                f"a draw changed the state returned before from {before} to {state}. "
+                "Return copies"
+            )
+
+
+def stored(state: State) -> State:
+    """A state as it comes out of a file: by JSON where that can hold it."""
+    try:
+        loaded: State = json.loads(json.dumps(state))
+    except TypeError:
+        loaded = pickle.loads(pickle.dumps(state))
+    return loaded
+
+
+def continues_from_a_state(case: SamplerCase) -> None:
+    """A sampler that loads a state draws what the saved one draws next.
+
+    States are taken before the first draw, after one, and in mid-epoch.
+    """
+    with case.buffer() as buffer:
+        for count in (0, 1, 3):
+            saved = case.sampler(9)
+            for _ in range(count):
+                case.draw(saved, buffer.view, 6)
+            compare_loaded(case, saved, stored(saved.state_dict()), buffer, count)
+
+
+def compare_loaded(
+    case: SamplerCase, saved: Sampler, state: State, buffer: ReplayBuffer, count: int
+) -> None:
+    """Compare the next draws of a sampler with those of others that load its state."""
+    expected = [drawn(case.draw(saved, buffer.view, 6)) for _ in range(3)]
+    for who, sampler in (
+        ("a new sampler of the same seed", case.sampler(9)),
+        ("a new sampler of another seed", case.sampler(77)),
+        ("the same sampler", saved),
+    ):
+        sampler.load_state_dict(state)
+        draws = [drawn(case.draw(sampler, buffer.view, 6)) for _ in range(3)]
+        for turn, (got, wanted) in enumerate(zip(draws, expected, strict=True)):
+            if got != wanted:
+                raise ContractError(
+                    f"after {count} draws the saved sampler went on with "
+                    f"{first_steps(wanted)} in batch {turn}, and {who} that loaded its "
+                    f"state with {first_steps(got)}. Save all that a draw depends on: "
+                    "the seed, the number of the draw, the order of the epoch"
+                )
+
+
+def refuses_foreign_states(case: SamplerCase) -> None:
+    """What is not a state of this sampler raises `FormatError` and changes nothing."""
+    own = case.sampler(4).state_dict()
+    strange: list[Any] = [None, [], "state", {}, {"kind": "OtherSampler", "seed": 1}]
+    if "kind" in own:
+        strange.append({**own, "kind": "OtherSampler"})
+    for state in strange:
+        sampler = case.sampler(4)
+        try:
+            sampler.load_state_dict(state)
+        except FormatError:
+            if not equal(sampler.state_dict(), own):
+                raise ContractError(
+                    f"load_state_dict({state!r}) was refused and changed the state to "
+                    f"{sampler.state_dict()}. Check a state before any of it is used"
+                ) from None
+        except Exception as error:
+            raise ContractError(
+                f"load_state_dict({state!r}) raised {type(error).__name__} ({error}). "
+                "Raise mmreplay.FormatError; mmreplay.samplers.states has checks"
+            ) from error
+        else:
+            raise ContractError(
+                f"load_state_dict({state!r}) was accepted. Put a kind into the state "
+                "and refuse others; mmreplay.samplers.states.check_kind does it"
+            )
+
+
+def refuses_damaged_states(case: SamplerCase) -> None:
+    """A state with a damaged value is loaded, or raises `FormatError` alone."""
+    missing = object()
+    own = case.sampler(4).state_dict()
+    other = case.sampler(8).state_dict()
+    sampler = case.sampler(4)
+    for key in other:
+        for value in (missing, None, "x", -1, 1.5, 1 << 70, [1], {}, True):
+            state = {name: each for name, each in other.items() if name != key}
+            if value is not missing:
+                state[key] = value
+            try:
+                sampler.load_state_dict(state)
+            except FormatError:
+                if equal(sampler.state_dict(), own):
+                    continue
+                raise ContractError(
+                    f"a state with {key!r} of {value!r} was refused and changed the "
+                    "sampler. Check a state before any of it is used"
+                ) from None
+            except Exception as error:
+                what = f"without {key!r}" if value is missing else f"of {key!r} {value}"
+                raise ContractError(
+                    f"a state {what} raised {type(error).__name__} ({error}). Raise "
+                    "mmreplay.FormatError; mmreplay.samplers.states has checks"
+                ) from error
+            sampler.load_state_dict(own)
+
+
+def copies_by_pickle(case: SamplerCase) -> None:
+    """A pickled copy draws what the original draws next."""
+    with case.buffer() as buffer:
+        sampler = case.sampler()
+        case.draw(sampler, buffer.view, 6)
+        try:
+            data = pickle.dumps(sampler)
+        except Exception as error:
+            raise ContractError(
+                f"pickle raised {type(error).__name__} ({error}). Hold nothing that "
+                "cannot be pickled, or leave it out in __getstate__"
+            ) from error
+        copy = pickle.loads(data)
+        case.made.append(copy)
+        for _ in range(3):
+            wanted = drawn(case.draw(sampler, buffer.view, 6))
+            got = drawn(case.draw(copy, buffer.view, 6))
+            if got != wanted:
+                raise ContractError(
+                    f"the original drew {first_steps(wanted)}, its copy "
+                    f"{first_steps(got)}. Pickle all that a draw depends on"
+                )
+
+
+def follows_a_writer(case: SamplerCase) -> None:
+    """While a writer adds, clears and overwrites rows, only rows alive are drawn."""
+    windows = case.windows
+    path = case.folder / "live"
+    with (
+        make_buffer(path, ["...", ""], 20) as buffer,
+        ReplayBuffer.open(path) as reader,
+    ):
+        writer_sampler, reader_sampler = case.sampler(1), case.sampler(2)
+        for turn in range(40):
+            add_steps(buffer, turn % 2, "......."[: turn % 8] + "tuf."[turn % 4])
+            if turn % 15 == 14:
+                buffer.clear([turn % 2])
+            for sampler, view, where in (
+                (writer_sampler, buffer.view, "a buffer being written"),
+                (reader_sampler, reader.view, "a reader beside a writer"),
+            ):
+                draw = case.draw(sampler, view, 16)
+                check_steps(draw, view, where, windows=windows)
+
+
+def follows_a_resize(case: SamplerCase) -> None:
+    """After a resize rows of the new ring are drawn, larger or smaller."""
+    windows = case.windows
+    with case.buffer() as buffer:
+        sampler = case.sampler()
+        case.draw(sampler, buffer.view, 16)
+        for capacity in (50, 12):
+            buffer.resize(capacity)
+            for _ in range(3):
+                draw = case.draw(sampler, buffer.view, 64)
+                where = f"a buffer resized to {capacity}"
+                check_steps(draw, buffer.view, where, windows=windows)
+            add_steps(buffer, 0, "....t...")
+
+
+def draws_from_restricted_views(case: SamplerCase) -> None:
+    """Inside a split, `ignore_earliest` or a mixture it draws legal starts of those."""
+    windows = case.windows
+    with case.buffer() as buffer:
+        view = buffer.view
+        restricted = [
+            part.sampler(case.sampler()) for part in split(buffer, [0.6, 0.4])
+        ]
+        restricted.append(ignore_earliest(3, case.sampler()))
+        for sampler in restricted:
+            for _ in range(3):
+                shown = sampler.shown(view)
+                draw = case.draw(sampler, view, 40)
+                check_steps(draw, shown, repr(sampler), windows=windows)
+        if windows:
+            return
+        mixture = MixtureSampler([(case.sampler(), 1), (UniformSampler(0), 1)], seed=0)
+        for _ in range(3):
+            check_steps(mixture.draw(view, 40), view, "a mixture")
+
+
+def gathers_what_it_drew(case: SamplerCase) -> None:
+    """`ReplayBuffer.sample` returns the rows drawn, and later draws change no batch."""
+    if case.windows:
+        return
+    sampler = case.sampler()
+    with case.buffer() as buffer:
+        path = buffer.path
+    assert path is not None
+    with ReplayBuffer.open(path, sampler=sampler) as buffer:
+        batches = [buffer.sample(16) for _ in range(3)]
+    for batch in batches:
+        found = np.asarray(batch["observation"])
+        wanted = np.stack([batch.env_ids, batch.positions], 1)
+        if not np.array_equal(found, wanted):
+            raise ContractError(
+                f"a batch says that its steps are {wanted[:3].tolist()}... and holds "
+                f"the rows {found[:3].tolist()}.... Return new arrays from each draw"
+            )
+
+
+def goes_through_epochs(case: SamplerCase) -> None:
+    """With an `epoch`, `num_batches` draws end it and `more` says so."""
+    sampler = epochs_of(case.sampler())
+    if sampler is None:
+        return
+    with case.buffer() as buffer:
+        for _ in range(2):
+            number, count, steps = sampler.epoch, 0, []
+            expected = sampler.num_batches(buffer.view, 6)
+            while sampler.epoch == number and sampler.more(buffer.view, 6):
+                draw = sampler.draw(buffer.view, 6)
+                steps += steps_of(draw)
+                count += 1
+            if count != expected:
+                raise ContractError(
+                    f"epoch {number} had {count} batches, num_batches returned "
+                    f"{expected}. Return the batches of the whole epoch"
+                )
+            if sampler.epoch == number:
+                raise ContractError(
+                    f"epoch is {number} after {count} of {expected} batches, and more "
+                    "returned False. Count the epoch when its last batch is drawn"
+                )
+            twice = len(steps) - len(set(steps))
+            if draws_once(sampler) and not case.windows and twice:
+                raise ContractError(
+                    f"epoch {number} drew {twice} steps twice. Draw each legal start "
+                    "once, or set draws_once = False"
+                )
+
+
+def updates_priorities(case: SamplerCase) -> None:
+    """Priorities are set by position, all of a batch or none, or are refused."""
+    with case.buffer() as buffer:
+        view, sampler = buffer.view, case.sampler(9)
+        draw = case.draw(sampler, view, 12)
+        if draw is None or draw.offsets is not None:
+            return
+        ids, positions = draw.env_ids, draw.positions
+        if not keeps_priorities(sampler):
+            update = getattr(sampler, "update_priorities", None)
+            if update is not None:
+                expect_refusal(
+                    partial(update, view, ids, positions, np.ones(len(ids))),
+                    SchemaError,
+                    "priorities of a sampler whose keeps_priorities is False",
+                )
+            return
+        check_updates(case, sampler, buffer, draw)
+
+
+def check_updates(
+    case: SamplerCase, sampler: Any, buffer: ReplayBuffer, draw: Draw
+) -> None:
+    """Check what `update_priorities` takes, drops and refuses."""
+    view, ids, positions = buffer.view, draw.env_ids, draw.positions
+    values = np.linspace(0.5, 2.0, len(ids))
+    dropped = sampler.update_priorities(view, ids, positions, values)
+    if dropped != 0:
+        raise ContractError(
+            f"update_priorities returned {dropped} for {len(ids)} steps that are all "
+            "alive. Return how many were overwritten since they were drawn"
+        )
+    state = deepcopy(state_of(sampler, priorities=True))
+    ahead = positions.copy()
+    ahead[-1] = view.span.stop[ids[-1]] + 5
+    nan = np.where(values > 1, np.nan, values)
+    for wrong, at, kind, what in (
+        (-values, positions, SchemaError, "negative priorities"),
+        (nan, positions, SchemaError, "priorities that are NaN"),
+        (values + 1, ahead, StaleError, "priorities of a position never written"),
+    ):
+        update = partial(sampler.update_priorities, view, ids, at, wrong)
+        expect_refusal(update, kind, what)
+        if not equal(state_of(sampler, priorities=True), state):
+            raise ContractError(
+                f"an update with {what} was refused and changed the priorities. Check "
+                "all values before any is set"
+            )
+    for _ in range(3):
+        after = case.draw(sampler, view, 40)
+        check_steps(after, view, "a buffer with priorities", windows=case.windows)
+    saved = stored(state_of(sampler, priorities=True))
+    compare_loaded(case, sampler, saved, buffer, 4)
+    newest = int(ids[0])
+    add_steps(buffer, newest, "." * (buffer.capacity + 20))
+    lost = int((ids == newest).sum())
+    dropped = sampler.update_priorities(buffer.view, ids, positions, values)
+    if dropped != lost:
+        raise ContractError(
+            f"update_priorities returned {dropped} where {lost} of {len(ids)} steps "
+            "were overwritten since they were drawn. Drop those, set the others, and "
+            "return the number dropped"
+        )
+    for _ in range(3):
+        after = case.draw(sampler, buffer.view, 40)
+        check_steps(after, buffer.view, "a buffer", windows=case.windows)
+
+
+def expect_refusal(
+    call: Callable[[], object], kind: type[Exception], what: str
+) -> None:
+    """Expect an error of a kind."""
+    try:
+        result = call()
+    except kind:
+        return
+    except Exception as error:
+        raise ContractError(
+            f"{what} raised {type(error).__name__} ({error}). Raise "
+            f"mmreplay.{kind.__name__}"
+        ) from error
+    raise ContractError(
+        f"{what} were accepted, and {result!r} was returned. Raise "
+        f"mmreplay.{kind.__name__}"
+    )
+
+
+RULES = by_name(
+    draws_the_promised_arrays,
+    draws_legal_starts,
+    draws_every_legal_start,
+    refuses_an_empty_view,
+    draws_by_seed,
+    draws_anew_each_time,
+    leaves_global_generators_alone,
+    leaves_the_view_alone,
+    saves_plain_states,
+    continues_from_a_state,
+    refuses_foreign_states,
+    refuses_damaged_states,
+    copies_by_pickle,
+    follows_a_writer,
+    follows_a_resize,
+    draws_from_restricted_views,
+    gathers_what_it_drew,
+    goes_through_epochs,
+    updates_priorities,
+)
+SAMPLER_RULES = tuple(RULES)
+"""Names of the rules of `check_sampler`."""
+
+
+def check_sampler(
+    make_sampler: Callable[[int], Any],
+    folder: str | Path | None = None,
+    *,
+    rules: Sequence[str] = SAMPLER_RULES,
+    draws_every_start: bool = True,
+    depends_on_seed: bool = True,
+) -> None:
+    """Check that a sampler keeps the contract of `mmreplay.samplers.base.Sampler`.
+
+    The sampler need not derive from that class. It draws from buffers on disk: of one
+    environment and of many, wrapped, with short episodes, with transforms, while rows
+    are added and overwritten, after a resize, and within `split` and mixtures. What it
+    does not have is not checked: epochs, priorities.
+
+    Args:
+        make_sampler: Makes a sampler from a seed; a class whose first argument is the
+            seed will do.
+        folder: Where buffers are made; a temporary folder by default.
+        rules: Names of the rules to check; all by default.
+        draws_every_start: False for a sampler that leaves legal starts out on purpose.
+        depends_on_seed: False for a sampler that draws nothing at random.
+
+    Raises:
+        ContractError: A rule is broken. What the sampler itself raises is passed on,
+            with a note that names the rule.
+
+    Example:
+        >>> from mmreplay.testing import check_sampler
+        >>> check_sampler(mr.UniformSampler)
+    """
+
+    @contextmanager
+    def make_case(own: Path) -> Iterator[SamplerCase]:
+        case = SamplerCase(make_sampler, own, draws_every_start, depends_on_seed)
+        # No power is cut here, and every buffer would wait for the device.
+        with using(QuickDisk()):
+            try:
+                yield case
+            finally:
+                case.close()
+
+    name = getattr(make_sampler, "__name__", "the sampler")
+    subject = type(make_sampler(0)).__name__ if name == "<lambda>" else name
+    run_rules(subject, RULES, rules, folder, make_case)

@@ -1,0 +1,66 @@
+"""Every built-in sampler keeps the contract of samplers."""
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.testing import SAMPLER_RULES, check_sampler
+
+
+def mixture(seed):
+    members = [(mr.UniformSampler(seed), 2), (mr.StratifiedSampler(seed + 50), 1)]
+    return mr.MixtureSampler(members, seed=seed)
+
+
+SAMPLERS = {
+    "uniform": mr.UniformSampler,
+    "uniform, blocks": lambda seed: mr.UniformSampler(seed, block=4),
+    "distinct": mr.DistinctSampler,
+    "shuffled": mr.ShuffledSampler,
+    "shuffled, blocks": lambda seed: mr.ShuffledSampler(seed, block=4),
+    "shuffled, ranks": lambda seed: mr.ShuffledSampler(seed, rank=1, num_ranks=2),
+    "shuffled, batches": lambda seed: mr.ShuffledSampler(seed, batches=5),
+    "in order": lambda seed: mr.ShuffledSampler(seed, shuffle=False),
+    "prioritized": lambda seed: mr.PrioritizedSampler(seed=seed),
+    "prioritized, independent": lambda seed: mr.PrioritizedSampler(
+        seed=seed, stratified=False, normalize="buffer"
+    ),
+    "ranks": lambda seed: mr.RankPrioritizedSampler(seed=seed),
+    "ranks, independent": lambda seed: mr.RankPrioritizedSampler(
+        seed=seed, stratified=False
+    ),
+    "recent": lambda seed: mr.RecentSampler(2, 0.4, mr.UniformSampler(seed), seed=seed),
+    "emphasize recent": lambda seed: mr.EmphasizeRecentSampler(40, seed=seed),
+    "stratified": mr.StratifiedSampler,
+    "mixture": mixture,
+    "ignore earliest": lambda seed: mr.ignore_earliest(2, mr.UniformSampler(seed)),
+    "sequences": lambda seed: mr.SequenceSampler(3, mr.UniformSampler(seed)),
+    "sequences, padded": lambda seed: mr.SequenceSampler(
+        4, mr.PrioritizedSampler(seed=seed), boundary="pad", burn_in=2
+    ),
+    "sequences, shuffled": lambda seed: mr.SequenceSampler(
+        2, mr.ShuffledSampler(seed), boundary="any", bootstrap=1
+    ),
+    "episodes": lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed)),
+    "episodes, ragged": lambda seed: mr.EpisodeSampler(
+        mr.ShuffledSampler(seed), layout="ragged"
+    ),
+}
+OPTIONS = {
+    "in order": {"depends_on_seed": False},
+    "shuffled, ranks": {"draws_every_start": False},
+    "ignore earliest": {"draws_every_start": False},
+}
+# `batches` is the number of batches of an epoch, whatever their size.
+SIZES_OF_ITS_OWN = {("shuffled, batches", "draws_the_promised_arrays")}
+CASES = [
+    pytest.param(name, rule, id=f"{name}-{rule}")
+    for name in SAMPLERS
+    for rule in SAMPLER_RULES
+    if (name, rule) not in SIZES_OF_ITS_OWN
+]
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_built_in_samplers_keep_the_contract(name, rule, tmp_path):
+    options = OPTIONS.get(name, {})
+    check_sampler(SAMPLERS[name], tmp_path, rules=[rule], **options)
