@@ -48,19 +48,21 @@ def definitions(name):
     text = path.read_text()
     if path.suffix != ".py":
         return dict.fromkeys(re.findall(r"^(\w+)\(", text, re.M), text)
-    found = {}
+    found, lines = {}, text.splitlines()
 
     def look(node, prefix):
-        for child in ast.iter_child_nodes(node):
+        for child in node.body:
+            source = "\n".join(lines[child.lineno - 1 : child.end_lineno])
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                found[prefix + child.name] = ast.get_source_segment(text, child)
-                look(child, f"{prefix}{child.name}.")
+                found[prefix + child.name] = source
+                if isinstance(child, ast.ClassDef):
+                    look(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.Assign | ast.AnnAssign):
                 targets = child.targets if isinstance(child, ast.Assign) else []
                 targets = targets or [child.target]
                 for target in (name for each in targets for name in ast.walk(each)):
                     if isinstance(target, ast.Name):
-                        found[prefix + target.id] = ast.get_source_segment(text, child)
+                        found[prefix + target.id] = source
 
     look(ast.parse(text), "")
     return found
