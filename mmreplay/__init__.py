@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "ActionHistory": "mmreplay.transforms.stack",
     "Apply": "mmreplay.transforms.apply",
     "AutoExport": "mmreplay.convert.auto_export",
@@ -205,24 +205,24 @@ _RENAMED = {
 }
 """Old names that the first version still serves, with a DeprecationWarning."""
 
-__all__ = sorted(_HOMES)  # one list, not two
+__all__ = sorted(_MODULES)  # one list, not two
 
 moved.install()
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     if name in _RENAMED:
         new = _RENAMED[name]
         moved.warn_renamed(f"mmreplay.{name}", new)
-        return getattr(import_module(_HOMES[new]), new)
+        return getattr(import_module(_MODULES[new]), new)
     if name == "errors":
         return import_module("mmreplay.errors")
     from difflib import get_close_matches
 
     told = f"module 'mmreplay' has no attribute {name!r}"
-    near = [] if name.startswith("_") else get_close_matches(name, _HOMES, 1)
+    near = [] if name.startswith("_") else get_close_matches(name, _MODULES, 1)
     if not near:
         raise AttributeError(told, name=name, obj=sys.modules[__name__])
     from importlib.util import find_spec

@@ -333,13 +333,13 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
     )
 
 
-def called(what: str, function: Callable[..., Any], *given: Any) -> Any:
+def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a user's function; an error gets a note with its name and arguments.
 
     Args:
         what: The role of the function, such as ``"HER reward_fn"``.
         function: The function.
-        *given: What it is called with.
+        *arguments: What it is called with.
 
     Returns:
         What it returns.
@@ -348,13 +348,13 @@ def called(what: str, function: Callable[..., Any], *given: Any) -> Any:
         Exception: What it raises, of its own type, with a note.
     """
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:
         own = type(function)
         name = getattr(function, "__qualname__", own.__qualname__)
-        home = getattr(function, "__module__", own.__module__)
-        got = ", ".join(_outline(each) for each in given)
-        error.add_note(f"raised by {what} {home}.{name}, which got ({got})")
+        module = getattr(function, "__module__", own.__module__)
+        got = ", ".join(_outline(argument) for argument in arguments)
+        error.add_note(f"raised by {what} {module}.{name}, which got ({got})")
         raise
 
 

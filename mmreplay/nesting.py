@@ -63,7 +63,7 @@ def unflatten(flat: Mapping[str, object]) -> dict[str, object]:
         if type(path) is str and path and SEPARATOR not in path and "\0" not in path:
             _put(nested, path, path, value)
         else:
-            _place(nested, path, value)
+            _insert(nested, path, value)
     return nested
 
 
@@ -143,7 +143,7 @@ def _leaves(
             yield below, value
 
 
-def _place(nested: dict[str, object], path: str, value: object) -> None:
+def _insert(nested: dict[str, object], path: str, value: object) -> None:
     *branches, last = split(path)
     here = nested
     for depth, name in enumerate(branches, 1):

@@ -159,19 +159,21 @@ class Ring:
             return env_ids * self.slots + slots
         return slots * self.num_envs + env_ids
 
-    def stretch(self, env_id: int, first: int, stop: int) -> list[tuple[int, int, int]]:
+    def split_at_wrap(
+        self, env_id: int, first: int, stop: int
+    ) -> list[tuple[int, int, int]]:
         """Split positions ``[first, stop)`` of one environment at the wrap.
 
         Returns:
-            ``(row, step, count)`` for each piece: count rows from row on, each
-            step rows after the last one.
+            One or two ``(row, step, count)``: count rows from row on, each step rows
+            after the last one.
         """
-        pieces = []
+        spans = []
         while first < stop:
             count = min(stop - first, self.slots - first % self.slots)
-            pieces.append((self.row(env_id, first), self.wide, count))
+            spans.append((self.row(env_id, first), self.wide, count))
             first += count
-        return pieces
+        return spans
 
     def block_runs(self, first: int, count: int) -> list[Run]:
         """Runs of count steps of all environments from one position on.
@@ -179,14 +181,14 @@ class Ring:
         The batch is laid out as the ring is: environment by environment when
         env-major, step by step when time-major.
         """
-        found: list[Run] = []
+        block_runs: list[Run] = []
         wide = self.wide
         for env_id in range(self.num_envs // wide):
             item = env_id * count
-            for row, _, part in self.stretch(env_id, first, first + count):
-                found.append((row, item, item + part * wide))
-                item += part * wide
-        return found
+            for row, _, steps in self.split_at_wrap(env_id, first, first + count):
+                block_runs.append((row, item, item + steps * wide))
+                item += steps * wide
+        return block_runs
 
 
 def runs(rows: NDArray[np.int64]) -> list[Run]:

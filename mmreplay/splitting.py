@@ -198,7 +198,7 @@ def split(
             "default"
         )
     env_ids, begins, ends = _units(buffer, by)
-    sizes = _sizes(len(begins), fractions)
+    sizes = _counts_of_parts(len(begins), fractions)
     if min(sizes) < 1:
         raise EmptyError(
             f"cannot split {len(begins)} {by}s by {list(fractions)}: got parts of "
@@ -232,7 +232,7 @@ def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
     return env_ids, begins, ends
 
 
-def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
+def _counts_of_parts(count: int, fractions: Sequence[float]) -> list[int]:
     """Whole sizes whose running sums are the fractions' running sums, rounded."""
     edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
     sizes: list[int] = np.diff(np.minimum(edges, count)).astype(int).tolist()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
-from mmreplay.episodes import BREAK, CUT, END, Episodes
+from mmreplay.episodes import BREAK, CUT, END, EnvironmentEpisodes
 from mmreplay.errors import StaleError, called
 from mmreplay.schema import Field
 
@@ -402,7 +402,9 @@ def _episodes(buffer: ReplayBuffer) -> EpisodeTable:
     )
 
 
-def _columns(buffer: ReplayBuffer, found: Episodes) -> tuple[NDArray[np.generic], ...]:
+def _columns(
+    buffer: ReplayBuffer, found: EnvironmentEpisodes
+) -> tuple[NDArray[np.generic], ...]:
     count = len(found.begin)
     return (
         np.full(count, found.env_id, np.int64), found.begin, found.end, found.lengths,
@@ -411,7 +413,7 @@ def _columns(buffer: ReplayBuffer, found: Episodes) -> tuple[NDArray[np.generic]
     )  # fmt: skip
 
 
-def _broken(buffer: ReplayBuffer, found: Episodes) -> NDArray[np.bool_]:
+def _broken(buffer: ReplayBuffer, found: EnvironmentEpisodes) -> NDArray[np.bool_]:
     """Which episodes end because another begins, and not by a step that says so."""
     flags, broken = buffer.reading.flags, np.zeros(len(found.begin), bool)
     which = np.flatnonzero(~found.running)

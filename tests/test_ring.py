@@ -51,7 +51,7 @@ def test_a_range_is_its_positions_one_by_one(ring, data):
     env_id = data.draw(st.integers(0, ring.num_envs - 1))
     first = data.draw(st.integers(0, 5 * ring.slots))
     stop = first + data.draw(st.integers(0, 3 * ring.slots))
-    pieces = ring.stretch(env_id, first, stop)
+    pieces = ring.split_at_wrap(env_id, first, stop)
     rows = [row + i * step for row, step, count in pieces for i in range(count)]
     assert rows == [ring.row(env_id, position) for position in range(first, stop)]
     assert all(count > 0 for _, _, count in pieces)

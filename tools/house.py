@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "mmreplay"
 PUBLIC_MODULES = ("mmreplay.adapters", "mmreplay.errors", "mmreplay.testing")
 """Modules, with those inside them, that users import by their own names."""
-FACES = ("Memory", "RandomMemory", "ReplayBuffer")
+FACES = ("Memory", "RandomMemory", "ReplayBuffer", "SegmentTree")
 """Names of classes in other libraries that adapters replace under the same name."""
 SAMPLE = 10
 LEAST_LINES = 5

@@ -379,6 +379,49 @@ EXCEPTIONS = [
         "cut", "cuts", ("mmreplay/repairing/*",),
         "RepairReport.cuts, public and a JSON key",
     ),
+    Exempt(
+        "cut", "cut", ("mmreplay/buffer/replay_buffer.py",),
+        "ReplayBuffer.cut, old name that warns",
+    ),
+    Exempt(
+        "set", "set", ("mmreplay/buffer/replay_buffer.py",),
+        "ReplayBuffer.set, old name that warns",
+    ),
+    Exempt(
+        "user", "user", ("mmreplay/buffer/replay_buffer.py",),
+        "create(user=), old name that warns",
+    ),
+    Exempt(
+        "then", "then", ("mmreplay/limiter/rate_limiter.py",),
+        "RateLimiter(then=), old name that warns",
+    ),
+    Exempt(
+        "shrinkingsampler", "ShrinkingSampler", ("mmreplay/samplers/recent.py",),
+        "old name, in pickles",
+    ),
+    Exempt("cut", "cut_epoch", ANYWHERE, "a field of COMMIT and of STATE"),
+    Exempt("cut", "cuts", ("mmreplay/episodes/starts.py",), "a field of COMMIT"),
+    Exempt("taken", "taken", ("mmreplay/samplers/base.py",), "public: Draw.taken"),
+    Exempt(
+        "place", "places", ("mmreplay/samplers/base.py",), "public: Draw.taken(places)"
+    ),
+    Exempt("given", "given", ("mmreplay/samplers/random.py",), "in pickles"),
+    Exempt(
+        "headless", "headless",
+        ("mmreplay/episodes/*", "mmreplay/samplers/episode.py", "mmreplay/stats.py"),
+        "public: EpisodeTable.headless, EpisodeSampler(headless=)",
+    ),
+    Exempt(
+        "running", "running",
+        ("mmreplay/episodes/*", "mmreplay/samplers/episode.py", "mmreplay/stats.py"),
+        "public: EpisodeTable.running, EpisodeSampler(running=)",
+    ),
+    Exempt("least", "least", ("mmreplay/samplers/episode.py",), "return_within(least)"),
+    Exempt("most", "most", ("mmreplay/samplers/episode.py",), "return_within(most)"),
+    Exempt(
+        "sizes", "sizes", ("mmreplay/buffer/*", "mmreplay/episodes/*"),
+        "public: ReplayBuffer.sizes",
+    ),
 ]  # fmt: skip
 """Names that stay, and why."""
 

@@ -1,13 +1,13 @@
 """Snapshots: copies of a buffer's files while its writer goes on.
 
 Where the file system can share blocks (reflink), every file is cloned; elsewhere the
-rows alive are copied, oldest first. Sealed shards, which nobody writes again, are
-linked; never a file of the ring, which is written in place. Priorities that samplers
-store beside the rows come along.
+rows alive are copied, oldest first. Sealed shards never change, so they are linked. A
+file of the ring is never linked, since rows are overwritten in it. Priorities that
+samplers store beside the rows are copied too.
 
 The bytes are copied under a foreign writer, without a lock. So the writer's limit is
-read *after* rows were copied: rows that it has passed by then may be torn, and are
-lost to the snapshot, as they would be to a reader.
+read *after* rows were copied: rows below it by then may be half overwritten, and the
+snapshot leaves them out, as a reader would.
 """
 
 from __future__ import annotations
@@ -70,8 +70,15 @@ CANNOT_CLONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Slots ``[slot, slot + count)`` of environments whose rows lie side by side."""
+class CopyChunk:
+    """Rows that are copied at once: ``[slot, slot + count)`` of some environments.
+
+    Attributes:
+        ids: int64 ``[N]``, the environments; their rows lie side by side.
+        row: The first row.
+        slot: The first slot.
+        count: Slots.
+    """
 
     ids: Array
     row: int
@@ -83,9 +90,9 @@ class FileCopy:
     """Copies the rows that are alive now out of the files of one generation.
 
     Attributes:
-        heads: int64 ``[E]``, when it began.
-        firsts: int64 ``[E]``, oldest alive when it began.
-        lost: int64 ``[E]``, positions below were overwritten before they were copied.
+        heads: int64 ``[E]``, the heads when the copy began.
+        firsts: int64 ``[E]``, the oldest positions alive when it began.
+        lost: int64 ``[E]``, rows below were overwritten before they were copied.
         nbytes: Bytes copied or shared.
         how: Whether blocks were shared, shards linked, or all was copied.
     """
@@ -99,12 +106,12 @@ class FileCopy:
         columns: Pairs,
         progress: Progress | None,
     ) -> None:
-        """Look at what is alive.
+        """Read which rows are alive.
 
         Args:
-            opened: Of the source, open for reading.
-            store: The target's.
-            columns: Files with a value a row beside the store's, and their copies.
+            opened: The source's files, open for reading.
+            store: The target's rows.
+            columns: More files with one value per row, and their copies.
             progress: Called with (bytes copied, bytes to copy).
         """
         self._commit = opened.commit
@@ -113,16 +120,17 @@ class FileCopy:
         self.heads = self._commit.heads.copy()
         tails = np.maximum(self._commit.tails, self._commit.limits - ring.slots)
         self.firsts = np.maximum(tails, self.heads - ring.capacity)
-        # Sums cover whole blocks; and an environment that was emptied keeps its
-        # newest row, which tells whether a final row is to follow.
+        # Checksums cover whole blocks. An environment without rows alive keeps its
+        # newest row, whose flags say whether a final row follows.
         oldest = np.minimum(self.firsts, np.maximum(self.heads - 1, 0))
         self._begins = oldest // ring.block_rows * ring.block_rows
         self.lost = np.zeros(ring.num_envs, np.int64)
         self._summed = np.minimum(opened.recovery.committed, self.heads)
         self._store = store
         self._pairs = [*zip(opened.store.files, store.files, strict=True), *columns]
+        self._row_pairs = [p for p in self._pairs if p[1].path.name != SUMS]
         self._progress = progress
-        self._room = memoryview(bytearray(CHUNK_NBYTES))
+        self._scratch = memoryview(bytearray(CHUNK_NBYTES))
         self.nbytes = 0
 
     @property
@@ -151,13 +159,13 @@ class FileCopy:
         self._forget_lost()
 
     def _copy_all(self) -> None:
-        """Copy the rows, and the sums."""
-        # The sums first: they may be another lap's by the time the rows are here.
+        """Copy the rows and the checksums."""
+        # Checksums first: after the rows, they may be those of the next lap.
         for source, target in self._pairs:
             if target.path.name == SUMS:
                 self._copy(source, target, 0, target.nbytes)
-        for piece in self._pieces():
-            self._copy_and_recheck(piece)
+        for chunk in self._chunks():
+            self._copy_and_recheck(chunk)
 
     def _clone(self) -> bool:
         """Share the blocks of every file, if the file system can."""
@@ -170,61 +178,63 @@ class FileCopy:
                 raise system_error("clone into", target.path, error) from error
         return True
 
-    def _pieces(self) -> Iterator[Block]:
-        """What is to be copied, oldest first, in pieces of bounded size."""
+    def _chunks(self) -> Iterator[CopyChunk]:
+        """The rows to copy, oldest first, in chunks of bounded size."""
         ring = self._ring
         row_nbytes = sum(self._row_nbytes(t) for _, t in self._pairs)
         if ring.layout == "env_major":
             size = max(1, CHUNK_NBYTES // row_nbytes)
-            # In turns: the oldest rows of each environment are the first to go.
-            each = [
-                self._cuts(np.array([env_id]), first, stop, size)
+            # In turns: the writer overwrites the oldest rows of each environment first.
+            by_env = [
+                self._split(np.array([env_id]), first, stop, size)
                 for env_id, (first, stop) in enumerate(
                     zip(self._begins.tolist(), self.heads.tolist(), strict=True)
                 )
             ]
-            for turn in zip_longest(*each):
-                yield from (piece for piece in turn if piece is not None)
+            for turn in zip_longest(*by_env):
+                yield from (chunk for chunk in turn if chunk is not None)
             return
         size = max(1, CHUNK_NBYTES // (row_nbytes * ring.num_envs))
         first, stop = int(self._begins.min()), int(self.heads.max())
         stop = min(stop, first + ring.slots)
-        yield from self._cuts(np.arange(ring.num_envs), first, stop, size)
+        yield from self._split(np.arange(ring.num_envs), first, stop, size)
 
-    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Block]:
+    def _split(
+        self, ids: Array, first: int, stop: int, size: int
+    ) -> Iterator[CopyChunk]:
+        """Split a range of positions into chunks of at most size slots."""
         slots = self._ring.slots
         while first < stop:
             slot = first % slots
             count = min(size, stop - first, slots - slot)
-            yield Block(ids, self._ring.row(int(ids[0]), first), slot, count)
+            yield CopyChunk(ids, self._ring.row(int(ids[0]), first), slot, count)
             first += count
 
-    def _copy_and_recheck(self, piece: Block) -> None:
-        """Copy the rows of a block, and see which of them the writer passed."""
-        slots = np.arange(piece.slot, piece.slot + piece.count)[:, None]
-        begins, heads = self._begins[piece.ids], self.heads[piece.ids]
+    def _copy_and_recheck(self, chunk: CopyChunk) -> None:
+        """Copy the rows of a chunk, and note which were overwritten meanwhile."""
+        slots = np.arange(chunk.slot, chunk.slot + chunk.count)[:, None]
+        begins, heads = self._begins[chunk.ids], self.heads[chunk.ids]
         positions = begins + (slots - begins) % self._ring.slots
         alive = positions < heads
         if not alive.any():
             return
-        self._carry(piece, len(piece.ids))
+        self._copy_chunk(chunk)
         firsts = np.where(alive, positions, np.iinfo(np.int64).max).min(axis=0)
         stops = np.where(alive, positions + 1, 0).max(axis=0)
-        self._recheck(firsts, stops, piece.ids)
+        self._recheck(firsts, stops, chunk.ids)
 
-    def _carry(self, piece: Block, width: int) -> None:
-        """Copy the rows of a piece, of every file that has rows."""
-        for source, target in self._pairs:
-            if target.path.name != SUMS:
-                self._copy_rows(source, target, piece, width)
+    def _copy_chunk(self, chunk: CopyChunk) -> None:
+        """Copy a chunk of every file that has rows."""
+        self._copy_rows(self._row_pairs, chunk)
 
-    def _copy_rows(self, source: File, target: File, piece: Block, width: int) -> None:
-        size = self._row_nbytes(target)
-        count = piece.count * width * size
-        self._copy(source, target, piece.row * size, count)
+    def _copy_rows(self, pairs: Pairs, chunk: CopyChunk) -> None:
+        for source, target in pairs:
+            size = self._row_nbytes(target)
+            count = chunk.count * len(chunk.ids) * size
+            self._copy(source, target, chunk.row * size, count)
 
     def _recheck(self, firsts: Array, stops: Array, ids: Array | None = None) -> None:
-        """Note which of the positions ``[firsts, stops)`` just taken are lost."""
+        """Note which of the positions ``[firsts, stops)`` just copied are lost."""
         self._commit.refresh()
         envs: Array | slice = slice(None) if ids is None else ids
         edges = (self._commit.limits - self._ring.slots)[envs]
@@ -236,7 +246,7 @@ class FileCopy:
 
     def _copy(self, source: File, target: File, offset: int, nbytes: int) -> None:
         for at in range(offset, offset + nbytes, CHUNK_NBYTES):
-            data = self._room[: min(CHUNK_NBYTES, offset + nbytes - at)]
+            data = self._scratch[: min(CHUNK_NBYTES, offset + nbytes - at)]
             source.pread_into(data, at)
             target.pwrite(data, at)
         self.nbytes += nbytes
@@ -254,13 +264,13 @@ class FileCopy:
             flags.pwrite(b"\0", self._ring.row(env_id, int(self.heads[env_id]) - 1))
 
     def sum(self) -> None:
-        """Write the sums of whole blocks that have none, or not of all their rows."""
+        """Write the checksums that whole blocks lack, or that cover only some rows."""
         size = self._ring.block_rows
         tails = self.tails
         for env_id in range(self._ring.num_envs):
             stop = int(self.heads[env_id]) // size
             first = min(int(tails[env_id]) // size, stop)
-            # From here on blocks were taken whole, with sums if they were committed.
+            # From here on blocks were copied whole, with checksums if committed.
             whole = -(-int(self.lost[env_id]) // size)
             summed = max(whole, int(self._summed[env_id]) // size)
             for begin, end in ((first, min(whole, stop)), (max(summed, first), stop)):
@@ -275,12 +285,13 @@ FOLDER = "samplers"
 class PriorityCopies:
     """Copies of the stored priorities that fit a buffer's ring.
 
-    Those that are damaged, or of another ring, are left out: their samplers begin anew.
-    What a sampler has seen is read before the heads are, and its priorities before the
-    limits are looked at again: so the priority of a row in the snapshot is its own.
+    Damaged priorities, and those of another ring, are left out: their samplers start
+    with none. The rows that a sampler has seen are read before the heads, and its
+    priorities before the limits are read again, so that the priority of a row in the
+    snapshot belongs to that row.
 
     Attributes:
-        pairs: The file of numbers of each, and its copy.
+        pairs: The file of priorities of each sampler, and its copy.
     """
 
     def __init__(self, source: Path, target: Path, metadata: Metadata) -> None:
@@ -289,46 +300,46 @@ class PriorityCopies:
         self._seen: list[Array] = []
         self.pairs: list[tuple[File, File]] = []
         try:
-            for place in _folders(source / FOLDER):
-                self._add(place)
+            for folder in _folders(source / FOLDER):
+                self._add(folder)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, place: Path) -> None:
+    def _add(self, folder: Path) -> None:
         metadata = self._metadata
         uuid, num_envs = metadata.uuid, metadata.ring.num_envs
         nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
         with suppress(CorruptError, FormatError):
-            state = File.open(place / STATE, nbytes)
+            state = File.open(folder / STATE, nbytes)
             try:
                 data, known = state.pread(nbytes, 0), state.identity()
             finally:
                 state.close()
             record = priority_file.trusted(
-                data, uuid, num_envs, process.boot_id(), known, lambda: locked(place)
+                data, uuid, num_envs, process.boot_id(), known, lambda: locked(folder)
             )
             if record is None:
                 return
-            numbers = File.open(place / COLUMN, 4 * metadata.ring.num_rows)
+            numbers = File.open(folder / COLUMN, 4 * metadata.ring.num_rows)
             try:
-                copy = self._made(place.name, numbers.nbytes)
+                copy = self._create_copy(folder.name, numbers.nbytes)
             except BaseException:
                 numbers.close()
                 raise
             self._seen.append(record.seen)
             self.pairs.append((numbers, copy))
 
-    def _made(self, name: str, nbytes: int) -> File:
+    def _create_copy(self, name: str, nbytes: int) -> File:
         files.make_folder(self._target, exist_ok=True)
         files.make_folder(self._target / name)
         return File.create(self._target / name / COLUMN, nbytes)
 
     def finish(self, heads: Array) -> None:
-        """Say what the copies have seen, durably.
+        """Write the state of the copies, durably.
 
         Args:
-            heads: int64 ``[E]``, those of the copied buffer.
+            heads: int64 ``[E]``, the heads of the snapshot.
         """
         metadata = self._metadata
         size = priority_file.slot_nbytes(metadata.ring.num_envs)
@@ -349,7 +360,7 @@ class PriorityCopies:
             files.sync_folder(folder)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for pair in self.pairs:
             for file in pair:
                 file.close()
@@ -374,10 +385,10 @@ CANNOT_LINK = {*CANNOT_CLONE, errno.EMLINK}
 class ShardCopy(FileCopy):
     """Copies a Zarr buffer: sealed shards are linked, staging rows are copied.
 
-    Nobody writes a published shard again, so a link to it stays what it is when the
-    writer puts its rows back and removes it. Whether shards or staging files hold the
-    rows of a shard's span is looked at before and after the copy, which is made again
-    where that changed. The shard index is the target's own.
+    A published shard never changes, so a link to it stays valid when the writer moves
+    its rows back to the staging files and removes it. The shard index, which says
+    whether shards or staging files hold the rows of a span, is read before and after
+    each copy, and the copy is repeated if it changed. The target has its own index.
     """
 
     def __init__(
@@ -387,7 +398,7 @@ class ShardCopy(FileCopy):
         columns: Pairs,
         progress: Progress | None,
     ) -> None:
-        """Look at what is alive; see `FileCopy`."""
+        """Read which rows are alive; see `FileCopy`."""
         super().__init__(opened, store, columns, progress)
         metadata = opened.metadata
         assert metadata.sharding is not None
@@ -395,97 +406,94 @@ class ShardCopy(FileCopy):
         ring = metadata.ring
         wide = ring.wide
         self._steps = metadata.sharding.shard_rows
-        self._place_rows = self._steps * wide
-        self._count = ring.num_rows // self._place_rows
+        self._shard_rows = self._steps * wide
+        self._count = ring.num_rows // self._shard_rows
         self._arrays = group.arrays_of(metadata)
         self._source = opened.path / metadata.folder
         self._target = store.files[0].path.parent
-        self._raw: set[int] = set()
+        self._staged: set[int] = set()
         self._sealed: set[int] = set()
-        self._names = _tail_names(store)
+        staging = _staging_names(store)
+        rows = self._row_pairs
+        self._staging_pairs = [p for p in rows if p[1].path.name in staging]
+        self._other_pairs = [p for p in rows if p[1].path.name not in staging]
 
     def run(self) -> None:
         """Copy everything; see `FileCopy.run`."""
-        self._places = ShardStates.open(
+        self._shard_states = ShardStates.open(
             self._source, self._count, writable=False, mapped=True
         )
         try:
             self._copy_all()
         finally:
-            self._places.file.close()
+            self._shard_states.file.close()
         refuse_discarded(self._commit)
         self._forget_lost()
         self._publish()
 
-    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Block]:
-        """Pieces of one place each."""
+    def _split(
+        self, ids: Array, first: int, stop: int, size: int
+    ) -> Iterator[CopyChunk]:
+        """Split a range of positions into chunks of one shard each."""
         while first < stop:
             end = min(stop, (first // self._steps + 1) * self._steps)
-            yield from super()._cuts(ids, first, end, size)
+            yield from super()._split(ids, first, end, size)
             first = end
 
-    def _carry(self, piece: Block, width: int) -> None:
-        """Link the shards of a piece's place, or copy its rows out of the tail."""
-        number = piece.row // self._place_rows
+    def _copy_chunk(self, chunk: CopyChunk) -> None:
+        """Link the shards of a chunk, or copy its rows out of the staging files."""
+        number = chunk.row // self._shard_rows
         if number not in self._sealed:
-            self._settle(number, piece, width)
-        self._copy_tail(piece, width, kept=True)
+            self._link_or_copy(number, chunk)
+        self._copy_rows(self._other_pairs, chunk)
 
-    def _settle(self, number: int, piece: Block, width: int) -> None:
+    def _link_or_copy(self, number: int, chunk: CopyChunk) -> None:
         for _ in range(TRIES):
-            before = self._places.get(number)
+            before = self._shard_states.get(number)
             sealed = bool(before & 1)
             try:
                 if sealed:
                     self._link(number)
                 else:
-                    self._copy_tail(piece, width, kept=False)
+                    self._copy_rows(self._staging_pairs, chunk)
             except CorruptError:
-                # Removed meanwhile, or damaged.
-                if self._places.get(number) == before:
+                # The writer removed the shard, or it is damaged.
+                if self._shard_states.get(number) == before:
                     raise
-            if self._places.get(number) == before:
+            if self._shard_states.get(number) == before:
                 break
             if sealed:
                 self._unlink(number)
         else:
             raise StarvedError(
-                f"{self._source}: got a place that was sealed or put back {TRIES} "
-                "times while it was copied, expected it to last; take the snapshot "
-                "again"
+                f"{self._source}: the writer sealed or reopened a shard {TRIES} times "
+                "while it was copied. Take the snapshot again."
             )
-        if sealed and number in self._raw:
-            # Rows copied before may be others' in the shards.
+        if sealed and number in self._staged:
+            # The shard may hold newer rows than those copied before.
             self._recheck(self._begins, self.heads)
-        (self._sealed if sealed else self._raw).add(number)
-
-    def _copy_tail(self, piece: Block, width: int, *, kept: bool) -> None:
-        """Copy a piece of the files whose rows shards have, or of the others."""
-        for source, target in self._pairs:
-            name = target.path.name
-            if name != SUMS and (name not in self._names) == kept:
-                self._copy_rows(source, target, piece, width)
+        (self._sealed if sealed else self._staged).add(number)
 
     def _link(self, number: int) -> None:
-        """Have a place's shards in the target too."""
+        """Link the shards of this number, one of each array, into the target."""
         for array in self._arrays.values():
             name = group.shard_name(array, self._ring, number)
-            root, other = (each / group.FOLDER for each in (self._source, self._target))
-            self.nbytes += self._one(root / name, other / name)
+            root, other = self._source / group.FOLDER, self._target / group.FOLDER
+            self.nbytes += self._link_shard(root / name, other / name)
 
-    def _one(self, source: Path, target: Path) -> int:
-        """Link one shard, or share its blocks, or copy it; its bytes."""
+    def _link_shard(self, source: Path, target: Path) -> int:
+        """Link one shard, or share its blocks, or copy it; return its bytes."""
         try:
             files.disk.link(source, target)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise CorruptError(
-                    f"{source} is missing, expected a shard; run mmreplay verify"
+                    f"the shard {source} is missing. Run mmreplay verify."
                 ) from error
             if error.errno not in CANNOT_LINK:
                 raise system_error("link", target, error) from error
-            return self._doubled(source, target)
-        # A link, a pipe or a socket in the place of a shard is linked as what it is.
+            return self._copy_shard(source, target)
+        # A symbolic link, pipe or socket under the name of a shard was linked as such.
         status = os.lstat(target)
         if not stat.S_ISREG(status.st_mode):
             files.remove_tree(target)
@@ -493,12 +501,19 @@ class ShardCopy(FileCopy):
         self.how = "link"
         return status.st_size
 
-    def _doubled(self, source: Path, target: Path) -> int:
+    def _copy_shard(self, source: Path, target: Path) -> int:
         old = File.open(source, None)
         try:
             new = File.create(target, old.nbytes)
             try:
-                self._fill(old, new)
+                try:
+                    files.disk.clone(new.fd, old.fd)
+                except OSError as error:
+                    if error.errno not in CANNOT_CLONE:
+                        raise system_error("clone into", new.path, error) from error
+                    for at in range(0, old.nbytes, CHUNK_NBYTES):
+                        size = min(CHUNK_NBYTES, old.nbytes - at)
+                        new.pwrite(old.pread(size, at), at)
                 new.sync()
             finally:
                 new.close()
@@ -506,39 +521,30 @@ class ShardCopy(FileCopy):
         finally:
             old.close()
 
-    def _fill(self, old: File, new: File) -> None:
-        try:
-            files.disk.clone(new.fd, old.fd)
-        except OSError as error:
-            if error.errno not in CANNOT_CLONE:
-                raise system_error("clone into", new.path, error) from error
-            for at in range(0, old.nbytes, CHUNK_NBYTES):
-                new.pwrite(old.pread(min(CHUNK_NBYTES, old.nbytes - at), at), at)
-
     def _unlink(self, number: int) -> None:
-        """Let go of shards that were linked while the place changed hands."""
+        """Remove shards that were linked while the writer moved their rows."""
         for array in self._arrays.values():
             name = group.shard_name(array, self._ring, number)
             files.remove_tree(self._target / group.FOLDER / name)
 
     def _publish(self) -> None:
-        """Make the links durable, and say which places they hold."""
+        """Make the links durable, and write the shard index."""
         for array in self._arrays.values():
             files.sync_folder(self._target / group.FOLDER / array.name)
         file = File.open(
             self._target / FILE_NAME, self._count * DTYPE.itemsize, writable=True
         )
-        places = ShardStates(file, mapped=False)
+        states = ShardStates(file, mapped=False)
         try:
             for number in sorted(self._sealed):
-                places.put(number, 1)
+                states.put(number, 1)
             file.sync()
         finally:
             file.close()
 
 
-def _tail_names(store: CheckedStore) -> set[str]:
-    """Files of the tail whose rows shards have too; sums are a matter of their own."""
+def _staging_names(store: CheckedStore) -> set[str]:
+    """Names of the staging files whose rows shards hold once they are sealed."""
     large = record_layout(store.schema).large
     mutable = {
         name for path, name in large.items() if store.schema.fields[path].mutable
@@ -551,19 +557,19 @@ class Snapshot:
     """What `ReplayBuffer.snapshot` made.
 
     Attributes:
-        path: Its folder, a whole buffer.
+        path: The snapshot's folder, a whole buffer.
         how: ``"reflink"`` (blocks shared with the original), ``"link"`` (sealed shards
             are; the rest is copied) or ``"copy"``.
-        firsts: int64 ``[E]``, the oldest position in it.
-        heads: int64 ``[E]``, the heads of the buffer when it began.
-        cut_rows: Rows alive when it began that the writer gave up before they were
-            taken; 0 with a pause.
+        firsts: int64 ``[E]``, the oldest position in the snapshot.
+        heads: int64 ``[E]``, the heads of the buffer when the copy began.
+        cut_rows: Rows that the writer overwrote before they were copied; 0 with a
+            pause.
         nbytes: Bytes copied or shared.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
-        >>> taken = buffer.snapshot("runs/copy")
-        >>> taken.cut_rows
+        >>> copy = buffer.snapshot("runs/copy")
+        >>> copy.cut_rows
         0
     """
 
@@ -576,7 +582,7 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        """Rows in it."""
+        """Rows in the snapshot."""
         return int((self.heads - self.firsts).sum())
 
 
@@ -602,7 +608,7 @@ def snapshot(
         if metadata.unknown_features:
             raise VersionError(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
-                "this mmreplay cannot copy; install a newer mmreplay"
+                "this mmreplay cannot copy. Install a newer mmreplay."
             )
         stack.enter_context(new_folder(target, allow_network))
         with NewGeneration(target, metadata) as new:
@@ -629,8 +635,8 @@ def copy_files(
 
     Args:
         opened: The source, open for reading.
-        target: The new generation, of the same metadata; its blocks are summed.
-        columns: Files with a value a row beside the store's, and their copies.
+        target: The new generation, of the same metadata; gets checksums of all blocks.
+        columns: More files with one value per row, and their copies.
         progress: Called with (bytes copied, bytes to copy).
 
     Returns:

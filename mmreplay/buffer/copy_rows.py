@@ -24,7 +24,7 @@ from mmreplay.buffer import opening
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.opening import ROWS_EACH
-from mmreplay.buffer.reader import SCAN_ROWS, Reader
+from mmreplay.buffer.reader import SCAN_ROWS, GenerationReader
 from mmreplay.buffer.statistics import FILE_NAME as STATISTICS
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
@@ -89,7 +89,7 @@ def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> No
 
 
 def replace_generation(
-    reader: Reader,
+    reader: GenerationReader,
     ring: Ring,
     schema: Schema,
     fill: Fill,
@@ -160,7 +160,9 @@ def replace_generation(
     return fresh
 
 
-def _replace_in_memory(reader: Reader, metadata: Metadata, fill: Fill) -> OpenFiles:
+def _replace_in_memory(
+    reader: GenerationReader, metadata: Metadata, fill: Fill
+) -> OpenFiles:
     fresh = opening.create_memory(metadata)
     tails = copy_rows(reader, fresh.store, fill)
     assert fresh.appender is not None
@@ -183,7 +185,7 @@ def _take_back(folder: Path, fresh: OpenFiles | None) -> None:
 
 
 def _no_space(
-    path: Path, metadata: Metadata, reader: Reader, error: FullError
+    path: Path, metadata: Metadata, reader: GenerationReader, error: FullError
 ) -> FullError:
     """Say what was missing: both rings are on the disk until one of them is whole."""
     lengths = np.minimum(reader.span.lengths, metadata.ring.capacity)
@@ -202,7 +204,10 @@ def _no_space(
 
 
 def copy_rows(
-    reader: Reader, store: Store, fill: Fill = None, progress: Progress | None = None
+    reader: GenerationReader,
+    store: Store,
+    fill: Fill = None,
+    progress: Progress | None = None,
 ) -> Ids:
     """Copy the newest rows that fit, and return the first position of each env.
 
@@ -317,7 +322,7 @@ def compact(
         opening.refuse_inside(place, where)
         metadata = _described(opened.metadata, codec, level, chunk_crc32c)
         stack.enter_context(new_folder(place, allow_network))
-        reader = Reader(opened)
+        reader = GenerationReader(opened)
         # All rows that are to be copied are alive here, or the copy is refused below.
         span = reader.span
         with NewGeneration(place, metadata) as new:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_INT64 = 2**63 - 1
 LimitsBefore = tuple[Ids, Ids]
-"""Limits and tails before rows were copied; see `Reader.stale`."""
+"""Limits and tails before rows were copied; see `GenerationReader.stale`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,12 +161,12 @@ class EpisodeFlags:
         """Take in that a step without any flag was published."""
         self.before = self._none
 
-    def step(self, ends: int, each: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def step(self, ends: int, env_ends: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Flags of one step of all environments, uint8 ``[E]``; not to be changed.
 
         Args:
-            ends: TERMINATED and TRUNCATED bits, as the step says of some environment.
-            each: uint8 ``[E]``, those of each.
+            ends: TERMINATED and TRUNCATED bits that some environment has.
+            env_ends: uint8 ``[E]``, the bits of each environment.
         """
         if not ends and self.no_boundary():
             return self._none
@@ -176,8 +176,8 @@ class EpisodeFlags:
         rows.mark(
             flags,
             self.before,
-            each & TERMINATED if ends & TERMINATED else None,  # type: ignore[arg-type]  # bytes that are not 0 are true
-            each & TRUNCATED if ends & TRUNCATED else None,  # type: ignore[arg-type]
+            env_ends & TERMINATED if ends & TERMINATED else None,  # type: ignore[arg-type]  # bytes that are not 0 are true
+            env_ends & TRUNCATED if ends & TRUNCATED else None,  # type: ignore[arg-type]
             self._final_follows,
         )
         if self.pending is not self._none:

@@ -1,4 +1,4 @@
-"""What a buffer asks of a limiter between its writer and those who draw."""
+"""The protocols of a limiter: it makes the writer or the learners of a buffer wait."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ class Limit(Protocol):
         """Return once a row may be written.
 
         Raises:
-            StarvedError: Nobody draws, or not in time.
-            FailedError: It was closed, or no file can be opened.
+            StarvedError: No learner draws, or none in time.
+            FailedError: The limit is closed, or no file can be opened.
         """
 
     def await_sample(self) -> None:
         """Return once an item may be drawn.
 
         Raises:
-            StarvedError: Nobody writes, or not in time.
-            FailedError: It was closed, or no file can be opened.
+            StarvedError: No writer adds rows, or none in time.
+            FailedError: The limit is closed, or no file can be opened.
         """
 
     def count(self, count: int) -> None:
         """Count items that were drawn."""
 
     def close(self) -> None:
-        """Give up the place among those who write or draw."""
+        """Stop counting as a writer or learner, and release the locks."""
 
 
 class Limiter(Protocol):
-    """A law for how fast a buffer may be written and drawn from."""
+    """Limits how fast a buffer may be written and drawn from."""
 
     def check(self, folder: object, capacity: int) -> None:
-        """Refuse a buffer that it does not fit; see `bind`."""
+        """Refuse a buffer that the limiter does not fit; see `bind`."""
 
     def bind(self, folder: Path | None, capacity: int, count: Count) -> Limit:
-        """Apply it to a buffer.
+        """Apply the limiter to a buffer.
 
         Args:
-            folder: The buffer's.
-            capacity: Rows that it can hold, of all environments.
-            count: Looks at the heads.
+            folder: The buffer's folder; None for a buffer in RAM.
+            capacity: Rows that the buffer can hold, of all environments.
+            count: Returns the rows ever written and the rows alive.
         """

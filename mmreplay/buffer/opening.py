@@ -112,7 +112,7 @@ def describe(
     engine: Engine,
     layout: Layout | None,
     autoreset: Autoreset | Enum | None,
-    user: Json | None,
+    user_metadata: Json | None,
     codec: Codec | None = None,
     level: int | None = None,
     chunk_crc32c: bool = False,
@@ -121,7 +121,7 @@ def describe(
 
     Raises:
         SchemaError: A number or choice is not legal.
-        FormatError: The user's own values are no JSON.
+        FormatError: user_metadata holds a value that JSON cannot.
     """
     integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
     envs = "Give the number of environments; each call of add has a step of each."
@@ -151,13 +151,13 @@ def describe(
             f"of says {stated!r}, expected the same; leave autoreset out, or make the "
             "schema by Schema.from_spaces if that is not what fills the buffer"
         )
-    if user is not None and not isinstance(user, dict):
+    if user_metadata is not None and not isinstance(user_metadata, dict):
         raise SchemaError(
-            f"user_metadata must be a dict of JSON values, got {shown(user)}. Put the "
-            "value into a dict."
+            f"user_metadata must be a dict of JSON values, got "
+            f"{shown(user_metadata)}. Put the value into a dict."
         )
     # Also in RAM, where nothing is written: an export keeps it.
-    strict_json.dump(user or {}, "user_metadata")
+    strict_json.dump(user_metadata or {}, "user_metadata")
     if not isinstance(schema, Schema):
         raise SchemaError(
             f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
@@ -187,7 +187,7 @@ def describe(
         autoreset=cast("Autoreset", named),
         ring=ring,
         schema=schema,
-        user=user or {},
+        user=user_metadata or {},
         sharding=sharding,
     )
 

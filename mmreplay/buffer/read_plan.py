@@ -39,7 +39,7 @@ class ReadPlan:
         self,
         store: Store,
         served: Mapping[str, int],
-        cut_path: str | None,
+        truncated_path: str | None,
         before: int,
         steps: int,
         direct: Direct,
@@ -51,8 +51,8 @@ class ReadPlan:
         Args:
             store: The rows.
             served: Path of each end that is read from flags, and its flag.
-            cut_path: Path of the truncated ends of agents, which a flag of the next
-                row adds to; None without them.
+            truncated_path: Path of the truncated ends of agents, to which a flag of
+                the next row adds; None without them.
             before: Rows before a step that may be read.
             steps: Steps folded into one.
             direct: What batches hold as it is stored.
@@ -92,7 +92,7 @@ class ReadPlan:
         summed: list[tuple[str, int, np.dtype[np.generic]]] = []
         self._fields: list[tuple[str, Where, str, str | None]] = []
         self._marked: list[tuple[_Read, int, int]] = []
-        self._cut: list[_Read] = []
+        self._truncated: list[_Read] = []
         self._apart: list[tuple[int, int, tuple[str, ...], list[_Read]]] = []
         self._num_packed = 0
         # Rows of records first: the disk is asked for all of them at once.
@@ -111,8 +111,8 @@ class ReadPlan:
             apart = []
             for path, name in wanted[where]:
                 read = (where, path, name)
-                if path == cut_path:
-                    self._cut.append(read)
+                if path == truncated_path:
+                    self._truncated.append(read)
                 elif path in served:
                     first = len(marks)
                     self._marked.append((read, first, width))
@@ -166,7 +166,7 @@ class ReadPlan:
         env_ids = np.ascontiguousarray(env_ids)
         positions = np.ascontiguousarray(positions)
         fields: Fields = {}
-        found: dict[Where, Fields] = {where: {} for where in self._wheres}
+        around: dict[Where, Fields] = {where: {} for where in self._wheres}
         if self._records is None:
             _kernel.fold_steps(
                 store.all_flags, env_ids, positions, heads, *self._fixed, places, ends
@@ -178,7 +178,7 @@ class ReadPlan:
             )  # fmt: skip
             for number, where, path, name in self._fields:
                 if name is None:
-                    found[where][path] = packed[number]
+                    around[where][path] = packed[number]
                 else:
                     fields[name] = packed[number]
             for number, name in self._made:
@@ -192,16 +192,16 @@ class ReadPlan:
                 if name is None or width > 1:
                     array = array.reshape(count, width, *array.shape[1:])
                 if name is None:
-                    found[where][path] = array
+                    around[where][path] = array
                 else:
                     fields[name] = array
         for (where, path, name), mark, width in self._marked:
             if name is None:
                 flags = ends[1 + mark : 1 + mark + width]
-                found[where][path] = flags.reshape(count, width)
+                around[where][path] = flags.reshape(count, width)
             else:
                 fields[name] = ends[1 + mark]
-        for where, path, name in self._cut:
+        for where, path, name in self._truncated:
             ahead = positions[:, None] + np.array(where.ahead)
             cap = places[2 if where.beyond else 1]
             rows = np.minimum(ahead, cap[:, None]) - np.array(where.back)
@@ -209,22 +209,22 @@ class ReadPlan:
             ids = np.repeat(env_ids, len(where.ahead))
             array = read((path,), ids, rows, heads)[path]
             if name is None:
-                found[where][path] = array.reshape(count, -1, *array.shape[1:])
+                around[where][path] = array.reshape(count, -1, *array.shape[1:])
             else:
                 fields[name] = array
         if self._sums is not None and (self._added or self._discount is not None):
-            self._sum(positions, places[1], ends[0], found, fields)
-        return FoundRows(places, ends[0], fields, found)
+            self._sum(positions, places[1], ends[0], around, fields)
+        return FoundRows(places, ends[0], fields, around)
 
     def _sum(
         self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],
-        found: Mapping[Where, Fields], fields: Fields,
+        around: Mapping[Where, Fields], fields: Fields,
     ) -> None:  # fmt: skip
         """Sum fields that no records hold, and make the discount if none did."""
         sums = self._sums
         assert sums is not None
         for path in self._added:
-            values = np.ascontiguousarray(found[sums.where][path])
+            values = np.ascontiguousarray(around[sums.where][path])
             shape = (len(positions), *values.shape[2:])
             total = np.empty(shape, sums.dtypes[path])
             _kernel.weighted_sums(

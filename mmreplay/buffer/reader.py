@@ -82,7 +82,7 @@ class ReplacedError(FailedError):
     """Another generation replaced this one: draw from that one."""
 
 
-class Reader(StartView):
+class GenerationReader(StartView):
     """Reads one generation of an open buffer, and is the view that samplers draw from.
 
     A draw looks at `starts` first and keeps to that index until it ends. Threads: hold
@@ -153,7 +153,7 @@ class Reader(StartView):
         self,
         files: OpenFiles,
         transforms: Sequence[Transform] = (),
-        former: Reader | None = None,
+        former: GenerationReader | None = None,
     ) -> None:
         """Read a generation.
 
@@ -490,7 +490,7 @@ class Reader(StartView):
         if pending.home is not self.home:
             # The new generation holds what was alive at the resize, and no more.
             lost = oldest_steps(draw) < self.span.first[draw.env_ids]
-            lost |= self._reaches_cut(pending)
+            lost |= self._reaches_dropped(pending)
             gone = lost if gone is None else gone | lost
         if gone is not None and gone.any():
             places, left = left_of(draw, ~gone)
@@ -510,8 +510,8 @@ class Reader(StartView):
             draw, fields = self._redraw(sampler, draw, fields, stale)
         return self._batch(draw, fields)
 
-    def _reaches_cut(self, pending: PendingDraw) -> NDArray[np.bool_]:
-        """Find steps that reach rows cut by a failed sync since the draw, bool [B]."""
+    def _reaches_dropped(self, pending: PendingDraw) -> NDArray[np.bool_]:
+        """Which steps reach rows that were dropped since the draw, bool ``[B]``."""
         draw, home, stop = pending.draw, pending.home, self.span.stop
         known = self.home.known(stop, home.generation, home.cut_epoch)
         if known is stop:
@@ -811,48 +811,49 @@ class Reader(StartView):
 
     def _add_ends(
         self,
-        found: Fields,
+        fields: Fields,
         ends: NDArray[np.bool_],
         env_ids: Ids,
         positions: Ids,
         heads: Ids,
         index: EpisodeIndex,
     ) -> Fields:
-        # By number: to iterate over an array takes thrice as long.
+        # By number: iterating over an array takes three times as long.
         for kind, path in enumerate(self._served):
-            found[path] = ends[kind]
-        if index.num_cuts and (self._served or self._agent_ends):
+            fields[path] = ends[kind]
+        if index.num_forced_truncations and (self._served or self._agent_ends):
             # Steps before a row that says so are reported as truncated.
             for path, flag in self._served.items():
                 if flag == TRUNCATED:
-                    cut = self._before_cut(env_ids, positions, heads)
-                    found[path] = cut | (found[path] != 0)
+                    forced = self._forced_truncations(env_ids, positions, heads)
+                    fields[path] = forced | (fields[path] != 0)
             of_agents = self._agent_ends.get("truncated")
-            if of_agents is not None and of_agents in found:
-                cut = self._before_cut(env_ids, positions, heads)
-                found[of_agents] = self._agents_cut(found, of_agents, cut)
-        return found
+            if of_agents is not None and of_agents in fields:
+                forced = self._forced_truncations(env_ids, positions, heads)
+                fields[of_agents] = self._truncated_agents(fields, of_agents, forced)
+        return fields
 
-    def _agents_cut(
-        self, found: Fields, path: str, cut: NDArray[np.bool_]
+    def _truncated_agents(
+        self, fields: Fields, path: str, forced: NDArray[np.bool_]
     ) -> NDArray[np.generic]:
-        """Truncated of agents, bool ``[B, num_agents]``, of steps that may be cut.
+        """Which agents are truncated, bool ``[B, num_agents]``.
 
-        A cut truncates the agents that are neither terminated nor truncated yet.
+        A forced truncation of a step truncates the agents that have not ended yet.
         """
-        truncated, other = found[path] != 0, self._agent_ends.get("terminated")
-        ended = truncated if other is None else truncated | (found[other] != 0)
-        joined: NDArray[np.bool_] = truncated | (cut[..., None] & ~ended)
+        truncated, other = fields[path] != 0, self._agent_ends.get("terminated")
+        ended = truncated if other is None else truncated | (fields[other] != 0)
+        joined: NDArray[np.bool_] = truncated | (forced[..., None] & ~ended)
         return joined
 
-    def _before_cut(
+    def _forced_truncations(
         self, env_ids: Ids, positions: Ids, heads: Ids
     ) -> NDArray[np.bool_]:
-        # Only at rows that are there: to look at a hole may be a SIGBUS.
+        """Which steps the CUT flag of the next row truncates, bool ``[B]``."""
+        # Reads published rows only: a hole of the file may raise SIGBUS.
         followed = positions + 1 < heads[env_ids]
         flags = self._store.flags(self._ring.rows(env_ids, positions + followed))
-        found: NDArray[np.bool_] = followed & ((flags & CUT) != 0)
-        return found
+        forced: NDArray[np.bool_] = followed & ((flags & CUT) != 0)
+        return forced
 
     # The buffer as transforms read it; see `transforms.base.BufferRows`.
 
@@ -891,22 +892,22 @@ class Reader(StartView):
                 self._layouts[paths] = layout
             packed = records.columns(rows, len(rows), layout)
             return {path: packed[str(at)] for at, path in enumerate(paths)}
-        found = self._fetch(rows, paths)
+        fields = self._fetch(rows, paths)
         for path in paths:
             flag = self._served.get(path)
             if flag is not None:
                 ended = (self._store.flags(rows) & flag) != 0
                 if flag == TRUNCATED:
-                    ended |= self._before_cut(env_ids, positions, heads)
-                found[path] = ended
+                    ended |= self._forced_truncations(env_ids, positions, heads)
+                fields[path] = ended
         truncated = self._agent_ends.get("truncated")
         if truncated in paths:
             others = tuple(self._agent_ends[role] for role in self._agent_ends)
-            missing = tuple(path for path in others if path not in found)
-            ends = found | self._fetch(rows, missing)
-            cut = self._before_cut(env_ids, positions, heads)
-            found[truncated] = self._agents_cut(ends, truncated, cut)
-        return {path: found[path] for path in paths}
+            missing = tuple(path for path in others if path not in fields)
+            ends = fields | self._fetch(rows, missing)
+            forced = self._forced_truncations(env_ids, positions, heads)
+            fields[truncated] = self._truncated_agents(ends, truncated, forced)
+        return {path: fields[path] for path in paths}
 
     def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
         """Begin and end of episodes; see `transforms.base.BufferRows`."""

@@ -1,7 +1,7 @@
 """ReplayBuffer: a circular buffer of environment steps that lives in a folder.
 
 The public class: create, open and close it, add rows, draw and read them, change what
-is there. The work is done by others: `Appender` adds rows, `Reader` reads one
+is there. The work is done by others: `Appender` adds rows, `GenerationReader` reads one
 generation of the files, and a resize switches to the next one.
 """
 
@@ -39,7 +39,7 @@ from mmreplay.buffer.draw import batch_transform
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
 from mmreplay.buffer.opening import check_mode, check_sampler
-from mmreplay.buffer.reader import Reader, ReplacedError
+from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import (
@@ -638,12 +638,12 @@ class ReplayBuffer:
         return self._current().get_flags(env_ids, positions)
 
     @property
-    def view(self) -> Reader:
+    def view(self) -> GenerationReader:
         """What samplers draw from: spans and boundaries, brought up to date."""
         return self._current()
 
     @property
-    def reading(self) -> Reader:
+    def reading(self) -> GenerationReader:
         """The reader of the current generation, brought up to date; for loaders."""
         return self._current()
 
@@ -819,9 +819,9 @@ class ReplayBuffer:
             appender.extend(data, final_observation, env_ids)
 
     def _await_insert(self) -> None:
-        # Who closes the buffer in another thread takes it away meanwhile.
+        # Another thread may close the buffer while this one waits.
         limit = self.limit
-        self._appender()  # A reader is refused before it takes the writer's place.
+        self._appender()  # Refuses a reader before it locks the limiter as its writer.
         if limit is not None:
             limit.await_insert()
 
@@ -833,30 +833,33 @@ class ReplayBuffer:
         """
         self._appender().checks_ends = False
 
-    def hold_rows(self, hold: BeforeOverwrite | None) -> None:
-        """Have somebody asked before rows are given up, or nobody any more.
+    def hold_rows(self, callback: BeforeOverwrite | None) -> None:
+        """Register a callback that runs before rows are overwritten and may delay it.
+
+        None removes it.
 
         Args:
-            hold: Called with heads, tails, the heads that are needed and the limits
-                that rows are to be given up by, int64 ``[E]`` each, before any of them
-                is overwritten. Returns lower limits, not below the needed heads, or
-                waits, or raises what the add then raises with nothing visible.
+            callback: Called with heads, tails, the heads that an add needs and the new
+                limits, int64 ``[E]`` each, before rows below the limits are
+                overwritten. It may return lower limits, at least the needed heads. It
+                may wait. If it raises, the add raises the same error and nothing is
+                visible.
 
         Raises:
-            FailedError: The buffer is not open for writing, or is held by another.
+            FailedError: The buffer is not open for writing, or has a callback already.
         """
         appender = self._files.appender
         if appender is None or self._files.closed:
             raise FailedError(
-                f"{self._name} is not open for writing, expected its writer's rows to "
-                "be held; use ReplayBuffer.open(path, 'r+')"
+                f"{self._name} is not open for writing, so no rows can be held. Use "
+                "ReplayBuffer.open(path, 'r+')."
             )
-        if hold is not None and appender.before_overwrite is not None:
+        if callback is not None and appender.before_overwrite is not None:
             raise FailedError(
-                f"rows of {self._name} are held by another already, expected one; "
-                "close that first"
+                f"another callback already holds the rows of {self._name}. Close its "
+                "owner first."
             )
-        appender.before_overwrite = hold
+        appender.before_overwrite = callback
 
     # Drawing and reading.
 
@@ -1218,7 +1221,7 @@ class ReplayBuffer:
     def _name(self) -> str:
         return self._files.name
 
-    def _current(self) -> Reader:
+    def _current(self) -> GenerationReader:
         """Return the reader of the current generation, after a look at the writer.
 
         A draw reads the generation that it began with to its end, whichever thread
@@ -1273,7 +1276,9 @@ class ReplayBuffer:
                     raise
                 former.close()
 
-    def _switch_to(self, opened: OpenFiles, former: Reader | None = None) -> None:
+    def _switch_to(
+        self, opened: OpenFiles, former: GenerationReader | None = None
+    ) -> None:
         """Make a generation the current one; if this fails nothing has changed.
 
         The switch is made under the readers' lock, which the former reader hands to
@@ -1281,7 +1286,7 @@ class ReplayBuffer:
         the sampler's call, is either of the one generation or of the other. All that
         can fail comes before.
         """
-        reader = Reader(opened, self.transforms, former)
+        reader = GenerationReader(opened, self.transforms, former)
         with reader.lock:
             if former is not None:
                 self._finalizer.detach()

@@ -101,9 +101,9 @@ class StepValidator:
         """
         return self._packer.block(data)
 
-    def _misnamed(self, given: Mapping[str, object]) -> SchemaError:
-        unknown = sorted(set(given) - set(self._names))
-        missing = sorted(set(self._names) - set(given))
+    def _misnamed(self, data: Mapping[str, object]) -> SchemaError:
+        unknown = sorted(set(data) - set(self._names))
+        missing = sorted(set(self._names) - set(data))
         parts = []
         if unknown:
             parts.append(f"unknown fields {unknown}")
@@ -124,7 +124,7 @@ class StepValidator:
             f"{way_out}, or make a buffer with another schema"
         )
 
-    def step(self, given: Mapping[str, object], count: int) -> Columns:
+    def step(self, data: Mapping[str, object], count: int) -> Columns:
         """Check one step of count environments.
 
         Returns:
@@ -134,7 +134,7 @@ class StepValidator:
         columns: Columns = {}
         single = self._num_envs == 1
         for path, dtype, shape, alone in self._quick:
-            value = given[path]
+            value = data[path]
             if type(value) is np.ndarray and value.dtype == dtype:
                 got = value.shape
                 if (got == shape and count == self._num_envs) or (
@@ -186,7 +186,7 @@ class StepValidator:
             )
         return column
 
-    def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:
+    def block(self, data: Mapping[str, object], count: int) -> tuple[Columns, int]:
         """Check T steps of count environments.
 
         Returns:
@@ -195,7 +195,7 @@ class StepValidator:
         columns: Columns = {}
         steps = -1
         for path, field in self._schema.fields.items():
-            value = given[path]
+            value = data[path]
             if type(value) is np.ndarray and value.dtype == field.numpy:
                 got = value.shape
                 if self._num_envs == 1 and got == (steps, *field.shape):

@@ -140,7 +140,7 @@ class BufferWriter(Writer):
         begins = oldest // ring.block_rows * ring.block_rows
         summed = begins + ring.block_rows <= self._description.stop
         for env_id in np.flatnonzero((begins < oldest) & summed).tolist():
-            where = ring.stretch(env_id, int(begins[env_id]), int(oldest[env_id]))
+            where = ring.split_at_wrap(env_id, int(begins[env_id]), int(oldest[env_id]))
             for row, step, count in where:
                 for file in store.files:
                     if file.path.name != SUMS:

@@ -146,7 +146,7 @@ class FileWriter:
         """Open the large files past the page cache; they share the memory of slabs."""
         ring, rows = self._ring, int(span.lengths.sum())
         streams = sum(
-            len(ring.stretch(env_id, first, stop))
+            len(ring.split_at_wrap(env_id, first, stop))
             for env_id, (first, stop) in enumerate(
                 zip(span.first.tolist(), span.stop.tolist(), strict=True)
             )
@@ -288,7 +288,7 @@ def env_runs(
         return runs(ring.rows(env_ids, positions))
     found, item = [], 0
     first, stop = int(positions[0]), int(positions[-1]) + 1
-    for row, _, count in ring.stretch(int(env_ids[0]), first, stop):
+    for row, _, count in ring.split_at_wrap(int(env_ids[0]), first, stop):
         found.append((row, item, item + count))
         item += count
     return found

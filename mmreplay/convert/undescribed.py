@@ -45,7 +45,7 @@ from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Schema
-from mmreplay.schema.naming import Plain
+from mmreplay.schema.naming import InferredColumns
 
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
 """Names of columns that number episodes, the surest first."""
@@ -87,8 +87,8 @@ class PlainReader(Reader):
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         self._placed = written is None and has_position_columns(kinds)
         fields = other_columns(kinds) if self._placed else kinds
-        self._plain = Plain(
-            fields, notes, taken=RESERVED_NAMES, ends_known=self._placed
+        self._plain = InferredColumns(
+            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed
         )
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
@@ -194,8 +194,8 @@ class TableReader(Reader):
         self._placed = has_position_columns(kinds)
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
-        self._plain = Plain(
-            fields, notes, taken=RESERVED_NAMES, ends_known=self._placed
+        self._plain = InferredColumns(
+            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed
         )
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
@@ -248,7 +248,7 @@ def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     return ""
 
 
-def note_episodes(name: str, plain: Plain, notes: Notes) -> None:
+def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
     """Note the column that numbers episodes.
 
     Args:
@@ -260,7 +260,7 @@ def note_episodes(name: str, plain: Plain, notes: Notes) -> None:
         return
     note = f"episodes begin where column {name!r} changes"
     if not plain.ends:
-        # `Plain` doubts that all rows are one episode, which is not so here.
+        # `InferredColumns` doubts that all rows are one episode, which is not so here.
         notes.doubts[:] = [
             doubt
             for doubt in notes.doubts

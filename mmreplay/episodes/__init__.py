@@ -13,8 +13,8 @@ from mmreplay.episodes.flags import FINAL as FINAL
 from mmreplay.episodes.flags import START as START
 from mmreplay.episodes.flags import TERMINATED as TERMINATED
 from mmreplay.episodes.flags import TRUNCATED as TRUNCATED
+from mmreplay.episodes.index import EnvironmentEpisodes as EnvironmentEpisodes
 from mmreplay.episodes.index import EpisodeIndex as EpisodeIndex
-from mmreplay.episodes.index import Episodes as Episodes
 from mmreplay.episodes.index import FlagReader as FlagReader
 from mmreplay.episodes.index import folded as folded
 from mmreplay.episodes.index import judged as judged

@@ -31,7 +31,7 @@ RowReader = Callable[[Ids, Ids], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
+class EnvironmentEpisodes:
     """Some episodes of one environment, oldest first.
 
     Attributes:
@@ -69,7 +69,8 @@ class EpisodeIndex:
 
     Attributes:
         num_illegal: Rows within `starts` that are no legal start.
-        num_cuts: Rows with CUT seen so far.
+        num_forced_truncations: Rows seen so far whose CUT flag truncates the step
+            before.
         bare: Some episode may have terminated without a final row.
     """
 
@@ -112,7 +113,7 @@ class EpisodeIndex:
         self._num_finals = 0
         self.num_illegal = 0
         self._legal_span: Span | None = None
-        self.num_cuts = 0
+        self.num_forced_truncations = 0
         self.bare = False
 
     def update(
@@ -195,7 +196,7 @@ class EpisodeIndex:
         self._num_begun[env_id] += self._starts.append(env_id, starts, closed)
         self._num_finals += self._finals.append(env_id, finals)
         self.num_illegal += self._illegal.append(env_id, illegal)
-        self.num_cuts += int(np.count_nonzero(cuts))
+        self.num_forced_truncations += int(np.count_nonzero(cuts))
         alone = flags[-1:] if not self._final_follows else flags[:0]
         self.bare |= bool((closing & TERMINATED).any() or (alone & TERMINATED).any())
         self._last[env_id] = flags[-1]
@@ -335,7 +336,7 @@ class EpisodeIndex:
         """int64 ``[E]``, steps alive in each environment."""
         return self._seen - self._first - self._finals.lengths
 
-    def episodes(self, env_id: int) -> Episodes:
+    def episodes(self, env_id: int) -> EnvironmentEpisodes:
         """Return the episodes of one environment that have a step alive.
 
         Costs O(episodes of the environment); see `locate` for those of some steps.
@@ -357,7 +358,9 @@ class EpisodeIndex:
         cut = np.zeros(len(begin), bool)
         cut[:1] = headless
         alive = end > begin
-        return Episodes(env_id, begin[alive], end[alive], cut[alive], running[alive])
+        return EnvironmentEpisodes(
+            env_id, begin[alive], end[alive], cut[alive], running[alive]
+        )
 
     def locate(self, env_ids: Ids | int, positions: Ids) -> tuple[Ids, Ids]:
         """Begin and end of the episodes that hold the positions.

@@ -1,4 +1,4 @@
-"""One process's side of a law: its places, its counts and its waits."""
+"""One process's side of a rate limiter: its lock, its counts and its waits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mmreplay.errors import (
 from mmreplay.process import ProcessGuard
 
 if TYPE_CHECKING:
-    from mmreplay.limiter.law import RateLimiter
+    from mmreplay.limiter.rate_limiter import RateLimiter
 
 FOLDER = "limiter"
-LAW = "law.json"
+SETTINGS = "law.json"
 WRITER = "writer"
 LEARNERS = tuple(f"learner-{number:03d}" for number in range(256))
 COUNTED = struct.Struct("<QQ")
@@ -45,12 +45,12 @@ Side = Literal["insert", "sample"]
 
 _bound: weakref.WeakSet[BoundLimit] = weakref.WeakSet()
 _binding = threading.Lock()
-# Threads that wait now, and for what: they cannot end a wait for the same.
+# Threads that wait now, and for what: they cannot end each other's wait.
 _waiting: dict[threading.Thread, tuple[Path, Side]] = {}
 
 
 class BoundLimit:
-    """See `Limit`."""
+    """A limiter bound to a buffer, as one process uses it; see `Limit`."""
 
     def __init__(self, limiter: RateLimiter, folder: Path, count: Count) -> None:
         self._limiter = limiter
@@ -65,7 +65,7 @@ class BoundLimit:
         self._writer: File | None = None
         self._learner: File | None = None
         self._drawn = 0
-        # Counts stay where they are for good: each is opened once.
+        # Files of counts are never replaced: each is opened once.
         self._known: dict[str, File] = {}
         self._callers: dict[Side, weakref.WeakSet[threading.Thread]]
         self._callers = {"insert": weakref.WeakSet(), "sample": weakref.WeakSet()}
@@ -76,35 +76,35 @@ class BoundLimit:
             _bound.add(self)
 
     def _agree(self) -> int:
-        """Rows that were written and gone before the law was; checks the law."""
-        path = self._folder / LAW
+        """Check that all use the same settings; return the rows gone before them."""
+        path = self._folder / SETTINGS
         refuse_link(self._folder)
-        law = list(self._limiter.law)
+        settings = list(self._limiter.settings)
         if not path.exists():
-            self._write(path, law)
+            self._write(path, settings)
         value = strict_json.parse(files.read_bytes(path, 4096), str(path))
         said, base = value.get("law"), value.get("base")
         if isinstance(said, list):
             said = [math.inf if each is None else each for each in said]
-        if said != law:
+        if said != settings:
             raise SchemaError(
-                f"limiter: got (samples_per_insert, min_size, error_buffer) {law}, "
-                f"expected {said}, which {path} says; give equal ones everywhere, or "
-                f"remove {self._folder} while nobody uses it"
+                "limiter: (samples_per_insert, min_size, error_buffer) must be "
+                f"{said} as in {path}, got {settings}. Use equal settings in all "
+                f"processes, or remove {self._folder} while no process uses it."
             )
         if type(base) is not int or base < 0:
             raise FormatError(
-                f"{path}: got base {base!r}, expected an integer of at least 0; "
-                f"remove {self._folder} while nobody uses it"
+                f"{path}: base must be an integer of at least 0, got {base!r}. Remove "
+                f"{self._folder} while no process uses it."
             )
         return base
 
-    def _write(self, path: Path, law: list[float]) -> None:
-        """Write the law, unless another process comes first, whose base counts."""
+    def _write(self, path: Path, settings: list[float]) -> None:
+        """Write the settings, unless another process comes first, whose base counts."""
         written, alive = self._rows()
         # JSON knows no infinity.
-        told = [None if each == math.inf else each for each in law]
-        text = json.dumps({"law": told, "base": written - alive}, allow_nan=False)
+        finite = [None if value == math.inf else value for value in settings]
+        text = json.dumps({"law": finite, "base": written - alive}, allow_nan=False)
         files.make_folder(self._folder, exist_ok=True)
         own = path.with_name(f"tmp-{secrets.token_hex(8)}")
         files.replace_bytes(own, text.encode())
@@ -123,7 +123,7 @@ class BoundLimit:
     def await_insert(self) -> None:
         """Return once a row may be written; see `Limit.await_insert`."""
         self._enter("insert")
-        # What a learner that is not known yet drew lets more rows in, not fewer.
+        # Draws of a learner that is not known yet allow more rows, not fewer.
         if not self._limiter.allows_insert(*self._now(look=False)):
             self._wait("insert")
 
@@ -182,7 +182,7 @@ class BoundLimit:
         for name in LEARNERS:
             file = self._take(name, COUNTED.size)
             if file is not None:
-                # Whoever made it may have been killed before it had its size.
+                # A process killed while it created the file left it too short.
                 if file.nbytes != COUNTED.size:
                     file.resize(COUNTED.size)
                 self._drawn, self._learner = _read(file), file
@@ -206,7 +206,7 @@ class BoundLimit:
             self._check()
             if look or not self._known:
                 for name in self._learners() - self._known.keys():
-                    # One that is no count has drawn nothing.
+                    # A file that is no count stands for no draws.
                     with suppress(FormatError):
                         file = File.open(self._folder / name, COUNTED.size)
                         self._known[name] = file
@@ -245,13 +245,16 @@ class BoundLimit:
         self, side: Side, now: tuple[int, int, int], alone: bool
     ) -> StarvedError:
         what = "a learner to draw" if side == "insert" else "the writer to add"
-        why = "it is alone" if alone else f"{self._limiter.timeout:g} s are over"
-        ratio, min_size, error = self._limiter.law
+        why = f"{self._limiter.timeout:g} s have passed"
+        if alone:
+            why = "no other thread or process is alive that could"
+        ratio, min_size, error = self._limiter.settings
         return StarvedError(
-            f"{self._folder.parent}: waited for {what}, but {why}: got {now[0]} rows "
-            f"written, {now[2]} of them alive, and {now[1]} items drawn, expected at "
-            f"least {min_size} alive and {ratio:g} items a row within {error:g}; start "
-            "the other side, or give another timeout, patience or on_timeout='proceed'"
+            f"{self._folder.parent}: waited for {what}, but {why}. {now[0]} rows are "
+            f"written, {now[2]} of them alive, and {now[1]} items drawn; the limiter "
+            f"needs {min_size} rows alive and {ratio:g} items per row within "
+            f"{error:g}. Start the other side, or change timeout, patience or "
+            "on_timeout."
         )
 
     def _helped(self, side: Side) -> bool:
@@ -271,7 +274,7 @@ class BoundLimit:
         callers = self._callers["insert" if side == "sample" else "sample"]
         with self._lock:
             alive = [thread for thread in callers if thread.is_alive()]
-        # This thread too waits for the same.
+        # A thread that waits for the same side, such as this one, cannot help.
         return any(_waiting.get(thread) != (self._path, side) for thread in alive)
 
     def _is_locked_elsewhere(self, name: str) -> bool:
@@ -305,7 +308,7 @@ class BoundLimit:
 
 
 def _read(file: File) -> int:
-    """A count that its owner may be writing."""
+    """Read a count, which its owner may be writing."""
     for _ in range(1000):
         count, check = COUNTED.unpack(file.pread(COUNTED.size, 0))
         if count ^ check == MASK:

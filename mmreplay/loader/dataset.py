@@ -21,7 +21,7 @@ from mmreplay import process
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import left_of
 from mmreplay.buffer.opening import StrPath
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
 from mmreplay.disk.lock import locked
@@ -346,7 +346,7 @@ class ReplayDataset(Dataset[Any]):
         )
 
 
-def _overwritten(view: Reader, draw: Draw) -> NDArray[np.bool_]:
+def _overwritten(view: GenerationReader, draw: Draw) -> NDArray[np.bool_]:
     """Which steps, or windows, cannot be drawn any more, bool ``[B]``."""
     oldest = draw.positions if draw.windows is None else draw.windows.positions[:, 0]
     # Clipped: `gather` refuses an unknown environment. By `starts`: rows before a step

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.limiting import Limit
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import FailedError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
@@ -46,7 +46,7 @@ class PendingShare:
 
     buffer_id: int
     fraction: float
-    reader: Reader
+    reader: GenerationReader
     drawn: PendingDraw
 
     def __len__(self) -> int:

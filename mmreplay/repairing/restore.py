@@ -536,7 +536,7 @@ def _reader(scan: DamageScan, env_id: int) -> Callable[[int, int], Flags]:
 
     def read(first: int, stop: int) -> Flags:
         segments = []
-        for row, step, count in ring.stretch(env_id, first, stop):
+        for row, step, count in ring.split_at_wrap(env_id, first, stop):
             data = file.pread((count - 1) * step + 1, row)
             segments.append(np.frombuffer(data, np.uint8)[::step])
         return np.concatenate(segments)

@@ -297,7 +297,7 @@ class DamageScan:
         """
         first, head = int(self.firsts[env_id]), int(self.heads[env_id])
         inside, beyond = [], []
-        for row, step, count in self.metadata.ring.stretch(env_id, first, head):
+        for row, step, count in self.metadata.ring.split_at_wrap(env_id, first, head):
             held = min(count, max(0, -(-(self.reach - row) // step)))
             inside.append(range(first, first + held))
             beyond.append(range(first + held, first + count))

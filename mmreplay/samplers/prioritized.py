@@ -43,7 +43,7 @@ Masses = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PrioritizedOptions:
     """Arguments that all prioritized samplers take.
 
     Attributes:
@@ -91,7 +91,10 @@ class PriorityBasedSampler(Sampler):
     _random: StepGenerator
 
     def __init__(
-        self, make_distribution: MakeDistribution, options: Options, seed: int | None
+        self,
+        make_distribution: MakeDistribution,
+        options: PrioritizedOptions,
+        seed: int | None,
     ) -> None:
         """Make a sampler.
 
@@ -334,7 +337,7 @@ class PrioritizedSampler(PriorityBasedSampler):
         power = Scheduled("alpha", alpha, MAX_ALPHA)
         floor = number("eps", eps, 0)
         every = integer("alpha_every", alpha_every, 1, "1 updates alpha at every draw.")
-        options = Options(
+        options = PrioritizedOptions(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
         )  # fmt: skip
@@ -411,7 +414,7 @@ class RankPrioritizedSampler(PriorityBasedSampler):
         if resort_every is not None:
             way_out = "Leave it out to sort after every quarter of the rows."
             resort_every = integer("resort_every", resort_every, 1, way_out)
-        options = Options(
+        options = PrioritizedOptions(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
         )  # fmt: skip

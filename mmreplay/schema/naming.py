@@ -64,7 +64,7 @@ def left_out(notes: Notes, path: str, text: str) -> None:
     (notes.doubt if path.split("/")[0] in KNOWN else notes.note)(text)
 
 
-class Plain:
+class InferredColumns:
     """Fields, roles and ends of columns known by name, dtype and row shape.
 
     Attributes:
@@ -77,7 +77,7 @@ class Plain:
         columns: Mapping[str, tuple[str, tuple[int, ...]]],
         notes: Notes,
         *,
-        taken: Collection[str] = (),
+        reserved: Collection[str] = (),
         ends_known: bool = False,
     ) -> None:
         """Find them.
@@ -85,13 +85,13 @@ class Plain:
         Args:
             columns: Dtype name and row shape by name.
             notes: Receives what was found and guessed.
-            taken: Names that no field may have.
+            reserved: Names that no field may have.
             ends_known: Episode ends come from elsewhere.
 
         Raises:
             SourceError: No column can be a field.
         """
-        self._notes, self._reserved = notes, taken
+        self._notes, self._reserved = notes, reserved
         roles = find_roles(tuple(columns))
         self.ends = {
             role: roles[role]
@@ -182,28 +182,28 @@ class Plain:
                     )
 
     def take(
-        self, found: Columns, first: int
+        self, columns: Columns, first: int
     ) -> tuple[Columns, NDArray[np.bool_], Ends]:
         """Return the columns of the schema, and both ends of each row.
 
         Args:
-            found: Per column ``[N, *shape]``; of fields that nobody wants none.
+            columns: Per column ``[N, *shape]``; unwanted fields may be missing.
             first: Number of the first of these rows, for errors.
 
         Returns:
             Columns, terminated bool ``[N]``, truncated bool ``[N]``.
         """
-        made = {path: found[path] for path in self.schema.paths if path in found}
-        ends = self.ends_of(found, len(next(iter(made.values()))), first)
+        made = {p: columns[p] for p in self.schema.paths if p in columns}
+        ends = self.ends_of(columns, len(next(iter(made.values()))), first)
         for role, path in self.ends.items():
             made[path] = ends[role]
         return made, ends["terminated"], ends["truncated"]
 
-    def ends_of(self, found: Columns, count: int, first: int) -> dict[str, Ends]:
+    def ends_of(self, columns: Columns, count: int, first: int) -> dict[str, Ends]:
         """Return both ends of rows by role, bool ``[N]``.
 
         Args:
-            found: Per column that tells one ``[N]`` or ``[N, 1]``.
+            columns: Per column of ends ``[N]`` or ``[N, 1]``.
             count: N.
             first: Number of the first of these rows, for errors.
 
@@ -212,7 +212,7 @@ class Plain:
         """
         ends = {role: np.zeros(count, bool) for role in ENDS}
         for role, path in self.ends.items():
-            values = np.asarray(found[path]).reshape(count)
+            values = np.asarray(columns[path]).reshape(count)
             refuse_nan(f"column {path!r}", values, first)
             ends[role] = values.astype(bool)
         if self.ends.get("terminated") in UNSURE and "truncated" in self.ends:

@@ -125,7 +125,7 @@ class ReadFlags:
 
     def span(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
         """See `FlagReader.span`."""
-        for row, step, count in ring.stretch(env_id, first, stop):
+        for row, step, count in ring.split_at_wrap(env_id, first, stop):
             flags = np.frombuffer(self.strided(row, step, count), np.uint8)
             self._cache[row : row + step * count : step] = flags
         return flags_between(self._cache, ring, env_id, first, stop)
@@ -463,7 +463,7 @@ class MemmapStore:
     def checksum(self, env_id: int, block: int) -> int:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
-        where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
+        where, *_ = self.ring.split_at_wrap(env_id, block * size, (block + 1) * size)
         crc = crc32c(struct.pack("<Q", block * size) + self._flags.strided(*where))
         fields = self.schema.fields
         readers = [r for p, r in self._large_paths.items() if not fields[p].mutable]

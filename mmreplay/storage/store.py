@@ -65,7 +65,7 @@ def flags_between(
     """Copy a stretch out of all rows' flags; see `Store.flags_between`."""
     spans = [
         flags[row : row + step * count : step]
-        for row, step, count in ring.stretch(env_id, first, stop)
+        for row, step, count in ring.split_at_wrap(env_id, first, stop)
     ]
     return np.concatenate(spans) if spans else np.empty(0, np.uint8)
 

@@ -81,7 +81,7 @@ class SpaceReservation:
             first = stop - (stop - first).max()
         for env_id in some.tolist():
             here = max(0, int(first[env_id])), int(stop[env_id])
-            for row, _, count in ring.stretch(0 if wide > 1 else env_id, *here):
+            for row, _, count in ring.split_at_wrap(0 if wide > 1 else env_id, *here):
                 for name, file in self._files.items():
                     self._reserve(name, file, row, row + count * wide)
 

@@ -94,7 +94,7 @@ class BaseSteps:
     """
 
     __slots__ = (
-        "_found",
+        "_bounds",
         "batch_rows",
         "env_ids",
         "key",
@@ -107,7 +107,7 @@ class BaseSteps:
     def __init__(
         self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
         length: int | None,
-        batch_rows: BatchRows, found: Ids, terminated: NDArray[np.bool_],
+        batch_rows: BatchRows, bounds: Ids, terminated: NDArray[np.bool_],
     ) -> None:  # fmt: skip
         """Hold them.
 
@@ -118,30 +118,30 @@ class BaseSteps:
             key: See `BaseSteps`.
             length: See `BaseSteps`.
             batch_rows: See `BaseSteps`.
-            found: int64 ``[3, N]`` or longer: first, last and following.
+            bounds: int64 ``[3, N]`` or longer: first, last and following.
             terminated: See `BaseSteps`.
         """
         self.rows, self.env_ids, self.positions = rows, env_ids, positions
         self.key, self.length, self.batch_rows = key, length, batch_rows
-        self._found, self.terminated = found, terminated
+        self._bounds, self.terminated = bounds, terminated
 
     @property
     def first(self) -> Ids:
         """See `BaseSteps`."""
-        found: Ids = self._found[0]
-        return found
+        first: Ids = self._bounds[0]
+        return first
 
     @property
     def last(self) -> Ids:
         """See `BaseSteps`."""
-        found: Ids = self._found[1]
-        return found
+        last: Ids = self._bounds[1]
+        return last
 
     @property
     def following(self) -> Ids:
         """See `BaseSteps`."""
-        found: Ids = self._found[2]
-        return found
+        following: Ids = self._bounds[2]
+        return following
 
     def at(self, rows: Where | Ids) -> Ids:
         """Positions of rows, int64 ``[N, K]``."""
@@ -151,10 +151,10 @@ class BaseSteps:
 
     def unclipped(self, rows: Where) -> Ids:
         """Positions where rows would be, had the episode no beginning."""
-        cap = self._found[2 if rows.beyond else 1]
+        cap = self._bounds[2 if rows.beyond else 1]
         ahead = self.positions[:, None] + np.array(rows.ahead)
-        found: Ids = np.minimum(ahead, cap[:, None]) - np.array(rows.back)
-        return found
+        positions: Ids = np.minimum(ahead, cap[:, None]) - np.array(rows.back)
+        return positions
 
     def random(self, stream: int) -> np.random.Generator:
         """Return a generator of this draw alone; each transform has its stream."""

@@ -276,7 +276,7 @@ class _Relabelled(Over):
     def __init__(self, below: Layer, base_steps: BaseSteps, goals: _Goals) -> None:
         super().__init__(below, base_steps)
         self._goals = goals
-        self._found: tuple[Ids, NDArray[np.generic]] | None = None
+        self._relabelled: tuple[Ids, NDArray[np.generic]] | None = None
 
     def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, goals and rewards relabelled; see `Layer.read`."""
@@ -291,8 +291,8 @@ class _Relabelled(Over):
 
     def _relabelling(self) -> tuple[Ids, NDArray[np.generic]]:
         """Which steps are relabelled, int64 ``[M]``, and their goals ``[M, *goal]``."""
-        if self._found is not None:
-            return self._found
+        if self._relabelled is not None:
+            return self._relabelled
         base_steps = self.base_steps
         drawn = _goal_rows(base_steps, self._goals)
         rows, which = drawn.rows, drawn.chosen.nonzero()[0]
@@ -303,8 +303,8 @@ class _Relabelled(Over):
             if lost.any():
                 rows = np.where(lost, drawn.later, rows)
                 goal = self._achieved(rows[:, None], which)
-        self._found = which, goal[:, 0]
-        return self._found
+        self._relabelled = which, goal[:, 0]
+        return self._relabelled
 
     def _achieved(self, rows: Where | Ids, which: Ids) -> NDArray[np.generic]:
         """What some achieved after steps ``[N, K]``, ``[M, K, *goal]``."""

@@ -230,14 +230,14 @@ def _floats(values: ArrayLike) -> Floats:
         ) from None
 
 
-def _check_fit(path: str, moment: Floats, field: Field) -> None:
+def _check_fit(path: str, values: Floats, field: Field) -> None:
     try:
-        fits = np.broadcast_shapes(moment.shape, field.shape) == field.shape
+        fits = np.broadcast_shapes(values.shape, field.shape) == field.shape
     except ValueError:
         fits = False
     if not fits:
         raise SchemaError(
-            f"Normalize: got moments of shape {list(moment.shape)} for {path!r}, "
+            f"Normalize: got moments of shape {list(values.shape)} for {path!r}, "
             f"expected them to fit {list(field.shape)}; measure that field, or "
             "normalize before the transform that reshapes it"
         )

@@ -120,13 +120,13 @@ class NStep:
 class _Sums:
     """An NStep fitted to fields: what is the same for every draw."""
 
-    def __init__(self, fold: NStep, fields: dict[str, Field], schema: Schema) -> None:
-        self.discount = fold.discount
+    def __init__(self, nstep: NStep, fields: dict[str, Field], schema: Schema) -> None:
+        self.discount = nstep.discount
         self.num_agents, self.terminated = schema.num_agents, schema.role("terminated")
         self.fields = fields
-        self.powers = fold.gamma ** np.arange(fold.n + 1, dtype=np.float64)
+        self.powers = nstep.gamma ** np.arange(nstep.n + 1, dtype=np.float64)
         self.weights = self.powers[:-1]
-        self.steps = Where(tuple(range(fold.n)), (0,) * fold.n, False)
+        self.steps = Where(tuple(range(nstep.n)), (0,) * nstep.n, False)
         self.reals = {path: real(field).numpy for path, field in fields.items()}
         self._parted: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
 

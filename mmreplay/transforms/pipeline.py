@@ -177,7 +177,7 @@ class Pipeline:
             )
         steps = rows.find(planned[2], env_ids, positions)
         fields = steps.fields
-        if self._batch.whole:
+        if self._batch.is_complete:
             return {name: fields[name] for name in self._batch.names}
         base_steps = BaseSteps(
             rows, env_ids, positions, key, length, self._batch_rows, steps.base_steps,
@@ -218,7 +218,7 @@ class _Batch:
         made: Names of those that are made from several rows.
         names: All names, in order.
         sums: What is summed as it is read; None for nothing.
-        whole: Nothing is left to layers.
+        is_complete: Nothing is left to layers.
     """
 
     direct: Direct
@@ -226,7 +226,7 @@ class _Batch:
     made: tuple[str, ...]
     names: tuple[str, ...]
     sums: Sums | None
-    whole: bool
+    is_complete: bool
 
 
 def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> _Batch:
@@ -243,7 +243,7 @@ def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> 
         if path not in ends and path in outline.schema.fields
         if len(outline.changed_by[path]) == 1
     }
-    sums = _sums(outline, bounds)
+    sums = _summed_rewards(outline, bounds)
 
     direct: dict[Where, dict[str, str]] = {}
     layered: dict[Where, dict[str, str]] = {}
@@ -269,7 +269,7 @@ def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> 
     return _Batch(direct, read, made, tuple(outline.fields), sums, is_complete)
 
 
-def _sums(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
+def _summed_rewards(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
     """What is summed of stored rewards and stays as it is; None for nothing."""
     for bound in bounds:
         sums = bound.sums

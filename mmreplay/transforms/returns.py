@@ -243,9 +243,9 @@ class _Returns(Over):
             within = steps < stops[active, None]
             flat = np.minimum(steps, stops[active, None] - 1).reshape(-1)
             paths = tuple({reward: 0, **({spec.discount: 0} if spec.discount else {})})
-            found = rows.read(paths, np.repeat(env_ids[active], steps.shape[1]), flat)
-            here, after, zero = self._weights(found, within)
-            some = numbers(found[reward], self._outline.fields[reward])
+            fields = rows.read(paths, np.repeat(env_ids[active], steps.shape[1]), flat)
+            here, after, zero = self._weights(fields, within)
+            some = numbers(fields[reward], self._outline.fields[reward])
             wide = some.astype(np.float64).reshape(*steps.shape, *shape)
             if spec.clip is not None:
                 np.clip(wide, *spec.clip, out=wide)
@@ -258,7 +258,7 @@ class _Returns(Over):
         return sums, weights, cut
 
     def _weights(
-        self, found: Fields, within: NDArray[np.bool_]
+        self, fields: Fields, within: NDArray[np.bool_]
     ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Weight of each reward of a block ``[M, K]``, and of what follows ``[M]``.
 
@@ -269,7 +269,7 @@ class _Returns(Over):
         discounts = np.ones(within.shape)
         if spec.discount is not None:
             field = self._outline.fields[spec.discount]
-            values = numbers(found[spec.discount], field).astype(np.float64)
+            values = numbers(fields[spec.discount], field).astype(np.float64)
             discounts = values.reshape(within.shape)
         factors = np.where(within, spec.gamma * discounts, 1.0)
         products = np.cumprod(factors, axis=1)

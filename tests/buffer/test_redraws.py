@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import StarvedError
 from tests.buffer.support import Twin
 
@@ -19,7 +19,9 @@ def strike(monkeypatch):
 
     def strike(which):
         monkeypatch.setattr(
-            Reader, "stale", lambda _, ids, positions, moment: which(positions)
+            GenerationReader,
+            "stale",
+            lambda _, ids, positions, moment: which(positions),
         )
 
     return strike

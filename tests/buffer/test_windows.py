@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.samplers.base import Draw, Windows
 from tests.buffer.support import Twin, schema
@@ -76,7 +76,7 @@ def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
 ):
     twin = running(tmp_path / "b", 60, 60)
     slots = twin.buffer.metadata.ring.slots
-    plain, calls = Reader.copy_steps, []
+    plain, calls = GenerationReader.copy_steps, []
 
     def slow(view, env_ids, positions, *options):
         calls.append(positions.tolist())
@@ -85,7 +85,7 @@ def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
             twin.extend([[""]] * (slots - 60 + 4))  # position 3 is overwritten
         return found
 
-    monkeypatch.setattr(Reader, "copy_steps", slow)
+    monkeypatch.setattr(GenerationReader, "copy_steps", slow)
     head = slots + 4
     fresh = windows_of(head - 9, head - 8, head - 20, length=3)
     with mr.ReplayBuffer.open(tmp_path / "b") as reader:
@@ -102,7 +102,7 @@ def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
 def test_windows_of_another_length_are_drawn_again_all_of_them(tmp_path, monkeypatch):
     twin = running(tmp_path / "b", 60, 60)
     stale = [np.array([False, True]), None]
-    monkeypatch.setattr(Reader, "stale", lambda *_: stale.pop(0))
+    monkeypatch.setattr(GenerationReader, "stale", lambda *_: stale.pop(0))
     draws = windows_of(30, 31), windows_of(41, 42, length=5)
     twin.buffer.sampler = Given(*draws)
     batch = twin.buffer.sample(2)

@@ -269,7 +269,7 @@ def test_one_watches_a_buffer_that_is_written(tmp_path):
     with create(tmp_path) as buffer:
         with (
             mr.AutoExport(buffer, tmp_path / "files"),
-            pytest.raises(FailedError, match="are held by another already"),
+            pytest.raises(FailedError, match="another callback already holds"),
         ):
             mr.AutoExport(buffer, tmp_path / "other")
         mr.AutoExport(buffer, tmp_path / "other").close()

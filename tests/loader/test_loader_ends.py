@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import mmreplay as mr
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import EmptyError, FailedError, ForkedError
 from tests.loader.support import CtrlC, fill, same_as_take, steps
 
@@ -373,7 +373,7 @@ def test_workers_may_be_spawned_while_a_loader_runs(buffer, path):
 
 def test_what_is_read_ahead_is_bounded(path, monkeypatch):
     asked, gate = [], threading.Event()
-    gather = Reader.gather
+    gather = GenerationReader.gather
 
     def slow(self, pending, *, skip):
         gate.wait(20)
@@ -383,9 +383,11 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
         reading = buffer.reading
         drawn = reading.draw(mr.UniformSampler(0), 16)
         nbytes = reading.nbytes(drawn.draw)
-        monkeypatch.setattr(Reader, "gather", slow)
+        monkeypatch.setattr(GenerationReader, "gather", slow)
         monkeypatch.setattr(
-            Reader, "prefetch", lambda self, draw: asked.append(len(draw)) or 1
+            GenerationReader,
+            "prefetch",
+            lambda self, draw: asked.append(len(draw)) or 1,
         )
         with mr.ReplayLoader(
             buffer, 16, prefetch=6, read_ahead_nbytes=3 * nbytes

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import mmreplay as mr
 from mmreplay.convert import registry
 from mmreplay.errors import SourceError
-from mmreplay.schema.naming import Plain
+from mmreplay.schema.naming import InferredColumns
 from mmreplay.schema.notes import Notes
 
 ENDS = [0.0, np.nan, 1.0]
@@ -56,7 +56,9 @@ def test_an_end_that_is_missing_is_refused_and_no_termination(tmp_path, name, wr
 
 
 def test_rows_are_counted_over_blocks():
-    plain = Plain({"obs": ("float32", ()), "dones": ("float16", (1,))}, Notes())
+    plain = InferredColumns(
+        {"obs": ("float32", ()), "dones": ("float16", (1,))}, Notes()
+    )
     found = {"obs": np.zeros(3, "f4"), "dones": np.array([[0], [1], [np.nan]], "f2")}
     with pytest.raises(SourceError, match="column 'dones' has no value, or NaN, in ro"):
         plain.take(found, 0)
@@ -70,7 +72,7 @@ def test_rows_are_counted_over_blocks():
 def test_columns_of_a_known_name_that_no_field_can_be_are_doubts(name):
     notes = Notes()
     columns = {"act": ("float32", ()), "x": ("complex64", ()), name: ("U3", ())}
-    Plain(columns, notes)
+    InferredColumns(columns, notes)
     assert any(f"column {name!r} was left out" in doubt for doubt in notes.doubts)
     assert any("column 'x' was left out" in note for note in notes.notes)
 

@@ -34,7 +34,7 @@ def test_runs_of_any_size_and_order_make_the_checksums(seed):
         env_id = int(rng.choice(np.flatnonzero(at < span.stop)))
         count = min(int(rng.integers(1, 20)), int(span.stop[env_id] - at[env_id]))
         stop = int(at[env_id]) + count
-        for row, _, rows in ring.stretch(env_id, int(at[env_id]), stop):
+        for row, _, rows in ring.split_at_wrap(env_id, int(at[env_id]), stop):
             for part, nbytes in enumerate(row_nbytes):
                 begin, end = row * nbytes, (row + rows) * nbytes
                 data = rng.integers(0, 256, end - begin, np.uint8)

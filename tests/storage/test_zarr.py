@@ -42,7 +42,7 @@ class TestZarrStore(StoreContract):
         )
         assert store.checksum(0, 0) == expected
         ((rows, paths),) = asked
-        (row, step, count), *_ = ring.stretch(0, 0, size)
+        (row, step, count), *_ = ring.split_at_wrap(0, 0, size)
         assert rows.tolist() == [row + step * at for at in range(count)]
         kept = [path for path, each in store.schema.fields.items() if not each.mutable]
         assert paths == kept

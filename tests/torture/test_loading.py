@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from tools.torture import loading
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -23,7 +23,7 @@ def test_more_tries_find_nothing():
 
 
 def test_a_misplaced_step_is_found(monkeypatch):
-    copy = Reader.copy_draw
+    copy = GenerationReader.copy_draw
 
     def moved(self, draw, *options):
         found = copy(self, draw, *options)
@@ -31,6 +31,6 @@ def test_a_misplaced_step_is_found(monkeypatch):
         return found
 
     monkeypatch.setattr(loading, "TRIES", (loading.live,))
-    monkeypatch.setattr(Reader, "copy_draw", moved)
+    monkeypatch.setattr(GenerationReader, "copy_draw", moved)
     report = loading.attack(1, 3)
     assert any("rewards" in told for told in report.examples.values())

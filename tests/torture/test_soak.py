@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from tools.torture import processes, soak
 from tools.torture.latencies import Latencies
 from tools.torture.powerloss import Report
@@ -31,7 +31,7 @@ def test_five_processes_tear_no_row_and_leave_a_whole_buffer(roomy, capsys):
 
 
 def test_a_reader_that_does_not_look_again_tears_rows(roomy, monkeypatch):
-    monkeypatch.setattr(Reader, "stale", lambda *_: None)
+    monkeypatch.setattr(GenerationReader, "stale", lambda *_: None)
     small = soak.Size(400_000, 3.0, capacity=64, batch=256, draws_per_s=1e6)
     report = soak.attack(small, 1)
     assert any("failed" in kind for kind in report.findings)

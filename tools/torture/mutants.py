@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from mmreplay.buffer.append import Appender
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
 from mmreplay.storage import recovery
@@ -249,7 +249,7 @@ MUTANTS = (
     Mutant(
         "NoRecheck",
         "look at the limit again after copying rows",
-        ((Reader, "stale", _nothing),),
+        ((GenerationReader, "stale", _nothing),),
         live=True,
     ),
     Mutant(

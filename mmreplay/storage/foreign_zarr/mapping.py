@@ -14,7 +14,7 @@ from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
-from mmreplay.schema.naming import ENDS, Plain, left_out
+from mmreplay.schema.naming import ENDS, InferredColumns, left_out
 from mmreplay.schema.notes import Notes
 from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
 from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
@@ -100,7 +100,7 @@ class GroupMapper:
         numbers = next((n for n in NUMBERS if self._counts(columns.get(n))), None)
         known = ends is not None or numbers is not None
         try:
-            plain = Plain(kinds, self.notes, ends_known=known)
+            plain = InferredColumns(kinds, self.notes, ends_known=known)
         except SourceError as error:
             raise SourceError(f"{self.source.location}: {error}") from error
         if ends is None and numbers is not None:
@@ -261,7 +261,10 @@ class GroupMapper:
         return np.concatenate([*changed_rows, [self.rows]])
 
     def _flags(
-        self, plain: Plain, columns: Mapping[str, ForeignArray], ends: Ids | None
+        self,
+        plain: InferredColumns,
+        columns: Mapping[str, ForeignArray],
+        ends: Ids | None,
     ) -> NDArray[np.uint8]:
         """Flags of every row."""
         flags = np.zeros(self.rows, np.uint8)

@@ -270,7 +270,9 @@ class ZarrStore:
         """CRC32C of a block; see `CheckedStore.checksum`."""
         ring = self.ring
         size = ring.block_rows
-        (row, step, count), *_ = ring.stretch(env_id, block * size, (block + 1) * size)
+        (row, step, count), *_ = ring.split_at_wrap(
+            env_id, block * size, (block + 1) * size
+        )
         rows = np.arange(row, row + step * count, step)
         return checksum(self, block * size, rows)
 

@@ -466,7 +466,7 @@ class Sealing:
         size = self.range_rows
         spans = [np.empty(0, np.int64)]
         for env_id, oldest in enumerate(first.tolist()):
-            runs_alive = self._ring.stretch(env_id, oldest, int(stop[env_id]))
+            runs_alive = self._ring.split_at_wrap(env_id, oldest, int(stop[env_id]))
             for row, step, count in runs_alive:
                 last = row + step * (count - 1)
                 spans.append(np.arange(row // size, last // size + 1))

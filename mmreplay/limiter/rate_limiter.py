@@ -1,4 +1,4 @@
-"""The law that a rate limiter holds writer and learners to."""
+"""The bound that a rate limiter holds a writer and its learners to."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class RateLimiter:
         one_of("on_timeout", self.on_timeout, get_args(OnTimeout), way_out)
 
     @property
-    def law(self) -> tuple[float, int, float]:
+    def settings(self) -> tuple[float, int, float]:
         """What must be equal on both sides."""
         return (
             float(self.samples_per_insert), int(self.min_size),
@@ -157,7 +157,7 @@ class RateLimiter:
         """
         if size < self.min_size:
             return True
-        ratio, min_size, error = self.law
+        ratio, min_size, error = self.settings
         return ratio * (inserts + 1) - samples <= ratio * min_size + error
 
     def allows_sample(self, inserts: int, samples: int, size: int) -> bool:
@@ -170,7 +170,7 @@ class RateLimiter:
         """
         if size < self.min_size:
             return False
-        ratio, min_size, error = self.law
+        ratio, min_size, error = self.settings
         # Of a product that is infinite too the difference would be none.
         return error == math.inf or (
             ratio * inserts - (samples + 1) >= ratio * min_size - error
@@ -197,7 +197,8 @@ class RateLimiter:
         """Apply it to a buffer; see `Limiter.bind`.
 
         Raises:
-            SchemaError: The buffer is in RAM or too small, or others use another law.
+            SchemaError: The buffer is in RAM or too small, or another process uses
+                other settings.
         """
         self.check(folder, capacity)
         assert folder is not None
