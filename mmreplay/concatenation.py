@@ -199,13 +199,13 @@ class Concat:
             EmptyError: A buffer that has a share has nothing to draw.
             SchemaError: Transforms or windows of the buffers do not fit together.
         """
-        return self.draw_each(
+        return self.each(
             batch_size, self._sample, lambda some: join_batches(some, pad=self.pads)
         )
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
-        return self.draw_each(
+        return self.each(
             batch_size, self._draw, lambda some: join_draws(some, pad=self.pads)
         )
 
@@ -214,7 +214,7 @@ class Concat:
         """Whether all samplers draw episodes, padded to the longest of each batch."""
         return all(form_of(buffer.sampler) == PADDED for buffer in self.buffers)
 
-    def draw_each(
+    def each(
         self,
         batch_size: int,
         one: Callable[[int, int, float], T],

@@ -416,6 +416,7 @@ EXCEPTIONS = [
         ("mmreplay/episodes/*", "mmreplay/samplers/episode.py", "mmreplay/stats.py"),
         "public: EpisodeTable.running, EpisodeSampler(running=)",
     ),
+    Exempt("each", "each", ("mmreplay/concatenation.py",), "public: Concat.each"),
     Exempt("least", "least", ("mmreplay/samplers/episode.py",), "return_within(least)"),
     Exempt("most", "most", ("mmreplay/samplers/episode.py",), "return_within(most)"),
     Exempt(

@@ -245,9 +245,9 @@ class BoundLimit:
         self, side: Side, now: tuple[int, int, int], alone: bool
     ) -> StarvedError:
         what = "a learner to draw" if side == "insert" else "the writer to add"
-        why = f"{self._limiter.timeout:g} s have passed"
-        if alone:
-            why = "no other thread or process is alive that could"
+        why = "none is running"
+        if not alone:
+            why = f"{self._limiter.timeout:g} s have passed"
         ratio, min_size, error = self._limiter.settings
         return StarvedError(
             f"{self._folder.parent}: waited for {what}, but {why}. {now[0]} rows are "

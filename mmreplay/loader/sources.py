@@ -308,7 +308,7 @@ class ConcatSource:
         concat = self._concat
         with concat.lock:
             pending.state = concat.state_dict()
-            pending.shares = concat.draw_each(count, self._draw_share, tuple)
+            pending.shares = concat.each(count, self._draw_share, tuple)
         return True
 
     def _draw_share(self, buffer_id: int, count: int, fraction: float) -> PendingShare:

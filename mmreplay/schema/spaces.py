@@ -65,8 +65,8 @@ def space_fields(
     kind = type(space).__name__
     way_out = _WAYS_OUT.get(kind, f"Wrap the environment so that it gives {_SUPPORTED}")
     raise SchemaError(
-        f"field {path!r}: a {kind} space cannot be stored, only {_SUPPORTED}. "
-        f"{way_out}, or leave it out with exclude=[{path!r}]."
+        f"field {path!r}: the space must be {_SUPPORTED}, got {kind}. {way_out}, or "
+        f"leave it out with exclude=[{path!r}]."
     )
 
 

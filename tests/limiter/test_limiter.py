@@ -163,12 +163,12 @@ def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
         step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
         # Patience is over long before: it lives, so that the timeout decides.
         began = time.monotonic()
-        until_starved(step, r"0\.3 s are over")
+        until_starved(step, r"0\.3 s have passed")
         assert time.monotonic() - began >= 0.3
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=law()) as buffer:
         step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
-        until_starved(step, "it is alone")
+        until_starved(step, "none is running")
     os.waitpid(pid, 0)
 
 
@@ -181,7 +181,7 @@ def test_then_go_on_returns(tmp_path):
 def test_other_parameters_are_refused_with_both(tmp_path):
     create(tmp_path / "b", law()).close()
     with pytest.raises(
-        SchemaError, match=r"\[5.0, 10, 20.0\], expected \[4.0, 10, 20.0\]"
+        SchemaError, match=r"must be \[4.0, 10, 20.0\] as in .*, got \[5.0, 10, 20.0\]"
     ):
         reader(tmp_path / "b", law(samples_per_insert=5))
     # What does not bind both sides may differ.

@@ -64,15 +64,17 @@ def test_without_an_error_the_least_size_alone_counts(tmp_path):
     limiter = law(error_buffer=math.inf)
     with create(tmp_path / "b", limiter) as buffer:
         add(buffer, 9)
-        told = r"got 9 rows written, 9 of them alive, and 0 items drawn, expected at "
-        told += r"least 10 alive and 4 items a row within inf; start the other side"
+        told = r"9 rows are written, 9 of them alive, and 0 items drawn; the limiter "
+        told += r"needs 10 rows alive and 4 items per row within inf\. Start the other"
         assert until_starved(lambda: buffer.sample(1), told) == 0
         add(buffer, 991)
         for _ in range(1000):
             buffer.sample(16)
     with reader(tmp_path / "b", limiter) as buffer:
         buffer.sample(16)
-    with pytest.raises(SchemaError, match=r"got .*20.0\], expected \[4.0, 10, inf\]"):
+    with pytest.raises(
+        SchemaError, match=r"must be \[4.0, 10, inf\] as in .*, got .*20.0\]"
+    ):
         reader(tmp_path / "b", law())
 
 
@@ -109,5 +111,5 @@ def test_a_base_that_is_no_count_is_refused(tmp_path, base):
     create(tmp_path / "b", law()).close()
     value = {"law": [4.0, 10, 20.0], "base": base}
     (tmp_path / "b" / "limiter" / "law.json").write_text(json.dumps(value))
-    with pytest.raises(FormatError, match=r"got base .*, expected an integer"):
+    with pytest.raises(FormatError, match=r"base must be an integer of at least 0"):
         reader(tmp_path / "b", law())

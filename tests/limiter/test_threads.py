@@ -173,8 +173,8 @@ def test_a_thread_that_ended_helps_nobody(tmp_path):
         ended.append(Thread(lambda: buffer.sample(1)))
         ended[1].end()
         # 4 * inserts <= 4 * 10 + 20 + 1, 4 * 15 - samples >= 20.
-        assert until_starved(lambda: add(buffer), "it is alone") == 5
-        assert until_starved(lambda: buffer.sample(1), "it is alone") == 39
+        assert until_starved(lambda: add(buffer), "none is running") == 5
+        assert until_starved(lambda: buffer.sample(1), "none is running") == 39
         assert len(ended) == 2
 
 
@@ -200,7 +200,7 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypat
 
         other = Thread(both)
         assert asked.wait(LONG_S)
-        assert until_starved(lambda: add(buffer), "it is alone") == 0
+        assert until_starved(lambda: add(buffer), "none is running") == 0
         for _ in range(8):
             buffer.sample(1)
         goes_on.set()
@@ -209,9 +209,9 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypat
 
 def test_a_single_thread_is_refused_with_the_reason(tmp_path):
     with create(tmp_path / "b", law(patience=0)) as buffer:
-        assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
-        assert until_starved(lambda: add(buffer), "it is alone") == 15
-        assert until_starved(lambda: buffer.sample(1), "it is alone") == 40
+        assert until_starved(lambda: buffer.sample(1), "none is running") == 0
+        assert until_starved(lambda: add(buffer), "none is running") == 15
+        assert until_starved(lambda: buffer.sample(1), "none is running") == 40
 
 
 def test_a_single_thread_is_refused_whatever_path_it_opened(tmp_path):
@@ -219,9 +219,9 @@ def test_a_single_thread_is_refused_whatever_path_it_opened(tmp_path):
     with create(tmp_path / "b", limiter) as buffer:
         (tmp_path / "link").symlink_to(tmp_path / "b")
         with reader(tmp_path / "link", limiter) as read:
-            assert until_starved(lambda: add(buffer), "it is alone") == 15
-            assert until_starved(lambda: read.sample(1), "it is alone") == 40
-            assert until_starved(lambda: add(buffer), "it is alone") == 10
+            assert until_starved(lambda: add(buffer), "none is running") == 15
+            assert until_starved(lambda: read.sample(1), "none is running") == 40
+            assert until_starved(lambda: add(buffer), "none is running") == 10
 
 
 @pytest.mark.crash
@@ -229,7 +229,7 @@ def test_another_learner_does_not_help_a_learner(tmp_path):
     create(tmp_path / "b", law()).close()
     limiter = law(timeout=LONG_S)
     with idle_learner(tmp_path / "b"), reader(tmp_path / "b", limiter) as buffer:
-        assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
+        assert until_starved(lambda: buffer.sample(1), "none is running") == 0
 
 
 def test_to_close_ends_the_waits_of_other_threads(tmp_path, asked):
@@ -261,7 +261,7 @@ def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(
 def test_a_wait_that_is_over_is_no_wait_any_more(tmp_path):
     with create(tmp_path / "b", law(timeout=0, patience=LONG_S)) as buffer:
         for _ in range(2):
-            with pytest.raises(StarvedError, match="0 s are over"):
+            with pytest.raises(StarvedError, match="0 s have passed"):
                 buffer.sample(1)
         add(buffer, 10)
         buffer.sample(1)

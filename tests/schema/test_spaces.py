@@ -84,22 +84,22 @@ def test_dicts_and_tuples_become_paths():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Text(5), "got a Text space, expected Box, .*; encode it as a Box"),
+        (spaces.Text(5), r"the space must be Box, .*, got Text\. Encode it as a Box"),
         (
             spaces.Graph(spaces.Box(0, 1), None),
-            "got a Graph space, expected Box, .*; pad its nodes",
+            r"the space must be Box, .*, got Graph\. Pad its nodes",
         ),
         (
             spaces.Sequence(spaces.Discrete(2)),
-            "got a Sequence space, .*; pad it to a Box of a fixed size",
+            r".*, got Sequence\. Pad it to a Box of a fixed size",
         ),
         (
             spaces.OneOf((spaces.Discrete(2),)),
-            "got a OneOf space, .*; use a Dict of every choice",
+            r".*, got OneOf\. Use a Dict of every choice",
         ),
-        (3, "got a int space, expected Box, .*; wrap the environment so that"),
-        (spaces.Dict(), "got an empty space, expected Box, .*; leave it out"),
-        (spaces.Tuple(()), "got an empty space, expected Box"),
+        (3, r"the space must be Box, .*, got int\. Wrap the environment so that"),
+        (spaces.Dict(), r"the space is empty, so it has no field\. Leave it out"),
+        (spaces.Tuple(()), "the space is empty, so it has no field"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -165,8 +165,8 @@ def test_a_space_of_no_fixed_size_is_refused_with_the_way_to_exclude_it(path):
     others = {"observation/words", "observation/arm/plan", "action/1"} - {path}
     with pytest.raises(
         SchemaError,
-        match=rf"field '{path}': got a (Text|Sequence) space, expected .*, or leave it "
-        rf"out with exclude=\['{path}'\]",
+        match=rf"field '{path}': the space must be .*, got (Text|Sequence).*, or leave "
+        rf"it out with exclude=\['{path}'\]",
     ):
         Schema.from_env(Talking(), exclude=list(others))
 
@@ -316,7 +316,8 @@ def test_a_single_environment_says_nothing_of_a_vector(num_envs):
 
 def test_what_has_no_spaces_is_no_environment():
     with pytest.raises(
-        SchemaError, match=r"Schema\.from_env: got dict, expected .*; pass its spaces"
+        SchemaError,
+        match=r"Schema\.from_env: env must be .*, got dict\. Pass its spaces",
     ):
         Schema.from_env({})
 
@@ -400,8 +401,8 @@ def test_a_space_of_varying_length_is_refused_with_the_way_to_leave_it_out(space
     )
     with pytest.raises(
         SchemaError,
-        match=rf"field 'observation/odd/1': got a {type(space).__name__} space, .*"
-        r", or leave it out with exclude=\['observation/odd/1'\]$",
+        match=rf"field 'observation/odd/1': the space must be .*, got "
+        rf"{type(space).__name__}.*, or leave it out with exclude=\['observation/odd/1'\]\.$",
     ):
         schema_of(observation)
     made = Schema.from_spaces(observation, TWO, exclude=["observation/odd/1"])
