@@ -402,7 +402,8 @@ def test_a_space_of_varying_length_is_refused_with_the_way_to_leave_it_out(space
     with pytest.raises(
         SchemaError,
         match=rf"field 'observation/odd/1': the space must be .*, got "
-        rf"{type(space).__name__}.*, or leave it out with exclude=\['observation/odd/1'\]\.$",
+        rf"{type(space).__name__}.*, or leave it out with "
+        r"exclude=\['observation/odd/1'\]\.$",
     ):
         schema_of(observation)
     made = Schema.from_spaces(observation, TWO, exclude=["observation/odd/1"])
