@@ -15,3 +15,5 @@ needed. mmreplay's own samplers, formats and engines are held to the same rules.
 from mmreplay.testing.rules import ContractError as ContractError
 from mmreplay.testing.samplers import SAMPLER_RULES as SAMPLER_RULES
 from mmreplay.testing.samplers import check_sampler as check_sampler
+from mmreplay.testing.stores import STORE_RULES as STORE_RULES
+from mmreplay.testing.stores import check_store as check_store

@@ -105,8 +105,13 @@ def add_steps(buffer: ReplayBuffer, env_id: int, kinds: str) -> None:
 def move_buffer(source: ReplayBuffer, path: Path, shift: int) -> None:
     """Write a closed buffer of the same rows at positions that are higher by shift."""
     reader = BufferReader(source)
-    whole = reader.describe()
-    moved = replace(whole, first=whole.first + shift, stop=whole.stop + shift, uuid="")
+    description = reader.describe()
+    moved = replace(
+        description,
+        first=description.first + shift,
+        stop=description.stop + shift,
+        uuid="",
+    )
     target = registry.named(registry.BUFFER)
     with registry.open_writer(target, path, moved, overwrite=False) as writer:
         for block in reader.blocks():
@@ -479,13 +484,13 @@ def foreign_value(state: object) -> object:
     """The first value in a state that is neither JSON nor an array, or None."""
     if isinstance(state, dict):
         for key, value in state.items():
-            found = key if not isinstance(key, str) else foreign_value(value)
-            if found is not None:
-                return found
+            result = key if not isinstance(key, str) else foreign_value(value)
+            if result is not None:
+                return result
         return None
     if isinstance(state, list | tuple):
-        found = [each for each in map(foreign_value, state) if each is not None]
-        return found[0] if found else None
+        result = [item for item in map(foreign_value, state) if item is not None]
+        return result[0] if result else None
     plain = state is None or isinstance(state, bool | int | float | str | np.ndarray)
     return None if plain else state
 
@@ -500,10 +505,10 @@ def saves_plain_states(case: SamplerCase) -> None:
             raise ContractError(
                 f"state_dict returned {type(state).__name__}. Return a dict"
             )
-        found = foreign_value(state)
-        if found is not None:
+        result = foreign_value(state)
+        if result is not None:
             raise ContractError(
-                f"state_dict holds {found!r}, a {type(found).__name__}. Save it as "
+                f"state_dict holds {result!r}, a {type(result).__name__}. Save it as "
                 "numbers, text, lists, dicts or arrays"
             )
         before = deepcopy(state)
@@ -595,7 +600,7 @@ def refuses_damaged_states(case: SamplerCase) -> None:
     sampler = case.sampler(4)
     for key in other:
         for value in (missing, None, "x", -1, 1.5, 1 << 70, [1], {}, True):
-            state = {name: each for name, each in other.items() if name != key}
+            state = {name: item for name, item in other.items() if name != key}
             if value is not missing:
                 state[key] = value
             try:
@@ -708,12 +713,12 @@ def gathers_what_it_drew(case: SamplerCase) -> None:
     with ReplayBuffer.open(path, sampler=sampler) as buffer:
         batches = [buffer.sample(16) for _ in range(3)]
     for batch in batches:
-        found = np.asarray(batch["observation"])
+        result = np.asarray(batch["observation"])
         wanted = np.stack([batch.env_ids, batch.positions], 1)
-        if not np.array_equal(found, wanted):
+        if not np.array_equal(result, wanted):
             raise ContractError(
                 f"a batch says that its steps are {wanted[:3].tolist()}... and holds "
-                f"the rows {found[:3].tolist()}.... Return new arrays from each draw"
+                f"the rows {result[:3].tolist()}.... Return new arrays from each draw"
             )
 
 

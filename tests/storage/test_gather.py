@@ -17,7 +17,8 @@ from mmreplay.storage.gather import READ_NBYTES, TRIES, MappedRows, ReadRows
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.read_ahead import COLD_CALLS, LONG_NBYTES
 from mmreplay.storage.store import ReadPolicy
-from tests.contracts.store import KEPT, SCHEMA, StoreContract
+from mmreplay.testing.stores import SCHEMA, STORED
+from tests.contracts.store import StoreContract
 
 PREAD = ReadPolicy("pread")
 
@@ -25,6 +26,9 @@ PREAD = ReadPolicy("pread")
 class TestReadStore(StoreContract):
     def make(self, ring, schema, tmp_path):
         MemmapStore.create(tmp_path, ring, schema).close()
+        return self.open(ring, schema, tmp_path)
+
+    def open(self, ring, schema, tmp_path):
         return MemmapStore.open(tmp_path, ring, schema, writable=True, policy=PREAD)
 
     def test_nothing_is_mapped(self, store):
@@ -58,7 +62,7 @@ class TestReadStore(StoreContract):
     def test_a_closed_store_says_so(self, store):
         store.close()
         for call in (
-            lambda: store.gather(np.array([1]), KEPT),
+            lambda: store.gather(np.array([1]), STORED),
             lambda: store.flags(np.array([1])),
         ):
             with pytest.raises(FailedError, match="it was closed meanwhile"):

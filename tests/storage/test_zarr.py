@@ -31,6 +31,10 @@ class TestZarrStore(StoreContract):
     def make(self, ring, schema, tmp_path):
         return ZarrStore.create(tmp_path, describe(ring, schema, self.codec))
 
+    def open(self, ring, schema, tmp_path):
+        metadata = describe(ring, schema, self.codec)
+        return ZarrStore.open(tmp_path, metadata, writable=True)
+
     def test_rows_under_a_checksum_are_asked_for_at_once(self, store, ring, rng):
         size = ring.block_rows
         store.write([(0, 0, size)], self.columns(size, rng), np.ones(size, np.uint8))

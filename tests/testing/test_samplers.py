@@ -306,7 +306,7 @@ class Silent(mr.PrioritizedSampler):
         return 0
 
 
-class Lenient(mr.PrioritizedSampler):
+class Tolerant(mr.PrioritizedSampler):
     def update_priorities(self, view, env_ids, positions, values, mask=None):
         return super().update_priorities(view, env_ids, positions, np.abs(values), mask)
 
@@ -381,7 +381,7 @@ BROKEN = [
     (Shared, "gathers_what_it_drew", "a batch says that its steps are"),
     (Endless, "goes_through_epochs", "epoch 0 had .* batches, num_batches returned"),
     (prioritized(Silent), PRIORITIES, "returned 0 where .* steps were overwritten"),
-    (prioritized(Lenient), PRIORITIES, "negative priorities were accepted"),
+    (prioritized(Tolerant), PRIORITIES, "negative priorities were accepted"),
     (prioritized(Ahead), PRIORITIES, "priorities of a position never written were"),
     (prioritized(OneByOne), PRIORITIES, "was refused and changed the priorities"),
     (prioritized(WithoutValues), PRIORITIES, "loaded its state with"),
