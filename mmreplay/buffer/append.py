@@ -27,7 +27,7 @@ from mmreplay.buffer.validation import StepValidator, frames_to_caller, note_pro
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
-from mmreplay.episodes.autoreset import (
+from mmreplay.episodes.rules import (
     MIN_ENDS,
     MIN_KNOWN_ENDS,
     after_ends,

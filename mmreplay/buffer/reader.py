@@ -45,8 +45,8 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
-    folded,
-    judged,
+    fold_table,
+    legal_start_table,
 )
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
@@ -235,7 +235,7 @@ class GenerationReader(StartView):
         self._packed = tuple(p for p in schema.paths if p in store.packed)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
-        table = judged if self._transform is None else folded
+        table = legal_start_table if self._transform is None else fold_table
         self._legal_table = table(derived=self.derived)
         apart = self._single or self._apart or not self._packed
         # Records of a step that hold all of its batch: its own, or its own and the

@@ -16,5 +16,5 @@ from mmreplay.episodes.flags import TRUNCATED as TRUNCATED
 from mmreplay.episodes.index import EnvironmentEpisodes as EnvironmentEpisodes
 from mmreplay.episodes.index import EpisodeIndex as EpisodeIndex
 from mmreplay.episodes.index import FlagReader as FlagReader
-from mmreplay.episodes.index import folded as folded
-from mmreplay.episodes.index import judged as judged
+from mmreplay.episodes.rules import fold_table as fold_table
+from mmreplay.episodes.rules import legal_start_table as legal_start_table

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from mmreplay import process
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import left_of
 from mmreplay.buffer.opening import StrPath
@@ -28,8 +27,12 @@ from mmreplay.disk.lock import locked
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
+from mmreplay.process import ProcessGuard, refuse_fork_with_threads
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.transforms.base import Transform
+
+OPENED = ("its buffers were opened", "open the paths again in the child")
+"""What a dataset's `ProcessGuard` remembers; a forked child opens its own buffers."""
 
 
 def collate(items: Batch | list[dict[str, Any]]) -> Any:
@@ -143,7 +146,7 @@ class ReplayDataset(Dataset[Any]):
         self._path: StrPath | None = buffer.source or buffer.path
         self._transforms = buffer.transforms
         self._policy = buffer.read_policy
-        self._pid = os.getpid()
+        self._owner = ProcessGuard(*OPENED)
         self.left_out = 0
 
     @property
@@ -154,10 +157,10 @@ class ReplayDataset(Dataset[Any]):
             SchemaError: It is in the RAM of the process that this one was forked from.
             ForkedError: A `ReplayLoader` ran its threads there.
         """
-        if self._buffer is None or self._pid != os.getpid():
+        if self._buffer is None or self._owner.forked:
             # A fork holds copies of the parent's buffer, but also of locks that the
             # parent's threads held at that time. So it opens the buffer again.
-            process.refuse_fork_with_threads("ReplayDataset")
+            refuse_fork_with_threads("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
             policy = self._policy
@@ -197,7 +200,6 @@ class ReplayDataset(Dataset[Any]):
         self._transforms = state["transforms"]
         self._policy = state["policy"]
         self._buffer = None
-        self._pid = os.getpid()
         self.left_out = 0
 
     def __len__(self) -> int:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat, ConcatDraw, join_batches
 from mmreplay.errors import SchemaError
-from mmreplay.loader.dataset import ReplayDataset
+from mmreplay.loader.dataset import OPENED, ReplayDataset
 from mmreplay.loader.draws import MAX_AHEAD, as_arrays, as_tensors, check_counts
 from mmreplay.loader.stream import (
     InterleavedStream,
@@ -28,6 +27,7 @@ from mmreplay.loader.stream import (
     check_seeded,
     gather_or_redraw,
 )
+from mmreplay.process import ProcessGuard
 from mmreplay.samplers.base import State
 
 
@@ -269,7 +269,7 @@ class ConcatStream(InterleavedStream):
         self._dataset = ConcatDataset(concat)
         self._shares = concat.shares
         self._concat: Concat | None = concat
-        self._pid = os.getpid()
+        self._owner: ProcessGuard | None = ProcessGuard(*OPENED)
         self._batch_size = batch_size
         self._steps = None if num_batches is None else num_batches * num_ranks
         super().__init__(concat.state_dict(), rank, num_ranks)
@@ -283,16 +283,16 @@ class ConcatStream(InterleavedStream):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned worker needs: folders, samplers and shares."""
-        return {**self.__dict__, "_concat": None}
+        return {**self.__dict__, "_concat": None, "_owner": None}
 
     def _own(self) -> Concat:
         """The `Concat` of this process, which opens the buffers again after a fork."""
-        if self._concat is None or self._pid != os.getpid():
+        if self._concat is None or self._owner is None or self._owner.forked:
             buffers = self._dataset.opened()
             for buffer, sampler in zip(buffers, self._samplers, strict=True):
                 buffer.sampler = sampler
             self._concat = Concat(buffers, self._shares, 0)
-            self._pid = os.getpid()
+            self._owner = ProcessGuard(*OPENED)
         return self._concat
 
     def _begin(self, state: State) -> None:

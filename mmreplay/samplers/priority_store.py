@@ -1,7 +1,7 @@
 """The priorities of a buffer's rows, kept in step with what the buffer holds.
 
-New and overwritten rows are found by comparing what is alive with what was alive at the
-last look. So nobody needs to notify the store, and the writer may be another process.
+The store compares the rows alive now with those of its last look to find new and
+overwritten rows. So no one has to notify it, and the writer may be another process.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PriorityStore:
         """What is pickled: the priorities as they are, and no file or lock."""
         return {
             "name": self._name, "initial": self.initial,
-            "make_law": self._make_distribution, "pending": self.save(),
+            "make_distribution": self._make_distribution, "pending": self.save(),
             "carried": self._pickled or self._pending is None,
         }  # fmt: skip
 
@@ -106,7 +106,10 @@ class PriorityStore:
         Unlike after `load`, those on disk count where they can be opened, and another
         buffer's next look begins with none: a copy does what the original would do.
         """
-        PriorityStore.__init__(self, state["name"], state["initial"], state["make_law"])
+        # Pickles of version 0.1 have another name for it.
+        old = "make_law" in state
+        make_distribution = state["make_law" if old else "make_distribution"]
+        PriorityStore.__init__(self, state["name"], state["initial"], make_distribution)
         self._pending, self._pickled = state["pending"], state["carried"]
 
     @property

@@ -107,7 +107,7 @@ class Episodes:
 def drawable(held):
     view = held.ring.view
     with view.lock:
-        ended = sb3_goals.EndedView(view, held.closed)
+        ended = sb3_goals.EndedStarts(view, held.closed)
         starts = ended.starts
         env_ids = np.repeat(np.arange(held.envs), starts.lengths)
         spans = zip(starts.first, starts.stop, strict=True)

@@ -7,7 +7,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.episodes import BREAK, END, FINAL, START
-from mmreplay.episodes.autoreset import after_ends, next_step_signature
+from mmreplay.episodes.rules import after_ends, next_step_signature
 from mmreplay.errors import AutoresetWarning, SchemaError
 
 gymnasium = pytest.importorskip("gymnasium")

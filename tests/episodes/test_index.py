@@ -13,7 +13,7 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
-    folded,
+    fold_table,
 )
 from mmreplay.episodes.index import LONG_AGO, MAX_TURNS
 from mmreplay.kernels.rows import mark
@@ -116,7 +116,7 @@ def past_known(flags, row, first, before):
     return True
 
 
-def check(index, histories, firsts, *law):
+def check(index, histories, firsts, *table):
     """Everything that the index says, from the flags alone."""
     alive = [list(range(f, len(h))) for f, h in zip(firsts, histories, strict=True)]
     steps = [
@@ -126,7 +126,7 @@ def check(index, histories, firsts, *law):
     assert index.sizes().tolist() == [len(some) for some in steps]
     assert index.num_steps == sum(len(some) for some in steps)
     assert index.num_finals == sum(map(len, alive)) - index.num_steps
-    check_starts(index, histories, firsts, law)
+    check_starts(index, histories, firsts, table)
     for env_id, history in enumerate(histories):
         found = index.episodes(env_id)
         expected = scan(history, firsts[env_id])
@@ -141,34 +141,34 @@ def check(index, histories, firsts, *law):
     check_locate(index, steps, histories, firsts)
 
 
-def check_starts(index, histories, firsts, law):
+def check_starts(index, histories, firsts, table):
     """The legal starts: as a stretch and exceptions, by rank, and one by one."""
     starts = index.starts
     expected, illegal = [], 0
     for env_id, history in enumerate(histories):
         low, stop = int(starts.first[env_id]), int(starts.stop[env_id])
         assert firsts[env_id] <= low <= stop <= len(history)
-        rows = legal_rows(history, firsts[env_id], *law)
+        rows = legal_rows(history, firsts[env_id], *table)
         legal = [row for row, verdict in rows.items() if verdict == "yes"]
         assert all(low <= row < stop for row in legal)
         assert "wait" not in [rows[row] for row in range(low, stop)]
         illegal += stop - low - len(legal)
         expected += [(env_id, row) for row in legal]
         within = np.arange(low, stop)
-        assert within[legal_by_flags(history, within, law)].tolist() == legal
+        assert within[legal_by_flags(history, within, table)].tolist() == legal
     assert index.num_illegal == illegal
     env_ids, positions = index.start_at(np.arange(len(expected)))
     assert list(zip(env_ids.tolist(), positions.tolist(), strict=True)) == expected
 
 
-def legal_by_flags(history, positions, law):
+def legal_by_flags(history, positions, table):
     """What draws go by: the flags of steps and of the rows after them alone."""
-    derived, _, _, after = law
+    derived, _, _, after = table
     # What an earlier lap left above the head says nothing.
     flags = np.full(len(history) + after + 2, START | TRUNCATED, np.uint8)
     flags[: len(history)] = history
     out, zeros = np.empty(len(positions), bool), np.zeros(len(positions), np.int64)
-    verdicts, heads = folded(derived=derived), np.array([len(history)])
+    verdicts, heads = fold_table(derived=derived), np.array([len(history)])
     where = (flags, len(flags), 1, False, verdicts, heads, after)
     kernels.load("steps").legal(*where, zeros, positions, out)
     return out
@@ -188,9 +188,9 @@ def check_locate(index, steps, histories, firsts):
         assert begun[number] == (LONG_AGO if found[2] else found[0])
 
 
-def fed(num_envs, law):
-    """A new index that judges by the law."""
-    derived, final_follows, before, after = law
+def fed(num_envs, table):
+    """A new index that judges by the table."""
+    derived, final_follows, before, after = table
     return EpisodeIndex(
         num_envs, derived=derived, final_follows=final_follows,
         before=before, after=after,
@@ -222,11 +222,11 @@ def test_the_index_says_what_a_scan_says(seed, derived, final_follows):
     # Many environments are searched in another way than few.
     num_envs = MAX_TURNS + 1 if seed % 4 == 3 else NUM_ENVS
     before, after = WINDOWS[int(rng.integers(len(WINDOWS)))]
-    law = (derived, final_follows, before, max(after, int(derived)))
+    table = (derived, final_follows, before, max(after, int(derived)))
     histories = [[] for _ in range(num_envs)]
     tails = [0] * num_envs
     capacity = int(rng.choice([1, 2, 3, 7, 30]))
-    index = fed(num_envs, law)
+    index = fed(num_envs, table)
     firsts = [0] * num_envs
     for _ in range(50 if num_envs == NUM_ENVS else 15):
         for env_id, history in enumerate(histories):
@@ -240,10 +240,10 @@ def test_the_index_says_what_a_scan_says(seed, derived, final_follows):
                 tails[env_id] = int(rng.integers(firsts[env_id], len(history) + 1))
             firsts[env_id] = max(tails[env_id], firsts[env_id], len(history) - capacity)
         update(index, histories, firsts)
-        check(index, histories, firsts, *law)
-    fresh = fed(num_envs, law)
+        check(index, histories, firsts, *table)
+    fresh = fed(num_envs, table)
     update(fresh, histories, firsts)
-    check(fresh, histories, firsts, *law)
+    check(fresh, histories, firsts, *table)
 
 
 def moves(history, final_follows):
@@ -283,13 +283,13 @@ def enumerate_starts(length, capacities, windows, final_follows, derived):
     for calls in histories_of(length, final_follows):
         for capacity in capacities:
             for before, after in windows:
-                law = (derived, final_follows, before, max(after, int(derived)))
-                index, history = fed(1, law), []
+                table = (derived, final_follows, before, max(after, int(derived)))
+                index, history = fed(1, table), []
                 for rows in calls:
                     history += rows
                     firsts = [max(0, len(history) - capacity)]
                     update(index, [history], firsts)
-                check_starts(index, [history], firsts, law)
+                check_starts(index, [history], firsts, table)
 
 
 @pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])

@@ -1,4 +1,4 @@
-"""Steps are drawn, judged and placed alike in C, in numpy, and by counting."""
+"""Steps are drawn, checked and located alike in C, in numpy, and by counting."""
 
 import subprocess
 import sys
@@ -14,8 +14,8 @@ from mmreplay.episodes import (
     START,
     TERMINATED,
     TRUNCATED,
-    folded,
-    judged,
+    fold_table,
+    legal_start_table,
 )
 from mmreplay.kernels import steps as twin
 from mmreplay.ring import Ring
@@ -82,12 +82,12 @@ def test_steps_are_judged_by_two_rows(kernel, derived, ring, seed):
     rng = random(seed)
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
     env_ids, positions = places(ring, 20, rng)
-    law, out = judged(derived=derived), np.empty(20, bool)
+    table, out = legal_start_table(derived=derived), np.empty(20, bool)
     heads = np.full(ring.num_envs, 100)
-    kernel.legal(flags, *ring.shape, law, heads, 1, env_ids, positions, out)
+    kernel.legal(flags, *ring.shape, table, heads, 1, env_ids, positions, out)
     here = flags[ring.rows(env_ids, positions)] & 63
     after = flags[ring.rows(env_ids, positions + 1)] & 63
-    assert out.tolist() == law.reshape(64, 64)[here, after].tolist()
+    assert out.tolist() == table.reshape(64, 64)[here, after].tolist()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -98,10 +98,10 @@ def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     flags[rng.random(ring.num_rows) < 0.7] = 0
     env_ids, positions = places(ring, 20, rng)
-    law, out = folded(derived=derived), np.empty(20, bool)
+    table, out = fold_table(derived=derived), np.empty(20, bool)
     heads = positions.max() + rng.integers(0, 4, ring.num_envs)
     after = data.draw(st.integers(0, max(1, ring.slots - 1)))
-    kernel.legal(flags, *ring.shape, law, heads, after, env_ids, positions, out)
+    kernel.legal(flags, *ring.shape, table, heads, after, env_ids, positions, out)
 
     def judge(env_id, position):
         here = flags[ring.row(env_id, position)]
@@ -109,7 +109,7 @@ def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed
             return False
         for then in range(position + 1, position + after + 1):
             following = flags[ring.row(env_id, then)] if then < heads[env_id] else 0
-            if not law.reshape(64, 64)[here, following]:
+            if not table.reshape(64, 64)[here, following]:
                 return False
             if following & START or then >= heads[env_id]:
                 return True
@@ -291,9 +291,12 @@ def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
 def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
     rng = random(seed)
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
-    law, ends = judged(derived=True), np.arange(1, ring.num_envs + 1) * ring.slots
+    table, ends = (
+        legal_start_table(derived=True),
+        np.arange(1, ring.num_envs + 1) * ring.slots,
+    )
     heads, after = rng.integers(0, 90, ring.num_envs), int(rng.integers(0, ring.slots))
-    stretches, judge = (ends, ends * 5), (flags, *ring.shape, law, heads, after)
+    stretches, judge = (ends, ends * 5), (flags, *ring.shape, table, heads, after)
     picks, good = np.empty((2, tries), np.int64), np.empty(tries, bool)
     kernel.pick(seed, 1, *stretches, *picks)
     kernel.legal(*judge, *picks, good)
@@ -304,21 +307,25 @@ def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
 
 
 def refusals():
-    flags, law, out = np.zeros(6, np.uint8), judged(derived=True), np.empty(1, bool)
+    flags, table, out = (
+        np.zeros(6, np.uint8),
+        legal_start_table(derived=True),
+        np.empty(1, bool),
+    )
     one, ends = np.zeros(1, np.int64), np.empty((2, 1), bool)
     two, pair = np.zeros(2, np.int64), np.empty((1, 2), np.int64)
     ring = (3, 2, False)
     for env_id, position in ((-1, 0), (2, 0), (0, -1)):
         at = (np.array([env_id]), np.array([position]))
-        yield "legal", (flags, *ring, law, two, 1, *at, out)
+        yield "legal", (flags, *ring, table, two, 1, *at, out)
         yield "locate_rows", (flags, *at, two, *ring, BITS, True, pair, ends)
-    yield "legal", (flags[:5], *ring, law, two, 1, one, one, out)
-    yield "legal", (flags, *ring, law, two, 1, one, two, out)
-    yield "legal", (flags, *ring, law[:9], two, 1, one, one, out)
-    yield "legal", (flags, *ring, law, two, 1, two, two, out)
-    yield "legal", (flags, *ring, law, one, 1, one, one, out)
-    yield "legal", (flags, *ring, law, two, 3, one, one, out)
-    yield "legal", (flags, *ring, law, two, -1, one, one, out)
+    yield "legal", (flags[:5], *ring, table, two, 1, one, one, out)
+    yield "legal", (flags, *ring, table, two, 1, one, two, out)
+    yield "legal", (flags, *ring, table[:9], two, 1, one, one, out)
+    yield "legal", (flags, *ring, table, two, 1, two, two, out)
+    yield "legal", (flags, *ring, table, one, 1, one, one, out)
+    yield "legal", (flags, *ring, table, two, 3, one, one, out)
+    yield "legal", (flags, *ring, table, two, -1, one, one, out)
     yield "locate_rows", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
     yield "locate_rows", (flags, one, two, two, *ring, BITS, False, one, ends)
     yield "locate_rows", (flags, one, one, one, *ring, BITS, False, one, ends)
@@ -329,7 +336,7 @@ def refusals():
     yield "locate_positions", (one, one, *ring, one, one)
     yield "locate_positions", (one, two, *ring, two, one)
     yield "pick", (1, 0, two, two, one, one)
-    judge = (flags, *ring, law, two, 1)
+    judge = (flags, *ring, table, two, 1)
     yield "pick_legal", (1, 0, two, two, *judge, 9, one, one)
     yield "pick_legal", (1, 0, two + 1, two, *judge, 9, one, two)
     yield "pick_legal", (1, 0, two + 9, two, *judge, 9, one, one)

@@ -40,12 +40,12 @@ Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
 
 
-class EndedView(NarrowedStarts):
+class EndedStarts(NarrowedStarts):
     """A view whose legal starts are limited to whole episodes that have ended.
 
     Attributes:
         view_starts: `starts` of the whole view at the same moment.
-        closed: See `EndedView.__init__`.
+        closed: See `EndedStarts.__init__`.
         num_legal: How many of `starts` are legal.
     """
 
@@ -103,7 +103,7 @@ class Hindsight:
             achieved: Leaf of the observation that holds the goal achieved.
         """
         self._achieved = achieved
-        self._ended: EndedView | None = None
+        self._ended: EndedStarts | None = None
         self._wide: bool | None = None
 
     def draw(
@@ -125,7 +125,7 @@ class Hindsight:
         Args:
             ring: The buffer, without transforms.
             sampler: Draws the steps.
-            closed: See `EndedView`; an array that does not change.
+            closed: See `EndedStarts`; an array that does not change.
             batch_size: Steps, B, at least 1.
             num_virtual: How many of them get goals, V.
             strategy: One of `STRATEGIES`.
@@ -150,7 +150,7 @@ class Hindsight:
                         or ended.closed is not closed
                         or ended.view_starts is not view.starts
                     ):
-                        ended = self._ended = EndedView(view, closed)
+                        ended = self._ended = EndedStarts(view, closed)
                     if ended.num_legal < 1:
                         raise EmptyError(
                             f"cannot draw {batch_size} transitions: got "

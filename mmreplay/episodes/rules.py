@@ -1,23 +1,81 @@
-"""Whether stored rows look like resets of next-step autoreset mode.
+"""Rules of episode boundaries: which flags make a step a legal start.
 
-In next-step mode (Gymnasium's vector default) the call of ``step`` after an episode's
-end ignores the action, resets the environment and returns reward 0. Its row is no step
-of the environment. In a buffer created with another ``autoreset``, samplers draw it.
+The two tables hold the verdict for each combination of the flags of a row and those of
+the row after it, so that kernels look a row up with one access.
+
+The module also finds out whether stored rows look like resets of next-step autoreset
+mode. There (Gymnasium's vector default) the call of ``step`` after an episode's end
+ignores the action, resets the environment and returns reward 0. Its row is no step of
+the environment. In a buffer created with another ``autoreset``, samplers draw it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes.flags import BREAK, END, FINAL, START
+from mmreplay.episodes.flags import (
+    ALL_FLAGS,
+    BREAK,
+    CUT,
+    END,
+    FINAL,
+    START,
+    TERMINATED,
+)
 
 MIN_ENDS = 32
 """Episode ends that rewards alone are judged by, at least."""
 MIN_KNOWN_ENDS = 3
 """Episode ends with a known final observation, at least: one may be a coincidence."""
+
+
+@cache
+def legal_start_table(*, derived: bool) -> NDArray[np.bool_]:
+    """Return which rows are legal starts where no transform reads other rows.
+
+    Args:
+        derived: The next observation is read from the following row.
+
+    Returns:
+        bool ``[64 * 64]``, read-only, by ``flags << 6 | flags of the next row``. Valid
+        for rows that have a next row, and for those that need none.
+    """
+    here, after = np.divmod(np.arange((ALL_FLAGS + 1) ** 2), ALL_FLAGS + 1)
+    legal: NDArray[np.bool_] = (here & FINAL) == 0
+    if derived:
+        # An end without a final row: a terminated step needs no next observation. A
+        # truncated step cannot be bootstrapped, so it is no legal start.
+        usable = ((after & FINAL) != 0) | ((here & TERMINATED) != 0)
+        legal &= np.where((here & END) != 0, usable, (after & START) == 0)
+    legal.flags.writeable = False
+    return legal
+
+
+@cache
+def fold_table(*, derived: bool) -> NDArray[np.bool_]:
+    """Return whether transforms can read a step's rows up to a row and its next one.
+
+    Where the next row begins an episode, the row is the last one that can be read for
+    a step. That is enough if the next observation is known or not needed.
+
+    Args:
+        derived: The next observation is read from the following row.
+
+    Returns:
+        bool ``[64 * 64]``, read-only, by ``flags << 6 | flags of the next row``.
+    """
+    here, after = np.divmod(np.arange((ALL_FLAGS + 1) ** 2), ALL_FLAGS + 1)
+    if derived:
+        usable = (here & (TERMINATED | FINAL)) != 0
+    else:
+        usable = ((here & (END | FINAL)) != 0) | ((after & CUT) != 0)
+    legal: NDArray[np.bool_] = ((after & START) == 0) | usable
+    legal.flags.writeable = False
+    return legal
 
 
 def after_ends(
@@ -66,7 +124,7 @@ def next_step_signature(
 
     Example:
         >>> import numpy as np
-        >>> from mmreplay.episodes.autoreset import next_step_signature
+        >>> from mmreplay.episodes.rules import next_step_signature
         >>> next_step_signature(np.zeros(40), np.ones(500))
         'the reward is 0 after each of 40 episode ends, and 0% of all other rewards are'
     """
