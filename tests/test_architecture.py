@@ -77,7 +77,7 @@ def test_each_call_of_a_path_is_in_the_file_that_the_table_names(title):
 
 
 @pytest.mark.parametrize("sentence", re.findall(r"`[^`\n]+` \(`[^)]*\)", PAGE))
-def test_a_name_beside_a_file_is_defined_there(sentence):
+def test_a_name_next_to_a_file_is_defined_there(sentence):
     name = re.match(r"`([^`]+)`", sentence)[1]
     file = re.search(FILE, sentence)
     if file is None or not re.fullmatch(r"[\w.]+", name) or name.endswith(".py"):
@@ -161,7 +161,7 @@ def test_a_draw_runs_the_read_path_in_its_order(buffer):
 
 
 @pytest.mark.parametrize("title", ["After a kill", "After a power cut"])
-def test_a_line_that_makes_a_cut_harmless_is_in_its_function(title):
+def test_a_line_that_makes_a_crash_harmless_is_in_its_function(title):
     lines = [cells[2:4] for cells in rows(section(title), "killed")]
     lines += [cells[2:4] for cells in rows(section(title), "what")]
     quoted = [(line, place) for line, place in lines if line.startswith("`")]

@@ -22,17 +22,17 @@ def test_what_is_no_integer_of_the_range_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "told"),
+    ("bounds", "expected"),
     [
         ({}, "an integer, got 'x'"),
         ({"minimum": 2, "maximum": 5}, r"an integer in \[2, 5\], got 'x'"),
         ({"maximum": 5}, "an integer of at most 5, got 'x'"),
     ],
 )
-def test_the_message_says_the_range_of_an_integer_and_what_to_do(bounds, told):
-    with pytest.raises(SchemaError, match=rf"^n must be {told}\. Leave it out"):
+def test_the_message_says_the_range_of_an_integer_and_what_to_do(bounds, expected):
+    with pytest.raises(SchemaError, match=rf"^n must be {expected}\. Leave it out"):
         integer("n", "x", **bounds)
-    with pytest.raises(FormatError, match=rf"^n must be {told}\. Count rows\.$"):
+    with pytest.raises(FormatError, match=rf"^n must be {expected}\. Count rows\.$"):
         integer("n", "x", way_out="Count rows.", error=FormatError, **bounds)
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_number_of_the_range_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "told"),
+    ("bounds", "expected"),
     [
         ({}, "a finite number, got 'a'"),
         ({"finite": False}, "a number, got 'a'"),
@@ -64,8 +64,8 @@ def test_what_is_no_number_of_the_range_is_refused(value):
         ({"above": 0, "maximum": 1}, r"a number in \(0, 1\], got 'a'"),
     ],
 )
-def test_the_message_says_the_range_of_a_number(bounds, told):
-    with pytest.raises(SchemaError, match=rf"^x must be {told}\. Leave it out"):
+def test_the_message_says_the_range_of_a_number(bounds, expected):
+    with pytest.raises(SchemaError, match=rf"^x must be {expected}\. Leave it out"):
         number("x", "a", **bounds)
 
 

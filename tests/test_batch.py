@@ -56,14 +56,14 @@ def test_an_unknown_path_is_reported(batch):
 
 
 def test_a_batch_is_a_mapping_from_paths_to_arrays(batch):
-    def given(**fields):
+    def keywords(**fields):
         return fields
 
     for each in (batch, batch.torch()):
         paths = ["observation/state", "reward", "brain", "done"]
         assert list(each.keys()) == list(each) == paths
         assert [path for path, _ in each.items()] == paths
-        for made in (dict(each), given(**each), {**each}, dict(each.items())):
+        for made in (dict(each), keywords(**each), {**each}, dict(each.items())):
             assert list(made) == paths
             assert all(made[path] is each[path] for path in paths)
             assert all(

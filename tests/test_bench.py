@@ -75,7 +75,7 @@ def test_of_even_figures_no_advice_follows():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "pattern"),
     [
         ({"unasked": Rate(10.0, 0.1)}, r"come 100.0 times .*leave advise='auto'"),
         ({"unasked": Rate(4000.0, 40.0)}, r"is 4.0 times .*try advise='never'"),
@@ -102,9 +102,9 @@ def test_of_even_figures_no_advice_follows():
         ),
     ],
 )
-def test_advice_follows_from_the_figures(changes, told):
+def test_advice_follows_from_the_figures(changes, pattern):
     (sentence,) = advice(report(**changes))
-    assert re.search(told, sentence), sentence
+    assert re.search(pattern, sentence), sentence
 
 
 @pytest.mark.parametrize("cached", [None, 10 * GIB])
@@ -135,7 +135,7 @@ def largest(folder):
 
 
 @contextmanager
-def held(path):
+def resident(path):
     """A file all of whose pages are mapped and looked at, so that they stay."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -165,7 +165,7 @@ def test_resident_pages_do_not_count_as_disk_reads(path, monkeypatch):
     file = largest(path)
     assert bench.sequential([file], 0.02) > 0
     monkeypatch.setattr(bench, "WAIT_S", 0.0)
-    with held(file):
+    with resident(file):
         assert bench.sequential([file], 0.02) is None
         found = measure_speed(path, 32, 0.02)
     assert found.disk_mb_per_s is found.cold is found.unasked is None
@@ -175,7 +175,7 @@ def test_resident_pages_do_not_count_as_disk_reads(path, monkeypatch):
 def test_few_resident_pages_are_ignored(path, monkeypatch):
     file = largest(path)
     small = next(path.rglob("flags.bin"))
-    with held(small):
+    with resident(small):
         assert bench.sequential([small, file], 5.0) > 0
         monkeypatch.setattr(bench, "WAIT_S", 0.0)
         assert bench.sequential([small], 0.02) is None
@@ -196,7 +196,7 @@ def test_holes_are_neither_read_nor_counted(tmp_path):
 
 
 def test_memory_is_as_it_was_before_anything_was_dropped(path):
-    with held(largest(path)):
+    with resident(largest(path)):
         pass
     found = measure_speed(path, 32, 0.02)
     assert found.memory.page_cache >= 0.95 * found.nbytes
@@ -217,7 +217,7 @@ def test_a_compressed_buffer_reads_the_disk_and_reports_the_reason(tmp_path, rng
     schema = mr.Schema({"pixels": mr.Field((84, 84), "uint8")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 2000, engine="zarr") as buffer:
         buffer.extend(pixels=rng.integers(0, 255, (2000, 84, 84), np.uint8))
-    with held(largest(tmp_path)):
+    with resident(largest(tmp_path)):
         pass
     found = measure_speed(tmp_path / "b", 32, 0.02)
     assert found.cold is None

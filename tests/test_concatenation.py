@@ -32,7 +32,7 @@ def made(path, steps, seed=0, sampler=None, number=0, num_envs=1, **options):
     return buffer
 
 
-def places(batch):
+def steps_of(batch):
     columns = (batch.buffer_ids, batch.env_ids, batch.positions)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -64,7 +64,7 @@ def test_steps_are_their_buffers_own():
 
 def test_without_shares_they_are_one_large_buffer():
     both = mr.concat([made(None, 21), made(None, 6), made(None, 0)], seed=0)
-    drawn = [place for _ in range(100) for place in places(both.sample(50))]
+    drawn = [place for _ in range(100) for place in steps_of(both.sample(50))]
     legal = [(0, 0, p) for p in range(20)] + [(1, 0, p) for p in range(5)]
     assert_distribution(drawn, dict.fromkeys(legal, 1 / 25))
     np.testing.assert_allclose(both.sample(9).probabilities, 1 / 25)
@@ -102,7 +102,7 @@ def test_take_keeps_the_order_asked_for():
     both = mr.concat([made(None, 9, num_envs=2), made(None, 9, number=50)])
     batch = both.take([1, 0, 1, 0], [0, 1, 0, 0], [3, 5, 2, 7])
     assert batch["action"].tolist() == [53, 5, 52, 7]
-    assert places(batch) == [(1, 0, 3), (0, 1, 5), (1, 0, 2), (0, 0, 7)]
+    assert steps_of(batch) == [(1, 0, 3), (0, 1, 5), (1, 0, 2), (0, 0, 7)]
     assert batch.probabilities.tolist() == [0.25] * 4
 
 
@@ -122,21 +122,21 @@ def test_unknown_buffers_are_refused(ids, message):
         both.take(ids, [0], [0])
 
 
-class Kept(mr.UniformSampler):
+class NotedUpdates(mr.UniformSampler):
     """Uniform, and keeps the priorities that it is given."""
 
     def __init__(self, seed):
         super().__init__(seed)
-        self.given = []
+        self.updates = []
 
     def update_priorities(self, view, env_ids, positions, values, mask=None):
         rows = zip(env_ids.tolist(), positions.tolist(), values.tolist(), strict=True)
-        self.given += list(rows)
+        self.updates += list(rows)
         return 1
 
 
 def test_priorities_go_to_the_buffer_that_the_step_is_of():
-    samplers = [Kept(0), mr.UniformSampler(1), Kept(2)]
+    samplers = [NotedUpdates(0), mr.UniformSampler(1), NotedUpdates(2)]
     several = mr.concat(
         [made(None, 9, sampler=s, number=10 * k) for k, s in enumerate(samplers)],
         [1, 1, 1],
@@ -152,7 +152,7 @@ def test_priorities_go_to_the_buffer_that_the_step_is_of():
             values[here].tolist(),
             strict=True,
         )
-        assert samplers[number].given == list(expected)
+        assert samplers[number].updates == list(expected)
 
 
 def test_priorities_that_one_buffer_refuses_reach_none():
@@ -192,7 +192,7 @@ def test_priorities_that_nobody_keeps_are_refused():
     both = mr.concat([made(None, 9), made(None, 9)])
     with pytest.raises(SchemaError, match=r"'UniformSampler'.* keep no priorities"):
         both.update_priorities(both.sample(4), np.ones(4))
-    kept = mr.concat([made(None, 9, sampler=Kept(0))])
+    kept = mr.concat([made(None, 9, sampler=NotedUpdates(0))])
     with pytest.raises(SchemaError, match="got a batch without buffer_ids, which"):
         kept.update_priorities(both.buffers[0].sample(4), np.ones(4))
     with pytest.raises(SchemaError, match=r"priorities: got \[3\] for 4 steps"):
@@ -207,10 +207,10 @@ def test_a_state_brings_the_draws_back(shares, stopped):
     for _ in range(stopped):
         both.sample(7)
     state = json.loads(json.dumps(both.state_dict()))
-    expected = [places(both.sample(7)) for _ in range(4)]
+    expected = [steps_of(both.sample(7)) for _ in range(4)]
     fresh = mr.concat([made(None, 30, seed=8), made(None, 9, seed=9)], shares, seed=1)
     fresh.load_state_dict(state)
-    assert [places(fresh.sample(7)) for _ in range(4)] == expected
+    assert [steps_of(fresh.sample(7)) for _ in range(4)] == expected
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,11 @@ def converting_commands():
     return [line for line in lines if there.match(line)]
 
 
-def test_the_table_of_conversions_converts(at_hand, tmp_path, monkeypatch, capsys):
+def test_the_table_of_conversions_converts(
+    example_files, tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("h5py")
-    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     shutil.copytree(tmp_path / "runs" / "cart", tmp_path / "runs" / "mine")
     monkeypatch.chdir(tmp_path)
     lines = converting_commands()
@@ -169,11 +171,11 @@ class Learner:
     def __init__(self):
         self.calls = 0
 
-    def __call__(self, *given):
+    def __call__(self, *args):
         self.calls += 1
         if self.calls > 3:
             raise Enough
-        batch = given[0]
+        batch = args[0]
         return np.ones(len(batch))
 
 
@@ -203,7 +205,7 @@ def filled(path, observation, num_envs=2, count=200):
 
 
 @pytest.fixture(scope="module")
-def at_hand(tmp_path_factory):
+def example_files(tmp_path_factory):
     """The files that pages speak of, small ones."""
     folder = tmp_path_factory.mktemp("pages")
     pixels = mr.Field((84, 84), "uint8")
@@ -234,7 +236,9 @@ EVERYWHERE = [*PAGES, *sorted((DOCS / "migrating").glob("*.md"))]
 
 
 @pytest.mark.parametrize(("page", "block"), every("python", EVERYWHERE))
-def test_a_block_of_python_runs_alone(page, block, at_hand, tmp_path, monkeypatch):
+def test_a_block_of_python_runs_alone(
+    page, block, example_files, tmp_path, monkeypatch
+):
     torch = pytest.importorskip("torch")
     for module in set(re.findall(r"^(?:import|from) (\w+)", block, re.M)):
         pytest.importorskip(module)
@@ -243,7 +247,7 @@ def test_a_block_of_python_runs_alone(page, block, at_hand, tmp_path, monkeypatc
     # One worker is enough to see that the data gets there.
     block = re.sub(r"num_workers=\d", "num_workers=1", block)
     block = block.replace("range(2_000)", "range(200)")
-    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     if "ReplayBuffer.create(" in block and "runs/cartpole" in block:
         shutil.rmtree(tmp_path / "runs" / "cartpole")
     monkeypatch.chdir(tmp_path)
@@ -268,13 +272,13 @@ def consoles():
 
 @pytest.mark.parametrize(("page", "block"), [*consoles()])
 def test_a_block_of_commands_runs_alone(
-    page, block, at_hand, tmp_path, monkeypatch, capsys
+    page, block, example_files, tmp_path, monkeypatch, capsys
 ):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)
     if "ALE" in block:
         pytest.importorskip("ale_py")
-    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for session in re.split(r"^\$ ", block, flags=re.M)[1:]:
         line, _, shown = session.partition("\n")
@@ -309,12 +313,14 @@ def marked_commands():
 
 
 @pytest.mark.parametrize("line", [*marked_commands()])
-def test_a_listed_command_runs_alone(line, at_hand, tmp_path, monkeypatch, capsys):
+def test_a_listed_command_runs_alone(
+    line, example_files, tmp_path, monkeypatch, capsys
+):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)
     if "ALE" in line:
         pytest.importorskip("ale_py")
-    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     if "record" in line:
         shutil.rmtree(tmp_path / "runs" / "pong")
     monkeypatch.chdir(tmp_path)

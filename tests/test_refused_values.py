@@ -102,12 +102,12 @@ def calls(tmp_path_factory):
 )  # fmt: skip
 def test_no_argument_that_is_refused_is_printed_whole(calls, value):
     refused, printed = 0, []
-    for call, given in calls:
+    for call, arguments in calls:
         for name in list(inspect.signature(call).parameters):
             if name in ("options", "progress"):
                 continue
             try:
-                call(**(given | {name: value}))
+                call(**(arguments | {name: value}))
             except Exception as error:
                 refused += isinstance(error, ReplayError)
                 printed.append((len(str(error)), name, str(error)[:200]))
@@ -152,18 +152,18 @@ def test_a_refused_argument_of_many_lines_is_one_line_of_a_message():
 @pytest.mark.parametrize(
     "call",
     [
-        mr.episode_table, lambda given: mr.field_moments(given, ("reward",)),
-        lambda given: mr.histogram(given, "reward", 3),
-        lambda given: mr.split(given, [0.5, 0.5]),
-        lambda given: mr.AutoExport(given, "files"),
+        mr.episode_table, lambda value: mr.field_moments(value, ("reward",)),
+        lambda value: mr.histogram(value, "reward", 3),
+        lambda value: mr.split(value, [0.5, 0.5]),
+        lambda value: mr.AutoExport(value, "files"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    ("given", "told"), [("runs/a", "'runs/a'"), (np.zeros((99, 9)), "ndarray")]
+    ("value", "shown"), [("runs/a", "'runs/a'"), (np.zeros((99, 9)), "ndarray")]
 )
-def test_what_is_no_open_buffer_is_refused_by_name(call, given, told):
-    with pytest.raises(mr.SchemaError, match=rf"buffer: got {told}, expected an open"):
-        call(given)
+def test_what_is_no_open_buffer_is_refused_by_name(call, value, shown):
+    with pytest.raises(mr.SchemaError, match=rf"buffer: got {shown}, expected an open"):
+        call(value)
 
 
 def test_episodes_without_returns_are_refused():

@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.samplers.frequencies import assert_distribution
 
 
@@ -46,7 +46,7 @@ def epoch(part, view):
     """The steps of one epoch over a part."""
     sampler, found = part.sampler(mr.ShuffledSampler(0)), []
     while sampler.epoch == 0 and sampler.more(view, 7):
-        found += places(sampler.draw(view, 7))
+        found += steps_of(sampler.draw(view, 7))
     return found
 
 
@@ -109,11 +109,11 @@ def test_draws_are_the_legal_starts_of_the_part(twin, fractions, by):
         expected = sorted(legal & set(rows(part)))
         assert sorted(epoch(part, view)) == expected
         sampler = part.sampler(mr.UniformSampler(0))
-        drawn = [p for _ in range(10) for p in places(sampler.draw(view, 400))]
+        drawn = [p for _ in range(10) for p in steps_of(sampler.draw(view, 400))]
         assert_distribution(drawn, dict.fromkeys(expected, 1 / len(expected)))
         draw = part.sampler(mr.StratifiedSampler(0)).draw(view, 500)
-        assert set(places(draw)) <= set(expected)
-        assert {e for e, _ in places(draw)} == {e for e, _ in expected}
+        assert set(steps_of(draw)) <= set(expected)
+        assert {e for e, _ in steps_of(draw)} == {e for e, _ in expected}
 
 
 @pytest.mark.parametrize("by", ["episode", "step"])
@@ -151,7 +151,7 @@ def test_a_ring_that_moves_on_takes_steps_away_and_adds_none(twin, rng):
                     sampler.draw(twin.buffer.view, 3)
                 continue
             # At most 90 starts: one is missed with a probability of 90 * exp(-22).
-            drawn = places(sampler.draw(twin.buffer.view, 2000))
+            drawn = steps_of(sampler.draw(twin.buffer.view, 2000))
             assert set(drawn) == set(expected)
     assert not expected
 
@@ -186,7 +186,7 @@ def test_a_part_is_stored_and_read_back(twin):
     fresh = again.sampler(mr.UniformSampler(1))
     fresh.load_state_dict(sampler.state_dict())
     view = twin.buffer.view
-    assert places(fresh.draw(view, 9)) == places(sampler.draw(view, 9))
+    assert steps_of(fresh.draw(view, 9)) == steps_of(sampler.draw(view, 9))
     with pytest.raises(FormatError, match=r"got one over <Part of .*, expected one"):
         other.sampler(mr.UniformSampler(0)).load_state_dict(sampler.state_dict())
     assert repr(part) == f"<Part of {len(part):,} steps in {len(part.ends)} stretches>"
@@ -254,7 +254,7 @@ def test_no_windows_are_drawn_from_steps_of_parted_episodes(twin, windows):
         with pytest.raises(SchemaError, match="amid an episode, expected whole"):
             part.sampler(sampler).draw(twin.buffer.view, 4)
     inner = mr.SequenceSampler(3, part.sampler(mr.UniformSampler(0)))
-    assert set(places(inner.draw(twin.buffer.view, 40))) <= set(rows(part))
+    assert set(steps_of(inner.draw(twin.buffer.view, 40))) <= set(rows(part))
     # An only part holds every episode whole.
     whole = mr.split(twin.buffer, [1.0], by="step")[0]
     whole.sampler(windows).draw(twin.buffer.view, 4)

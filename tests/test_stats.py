@@ -118,7 +118,7 @@ def test_large_integers_keep_their_last_digit():
 
 
 @pytest.mark.parametrize(
-    ("on_resume", "lengths", "broken", "whole"),
+    ("on_resume", "lengths", "broken", "complete"),
     [
         ("break", [2, 3, 2, 2], [1], [0, 2]),
         ("truncate", [2, 3, 2, 2], [], [0, 1, 2]),
@@ -126,7 +126,7 @@ def test_large_integers_keep_their_last_digit():
     ],
 )
 def test_an_episode_that_was_broken_off_is_not_whole(
-    tmp_path, rng, on_resume, lengths, broken, whole
+    tmp_path, rng, on_resume, lengths, broken, complete
 ):
     path = tmp_path / "b"
     ends = [[False, True, False, False, False], [False, True, False, False]]
@@ -140,7 +140,7 @@ def test_an_episode_that_was_broken_off_is_not_whole(
         table = episode_table(buffer)
     assert table.lengths.tolist() == lengths
     assert np.flatnonzero(table.broken).tolist() == broken
-    assert np.flatnonzero(table.whole).tolist() == whole
+    assert np.flatnonzero(table.whole).tolist() == complete
     assert np.flatnonzero(table.running).tolist() == [len(lengths) - 1]
 
 

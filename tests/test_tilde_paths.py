@@ -11,7 +11,7 @@ from tests.buffer.support import schema, step
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def user_folder(tmp_path, monkeypatch):
     """A home folder that holds a buffer; the working folder is another one."""
     folder, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     folder.mkdir()
@@ -36,39 +36,39 @@ def length(path, **options):
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_buffers_are_made_opened_and_copied_there(home, kind):
+def test_buffers_are_made_opened_and_copied_there(user_folder, kind):
     with filled(kind("~/made")) as buffer:
-        assert buffer.path == home / "made"
+        assert buffer.path == user_folder / "made"
         buffer.snapshot(kind("~/copy"))
     filled(kind("~/packed"), engine="zarr").close()
     mr.compact(kind("~/made"), kind("~/compact"))
     mr.repair(kind("~/made"), kind("~/mended"))
     for name in ("made", "copy", "packed", "compact", "mended"):
-        assert (home / name / "metadata.json").is_file()
+        assert (user_folder / name / "metadata.json").is_file()
         assert length(kind(f"~/{name}")) == 30
         assert mr.verify_buffer(kind(f"~/{name}")).ok
     assert length(kind("~/made"), mode="r+") == 30
     with mr.ReplayBuffer.open(kind("~/packed")) as buffer:
-        group = buffer.zarr_path.relative_to(home)
+        group = buffer.zarr_path.relative_to(user_folder)
     assert length(mr.ZarrSource(f"~/{group}")) == length(kind(f"~/{group}")) == 30
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_files_are_exported_and_loaded_there(home, kind):
+def test_files_are_exported_and_loaded_there(user_folder, kind):
     for suffix in ("npz", "csv", "pt", "parquet", "safetensors"):
         mr.export(kind("~/ring"), kind(f"~/file.{suffix}"))
-        assert (home / f"file.{suffix}").is_file()
+        assert (user_folder / f"file.{suffix}").is_file()
         mr.load(kind(f"~/file.{suffix}"), kind(f"~/of-{suffix}"))
         assert length(kind(f"~/of-{suffix}")) == 30
     with filled(None, engine="memory") as buffer:
         mr.export(buffer, kind("~/ram.npz"))
         with mr.AutoExport(buffer, kind("~/exports")):
             pass
-    assert (home / "ram.npz").is_file()
+    assert (user_folder / "ram.npz").is_file()
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_datasets_streams_and_several_buffers_are_opened_there(home, kind):
+def test_datasets_streams_and_several_buffers_are_opened_there(user_folder, kind):
     assert len(mr.ReplayDataset(kind("~/ring"))) == 29
     stream = mr.ReplayStream(kind("~/ring"), mr.UniformSampler(0), batch_size=4)
     assert len(next(iter(stream))) == 4
@@ -76,14 +76,14 @@ def test_datasets_streams_and_several_buffers_are_opened_there(home, kind):
         assert len(both) == 60
 
 
-def test_environments_are_recorded_there(home):
+def test_environments_are_recorded_there(user_folder):
     pytest.importorskip("gymnasium")
     found = mr.record("CartPole-v1", "~/cart", steps=20, progress=False)
-    assert found.path == home / "cart"
+    assert found.path == user_folder / "cart"
     assert length("~/cart") == 20
 
 
-def test_adapters_keep_their_rings_and_files_there(home):
+def test_adapters_keep_their_rings_and_files_there(user_folder):
     import torch
 
     from mmreplay.adapters import velora
@@ -95,18 +95,18 @@ def test_adapters_keep_their_rings_and_files_there(home):
     buffer.save("~/saved")
     metadata = buffer.metadata()
     buffer.close()
-    assert (home / "velora" / "metadata.json").is_file()
-    assert (home / "saved" / "buffer_state.safetensors").is_file()
+    assert (user_folder / "velora" / "metadata.json").is_file()
+    assert (user_folder / "saved" / "buffer_state.safetensors").is_file()
     again = velora.ReplayBuffer.load(
         "~/saved/buffer_state", metadata, path=Path("~/again")
     )
     assert len(again) == 5
     again.close()
-    assert (home / "again" / "metadata.json").is_file()
+    assert (user_folder / "again" / "metadata.json").is_file()
 
 
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/ring", "~nobody-of-this-name"])
-def test_an_unknown_user_folder_is_reported(home, text):
+def test_an_unknown_user_folder_is_reported(user_folder, text):
     told = (
         rf"got '{text}', but no home folder is known for '~nobody-of-this-name', .*; "
         "if a folder is named like this, give its absolute path"
@@ -120,7 +120,7 @@ def test_an_unknown_user_folder_is_reported(home, text):
         with pytest.raises(FormatError, match=told):
             call()
     # Not "./~name": a pathlib.Path drops the "./".
-    mr.ReplayBuffer.create(home / text, schema(), 10).close()
+    mr.ReplayBuffer.create(user_folder / text, schema(), 10).close()
 
 
 class Large:
@@ -133,7 +133,7 @@ class Large:
 @pytest.mark.parametrize(
     "value", [Large(), {"a": Large()}, 5, b"ring", np.zeros(3), [Large()]], ids=type
 )
-def test_what_is_no_path_is_named_by_its_type(home, value):
+def test_what_is_no_path_is_named_by_its_type(user_folder, value):
     told = f"got {type(value).__name__}, expected a path as text or a pathlib.Path"
     for call in (
         lambda: mr.ReplayBuffer.open(value),

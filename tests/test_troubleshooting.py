@@ -99,7 +99,7 @@ def drawn_from_nothing(path):
     return lambda: buffer.sample(8)
 
 
-def cut_short(path):
+def truncated(path):
     filled(path).close()
     with (path / "data-000001" / "records.bin").open("r+b") as file:
         file.truncate(10)
@@ -150,7 +150,7 @@ def indexed_buffer(path):
         (created_twice, "Creating and opening", 0),
         (opened_twice, "Locks", 1),
         (added_to_a_reader, "Locks", 3),
-        (cut_short, "After a crash", 0),
+        (truncated, "After a crash", 0),
         (deleted_file, "After a crash", 2),
         (added_after_close, "Adding steps", 10),
         (drawn_from_nothing, "Drawing", 0),

@@ -50,7 +50,7 @@ def goals(**options):
     return buffer
 
 
-def told(error):
+def notes_of(error):
     return "\n".join(error.value.__notes__)
 
 
@@ -129,7 +129,7 @@ def test_a_function_that_raises_is_named_with_what_it_got(tmp_path, name):
     call, expected = CALLS[name]
     with pytest.raises(OwnError, match="own words") as error:
         call(tmp_path)
-    assert expected in told(error)
+    assert expected in notes_of(error)
 
 
 def test_a_loaders_thread_tells_the_same(tmp_path):
@@ -137,5 +137,7 @@ def test_a_loaders_thread_tells_the_same(tmp_path):
     buffer = mr.ReplayBuffer.open(tmp_path / "a", transforms=[mr.Apply(fails)])
     with mr.ReplayLoader(buffer, 8) as loader, pytest.raises(OwnError) as error:
         next(iter(loader))
-    assert "raised by Apply's function tests.test_user_functions.fails" in told(error)
+    assert "raised by Apply's function tests.test_user_functions.fails" in notes_of(
+        error
+    )
     buffer.close()

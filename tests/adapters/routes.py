@@ -3,18 +3,18 @@
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 
-def each_route(monkeypatch, taken):
+def each_route(monkeypatch, counts):
     """Yield `"short"`, then `"long"`, while steps may go that way alone.
 
-    `taken` is filled with how many steps were handed on as they were under each.
+    `counts` gets the number of steps that were handed on unchanged under each.
     """
     short = ReplayBuffer.try_add
     for way in ("short", "long"):
-        taken[way] = 0
+        counts[way] = 0
 
         def try_add(self, data, published=None, way=way):
             found = short(self, data, published) if way == "short" else None
-            taken[way] += found is not None
+            counts[way] += found is not None
             return found
 
         monkeypatch.setattr(ReplayBuffer, "try_add", try_add)

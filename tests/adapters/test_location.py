@@ -31,8 +31,8 @@ from mmreplay.errors import (
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
 
 
-def filled(home: BufferLocation, steps: int = 3) -> None:
-    buffer = home.ring(SCHEMA, 10)
+def filled(folder: BufferLocation, steps: int = 3) -> None:
+    buffer = folder.ring(SCHEMA, 10)
     for i in range(steps):
         buffer.add(observation=np.full(2, i, np.float32), reward=float(i))
 

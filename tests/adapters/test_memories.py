@@ -421,7 +421,7 @@ def test_an_interrupted_reset_is_finished(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("samples", "match"),
     [
         ({}, r"got the tensors \[\], expected samples"),
         ({"b": torch.zeros(2, 1)}, r"got the tensors \['b'\], expected samples"),
@@ -434,10 +434,10 @@ def test_an_interrupted_reset_is_finished(tmp_path, monkeypatch):
         ({"rewards": 1.5}, r"'rewards': got float, expected a tensor \[n, 1\]; make"),
     ],
 )
-def test_samples_that_do_not_fit_are_refused_whole(tmp_path, given, match):
+def test_samples_that_do_not_fit_are_refused_whole(tmp_path, samples, match):
     memory = declared(skrl.Memory(4, 2, device="cpu", path=tmp_path / "ring"))
     with pytest.raises(SchemaError, match=match):
-        memory.add_samples(**given)
+        memory.add_samples(**samples)
     assert len(memory) == 0
     memory.home.close()
 

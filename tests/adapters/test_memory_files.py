@@ -76,23 +76,23 @@ def test_files_of_skrl_and_of_before_are_read_by_either_name(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["pt", "npz", "csv"])
-@pytest.mark.parametrize(("whole", "more"), [(6, 0), (6, 1), (6, 2), (0, 1), (0, 2)])
-def test_whole_numbers_come_back_with_as_many_samples(tmp_path, suffix, whole, more):
+@pytest.mark.parametrize(("rows", "extra"), [(6, 0), (6, 1), (6, 2), (0, 1), (0, 2)])
+def test_whole_numbers_come_back_with_as_many_samples(tmp_path, suffix, rows, extra):
     def made(path):
         memory = rofunc.Memory(6, 3, "cpu", path=path)
         memory.create_tensor("n", 1, torch.int64)
         return memory
 
     memory = made(tmp_path / "ring")
-    for first in range(0, whole, 3):
+    for first in range(0, rows, 3):
         memory.add_samples(n=torch.arange(first, first + 3)[:, None])
-    for number in range(whole, whole + more):
+    for number in range(rows, rows + extra):
         memory.add_samples(n=torch.tensor([[number]]))
     other = made(tmp_path / "other")
     other.load(str(saved(memory, tmp_path, suffix)))
-    assert len(other) == len(memory) == whole + more
+    assert len(other) == len(memory) == rows + extra
     assert other.env_index == memory.env_index
-    expected = list(range(whole + more))
+    expected = list(range(rows + extra))
     assert other.sample_all(["n"])[0][0].flatten().tolist() == expected
     for each in (memory, other):
         each.home.close()

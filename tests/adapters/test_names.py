@@ -22,7 +22,7 @@ MEMORY = (
     "get_tensor_names load reset sample sample_all sample_by_index save "
     "set_tensor_by_name share_memory __len__"
 )
-PARTS = (
+STORAGE = (
     "create_factory init_tensors insert_transition get_data_slice insert_data_slice "
     "insert_single_tensor_slice get_all_buffer_data reset generate_batches "
     "before_gradients after_gradients update_storage_parameter storage_tensors"
@@ -55,12 +55,12 @@ NAMES = {
     velora.BufferBase: "add add_multi load metadata sample save state_dict __len__",
     velora.ReplayBuffer: "config sample warm",
     velora.BatchExperience: "__dataclass_fields__",
-    pytorchrl.MBReplayBuffer: PARTS,
-    pytorchrl.ReplayBuffer: PARTS,
-    pytorchrl.NStepReplayBuffer: PARTS,
-    pytorchrl.PERBuffer: PARTS,
-    pytorchrl.EREBuffer: f"{PARTS} update_eta",
-    pytorchrl.HERBuffer: f"{PARTS} update_eta handle_end_of_episode",
+    pytorchrl.MBReplayBuffer: STORAGE,
+    pytorchrl.ReplayBuffer: STORAGE,
+    pytorchrl.NStepReplayBuffer: STORAGE,
+    pytorchrl.PERBuffer: STORAGE,
+    pytorchrl.EREBuffer: f"{STORAGE} update_eta",
+    pytorchrl.HERBuffer: f"{STORAGE} update_eta handle_end_of_episode",
 }
 
 

@@ -173,8 +173,8 @@ def test_arrays_and_dicts_of_arrays_are_accepted_and_returned(make):
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda *given: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda o, *given: (o, o), "ValueError"),
+        (lambda *args: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda o, *args: (o, o), "ValueError"),
         (lambda o, rhs, o2, rhs2, r, a, b: (o[:, 0], rhs, o2, rhs2, r), "Observation"),
         (lambda o, rhs, o2, rhs2, r, a, b: (o, rhs, o2, rhs2, r[0]), "Reward"),
     ],

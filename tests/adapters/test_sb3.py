@@ -367,26 +367,26 @@ def test_models_train_with_it_unchanged(tmp_path, kind, once):
 def test_a_model_trains_the_same_from_ram_and_from_disk_under_the_same_draws(tmp_path):
     """Both gather by the same positions: then every weight is equal, bit for bit."""
 
-    class Beside(ReplayBuffer):
+    class Both(ReplayBuffer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, path=tmp_path / "ring")
-            self.ram = buffers.ReplayBuffer(*args, **kwargs)
+            self.in_memory = buffers.ReplayBuffer(*args, **kwargs)
 
         def add(self, *args):
             super().add(*args)
-            self.ram.add(*args)
+            self.in_memory.add(*args)
 
         def sample(self, batch_size, env=None):
             samples = super().sample(batch_size, env)
-            places = samples.batch.positions % self.ram.buffer_size
-            other = self.ram._get_samples(places, env)
+            places = samples.batch.positions % self.in_memory.buffer_size
+            other = self.in_memory._get_samples(places, env)
             for ours, theirs in zip(samples[:5], other[:5], strict=True):
                 assert torch.equal(ours, theirs)
             return samples
 
     agent = SAC(
         "MlpPolicy", "Pendulum-v1", buffer_size=150, learning_starts=20, seed=0,
-        batch_size=16, policy_kwargs={"net_arch": [16]}, replay_buffer_class=Beside,
+        batch_size=16, policy_kwargs={"net_arch": [16]}, replay_buffer_class=Both,
     )  # fmt: skip
     agent.learn(260)  # past the time limit at 200, and past the ring's end
     assert agent.replay_buffer.full

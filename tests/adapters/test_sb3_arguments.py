@@ -19,7 +19,7 @@ adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
-WHOLE = {"obs": (2, 3), "next_obs": (2, 3), "action": (2, 2), "reward": 2, "done": 2}
+COMPLETE = {"obs": (2, 3), "next_obs": (2, 3), "action": (2, 2), "reward": 2, "done": 2}
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def buffer(tmp_path):
 
 
 def give(buffer, **shapes):
-    made = {name: np.zeros(shape) for name, shape in (WHOLE | shapes).items()}
+    made = {name: np.zeros(shape) for name, shape in (COMPLETE | shapes).items()}
     buffer.add(**made, infos=[{}] * buffer.n_envs)
 
 

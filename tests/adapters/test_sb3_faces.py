@@ -65,8 +65,8 @@ def test_a_step_that_comes_right_after_ours_is_not_confused_with_it(
     give(first, 3)
     ring, add = first.ring, first.ring.add
 
-    def beaten(*given, **named):
-        add(*given, **named)
+    def beaten(*args, **named):
+        add(*args, **named)
         monkeypatch.undo()
         give(other, 777)
 

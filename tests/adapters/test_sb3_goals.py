@@ -56,7 +56,7 @@ class Episodes:
                 self.episodes[env].append([])
         self.number += 1
 
-    def cut(self):
+    def end_episodes(self):
         heads = self.ring.heads
         self.closed = self.closed.copy()
         running = [env for env in range(self.envs) if self.episodes[env][-1]]
@@ -67,7 +67,7 @@ class Episodes:
                 self.unknown.add((env, self.episodes[env][-1][-1][0]))
             self.episodes[env].append([])
 
-    def whole(self):
+    def complete(self):
         """Of each environment, ended episodes with all their steps alive."""
         first = self.ring.span.first
         return [
@@ -88,7 +88,7 @@ class Episodes:
     def pairs(self, strategy):
         """Each drawable step with the steps whose goals it may get."""
         found = {}
-        for env, episodes in enumerate(self.whole()):
+        for env, episodes in enumerate(self.complete()):
             for episode in episodes:
                 steps = [at for at, _ in episode if (env, at) not in self.unknown]
                 for at in steps:
@@ -104,12 +104,12 @@ class Episodes:
         )
 
 
-def drawable(held):
-    view = held.ring.view
+def drawable(world):
+    view = world.ring.view
     with view.lock:
-        ended = sb3_goals.EndedStarts(view, held.closed)
+        ended = sb3_goals.EndedStarts(view, world.closed)
         starts = ended.starts
-        env_ids = np.repeat(np.arange(held.envs), starts.lengths)
+        env_ids = np.repeat(np.arange(world.envs), starts.lengths)
         spans = zip(starts.first, starts.stop, strict=True)
         positions = np.concatenate([np.arange(*span) for span in spans])
         legal = ended.legal(env_ids, positions)
@@ -123,18 +123,18 @@ def drawable(held):
 
 @pytest.mark.parametrize("once", [False, True])
 def test_whole_ended_episodes_alone_are_drawn_from(tmp_path, rng, once):
-    held = Episodes(tmp_path / "ring", once)
+    world = Episodes(tmp_path / "ring", once)
     seen = 0
     for number in range(300):
-        held.add(rng.random(ENVS) < (0.02 if 100 < number < 200 else 0.2))
+        world.add(rng.random(ENVS) < (0.02 if 100 < number < 200 else 0.2))
         if rng.random() < 0.1:
-            held.cut()
-        expected = set(held.pairs("future"))
-        assert drawable(held) == expected
+            world.end_episodes()
+        expected = set(world.pairs("future"))
+        assert drawable(world) == expected
         seen += len(expected) > 0
     assert seen > 200
-    assert held.ring.span.first.min() > 100
-    held.ring.close()
+    assert world.ring.span.first.min() > 100
+    world.ring.close()
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -145,25 +145,25 @@ def test_goals_follow_the_distribution_and_come_from_the_step_that_achieved_them
 ):
     if wide:  # goals are read without the rest of their steps
         monkeypatch.setattr(sb3_goals, "WIDE", 0)
-    held = Episodes(tmp_path / "ring", once, 12, 2)
+    world = Episodes(tmp_path / "ring", once, 12, 2)
     for _ in range(17):
-        held.add(rng.random(2) < 0.3)
-    held.add(np.array([False, False]))
-    held.cut()
-    pairs = held.pairs(strategy)
+        world.add(rng.random(2) < 0.3)
+    world.add(np.array([False, False]))
+    world.end_episodes()
+    pairs = world.pairs(strategy)
     sampler, counts = UniformSampler(3), Counter()
     draws, virtual = 200, 192
     for _ in range(draws):
-        batch, stops, goals, given = held.draw(sampler, 256, virtual, strategy)
+        batch, stops, goals, given = world.draw(sampler, 256, virtual, strategy)
         ids, at = batch.env_ids, batch.positions
-        ends = {(env, e[-1][0]) for env in range(2) for e in held.episodes[env] if e}
+        ends = {(env, e[-1][0]) for env in range(2) for e in world.episodes[env] if e}
         places = list(zip(ids.tolist(), at.tolist(), strict=True))
         last = at == stops - 1
         assert last.tolist() == [place in ends for place in places]
         assert set(places) == set(pairs)
         counts.update(zip(places[-virtual:], goals.tolist(), strict=True))
         wanted = [
-            held.achieved(*each) for each in zip(ids[-virtual:], goals, strict=True)
+            world.achieved(*each) for each in zip(ids[-virtual:], goals, strict=True)
         ]
         assert given[:, 0].tolist() == wanted
     law = {
@@ -177,18 +177,18 @@ def test_goals_follow_the_distribution_and_come_from_the_step_that_achieved_them
     statistic = sum((counts[each] - n) ** 2 / n for each, n in law.items())
     freedom = len(law) - 1
     assert abs(statistic - freedom) < 7 * (2 * freedom) ** 0.5
-    held.ring.close()
+    world.ring.close()
 
 
 def test_the_same_seed_draws_the_same_goals(tmp_path, rng):
-    held = Episodes(tmp_path / "ring", False)
+    world = Episodes(tmp_path / "ring", False)
     for _ in range(30):
-        held.add(rng.random(ENVS) < 0.3)
-    drawn = [held.draw(UniformSampler(5), 64, 50, "future") for _ in range(2)]
-    other = held.draw(UniformSampler(6), 64, 50, "future")
+        world.add(rng.random(ENVS) < 0.3)
+    drawn = [world.draw(UniformSampler(5), 64, 50, "future") for _ in range(2)]
+    other = world.draw(UniformSampler(6), 64, 50, "future")
     np.testing.assert_array_equal(drawn[0][2], drawn[1][2])
     assert (drawn[0][2] != other[2]).any()
-    held.ring.close()
+    world.ring.close()
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -196,24 +196,24 @@ def test_the_same_seed_draws_the_same_goals(tmp_path, rng):
 def test_none_or_all_of_a_batch_may_get_goals(tmp_path, monkeypatch, virtual, wide):
     if wide:
         monkeypatch.setattr(sb3_goals, "WIDE", 0)
-    held = Episodes(tmp_path / "ring", False)
-    held.add(np.ones(ENVS, bool))
-    _, _, goals, given = held.draw(UniformSampler(0), 8, virtual, "future")
+    world = Episodes(tmp_path / "ring", False)
+    world.add(np.ones(ENVS, bool))
+    _, _, goals, given = world.draw(UniformSampler(0), 8, virtual, "future")
     assert len(goals) == len(given) == virtual
-    held.ring.close()
+    world.ring.close()
 
 
 def test_without_a_whole_episode_nothing_is_drawn(tmp_path):
-    held = Episodes(tmp_path / "ring", False, 10)
+    world = Episodes(tmp_path / "ring", False, 10)
     told = r"cannot draw 4 transitions: got \d+ rows and no whole episode.*learning_st"
     for _ in range(15):  # longer than the ring
-        held.add(np.zeros(ENVS, bool))
+        world.add(np.zeros(ENVS, bool))
         with pytest.raises(EmptyError, match=told):
-            held.draw(UniformSampler(0), 4, 3, "future")
-    held.add(np.ones(ENVS, bool))
+            world.draw(UniformSampler(0), 4, 3, "future")
+    world.add(np.ones(ENVS, bool))
     with pytest.raises(EmptyError, match=told):
-        held.draw(UniformSampler(0), 4, 3, "future")
-    held.ring.close()
+        world.draw(UniformSampler(0), 4, 3, "future")
+    world.ring.close()
 
 
 INFO = {
@@ -299,12 +299,12 @@ def test_damaged_infos_are_refused(text):
 
 
 def test_further_fields_go_into_steps_of_one_and_of_several_environments():
-    class Space:
+    class FloatSpace:
         dtype = np.dtype("float32")
 
     for envs in (1, 2):
         extra = {"info": Field((4,), "uint8")}
-        steps = Steps(Space, (3,), Field((2,), "float32"), envs, False, extra)
+        steps = Steps(FloatSpace, (3,), Field((2,), "float32"), envs, False, extra)
         assert steps.schema["info"] == extra["info"]
         steps.extra = {"info": np.arange(4 * envs, dtype=np.uint8).reshape(envs, 4)}
         zeros = np.zeros((envs, 3), np.float32)

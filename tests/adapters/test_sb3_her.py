@@ -61,7 +61,7 @@ def reach(envs=1):
     return vec_env.DummyVecEnv([Reach] * envs)
 
 
-def walk(rng, envs, steps, ends=0.2, early=0.1):
+def walk(rng, envs, steps, ends=0.2, time_limits=0.1):
     """Steps of environments that go on where they were, or start anew after an end."""
 
     def look():
@@ -71,7 +71,7 @@ def walk(rng, envs, steps, ends=0.2, early=0.1):
     for number in range(steps):
         then = look()
         done = rng.random(envs) < ends
-        timeout = np.where(done, rng.random(envs) < 0.5, rng.random(envs) < early)
+        timeout = np.where(done, rng.random(envs) < 0.5, rng.random(envs) < time_limits)
         yield SimpleNamespace(
             obs=obs, next_obs=then, done=done,
             action=rng.random((envs, 2), np.float32), reward=rng.random(envs),
@@ -96,7 +96,7 @@ def both(tmp_path, envs=1, size=40, **options):
     return ours, her.HerReplayBuffer(*arguments, **options)
 
 
-def places(samples):
+def steps_of(samples):
     """Environments and positions of a batch."""
     batch = samples.batch
     return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
@@ -128,7 +128,7 @@ def test_every_transition_is_the_one_that_the_original_draws(
             continue
         valid = np.argwhere(theirs.ep_length > 0)
         found = ours.sample(300)
-        slots = {(at % 40, env) for env, at in places(found)}
+        slots = {(at % 40, env) for env, at in steps_of(found)}
         assert slots <= set(map(tuple, valid.tolist()))
         if len(valid) < 20 * envs:  # every one is drawn, but once in 10**6
             assert slots == set(map(tuple, valid.tolist()))
@@ -266,19 +266,21 @@ def test_samples_are_normalized_after_rewards_were_computed(tmp_path, rng):
     ours.close()
 
 
-@pytest.mark.parametrize("given", [*STRATEGIES, "FUTURE", *Strategy])
-def test_strategies_are_given_as_the_original_takes_them(given):
-    kind = HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=given)
-    other = her.HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=given)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "FUTURE", *Strategy])
+def test_strategies_are_given_as_the_original_takes_them(strategy):
+    kind = HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=strategy)
+    other = her.HerReplayBuffer(
+        10, SPACE, ACTION, None, goal_selection_strategy=strategy
+    )
     assert kind.goal_selection_strategy is other.goal_selection_strategy
     assert kind.her_ratio == other.her_ratio
     assert isinstance(kind, her.HerReplayBuffer)
 
 
-@pytest.mark.parametrize("given", ["past", 1, None])
-def test_another_strategy_is_refused(given):
+@pytest.mark.parametrize("strategy", ["past", 1, None])
+def test_another_strategy_is_refused(strategy):
     with pytest.raises(SchemaError, match=r"goal_selection_strategy: got .* expected"):
-        HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=given)
+        HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=strategy)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, "4"])
@@ -543,7 +545,7 @@ def test_truncating_says_so_where_an_episode_is_running(tmp_path, rng):
     for buffer in (ours, theirs):
         with pytest.warns(UserWarning, match="trajectory in the replay buffer will be"):
             buffer.truncate_last_trajectory()
-    found = {at for _, at in places(ours.sample(200))}
+    found = {at for _, at in steps_of(ours.sample(200))}
     assert found == set(range(9))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -553,7 +555,7 @@ def test_truncating_says_so_where_an_episode_is_running(tmp_path, rng):
         ours.close()
         again = pickle.loads(data)
         again.set_env(reach())
-        assert {at for _, at in places(again.sample(200))} == set(range(9))
+        assert {at for _, at in steps_of(again.sample(200))} == set(range(9))
     for following in walk(rng, 1, 1):
         give(again, following)
     assert again.ring.episodes.episodes(0).lengths.tolist() == [9, 1]
@@ -600,7 +602,7 @@ def test_a_run_that_was_killed_goes_on_with_its_buffer(tmp_path):
     # The episode that was running is ended: all of it is drawn, its last step too.
     found = Counter()
     for _ in range(60):
-        found.update(at for _, at in places(agent.replay_buffer.sample(64)))
+        found.update(at for _, at in steps_of(agent.replay_buffer.sample(64)))
     assert set(found) == set(range(held))
     agent.learn(60)
     after = agent.replay_buffer.ring

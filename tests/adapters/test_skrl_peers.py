@@ -184,15 +184,15 @@ def test_what_the_original_refuses_is_a_value_error_here_too(tmp_path):
     original, memory = pair(tmp_path / "ring", 6, 2)
     for each in (original, memory):
         for call in (
-            lambda each=each: each.add_samples(),
-            lambda each=each: each.create_tensor(name="rewards", size=2),
-            lambda each=each: each.create_tensor(
+            lambda memory=each: memory.add_samples(),
+            lambda memory=each: memory.create_tensor(name="rewards", size=2),
+            lambda memory=each: memory.create_tensor(
                 name="rewards", size=1, dtype=torch.int8
             ),
-            lambda each=each: each.create_tensor(
+            lambda memory=each: memory.create_tensor(
                 name="x", size=3, keep_dimensions=True
             ),
-            lambda each=each: each.add_samples(rewards=torch.zeros(2, 1, 1)),
+            lambda memory=each: memory.add_samples(rewards=torch.zeros(2, 1, 1)),
         ):
             with pytest.raises(ValueError, match=r"\w"):  # in its own words
                 call()
@@ -211,8 +211,8 @@ class Net(models.Model):
             torch.nn.Linear(inputs, 16), torch.nn.ELU(), torch.nn.Linear(16, outputs)
         )
 
-    def joined(self, given):
-        parts = [given["observations"], given.get("taken_actions")]
+    def joined(self, inputs):
+        parts = [inputs["observations"], inputs.get("taken_actions")]
         return torch.cat([p for p in parts if p is not None], dim=1)[:, : self.inputs]
 
 

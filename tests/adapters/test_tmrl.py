@@ -54,7 +54,7 @@ def make(tmp_path):
         memory.close()
 
 
-def told(memory, item):
+def item_of(memory, item):
     """What an item of a memory with histories holds, as numbers."""
     old, act, reward, new, terminated, _ = memory[item]
 
@@ -80,7 +80,7 @@ def test_histories_of_four_images_and_one_action_are_the_golden_ones(make):
     memory.append(Buffer(golden()))
     # Each of the 12 rows but the end and the newest begins a transition.
     assert len(memory) == 10
-    of = {told(memory, i)[0][-1]: told(memory, i) for i in range(10)}
+    of = {item_of(memory, i)[0][-1]: item_of(memory, i) for i in range(10)}
     assert list(of) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert of[3] == ([0, 1, 2, 3], [3], 4, [1, 2, 3, 4], [4], 4.0, 0.0)
     assert of[4] == ([1, 2, 3, 4], [4], 5, [2, 3, 4, 5], [5], 5.0, 1.0)
@@ -95,7 +95,7 @@ def test_histories_of_four_images_and_one_action_are_the_golden_ones(make):
 def test_histories_of_two_images_and_three_actions_are_the_golden_ones(make):
     memory = make(imgs_obs=2, act_buf_len=3, imgs_shape=(-1,))
     memory.append(Buffer(golden()))
-    of = {told(memory, i)[0][-1]: told(memory, i) for i in range(10)}
+    of = {item_of(memory, i)[0][-1]: item_of(memory, i) for i in range(10)}
     assert of[2][:3] == ([1, 2], [0, 1, 2], 3)
     assert of[6][:5] == ([6, 6], [6, 6, 6], 7, [6, 7], [6, 6, 7])
     assert of[9][:3] == ([8, 9], [7, 8, 9], 10)
@@ -111,7 +111,18 @@ def test_buffers_of_any_size_give_the_same_memory(make, sizes):
         memory.append(Buffer(rows[first : first + size]))
         first += size
     assert len(memory) == 10
-    assert [told(memory, i)[2] for i in range(10)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert [item_of(memory, i)[2] for i in range(10)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        10,
+        11,
+    ]
 
 
 def test_random_episodes_are_those_of_a_list(make):
@@ -127,9 +138,9 @@ def test_random_episodes_are_those_of_a_list(make):
         check_against(memory, rows, 31)
 
 
-def check_against(memory, rows, kept):
+def check_against(memory, rows, size):
     """Every legal transition, made by walking over the list."""
-    first = max(0, len(rows) - kept)
+    first = max(0, len(rows) - size)
     ended = [row[3] or row[4] for row in rows]
     expected = []
     for now in range(first, len(rows) - 1):
@@ -147,7 +158,7 @@ def check_against(memory, rows, kept):
         expected.append(
             (back, back[1:], now + 1, ahead, ahead[1:], float(now + 1), ends)
         )
-    assert [told(memory, i) for i in range(len(memory))] == expected
+    assert [item_of(memory, i) for i in range(len(memory))] == expected
 
 
 def test_a_round_is_as_many_batches_as_steps(make):
@@ -199,13 +210,13 @@ def test_statistics_come_with_a_buffer_and_stay_on_disk(make):
     again = make(resume=True)
     assert again.stat_test_return == 3.0
     assert len(again) == 10
-    assert [told_plain(again, i) for i in (0, -1)] == [1, 11]
+    assert [first_action(again, i) for i in (0, -1)] == [1, 11]
     # What comes after a resume does not follow what was before it.
     again.append(Buffer([sample(12), sample(13)]))
-    assert [told_plain(again, i) for i in (-2, -1)] == [11, 13]
+    assert [first_action(again, i) for i in (-2, -1)] == [11, 13]
 
 
-def told_plain(memory, item):
+def first_action(memory, item):
     return int(memory[item][1][0])
 
 

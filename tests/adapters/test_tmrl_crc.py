@@ -82,7 +82,7 @@ def change_action(row):
 
 
 @pytest.mark.parametrize(
-    ("change", "part"),
+    ("change", "name"),
     [
         (change_pixel, "observation"),
         (change_reward, "reward"),
@@ -90,14 +90,14 @@ def change_action(row):
         (change_action, "action"),
     ],
 )
-def test_one_bit_in_the_middle_is_found(memory, change, part):
+def test_one_bit_in_the_middle_is_found(memory, change, name):
     rows = worker(3, np.random.default_rng(1))
     # What a worker had must not change with what it sends.
     sent = pickle.loads(pickle.dumps(rows[2]))
     rows[2] = (*(change(sent) or sent)[:5], rows[2][5])
     memory.append(Buffer(rows))
     memory[0]
-    with pytest.raises(AssertionError, match=rf"CRC failed: {part} has .* step 2, 2"):
+    with pytest.raises(AssertionError, match=rf"CRC failed: {name} has .* step 2, 2"):
         memory[1]
     with pytest.raises(AssertionError, match="CRC failed"):
         memory.sample()

@@ -93,7 +93,7 @@ def test_every_record_answers_a_question_and_every_question_finds_its_figures():
 
 
 @pytest.mark.parametrize(
-    ("path", "bound", "least", "told"),
+    ("path", "bound", "minimum", "row"),
     [
         ("speedup add_1_full_ring cpprb", 3, True, "3.25 | at least 3 | met"),
         ("speedup add_1_full_ring *", 3, True, "1.5 | at least 3 | **missed**"),
@@ -103,9 +103,11 @@ def test_every_record_answers_a_question_and_every_question_finds_its_figures():
         ("rows more", 3, True, "not measured | at least 3 | "),
     ],
 )
-def test_a_target_is_met_by_the_worst_of_its_figures(results, path, bound, least, told):
-    target = Target("how", "bench_add", tuple(path.split()), bound, least)
-    assert target.row(results) == f"| how | `bench_add` | {told} |".replace("  |", " |")
+def test_a_target_is_met_by_the_worst_of_its_figures(
+    results, path, bound, minimum, row
+):
+    target = Target("how", "bench_add", tuple(path.split()), bound, minimum)
+    assert target.row(results) == f"| how | `bench_add` | {row} |".replace("  |", " |")
 
 
 def test_targets_are_of_scripts_that_there_are():

@@ -29,10 +29,10 @@ class Striker:
         where: File and line of the one that was struck, or None.
     """
 
-    def __init__(self, moment, within=None):
-        self.moments = 0
+    def __init__(self, point, within=None):
+        self.points = 0
         self.where = None
-        self._moment = moment
+        self._point = point
         self._files = within and {f"{PACKAGE}/{name}" for name in within}
         # A file that was moved would be struck nowhere, and every test would pass.
         missing = [path for path in self._files or () if not Path(path).is_file()]
@@ -60,8 +60,8 @@ class Striker:
         before = self._before.get(frame)
         self._before[frame] = frame.f_lasti
         if before is not None and code[before] in CODES:
-            self.moments += 1
-            if self.moments > self._moment:
+            self.points += 1
+            if self.points > self._point:
                 line = (
                     f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
                 )

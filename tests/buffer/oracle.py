@@ -17,7 +17,7 @@ class Row:
     values: dict
     episode: int
     final: bool = False
-    cut: bool = False
+    cut_flag: bool = False
 
     def ended(self):
         return not self.final and (
@@ -33,7 +33,7 @@ class Stream:
     tail: int = 0
     apart: bool = True  # the next row starts an episode, whatever stands before it
     lost: bool = True  # and nothing is known of what stands before it
-    cuts: bool = False  # and the step before it is then reported as truncated
+    truncates: bool = False  # and the step before it is then reported as truncated
 
     def first(self, capacity):
         return max(self.tail, len(self.rows) - capacity)
@@ -63,10 +63,10 @@ class Oracle:
             if not self.next_step:
                 fresh = fresh or last.ended()
             episode = stream.rows[-1].episode + fresh if stream.rows else 0
-            if stream.cuts:
-                stream.rows[-1].cut = True
+            if stream.truncates:
+                stream.rows[-1].cut_flag = True
             stream.rows.append(Row(dict(values), episode, final))
-            stream.apart = stream.lost = stream.cuts = False
+            stream.apart = stream.lost = stream.truncates = False
             if finals is not None and stream.rows[-1].ended():
                 values = dict(values, observation=finals[env_id])
                 stream.rows.append(Row(values, episode, True))
@@ -100,7 +100,7 @@ class Oracle:
             # An episode that is over cannot be cut short any more.
             last = stream.rows[-1] if alive else None
             running = last is not None and not last.final and not last.ended()
-            stream.cuts = how == "truncate" and running
+            stream.truncates = how == "truncate" and running
 
     def resize(self, capacity):
         """Keep the newest rows that fit."""
@@ -127,7 +127,7 @@ class Oracle:
         values = dict(row.values)
         if row.final:
             values.update(terminated=False, truncated=False)
-        values["truncated"] |= row.cut
+        values["truncated"] |= row.cut_flag
         return values
 
     def transition(self, env_id, position):

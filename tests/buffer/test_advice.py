@@ -18,7 +18,7 @@ def buffer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"capacity": 1e6}, r"capacity .* got 1000000.0\. Give the rows .*int\(1e6\)"),
         ({"num_envs": 0}, r"num_envs .* got 0\. Give the number of environments"),
@@ -27,9 +27,9 @@ def buffer(tmp_path):
         ({"autoreset": True}, r"autoreset .* got True\. Say what your environments"),
     ],
 )
-def test_creating_says_what_to_give(tmp_path, changes, told):
+def test_creating_says_what_to_give(tmp_path, changes, message):
     options = {"schema": schema(), "capacity": 5, "num_envs": 1} | changes
-    with pytest.raises(SchemaError, match=told):
+    with pytest.raises(SchemaError, match=message):
         mr.ReplayBuffer.create(tmp_path / "made", **options)
 
 

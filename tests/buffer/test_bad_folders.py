@@ -113,7 +113,7 @@ def test_modes_and_resumes_that_are_none(ring, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("changes", "error", "told"),
+    ("changes", "error", "message"),
     [
         (
             {"version": [2, 0]},
@@ -140,11 +140,13 @@ def test_modes_and_resumes_that_are_none(ring, mode):
         ({"slots": 1 << 70}, FormatError, r"slots|digits"),
     ],
 )
-def test_metadata_that_fits_neither_us_nor_the_files(ring, mode, changes, error, told):
+def test_metadata_that_fits_neither_us_nor_the_files(
+    ring, mode, changes, error, message
+):
     edit(ring, **changes)
     before = contents(ring)
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         mr.ReplayBuffer.open(ring, mode)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     data = {p: b for p, b in before.items() if p.name != "LOCK"}

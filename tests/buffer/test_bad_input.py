@@ -59,9 +59,9 @@ def twin(request, tmp_path):
     twin.buffer.close()
 
 
-def all_of(*parts):
+def all_of(*texts):
     """A pattern that finds the parts in this order."""
-    return ".*".join(re.escape(part) for part in parts)
+    return ".*".join(re.escape(part) for part in texts)
 
 
 ADDS = {

@@ -44,7 +44,7 @@ def test_the_sequence_holds_every_window_once():
 
 
 @pytest.fixture(params=["memmap", "memory"])
-def place(request, tmp_path):
+def path(request, tmp_path):
     return tmp_path / "ring" if request.param == "memmap" else None
 
 
@@ -60,8 +60,8 @@ def run_through(twin, letters, shift):
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step"])
-def test_every_pattern_of_ends(place, layout, autoreset, stored):
-    twin = Twin(place, 5, 2, layout=layout, autoreset=autoreset, stored=stored)
+def test_every_pattern_of_ends(path, layout, autoreset, stored):
+    twin = Twin(path, 5, 2, layout=layout, autoreset=autoreset, stored=stored)
     finals = [False] if stored else [False, True]
     letters = [(kind, f) for kind in KINDS for f in finals if kind or not f]
     run_through(twin, letters, shift=5)
@@ -69,8 +69,8 @@ def test_every_pattern_of_ends(place, layout, autoreset, stored):
 
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_pattern_of_ends_where_final_rows_follow(place, layout, stored):
-    twin = Twin(place, 5, 2, layout=layout, autoreset="next_step", stored=stored)
+def test_every_pattern_of_ends_where_final_rows_follow(path, layout, stored):
+    twin = Twin(path, 5, 2, layout=layout, autoreset="next_step", stored=stored)
     run_through(twin, [(kind, False) for kind in KINDS], shift=11)
 
 
@@ -90,8 +90,8 @@ def test_every_short_history_at_every_slot_of_the_ring(capacity, autoreset):
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_give_what_single_steps_give(place, layout, autoreset, rng):
-    twin = Twin(place, 40, 3, layout=layout, autoreset=autoreset)
+def test_blocks_give_what_single_steps_give(path, layout, autoreset, rng):
+    twin = Twin(path, 40, 3, layout=layout, autoreset=autoreset)
     for _ in range(60):
         steps = int(rng.integers(1, 60))
         env_ids = [0, 1, 2]
@@ -216,8 +216,8 @@ def step_with(twin, **more):
 
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
-def test_clearing_some_environments_leaves_the_others(place, autoreset, rng):
-    twin = Twin(place, 7, 3, autoreset=autoreset)
+def test_clearing_some_environments_leaves_the_others(path, autoreset, rng):
+    twin = Twin(path, 7, 3, autoreset=autoreset)
     for _ in range(120):
         env_ids = rng.permutation(3)[: rng.integers(1, 4)].tolist()
         twin.add(rng.choice(KINDS, len(env_ids)).tolist(), env_ids)
@@ -229,8 +229,8 @@ def test_clearing_some_environments_leaves_the_others(place, autoreset, rng):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_dequeued_rows_are_gone_and_their_successors_are_not(place, autoreset, rng):
-    twin = Twin(place, 9, 2, autoreset=autoreset)
+def test_dequeued_rows_are_gone_and_their_successors_are_not(path, autoreset, rng):
+    twin = Twin(path, 9, 2, autoreset=autoreset)
     for _ in range(150):
         twin.add(rng.choice(KINDS, 2).tolist(), final=autoreset == "same_step")
         held = int(twin.buffer.span.lengths.min())
@@ -240,13 +240,13 @@ def test_dequeued_rows_are_gone_and_their_successors_are_not(place, autoreset, r
             batch = twin.buffer.dequeue(count, env_ids)
             taken = twin.oracle.dequeue(count, env_ids)
             assert list(zip(batch.env_ids, batch.positions, strict=True)) == taken
-            values = [twin.oracle.row(*place) for place in taken]
+            values = [twin.oracle.row(*path) for path in taken]
             assert batch["observation"].tolist() == [v["observation"] for v in values]
         twin.check()
 
 
-def test_read_only_steps_without_ends_accept_a_final_observation(place):
-    buffer = Twin(place, 4).buffer
+def test_read_only_steps_without_ends_accept_a_final_observation(path):
+    buffer = Twin(path, 4).buffer
     made = columns([step(1), step(2)])
     for array in made.values():
         array.flags.writeable = False

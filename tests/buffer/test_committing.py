@@ -48,8 +48,8 @@ class Met:
         """Let the method be itself again; `turns` counts its calls that worked."""
         self.turns, genuine = threading.Semaphore(0), self._genuine
 
-        def work(*given):
-            found = genuine(*given)
+        def work(*args):
+            found = genuine(*args)
             self.turns.release()
             return found
 

@@ -163,9 +163,9 @@ def test_shards_are_published_before_the_space_of_their_rows_is_freed(
         buffer.extend(x=np.zeros((300, 5000), np.uint8))
 
     def noted(name, method):
-        def call(self, *given):
+        def call(self, *args):
             calls.append((name, self.path.name))
-            return method(self, *given)
+            return method(self, *args)
 
         return call
 

@@ -26,10 +26,10 @@ def add(buffer, count):
         buffer.add(number=number, large=np.full(600, number), note=-number)
 
 
-def copied(source, target, order, between):
+def copied(source, target, order, write_more):
     """Copy file by file, doing something before each."""
     for path in order:
-        between()
+        write_more()
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
@@ -42,7 +42,7 @@ def right(rows):
     return number & large & (rows["note"] == -rows.positions)
 
 
-def taken(tmp_path, rng, count, capacity=40):
+def copied_buffer(tmp_path, rng, count, capacity=40):
     """A copy of a buffer that held so many rows, and what was committed and stayed."""
     source, target = tmp_path / "source", tmp_path / "copy"
     with mr.ReplayBuffer.create(source, SCHEMA, capacity, commit_every=None) as buffer:
@@ -51,13 +51,13 @@ def taken(tmp_path, rng, count, capacity=40):
         committed = int(buffer.committed[0])
         add(buffer, int(rng.integers(0, 4)))
 
-        def between():
+        def write_more():
             add(buffer, int(rng.integers(0, 5)))
             if rng.random() < 0.5:
                 buffer.commit()
 
         order = rng.permutation([p for p in source.rglob("*") if p.is_file()]).tolist()
-        copied(source, target, order, between)
+        copied(source, target, order, write_more)
         first = int(buffer.span.first[0])
         # Rows that the limit passed may have been overwritten already.
         lost = int(buffer._files.commit.limits[0]) - buffer.slots
@@ -70,7 +70,7 @@ SEEDS = [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_was_committed_before_and_stays_to_the_end_is_in_the_copy(tmp_path, seed):
     rng = np.random.default_rng(seed)
-    copy, first, committed = taken(tmp_path, rng, int(rng.integers(5, 120)))
+    copy, first, committed = copied_buffer(tmp_path, rng, int(rng.integers(5, 120)))
     with mr.ReplayBuffer.open(copy) as reader:
         assert reader.recovery.how in ("clean", "power_cut")
         rows = reader.gather_all()
@@ -114,7 +114,9 @@ def test_a_copy_of_a_writer_that_waits_is_whole(tmp_path, rng):
 def test_a_wrong_row_of_a_live_copy_is_possible_and_verify_finds_its_block(tmp_path):
     found = wrong = 0
     for seed in range(30):
-        copy, _, _ = taken(tmp_path / str(seed), np.random.default_rng(seed), 100)
+        copy, _, _ = copied_buffer(
+            tmp_path / str(seed), np.random.default_rng(seed), 100
+        )
         with mr.ReplayBuffer.open(copy) as reader:
             rows, size = reader.gather_all(), reader.metadata.ring.block_rows
             committed = int(reader.committed[0]) // size * size

@@ -40,7 +40,7 @@ def files_nbytes(path):
 
 
 @pytest.fixture
-def told():
+def warned_by():
     """What a call warns of, in whose line."""
 
     def call(method, *args, **options):
@@ -54,7 +54,7 @@ def told():
     return call
 
 
-def test_a_ring_larger_than_its_disk_warns(tmp_path, disk, told):
+def test_a_ring_larger_than_its_disk_warns(tmp_path, disk, warned_by):
     path = tmp_path / "not" / "there"
     disk["free"] = 3 << 20
     with pytest.warns(
@@ -68,14 +68,14 @@ def test_a_ring_larger_than_its_disk_warns(tmp_path, disk, told):
     assert warned[0].filename == __file__
 
 
-def test_one_that_fits_to_the_byte_is_not(tmp_path, disk, told):
+def test_one_that_fits_to_the_byte_is_not(tmp_path, disk, warned_by):
     planned = plan_buffer(SCHEMA, 1000)
     disk["free"] = planned.nbytes - planned.commit_nbytes
-    buffer, warned = told(create, tmp_path / "a")
+    buffer, warned = warned_by(create, tmp_path / "a")
     buffer.close()
     assert warned == []
     disk["free"] -= 1
-    buffer, warned = told(create, tmp_path / "b")
+    buffer, warned = warned_by(create, tmp_path / "b")
     buffer.close()
     assert len(warned) == 1
     assert files_nbytes(tmp_path / "a") >= disk["free"]
@@ -111,7 +111,7 @@ def test_rows_that_are_there_need_no_disk_space(tmp_path, disk, num_envs):
         buffer.add(**{**rows, "action": np.zeros(num_envs, np.int64)})
 
 
-def test_readers_do_not_warn(tmp_path, disk, told):
+def test_readers_do_not_warn(tmp_path, disk, warned_by):
     disk["free"] = 1 << 40
     create(tmp_path / "a").close()
     disk["free"] = 0
@@ -120,23 +120,23 @@ def test_readers_do_not_warn(tmp_path, disk, told):
         mr.ReplayBuffer.open(tmp_path / "a").close()
 
 
-def test_a_larger_ring_and_a_wider_row_warn(tmp_path, disk, told):
+def test_a_larger_ring_and_a_wider_row_warn(tmp_path, disk, warned_by):
     disk["free"] = 50 << 20
-    buffer, warned = told(create, tmp_path / "a")
+    buffer, warned = warned_by(create, tmp_path / "a")
     assert warned == []
-    assert len(told(buffer.resize, 100_000)[1]) == 1
-    assert told(buffer.resize, 500)[1] == []
+    assert len(warned_by(buffer.resize, 100_000)[1]) == 1
+    assert warned_by(buffer.resize, 500)[1] == []
     wide = mr.Field((1 << 20,), "uint8")
-    assert len(told(buffer.add_field, "wide", wide, 0)[1]) == 1
+    assert len(warned_by(buffer.add_field, "wide", wide, 0)[1]) == 1
     buffer.close()
 
 
 @pytest.mark.parametrize("options", [{"engine": "zarr"}, {"engine": "memory"}])
-def test_rings_of_unknown_size_do_not_warn(tmp_path, disk, told, options):
+def test_rings_of_unknown_size_do_not_warn(tmp_path, disk, warned_by, options):
     path = None if options["engine"] == "memory" else tmp_path / "a"
-    buffer, warned = told(create, path, **options)
+    buffer, warned = warned_by(create, path, **options)
     assert warned == []
-    assert told(buffer.resize, 2000)[1] == []
+    assert warned_by(buffer.resize, 2000)[1] == []
     buffer.close()
 
 
@@ -176,9 +176,9 @@ def test_a_command_says_it_in_a_line(tmp_path, disk, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert run(args) == 0
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert told.startswith(f"mmreplay: {tmp_path / 'a'}: the full ring takes ")
+    warned_by = capsys.readouterr().err
+    assert warned_by.count("\n") == 1
+    assert warned_by.startswith(f"mmreplay: {tmp_path / 'a'}: the full ring takes ")
 
 
 def test_other_warnings_are_pythons(monkeypatch, capsys):
@@ -200,17 +200,17 @@ def test_a_ring_that_no_file_holds_is_refused_and_leaves_nothing(tmp_path, there
     if there:
         path.mkdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    told = (
+    warned_by = (
         r"records.bin: File too large; .* takes no file so large: choose a smaller cap"
     )
     schema = mr.Schema({"x": mr.Field((), "float64")})
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-        with pytest.raises(mr.FullError, match=told):
+        with pytest.raises(mr.FullError, match=warned_by):
             mr.ReplayBuffer.create(path, schema, 1 << 18)
         assert path.exists() == there
         with mr.ReplayBuffer.create(path, schema, 9) as buffer:
-            with pytest.raises(mr.FullError, match=told):
+            with pytest.raises(mr.FullError, match=warned_by):
                 buffer.resize(1 << 18)
             assert buffer.capacity == 9
     finally:

@@ -39,12 +39,12 @@ def stores(tmp_path):
 
 
 @pytest.fixture
-def taken(monkeypatch):
+def appended(monkeypatch):
     """Positions of the steps that it took."""
     found, add = [], FastAppend.add
 
-    def note(self, given, head):
-        heads = add(self, given, head)
+    def note(self, data, head):
+        heads = add(self, data, head)
         if heads is not None:
             found.append(head)
         return heads
@@ -87,12 +87,14 @@ def state_of(buffer):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_it_leaves_what_other_ways_leave(tmp_path, taken, num_envs, layout, autoreset):
+def test_it_leaves_what_other_ways_leave(
+    tmp_path, appended, num_envs, layout, autoreset
+):
     """Over laps, with ends, odd steps, cuts, clears and commits between."""
     found, shares = [], []
     for way in ("fast", "watched"):
         rng, path = np.random.default_rng(5), tmp_path / way
-        taken.clear()
+        appended.clear()
         with using(WatchedDisk()) if way == "watched" else using(files.disk):
             buffer = make(path, num_envs, layout, autoreset=autoreset)
             for number in range(8 * SLOTS):
@@ -113,7 +115,7 @@ def test_it_leaves_what_other_ways_leave(tmp_path, taken, num_envs, layout, auto
                     buffer.add(step)
             found.append([files_of(path), state_of(buffer)])
             buffer.close()
-        shares.append(len(taken) / (8 * SLOTS))
+        shares.append(len(appended) / (8 * SLOTS))
         assert verify_buffer(path).ok
     assert found[0] == found[1]
     assert shares[0] > 0.4
@@ -122,7 +124,7 @@ def test_it_leaves_what_other_ways_leave(tmp_path, taken, num_envs, layout, auto
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
 def test_steps_of_a_first_lap_go_by_it_into_reserved_space(
-    tmp_path, taken, num_envs, layout
+    tmp_path, appended, num_envs, layout
 ):
     """From the first step on, up to the limits, and as far behind a new opening."""
     steps = 0
@@ -130,13 +132,13 @@ def test_steps_of_a_first_lap_go_by_it_into_reserved_space(
         path = tmp_path / "b"
         opened = mr.ReplayBuffer.open(path, "r+") if opening else None
         with opened or make(path, num_envs, layout) as buffer:
-            taken.clear()
+            appended.clear()
             for _ in range(SLOTS // 4):
                 buffer.add(step_of(steps, num_envs))
                 steps += 1
             # But for the first step of an opening, which starts an episode, and where
             # limits are raised: in the middle and at the end of each 32 rows.
-            assert len(taken) >= SLOTS // 4 * 15 // 16 - 1
+            assert len(appended) >= SLOTS // 4 * 15 // 16 - 1
             rewards = buffer.gather_all()["reward"].reshape(-1)
             expected = [step_of(n, num_envs)["reward"] for n in range(steps)]
             assert sorted(rewards) == sorted(np.ravel(expected))
@@ -144,7 +146,7 @@ def test_steps_of_a_first_lap_go_by_it_into_reserved_space(
 
 
 def test_pages_of_a_first_lap_beyond_the_limits_are_not_stored_into(
-    tmp_path, taken, monkeypatch
+    tmp_path, appended, monkeypatch
 ):
     """Their space is reserved with the limits: a store into a hole may kill."""
     asked, populate = [], Disk.populate
@@ -161,7 +163,7 @@ def test_pages_of_a_first_lap_beyond_the_limits_are_not_stored_into(
             buffer.add(step_of(number))
         records, flags = buffer._files.store.writers
         stride = buffer._files.store.placement.stride
-        assert taken
+        assert appended
         for address, nbytes, limit in asked:
             for writer, row_nbytes in ((records, stride), (flags, 1)):
                 first = address - writer._address
@@ -170,7 +172,9 @@ def test_pages_of_a_first_lap_beyond_the_limits_are_not_stored_into(
 
 
 @pytest.mark.parametrize("field", ["large", "mutable"])
-def test_none_goes_by_it_that_has_fields_in_files_of_their_own(tmp_path, taken, field):
+def test_none_goes_by_it_that_has_fields_in_files_of_their_own(
+    tmp_path, appended, field
+):
     own = {
         "large": mr.Field((2000,), "float32"),
         "mutable": mr.Field((), "float32", mutable=True),
@@ -180,13 +184,13 @@ def test_none_goes_by_it_that_has_fields_in_files_of_their_own(tmp_path, taken, 
         more = {field: np.zeros(own[field].shape, np.float32)}
         for number in range(3 * SLOTS):
             buffer.add(step_of(number) | more)
-    assert taken == []
+    assert appended == []
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
 def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
-    tmp_path, taken, monkeypatch, num_envs, layout, after
+    tmp_path, appended, monkeypatch, num_envs, layout, after
 ):
     with make(tmp_path / "b", num_envs, layout) as buffer:
         for number in range(2 * SLOTS):
@@ -194,9 +198,9 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
         fast = buffer._files.appender._fast_append
         add, rng = fast._add, np.random.default_rng(0)
 
-        def struck(*given):
+        def struck(*args):
             if after:
-                add(*given)
+                add(*args)
             raise KeyboardInterrupt
 
         number = 2 * SLOTS
@@ -221,11 +225,11 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
     assert verify_buffer(tmp_path / "b").ok
 
 
-def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
+def test_a_buffer_that_is_closed_takes_no_step(tmp_path, appended):
     buffer = make(tmp_path / "b")
     for number in range(2 * SLOTS):
         buffer.add(step_of(number))
-    assert taken
+    assert appended
     writer = buffer._files.appender
     buffer.close()
     held = (tmp_path / "b" / "data-000001" / "records.bin").read_bytes()
@@ -235,22 +239,22 @@ def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
     assert (tmp_path / "b" / "data-000001" / "records.bin").read_bytes() == held
 
 
-def test_a_closed_buffer_that_is_still_held_keeps_no_commit_open(tmp_path, taken):
+def test_a_closed_buffer_that_is_still_held_keeps_no_commit_open(tmp_path, appended):
     buffer = make(tmp_path / "b")
     for number in range(2 * SLOTS):
         buffer.add(step_of(number))
-    assert taken
+    assert appended
     # Both mappings of it have gone, that of the fast append and its file's own.
     buffer.close()
     maps = Path("/proc/self/maps").read_text().split("\n")
     assert not [line for line in maps if str(tmp_path) in line and "COMMIT" in line]
 
 
-def test_a_forked_child_takes_no_step(tmp_path, taken):
+def test_a_forked_child_takes_no_step(tmp_path, appended):
     with make(tmp_path / "b") as buffer:
         for number in range(2 * SLOTS):
             buffer.add(step_of(number))
-        assert taken
+        assert appended
         child = os.fork()
         if child == 0:
             try:
@@ -262,24 +266,24 @@ def test_a_forked_child_takes_no_step(tmp_path, taken):
         assert int(buffer.heads[0]) == 2 * SLOTS
 
 
-def test_a_disk_that_is_replaced_later_sees_every_store(tmp_path, taken):
+def test_a_disk_that_is_replaced_later_sees_every_store(tmp_path, appended):
     with make(tmp_path / "b") as buffer:
         for number in range(2 * SLOTS):
             buffer.add(step_of(number))
-        taken.clear()
+        appended.clear()
         disk = WatchedDisk()
         with using(disk):
             for number in range(10):
                 buffer.add(step_of(number))
-        assert taken == []
+        assert appended == []
         assert disk.calls["store"] + disk.calls["pwrite"] >= 30
         buffer.add(step_of(3))
-        assert len(taken) == 1
+        assert len(appended) == 1
 
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
 def test_it_continues_from_one_reserved_range_to_the_next(
-    tmp_path, taken, monkeypatch, num_envs, layout
+    tmp_path, appended, monkeypatch, num_envs, layout
 ):
     """Only where limits are raised, or a lap begins, is a step left to other ways."""
     slots = 16 * SLOTS
@@ -304,12 +308,12 @@ def test_it_continues_from_one_reserved_range_to_the_next(
     ) as buffer:  # fmt: skip
         for number in range(2 * slots):
             buffer.add(step_of(number, num_envs))
-        taken.clear()
+        appended.clear()
         monkeypatch.setattr(Disk, "populate", note)
         monkeypatch.setattr(CommitWriter, "give_up", raise_)
         for number in range(3 * slots):
             buffer.add(step_of(number, num_envs))
-        left = set(range(2 * slots, 5 * slots)) - set(taken)
+        left = set(range(2 * slots, 5 * slots)) - set(appended)
         # Two each time, and one a lap.
         assert len(left) <= 2 * len(raised) + 3
         assert len(asked) > 100
@@ -321,7 +325,7 @@ def test_it_continues_from_one_reserved_range_to_the_next(
     assert verify_buffer(tmp_path / "b").ok
 
 
-def test_heads_handed_out_stay_as_they_were(tmp_path, taken):
+def test_heads_handed_out_stay_as_they_were(tmp_path, appended):
     with make(tmp_path / "b", 3, "time_major") as buffer:
         held = []
         for number in range(4 * SLOTS):
@@ -331,10 +335,10 @@ def test_heads_handed_out_stay_as_they_were(tmp_path, taken):
             [n + 1] * 3 for n in range(4 * SLOTS)
         ]
         assert len({id(each) for each in held}) == len(held)
-    assert taken
+    assert appended
 
 
-def test_a_concurrent_reader_finds_every_row_complete(tmp_path, taken):
+def test_a_concurrent_reader_finds_every_row_complete(tmp_path, appended):
     torn, stop = [], threading.Event()
     with make(tmp_path / "b", commit_every=0.01) as buffer:
         for number in range(2 * SLOTS):
@@ -357,7 +361,7 @@ def test_a_concurrent_reader_finds_every_row_complete(tmp_path, taken):
         thread.join()
         reader.close()
     assert torn == []
-    assert len(taken) > 5000
+    assert len(appended) > 5000
 
 
 CHILD = """

@@ -89,14 +89,14 @@ def test_a_snapshot_says_which_rows_its_group_holds(tmp_path):
     assert len(found) >= CAPACITY // 2
 
 
-@pytest.mark.parametrize("room", ["json", "none"])
-def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, room):
+@pytest.mark.parametrize("space", ["json", "none"])
+def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, space):
     class Full(QuickDisk):
         full = False
 
         def open(self, path, flags):
             made = flags & os.O_CREAT and path.name.startswith("tmp-")
-            if self.full and made and room not in path.name:
+            if self.full and made and space not in path.name:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().open(path, flags)
 
@@ -113,7 +113,7 @@ def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, room):
         buffer.close()
         disk.full = False
         told = about(path)
-        assert ("sealed" in told) == (room == "json")
+        assert ("sealed" in told) == (space == "json")
         assert "sealed" not in told or told["sealed"] < told["stop"]
         with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
             assert buffer.recovery.how == "clean"
@@ -124,16 +124,16 @@ def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, room):
 
 
 @pytest.mark.parametrize("short", ["files", "memory", "kernel memory"])
-@pytest.mark.parametrize("room", ["json", "none"])
+@pytest.mark.parametrize("space", ["json", "none"])
 def test_a_shortage_of_files_or_memory_is_reported_at_close_and_loses_nothing(
-    tmp_path, room, short
+    tmp_path, space, short
 ):
     class Short(QuickDisk):
         wanting = False
 
         def open(self, path, flags):
             made = flags & os.O_CREAT and path.name.startswith("tmp-")
-            if self.wanting and made and room not in path.name:
+            if self.wanting and made and space not in path.name:
                 if short == "memory":
                     raise MemoryError
                 number = errno.EMFILE if short == "files" else errno.ENOMEM

@@ -15,7 +15,7 @@ from tests.buffer.interrupting import Striker
 from tests.buffer.oracle import columns
 from tests.buffer.support import Twin, check
 
-MOST = 3000
+MAX_POINTS = 3000
 WITHIN = {
     "buffer/append.py", "buffer/flag_rules.py", "storage/committer.py",
     "storage/commit_state.py", "storage/memmap.py", "disk/files.py",
@@ -32,7 +32,7 @@ class Struck:
         self.twin = Twin(path, capacity, num_envs, **options)
         self.buffer, self.oracle = self.twin.buffer, self.twin.oracle
         self.reader = None if path is None else mr.ReplayBuffer.open(path)
-        self.places = set()
+        self.points = set()
 
     def rows(self):
         return [len(stream.rows) for stream in self.oracle.envs]
@@ -42,31 +42,31 @@ class Struck:
         if self.reader is not None:
             check(self.reader, self.oracle, illegal=False)
 
-    def strike(self, moment, call, apply):
+    def strike(self, point, call, apply):
         """Strike a call and feed the oracle what is in; True if it was struck."""
-        striker = Striker(moment, WITHIN)
+        striker = Striker(point, WITHIN)
         struck = striker.call(call)
         if struck:
-            self.places.add(striker.where)
+            self.points.add(striker.where)
         try:
             apply(struck)
             self.agree()
         except BaseException as error:
-            error.add_note(f"struck at {striker.where}, moment {moment}")
+            error.add_note(f"struck at {striker.where}, moment {point}")
             raise
         return struck
 
     def all(self, act):
         """Strike every moment of an act, and see that whole acts go on between."""
-        for moment in range(MOST):
-            struck = [self.strike(moment, *act()) for _ in range(ROUNDS)]
+        for point in range(MAX_POINTS):
+            struck = [self.strike(point, *act()) for _ in range(ROUNDS)]
             call, apply = act()
             call()
             apply(False)
             self.agree()
             if not any(struck):
                 break
-        assert moment > 5
+        assert point > 5
 
     def close(self):
         """Close as a user does, and look at the files as nobody's friend."""
@@ -127,7 +127,7 @@ SUBSETS = [None, pytest.param([1], marks=SLOW), pytest.param([2, 0], marks=SLOW)
 
 
 @pytest.fixture(params=["memmap", "memory"])
-def place(request, tmp_path):
+def path(request, tmp_path):
     return tmp_path / "ring" if request.param == "memmap" else None
 
 
@@ -135,22 +135,22 @@ def place(request, tmp_path):
 @pytest.mark.parametrize("env_ids", SUBSETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_an_add_struck_anywhere(place, layout, autoreset, env_ids, every):
+def test_an_add_struck_anywhere(path, layout, autoreset, env_ids, every):
     options = {"layout": layout, "autoreset": autoreset, "commit_every": every}
-    struck = Struck(place, 4, 3, **options)
+    struck = Struck(path, 4, 3, **options)
     struck.all(struck.extending(1, env_ids, final=False))
     struck.close()
 
 
-def test_an_add_of_one_environment_struck_anywhere(place):
-    struck = Struck(place, 4, 1)
+def test_an_add_of_one_environment_struck_anywhere(path):
+    struck = Struck(path, 4, 1)
     struck.all(struck.extending(1, None, final=False))
     struck.close()
 
 
 @pytest.mark.parametrize("env_ids", [None, pytest.param([2, 0], marks=SLOW)])
-def test_an_add_with_final_observations_struck_anywhere(place, env_ids):
-    struck = Struck(place, 5, 3, autoreset="same_step")
+def test_an_add_with_final_observations_struck_anywhere(path, env_ids):
+    struck = Struck(path, 5, 3, autoreset="same_step")
     struck.all(struck.extending(1, env_ids, final=True))
     struck.close()
 
@@ -168,8 +168,8 @@ def test_an_extend_struck_anywhere(tmp_path, layout, env_ids, final):
 
 @pytest.mark.parametrize("env_ids", [None, [1]])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_a_clear_struck_anywhere(place, autoreset, env_ids):
-    struck = Struck(place, 6, 2, autoreset=autoreset)
+def test_a_clear_struck_anywhere(path, autoreset, env_ids):
+    struck = Struck(path, 6, 2, autoreset=autoreset)
     adding = struck.extending(1, None, final=False)
     ids = [0, 1] if env_ids is None else env_ids
 
@@ -192,8 +192,8 @@ def test_a_clear_struck_anywhere(place, autoreset, env_ids):
 
 
 @pytest.mark.parametrize("env_ids", [[0], [1, 0]])
-def test_a_dequeue_struck_anywhere(place, env_ids):
-    struck = Struck(place, 6, 2, autoreset="next_step")
+def test_a_dequeue_struck_anywhere(path, env_ids):
+    struck = Struck(path, 6, 2, autoreset="next_step")
     adding = struck.extending(1, None, final=False)
 
     def act():

@@ -28,7 +28,7 @@ OPENING = WITHIN | {
     "samplers/priority_store.py", "storage/commit_state.py", "storage/memmap.py",
     "format/metadata.py",
 }  # fmt: skip
-MOST = 3000
+MAX_POINTS = 3000
 
 
 def row(number):
@@ -59,20 +59,20 @@ def closed(buffer):
 def strikes(path, act, expected, stride=1):
     """Strike every moment of an act on a fresh buffer; its rows must all be there."""
     struck, threads = 0, threading.active_count()
-    for moment in range(0, MOST, stride):
-        place = path / str(moment)
-        with mr.ReplayBuffer.create(place, SCHEMA, 8, commit_every=None) as buffer:
+    for moment in range(0, MAX_POINTS, stride):
+        folder = path / str(moment)
+        with mr.ReplayBuffer.create(folder, SCHEMA, 8, commit_every=None) as buffer:
             for number in range(5):
                 buffer.add(row(number))
         striker = Striker(moment, WITHIN)
         try:
-            whole = act(place, striker)
+            whole = act(folder, striker)
             gc.collect()
             assert threading.active_count() <= threads
-            with opened(place, None) as again:
+            with opened(folder, None) as again:
                 again.add(row(99))
                 assert again.gather_all()["number"].tolist() == [*expected, 99]
-            assert mr.verify_buffer(place).ok
+            assert mr.verify_buffer(folder).ok
         except BaseException as error:
             error.add_note(f"struck at {striker.where}, moment {moment}")
             raise
@@ -113,7 +113,7 @@ def test_a_buffer_opens_again_after_a_strike(tmp_path, act, rows, stride):
 
 
 def test_a_commit_thread_whose_start_was_struck_begins_and_ends(tmp_path):
-    for moment in range(MOST):
+    for moment in range(MAX_POINTS):
         buffer = mr.ReplayBuffer.create(
             tmp_path / str(moment), SCHEMA, 8, commit_every=None
         )
@@ -156,19 +156,19 @@ def create_and_close(path):
 )
 def test_no_descriptor_outlives_a_strike(tmp_path, act, stride):
     struck = 0
-    for moment in range(0, MOST, stride):
-        place = tmp_path / str(moment)
-        with mr.ReplayBuffer.create(place, SCHEMA, 8, commit_every=None) as buffer:
+    for moment in range(0, MAX_POINTS, stride):
+        folder = tmp_path / str(moment)
+        with mr.ReplayBuffer.create(folder, SCHEMA, 8, commit_every=None) as buffer:
             for number in range(5):
                 buffer.add(row(number))
         if act is draw_by_priorities:
             # What is made where there is none yet is made by handling errors, and an
             # error that is struck meanwhile is kept by the interpreter with its frames.
-            act(place)
+            act(folder)
         gc.collect()
         before = descriptors()
         striker = Striker(moment, OPENING)
-        whole = not striker.call(lambda place=place: act(place))
+        whole = not striker.call(lambda folder=folder: act(folder))
         gc.collect()
         # Between the system's own open or close and the line that notes it there is
         # a moment at which nobody else knows the number.

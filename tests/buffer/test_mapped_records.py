@@ -35,7 +35,7 @@ SCHEMAS = {
 STEPS = 90
 
 
-def filled(path, name, rng, num_envs=2, cut=False):
+def filled(path, name, rng, num_envs=2, ended=False):
     """A ring of some laps, with episodes that end in either way."""
     fields = SCHEMAS[name]
     buffer = mr.ReplayBuffer.create(
@@ -47,22 +47,22 @@ def filled(path, name, rng, num_envs=2, cut=False):
     }
     for path in data.keys() & {"terminated", "truncated"}:
         data[path] = rng.random((STEPS, num_envs)) < 0.1
-    final = "observation/a" in data and "next_observation/a" not in data and not cut
+    final = "observation/a" in data and "next_observation/a" not in data and not ended
     follow = {p: a for p, a in data.items() if p.startswith("observation")}
     follow = unflatten(follow).get("observation")
     buffer.extend(unflatten(data), final_observation=follow if final else None)
-    if cut:
+    if ended:
         buffer.end_episodes()
         buffer.extend(unflatten({path: a[:9] for path, a in data.items()}))
     return buffer
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_both_ways_give_the_same_fields_in_the_same_order(
-    tmp_path, rng, monkeypatch, name, cut
+    tmp_path, rng, monkeypatch, name, ended
 ):
-    buffer = filled(tmp_path, name, rng, cut=cut)
+    buffer = filled(tmp_path, name, rng, ended=ended)
     taken = []
     store = buffer._current()._store
     take = type(store.records).take

@@ -48,11 +48,11 @@ def hidden(tmp_path):
     folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("place", ["mine", "mine/sub", "new", "new/sub"])
-def test_a_buffer_is_made_below_a_folder_that_may_not_be_listed(hidden, place):
-    done = created(hidden / place, CREATE)
+@pytest.mark.parametrize("name", ["mine", "mine/sub", "new", "new/sub"])
+def test_a_buffer_is_made_below_a_folder_that_may_not_be_listed(hidden, name):
+    done = created(hidden / name, CREATE)
     assert (done.returncode, done.stderr) == (0, "")
-    with mr.ReplayBuffer.open(hidden / place) as buffer:
+    with mr.ReplayBuffer.open(hidden / name) as buffer:
         assert len(buffer) == 1
 
 

@@ -23,7 +23,7 @@ SCHEMA = mr.Schema(
         "truncated": mr.Field((), "bool"),
     }
 )
-TOLD = r"cannot map .*Cannot allocate memory .*free memory, close buffers"
+MESSAGE = r"cannot map .*Cannot allocate memory .*free memory, close buffers"
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_each_map_that_finds_no_memory_says_so(path, tmp_path, monkeypatch, do):
             else:
                 found = None
         if found is not None:
-            assert re.search(TOLD, str(found))
+            assert re.search(MESSAGE, str(found))
             assert found.errno == errno.ENOMEM
             told += 1
         if maps.count <= at:

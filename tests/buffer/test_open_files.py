@@ -13,7 +13,7 @@ from mmreplay.errors import FailedError
 from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.support import Twin, schema, step
 
-TOLD = r"Too many open files.*, expected .*; close (other )?files"
+MESSAGE = r"Too many open files.*, expected .*; close (other )?files"
 CAPACITY = 20
 
 
@@ -100,7 +100,7 @@ def test_whatever_runs_out_of_descriptors_says_so_and_can_be_called_again(
         if raised is None:
             break
         met += 1
-        assert re.search(TOLD, raised), raised
+        assert re.search(MESSAGE, raised), raised
         operate(twin.path)
     assert met > 1
 

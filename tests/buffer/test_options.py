@@ -79,10 +79,10 @@ def test_a_buffer_is_not_made_smaller_than_its_windows():
         assert buffer.sample(9).positions.tolist() == [9] * 9
 
 
-@pytest.mark.parametrize("place", [None, "b"])
+@pytest.mark.parametrize("name", [None, "b"])
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes"])
-def test_a_users_own_that_is_no_json_is_refused(tmp_path, place, value):
-    path = None if place is None else tmp_path / place
+def test_a_users_own_that_is_no_json_is_refused(tmp_path, name, value):
+    path = None if name is None else tmp_path / name
     with pytest.raises(FormatError, match=r"user_metadata cannot .*expected JSON"):
         made(path, user_metadata={"key": value})
     assert not (tmp_path / "b").exists()

@@ -27,14 +27,14 @@ def steps(lead, rng):
     }
 
 
-@pytest.mark.parametrize("least", [1, 1 << 40], ids=["stored", "written"])
+@pytest.mark.parametrize("minimum", [1, 1 << 40], ids=["stored", "written"])
 @pytest.mark.parametrize(
     ("num_envs", "layout"), [(1, "env_major"), (3, "time_major"), (3, "env_major")]
 )
 def test_the_ring_holds_the_newest_of_what_it_was_given(
-    tmp_path, rng, monkeypatch, num_envs, layout, least
+    tmp_path, rng, monkeypatch, num_envs, layout, minimum
 ):
-    monkeypatch.setattr(write_path, "LEAST_NBYTES", least)
+    monkeypatch.setattr(write_path, "LEAST_NBYTES", minimum)
     envs = (num_envs,) if num_envs > 1 else ()
     given = {path: [] for path in SCHEMA.paths}
     buffer = mr.ReplayBuffer.create(

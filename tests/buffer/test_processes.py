@@ -152,7 +152,7 @@ def look(reader):
         assert rewards.tolist() == (positions * 7 + 1).tolist()
 
 
-def hold(path, pipe):
+def hold_lock(path, pipe):
     """Hold the writer's lock until told otherwise."""
     buffer = mr.ReplayBuffer.open(path, "r+", commit_every=None)
     buffer.add(step(77))
@@ -171,7 +171,7 @@ def ring(tmp_path):
 
 
 def test_the_error_of_a_second_writer_names_the_first(ring, children):
-    _, pipe = start(children, SPAWN, hold, ring)
+    _, pipe = start(children, SPAWN, hold_lock, ring)
     pid = receive(pipe)
     told = rf"is being written by pid {pid} on .*\. Wait .*mode='r'"
     with pytest.raises(LockedError, match=told):
@@ -186,7 +186,7 @@ def test_the_error_of_a_second_writer_names_the_first(ring, children):
 
 
 def test_a_killed_writer_leaves_the_lock_and_every_row(ring, children):
-    process, pipe = start(children, SPAWN, hold, ring)
+    process, pipe = start(children, SPAWN, hold_lock, ring)
     receive(pipe)
     os.kill(process.pid, signal.SIGKILL)
     process.join(WAIT_S)
@@ -295,7 +295,7 @@ def test_a_forked_child_reads_by_opening_the_path(tmp_path, children):
     twin.buffer.close()
 
 
-def follow(path, pipe):
+def read_on_request(path, pipe):
     """A reader that says what it sees, each time it is asked."""
     with mr.ReplayBuffer.open(path) as reader:
         while pipe.recv() == "look":
@@ -306,7 +306,7 @@ def follow(path, pipe):
 def test_a_reader_follows_its_writer_through_rebuilds(tmp_path, children):
     twin = Twin(tmp_path / "ring", 6)
     twin.extend([[""]] * 9)
-    _, pipe = start(children, SPAWN, follow, twin.path)
+    _, pipe = start(children, SPAWN, read_on_request, twin.path)
 
     def seen():
         pipe.send("look")

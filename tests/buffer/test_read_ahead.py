@@ -114,7 +114,7 @@ class Spy:
         self.asked, self.read = {}, {}
         gather = MemmapStore.gather
 
-        def told(of):
+        def noting(of):
             def note(store, rows, paths, now=False):
                 for path in paths:
                     for each in store.packed if path in store.packed else (path,):
@@ -124,25 +124,25 @@ class Spy:
             return note
 
         def reading(store, rows, paths):
-            told(self.read)(store, rows, paths)
+            noting(self.read)(store, rows, paths)
             return gather(store, rows, paths)
 
         def columns(records, rows, *some):
-            told(self.read)(store, rows.reshape(-1), tuple(store.packed))
+            noting(self.read)(store, rows.reshape(-1), tuple(store.packed))
             return plain(records, rows, *some)
 
-        def fold(records, *some):
+        def noted_fold(records, *some):
             packed = folded(records, *some)
             num_packed, places = some[5:7]
             rows = places[3 : 3 + num_packed].reshape(-1)
-            told(self.read)(store, rows, tuple(store.packed))
+            noting(self.read)(store, rows, tuple(store.packed))
             return packed
 
         plain, folded = Records.columns, Records.fold_fields
-        monkeypatch.setattr(MemmapStore, "prefetch", told(self.asked))
+        monkeypatch.setattr(MemmapStore, "prefetch", noting(self.asked))
         monkeypatch.setattr(MemmapStore, "gather", reading)
         monkeypatch.setattr(Records, "columns", columns)
-        monkeypatch.setattr(Records, "fold_fields", fold)
+        monkeypatch.setattr(Records, "fold_fields", noted_fold)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -198,7 +198,7 @@ def test_nothing_is_asked_for_where_all_is_in_memory(path):
         buffer.close()
 
 
-class TestGivenUp:
+class TestOverwritten:
     def test_a_draw_is_made_good_that_was_overwritten_since(self, tmp_path):
         buffer = fill(tmp_path / "b", close=False)
         for sampler in (mr.UniformSampler(0), mr.ShuffledSampler(0)):

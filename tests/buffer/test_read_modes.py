@@ -11,7 +11,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError
 from mmreplay.storage import memory_usage
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill, legal, same_as_take, steps
 
 MODES = ["auto", "mmap", "pread"]
@@ -239,7 +239,7 @@ def test_workers_read_as_the_buffer_does(tmp_path):
     dataset = pickle.loads(pickle.dumps(mr.ReplayDataset(buffer)))
     assert dataset.buffer.read_policy == buffer.read_policy
     with mr.ReplayLoader(buffer, 16) as loader:
-        assert len(places(next(loader))) == 16
+        assert len(steps_of(next(loader))) == 16
     buffer.close()
 
 

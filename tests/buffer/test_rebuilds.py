@@ -59,14 +59,14 @@ def test_a_thread_draws_while_another_one_switches(tmp_path, monkeypatch, change
     batch = buffer.sample(4)
     seen = []
 
-    def mark_moved(ledger, genuine=CommitWriter.mark_moved):
+    def mark_moved(commit, genuine=CommitWriter.mark_moved):
         # metadata.json names the new generation, which this buffer does not read yet.
         together(
             lambda: seen.append(drawn(buffer)),
             lambda: seen.append(buffer.update_priorities(batch, np.ones(4))),
             lambda: seen.append(len(buffer)),
         )
-        genuine(ledger)
+        genuine(commit)
 
     monkeypatch.setattr(CommitWriter, "mark_moved", mark_moved)
     if change == "resize":

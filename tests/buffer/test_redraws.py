@@ -21,7 +21,7 @@ def strike(monkeypatch):
         monkeypatch.setattr(
             GenerationReader,
             "stale",
-            lambda _, ids, positions, moment: which(positions),
+            lambda _, ids, positions, before: which(positions),
         )
 
     return strike

@@ -58,16 +58,16 @@ def delete_generation(path):
     shutil.rmtree(path / "data-000001")
 
 
-GONE = [delete, delete_and_create, delete_generation]
+REMOVALS = [delete, delete_and_create, delete_generation]
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_the_next_commit_and_close_of_a_deleted_folder_raise(path, gone):
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_the_next_commit_and_close_of_a_deleted_folder_raise(path, remove):
     before = num_descriptors()
     buffer = created(path)
     add(buffer, 5)
     buffer.commit()
-    gone(path)
+    remove(path)
     for _ in range(2):
         with pytest.raises(RemovedError, match=DELETED) as told:
             buffer.commit()
@@ -341,10 +341,10 @@ def wait_for_thread(buffer):
     committer.refuse_removed = genuine
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_what_the_thread_meets_is_raised_by_the_next_call(path, gone):
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_what_the_thread_meets_is_raised_by_the_next_call(path, remove):
     buffer = created(path, commit_every=0.02)
-    gone(path)
+    remove(path)
     add(buffer, 1)
     wait_for_thread(buffer)
     for _ in range(2):
@@ -370,15 +370,15 @@ def test_once_the_folder_is_back_adds_go_on(path):
 # Readers
 
 
-@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("remove", REMOVALS)
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-def test_readers_raise_at_their_next_look(path, gone, engine):
+def test_readers_raise_at_their_next_look(path, remove, engine):
     buffer = created(path, engine=engine)
     add(buffer, 5)
     settle(buffer)
     reader = mr.ReplayBuffer.open(path)
     assert len(reader) == 5
-    gone(path)
+    remove(path)
     for call in (len, lambda r: r.sample(2), lambda r: r.span, lambda r: r.schema):
         with pytest.raises(RemovedError, match=DELETED):
             call(reader)

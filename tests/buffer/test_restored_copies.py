@@ -108,7 +108,7 @@ def put_back(backup, folder, name):
     assert number_of(folder / name) == number
 
 
-def assert_cut(folder):
+def assert_only_committed(folder):
     """Only what was committed is served, and every row of it is right."""
     assert mr.verify_buffer(folder).ok
     for mode in ("r", "r+"):
@@ -127,7 +127,7 @@ def test_a_restored_copy_with_its_inode_number_ends_at_its_last_commit(disk):
     folder, backup = disk / "run", disk / "bak"
     killed(folder, backup)
     put_back(backup, folder, f"{DATA}/COMMIT")
-    assert_cut(folder)
+    assert_only_committed(folder)
 
 
 def test_a_copy_with_the_inode_number_of_the_original_ends_at_its_last_commit(tmp_path):
@@ -137,7 +137,7 @@ def test_a_copy_with_the_inode_number_of_the_original_ends_at_its_last_commit(tm
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
     with numbered(folder / DATA / "COMMIT", number):
-        assert_cut(folder)
+        assert_only_committed(folder)
 
 
 WRITER = """
@@ -292,7 +292,7 @@ class TestWithoutBirths:
         writer.commit()
         add(writer, 7)
         abandon(writer)
-        assert_cut(tmp_path / "run")
+        assert_only_committed(tmp_path / "run")
 
     def test_a_restored_copy_ends_at_its_last_commit(self, tmp_path):
         folder, backup = tmp_path / "run", tmp_path / "bak"
@@ -302,7 +302,7 @@ class TestWithoutBirths:
         shutil.rmtree(folder)
         shutil.copytree(backup, folder)
         with numbered(folder / DATA / "COMMIT", number):
-            assert_cut(folder)
+            assert_only_committed(folder)
 
     def test_a_reader_of_a_dead_writer_follows_the_next_one(self, tmp_path):
         writer = made(tmp_path / "run")

@@ -32,14 +32,14 @@ LAYOUTS = ("env_major", "time_major")
 class SharingDisk(Disk):
     """A disk whose file system shares blocks; between clones the writer goes on."""
 
-    def __init__(self, between=lambda: None):
-        self.between = between
+    def __init__(self, write_more=lambda: None):
+        self.write_more = write_more
         self.clones = 0
 
     def clone(self, fd, source):
         self.clones += 1
         os.pwrite(fd, os.pread(source, os.fstat(source).st_size, 0), 0)
-        self.between()
+        self.write_more()
 
 
 def create(path, capacity=40, num_envs=2, layout="env_major"):
@@ -121,28 +121,28 @@ def test_rows_overwritten_during_the_copy_are_dropped_and_counted(
             before = buffer.gather_all()
             pace = float(rng.choice([0.1, 0.3, 0.9]))
 
-            def between():
+            def write_more():
                 if shared or rng.random() < pace:  # noqa: B023
                     extend(buffer, int(rng.integers(1, 5)))
                 if rng.random() < 0.3:
                     buffer.commit()
 
-            disk = SharingDisk(between) if shared else BusyDisk(between)
+            disk = SharingDisk(write_more) if shared else BusyDisk(write_more)
             with using(disk):
                 made = buffer.snapshot(target)
         rows = assert_whole(target)
         assert made.cut_rows + len(rows.positions) == len(before.positions)
         assert (made.heads == before.positions.reshape(2, -1)[:, -1] + 1).all()
         cuts.append(made.cut_rows)
-    # A tenth of the ring goes by between files: not to cut would be to serve it.
+    # A tenth of the ring is overwritten between files: these rows have to be dropped.
     assert max(cuts) > 0
 
 
 class BusyDisk(Disk):
     """A disk beside which the writer goes on after each large write of somebody's."""
 
-    def __init__(self, between):
-        self.between = between
+    def __init__(self, write_more):
+        self.write_more = write_more
         self.inside = False
 
     def clone(self, fd, source):
@@ -152,7 +152,7 @@ class BusyDisk(Disk):
         done = super().pwrite(fd, data, offset)
         if memoryview(data).nbytes > 4000 and not self.inside:
             self.inside = True
-            self.between()
+            self.write_more()
             self.inside = False
         return done
 
@@ -246,7 +246,7 @@ def test_a_paused_writer_waits_at_its_reserve_and_goes_on_after(tmp_path):
     reader.close()
 
 
-def assert_nothing_is_cut(folder, turns, rows):
+def assert_nothing_is_dropped(folder, turns, rows):
     """Take paused snapshots of a buffer that another process writes all along."""
     pid = os.fork()
     if pid == 0:
@@ -270,7 +270,7 @@ def assert_nothing_is_cut(folder, turns, rows):
 def test_with_a_pause_no_row_is_dropped(tmp_path):
     with create(tmp_path / "a", capacity=512) as buffer:
         extend(buffer, 900)
-    assert_nothing_is_cut(tmp_path, turns=5, rows=1024)
+    assert_nothing_is_dropped(tmp_path, turns=5, rows=1024)
 
 
 def test_a_pause_dies_with_its_owner(tmp_path):

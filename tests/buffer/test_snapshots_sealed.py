@@ -15,7 +15,7 @@ from mmreplay.testing.disks import using
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import (
     SCHEMA,
-    assert_nothing_is_cut,
+    assert_nothing_is_dropped,
     assert_right,
     assert_whole,
     extend,
@@ -34,8 +34,8 @@ class UnlinkingDisk(Disk):
 class BusyDisk(Disk):
     """A disk beside which the writer goes on after each second name."""
 
-    def __init__(self, between):
-        self.between = between
+    def __init__(self, write_more):
+        self.write_more = write_more
         self.inside = False
 
     def link(self, source, target):
@@ -53,7 +53,7 @@ class BusyDisk(Disk):
         main = threading.current_thread() is threading.main_thread()
         if main and not self.inside:
             self.inside = True
-            self.between()
+            self.write_more()
             self.inside = False
 
 
@@ -126,13 +126,13 @@ def test_shard_files_that_are_reused_during_the_copy_cost_no_row_that_is_alive(
             before = buffer.gather_all()
             pace = float(rng.choice([0.2, 0.9]))
 
-            def between():
+            def write_more():
                 if rng.random() < pace:  # noqa: B023
                     extend(buffer, int(rng.integers(5, 20)))
                 if rng.random() < 0.3:
                     buffer.commit()
 
-            with using(BusyDisk(between)):
+            with using(BusyDisk(write_more)):
                 made = buffer.snapshot(tmp_path / f"b{turn}")
         rows = assert_whole(tmp_path / f"b{turn}")
         assert made.cut_rows + len(rows.positions) == len(before.positions)
@@ -143,7 +143,7 @@ def test_shard_files_that_are_reused_during_the_copy_cost_no_row_that_is_alive(
 def test_with_a_pause_no_row_of_a_live_writer_is_dropped(tmp_path):
     with create(tmp_path / "a", capacity=256) as buffer:
         extend(buffer, 300)
-    assert_nothing_is_cut(tmp_path, turns=3, rows=512)
+    assert_nothing_is_dropped(tmp_path, turns=3, rows=512)
 
 
 def test_a_missing_shard_is_reported(tmp_path):
@@ -250,14 +250,14 @@ def test_a_column_knows_no_row_that_the_snapshot_has_not(tmp_path):
         extend(buffer, 20)
         heads = []
 
-        def between():
+        def write_more():
             if not heads:
                 heads.append(buffer.heads.copy())
                 extend(buffer, 10)
                 batch = buffer.sample(256)
                 buffer.update_priorities(batch, np.full(256, 99.0))
 
-        with using(BusyDisk(between)):
+        with using(BusyDisk(write_more)):
             made = buffer.snapshot(tmp_path / "b")
     assert made.heads.tolist() == [20, 20]
     with mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None) as other:

@@ -115,11 +115,13 @@ ROUNDED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "got", "kept", "number"), ROUNDED)
-def test_rounding_is_said_once_for_each_field(tmp_path, path, value, got, kept, number):
+@pytest.mark.parametrize(("path", "value", "got", "dtype", "number"), ROUNDED)
+def test_rounding_is_said_once_for_each_field(
+    tmp_path, path, value, got, dtype, number
+):
     told = (
-        rf"field '{path}': got {got} values that {kept} does not hold exactly, such as "
-        rf"{number}; .*rounded. Pass .astype\('{kept}'\)"
+        rf"field '{path}': got {got} values that {dtype} does not hold exactly, "
+        rf"such as {number}; .*rounded. Pass .astype\('{dtype}'\)"
     )
     with made(tmp_path) as buffer:
         exact = np.array(value, got) * 0 + 0.5
@@ -130,8 +132,8 @@ def test_rounding_is_said_once_for_each_field(tmp_path, path, value, got, kept, 
         buffer.add(STEP | {path: value})
         buffer.resize(50)
         buffer.add(STEP | {path: value})
-        stored = buffer.gather_all()[path]
-        np.testing.assert_array_equal(stored[-1], np.asarray(value).astype(kept))
+        dtype = buffer.gather_all()[path]
+        np.testing.assert_array_equal(dtype[-1], np.asarray(value).astype(dtype))
     with made() as buffer, pytest.warns(RuntimeWarning, match=told) as raised:
         buffer.extend({key: np.stack([v]) for key, v in (STEP | {path: value}).items()})
     assert [each.filename for each in raised] == [__file__]

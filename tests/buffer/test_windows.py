@@ -12,7 +12,7 @@ from tests.buffer.support import Twin, schema
 from tests.episodes.test_index import legal_rows
 
 
-class Given:
+class ListedDraws:
     """Hands out draws that were written down, one after the other."""
 
     def __init__(self, *draws):
@@ -47,7 +47,7 @@ def running(path, count=12, capacity=100, **options):
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_a_window_holds_what_its_steps_are_alone(tmp_path, engine, contiguous):
     twin = running(tmp_path / "b" if engine == "memmap" else None)
-    twin.buffer.sampler = Given(windows_of(2, 7))
+    twin.buffer.sampler = ListedDraws(windows_of(2, 7))
     batch = twin.buffer.sample(2, contiguous=contiguous)
     positions = [[2, 3, 4], [7, 8, 9]]
     alone = twin.buffer.take(0, np.ravel(positions))
@@ -64,7 +64,7 @@ def test_a_window_holds_what_its_steps_are_alone(tmp_path, engine, contiguous):
 
 def test_windows_become_tensors_with_their_mask(tmp_path):
     twin = running(tmp_path / "b")
-    twin.buffer.sampler = Given(windows_of(2, 7))
+    twin.buffer.sampler = ListedDraws(windows_of(2, 7))
     batch = twin.buffer.sample(2).torch("cpu")
     assert batch.mask.dtype == torch.bool
     assert batch.mask.shape == batch.window_positions.shape == (2, 3)
@@ -89,7 +89,7 @@ def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
     head = slots + 4
     fresh = windows_of(head - 9, head - 8, head - 20, length=3)
     with mr.ReplayBuffer.open(tmp_path / "b") as reader:
-        reader.sampler = Given(windows_of(50, 2, 40, length=3), fresh)
+        reader.sampler = ListedDraws(windows_of(50, 2, 40, length=3), fresh)
         batch = reader.sample(3)
         assert len(calls) == 2
         expected = fresh.windows.positions
@@ -104,7 +104,7 @@ def test_windows_of_another_length_are_drawn_again_all_of_them(tmp_path, monkeyp
     stale = [np.array([False, True]), None]
     monkeypatch.setattr(GenerationReader, "stale", lambda *_: stale.pop(0))
     draws = windows_of(30, 31), windows_of(41, 42, length=5)
-    twin.buffer.sampler = Given(*draws)
+    twin.buffer.sampler = ListedDraws(*draws)
     batch = twin.buffer.sample(2)
     assert batch.positions.tolist() == [41, 42]
     assert batch["reward"].shape == (2, 5)
@@ -121,7 +121,7 @@ def test_a_draw_of_windows_is_gathered_where_it_is_handed_to(tmp_path):
         twin.buffer.gather(windows_of(2, 10))
 
 
-FOLDS = {
+TRANSFORMS = {
     "nstep": [mr.NStep(3, 0.9)],
     "stack": [mr.FrameStack(3)],
     "both": [mr.NStep(2, 0.9), mr.FrameStack(4)],
@@ -130,15 +130,15 @@ FOLDS = {
 
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
-@pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.parametrize("name", TRANSFORMS)
 def test_legal_starts_are_those_that_walking_finds(
-    tmp_path, fold, autoreset, stored, rng
+    tmp_path, name, autoreset, stored, rng
 ):
-    transforms = FOLDS[fold]
+    transforms = TRANSFORMS[name]
     twin = Twin(None, 9, 2, stored=stored, autoreset=autoreset, transforms=transforms)
     steps = sum(t.n for t in transforms if isinstance(t, mr.NStep)) or 1
     frames = sum(t.k - 1 for t in transforms if isinstance(t, mr.FrameStack))
-    law = (not stored, autoreset == "next_step", frames, steps - stored)
+    rule = (not stored, autoreset == "next_step", frames, steps - stored)
     for turn in range(60):
         env_ids = rng.permutation(2)[: rng.integers(1, 3)].tolist()
         kinds = rng.choice(["", "t", "u"], len(env_ids), p=[0.8, 0.1, 0.1]).tolist()
@@ -146,7 +146,7 @@ def test_legal_starts_are_those_that_walking_finds(
         twin.add(kinds, env_ids, final)
         if turn % 17 == 16:
             twin.buffer.clear([turn % 2])
-        expected = naive_starts(twin.buffer, law)
+        expected = naive_starts(twin.buffer, rule)
         view = twin.buffer.view
         count = int(view.starts.lengths.sum()) - view.num_illegal
         assert count == len(expected)
@@ -159,14 +159,14 @@ def test_legal_starts_are_those_that_walking_finds(
             assert set(zip(batch.env_ids, batch.positions, strict=True)) <= set(found)
 
 
-def naive_starts(buffer, law):
+def naive_starts(buffer, rule):
     view, found = buffer.view, []
     for env_id in range(buffer.num_envs):
         first, stop = int(view.span.first[env_id]), int(view.span.stop[env_id])
         rows = np.arange(first, stop)
         flags = view.flags(np.full(len(rows), env_id), rows).tolist()
         # A list that ends where the newest row is: rows before the first are unknown.
-        verdicts = legal_rows([0] * first + flags, first, *law)
+        verdicts = legal_rows([0] * first + flags, first, *rule)
         found += [(env_id, row) for row, said in verdicts.items() if said == "yes"]
     return found
 
@@ -202,7 +202,7 @@ class Noted(mr.UniformSampler):
     """Keeps what it is told instead of priorities."""
 
     def update_priorities(self, view, env_ids, positions, values, mask=None):
-        self.told = (env_ids, positions, values, mask)
+        self.updated = (env_ids, positions, values, mask)
         return 4
 
 
@@ -211,7 +211,7 @@ def test_priorities_reach_the_sampler_as_arrays(tmp_path):
     batch = twin.buffer.sample(5)
     errors = torch.arange(5.0, requires_grad=True)
     assert twin.buffer.update_priorities(batch.torch(), errors) == 4
-    env_ids, positions, values, mask = twin.buffer.sampler.told
+    env_ids, positions, values, mask = twin.buffer.sampler.updated
     assert positions.tolist() == batch.positions.tolist()
     assert env_ids.tolist() == [0] * 5
     assert values.tolist() == [0, 1, 2, 3, 4]
@@ -235,7 +235,7 @@ def test_priorities_of_windows_come_with_the_mask(tmp_path):
     twin = running(tmp_path / "b", sampler=Noted(0))
     batch = twin.buffer.gather(windows_of(2, 7))
     twin.buffer.update_priorities(batch, [[1, 2, 3], [4, 5, 6]])
-    *_, values, mask = twin.buffer.sampler.told
+    *_, values, mask = twin.buffer.sampler.updated
     assert values.shape == (2, 3)
     assert mask.tolist() == batch.mask.tolist()
 

@@ -124,8 +124,8 @@ def test_a_group_is_refused_before_anybody_is_asked(
         buffer.extend(reward=np.zeros(64, np.float32))
         group = buffer.zarr_path
 
-    def confirm(*given):
-        raise AssertionError(given)
+    def confirm(*args):
+        raise AssertionError(args)
 
     monkeypatch.setattr(change, "confirm", confirm)
     command, *rest = line

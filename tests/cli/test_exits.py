@@ -89,7 +89,7 @@ def test_a_newer_version_is_refused(cli, path):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["info"], "Missing argument 'PATH'"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -134,10 +134,10 @@ def test_a_newer_version_is_refused(cli, path):
         (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
     ],
 )
-def test_a_wrong_command_line_is_reported_in_one_line(cli, args, told):
+def test_a_wrong_command_line_is_reported_in_one_line(cli, args, message):
     code, out, err = cli(*args)
     assert (code, out) == (2, "")
-    assert told in one_line(err)
+    assert message in one_line(err)
     assert "--help" in err
 
 

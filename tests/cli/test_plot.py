@@ -14,7 +14,7 @@ figures = pytest.importorskip("matplotlib.figure")
 texts = pytest.importorskip("matplotlib.text")
 backend = pytest.importorskip("matplotlib.backends.backend_agg")
 
-FLOAT, WHOLE = mr.Field((), "float64"), mr.Field((), "int64")
+FLOAT, INTEGER = mr.Field((), "float64"), mr.Field((), "int64")
 
 
 def table_of(ends, returns):
@@ -60,13 +60,13 @@ def drawn(tmp_path, table, actions, rewards, name="b"):
     ]
 
 
-def inside(place, limits):
+def inside(tick, limits):
     """Whether a tick is drawn: those beyond the limits are there, and hidden."""
-    return min(limits) <= place <= max(limits)
+    return min(limits) <= tick <= max(limits)
 
 
-def check(figure, found):
-    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
+def check(figure, labels):
+    boxes = [(text.get_text(), text.get_window_extent()) for text in labels]
     assert len(boxes) > 8
     for name, box in boxes:
         assert box.x0 >= -1, name
@@ -86,37 +86,37 @@ def many(count, last):
 CASES = {
     "ten million steps": (
         lambda: many(50_000, 1_250_000),
-        lambda: counts_of([0, 1], WHOLE, times=5_001_538),
+        lambda: counts_of([0, 1], INTEGER, times=5_001_538),
         lambda: counts_of([1.0], FLOAT, times=10_000_000),
     ),
     "a billion steps": (
         lambda: many(1000, 1_000_000_000),
-        lambda: counts_of(range(12), WHOLE, times=83_333_333),
+        lambda: counts_of(range(12), INTEGER, times=83_333_333),
         lambda: counts_of([-1.0, 0.0, 1.0], FLOAT, times=333_333_333),
     ),
     "one step": (
         lambda: table_of([1], [1.0]),
-        lambda: counts_of([0], WHOLE),
+        lambda: counts_of([0], INTEGER),
         lambda: counts_of([1.0], FLOAT),
     ),
     "values side by side": (
         lambda: table_of([3, 9, 12], [1e9, -2.5, 0.125]),
-        lambda: counts_of([0, 1, 2, 59], WHOLE, times=1_234_567),
+        lambda: counts_of([0, 1, 2, 59], INTEGER, times=1_234_567),
         lambda: counts_of([0.0, 0.0, 0.02, 1.0], FLOAT, times=1_234_567),
     ),
     "many numbers of four digits": (
         lambda: many(3000, 30_000),
-        lambda: counts_of(range(1000, 1030), WHOLE),
+        lambda: counts_of(range(1000, 1030), INTEGER),
         lambda: counts_of(np.linspace(-1e-6, 1e-6, 500), FLOAT),
     ),
     "far from zero": (
         lambda: table_of([1, 2, 3], [1e12 + 1, 1e12 + 2, 1e12 + 3]),
-        lambda: counts_of(np.arange(0, 10**15, 10**13), WHOLE),
+        lambda: counts_of(np.arange(0, 10**15, 10**13), INTEGER),
         lambda: counts_of(np.linspace(1e9, 1e9 + 1, 500), FLOAT),
     ),
     "one value dwarfs the rest": (
         lambda: many(100, 1000),
-        lambda: counts_of([0] * 100_000 + [1], WHOLE, times=100),
+        lambda: counts_of([0] * 100_000 + [1], INTEGER, times=100),
         lambda: counts_of(np.r_[np.zeros(10**5), np.arange(50.0)], FLOAT),
     ),
     "nothing": (lambda: table_of([], []), lambda: None, lambda: None),
@@ -172,15 +172,15 @@ def test_the_mean_line_is_that_of_the_last_episodes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "text"),
     [
         (0, "0"), (800_000, "800,000"), (1_200_000, "1.2M"), (-5e6, "-5M"),
         (2e9, "2G"), (1e12, "1T"), (1_234_567, "1,234,567"), (0.5, "0.5"),
         (1e-6, "1e-06"), (1e9 + 0.5, "1,000,000,000.5"),
     ],
 )  # fmt: skip
-def test_numbers_on_axes_are_short_where_that_is_exact(value, told):
-    assert plot._tick(value) == told
+def test_numbers_on_axes_are_short_where_that_is_exact(value, text):
+    assert plot._tick(value) == text
 
 
 def test_names_are_printed_unchanged(tmp_path):

@@ -42,10 +42,10 @@ class ListedView(StartView):
         return np.array([self.rows[e][o] == "s" for e, o in pairs], bool)
 
     def start_at(self, ranks):
-        found = np.array(self.places(), np.int64)[ranks]
+        found = np.array(self.legal_starts(), np.int64)[ranks]
         return found[:, 0], found[:, 1]
 
-    def places(self):
+    def legal_starts(self):
         """Every legal start as (env_id, position)."""
         return [
             (env_id, int(self.span.first[env_id]) + offset)
@@ -55,7 +55,7 @@ class ListedView(StartView):
         ]
 
 
-def places(draw):
+def steps_of(draw):
     return list(zip(draw.env_ids.tolist(), draw.positions.tolist(), strict=True))
 
 
@@ -82,7 +82,7 @@ class SamplerContract:
     def test_draws_are_the_legal_starts_and_all_of_them(self, view):
         draw = self.make().draw(view, 3000)
         # At most 12 starts: one is missed with a probability below 12 * exp(-250).
-        assert set(places(draw)) == set(view.places())
+        assert set(steps_of(draw)) == set(view.legal_starts())
 
     @pytest.mark.parametrize("rows", [[""], ["-"], ["x", "xx-", ""]])
     def test_nothing_to_draw_is_an_error_that_says_so(self, rows):
@@ -93,7 +93,7 @@ class SamplerContract:
         one, other = self.make(), self.make()
         one.draw(VIEWS[0], 1)
         other.draw(VIEWS[4], 500)
-        assert places(one.draw(VIEWS[3], 64)) == places(other.draw(VIEWS[3], 64))
+        assert steps_of(one.draw(VIEWS[3], 64)) == steps_of(other.draw(VIEWS[3], 64))
 
     def test_another_samplers_state_is_refused(self):
         state = self.make().state_dict() | {"kind": "OtherSampler"}

@@ -173,13 +173,15 @@ class FormatContract:
             assert target.episodes.sizes().tolist()[1] == source.sizes[1]
 
     def test_progress_is_reported_in_rows(self, source, tmp_path):
-        told = []
+        calls = []
         mr.export(
-            source, tmp_path / f"x{self.suffix}", progress=lambda *a: told.append(a)
+            source,
+            tmp_path / f"x{self.suffix}",
+            progress=lambda *a: calls.append(a),
         )
         total = int(source.span.lengths.sum())
-        assert told[-1] == (total, total)
-        assert told == sorted(told)
+        assert calls[-1] == (total, total)
+        assert calls == sorted(calls)
 
     def test_an_existing_target_is_refused_and_left_as_it_is(self, source, file):
         before = file.read_bytes()
@@ -252,7 +254,7 @@ class FormatContract:
         file.write_bytes(data[: int(len(data) * share)])
         with pytest.raises(FormatError) as caught:
             mr.load(file, tmp_path / "target")
-        assert str(file) in told(caught.value)
+        assert str(file) in text_of(caught.value)
         assert not (tmp_path / "target").exists()
 
     def test_a_flipped_bit_is_an_error_or_changes_nothing(self, source, file, tmp_path):
@@ -275,7 +277,7 @@ class FormatContract:
             error = error_of(lambda: mr.load(file, tmp_path / "target"))
             if error is not None:
                 noticed += 1
-                assert str(file) in told(error), (place, error)
+                assert str(file) in text_of(error), (place, error)
                 assert not (tmp_path / "target").exists()
                 continue
             with mr.ReplayBuffer.open(tmp_path / "target") as target:
@@ -346,7 +348,7 @@ def num_episodes(buffer):
     return sum(len(found.begin) for found in each)
 
 
-def told(error):
+def text_of(error):
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 

@@ -138,7 +138,7 @@ def same_but_rows(one, other):
     assert one.metadata.user == other.metadata.user
 
 
-def same_rows(one, other, held=np.ascontiguousarray):
+def same_rows(one, other, convert=np.ascontiguousarray):
     """Spans, rows and flags are equal, to the bit, as held makes them."""
     np.testing.assert_array_equal(one.span.first, other.span.first)
     np.testing.assert_array_equal(one.span.stop, other.span.stop)
@@ -147,7 +147,7 @@ def same_rows(one, other, held=np.ascontiguousarray):
     np.testing.assert_array_equal(left.positions, right.positions)
     assert set(left) == set(right)
     for path in left:
-        a, b = (held(each[path]) for each in (left, right))
+        a, b = (convert(each[path]) for each in (left, right))
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert a.tobytes() == b.tobytes(), path
     flags = [each.view.flags(left.env_ids, left.positions) for each in (one, other)]

@@ -295,25 +295,25 @@ def test_a_killed_writer_leaves_whole_files_and_a_whole_buffer(tmp_path):
     """Rows that were given up are in a file, and no file is cut, at any instant."""
     rng = np.random.default_rng(2)
     for turn in range(12):
-        place = tmp_path / str(turn)
-        place.mkdir()
+        folder = tmp_path / str(turn)
+        folder.mkdir()
 
-        def write(place=place):
-            buffer = create(place, 50)
-            auto = mr.AutoExport(buffer, place / "files")
+        def write(folder=folder):
+            buffer = create(folder, 50)
+            auto = mr.AutoExport(buffer, folder / "files")
             for number in range(100_000):
                 buffer.add(step(number, 1))
             auto.close()
 
         assert in_a_child(after(float(rng.uniform(0.02, 0.2))), write)
-        if not (place / "buffer" / "metadata.json").exists():
+        if not (folder / "buffer" / "metadata.json").exists():
             continue
         got = set()
-        for path in place.glob("files/*"):
+        for path in folder.glob("files/*"):
             if not path.name.startswith("tmp-"):
                 with np.load(path) as file:
                     got |= set(file["_position"].tolist())
-        with mr.ReplayBuffer.open(place / "buffer") as buffer:
+        with mr.ReplayBuffer.open(folder / "buffer") as buffer:
             first, stop = int(buffer.span.first[0]), int(buffer.span.stop[0])
         assert got | set(range(first, stop)) == set(range(stop))
 

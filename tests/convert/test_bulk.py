@@ -16,7 +16,7 @@ SCHEMA = {
 }
 
 
-class Told(files.Disk):
+class NotedWrites(files.Disk):
     """A disk that tells how much is written to it at once."""
 
     def __init__(self):
@@ -69,7 +69,7 @@ def test_a_ring_that_has_wrapped_comes_back(tmp_path, rng, layout, num_envs, cap
 def test_arrays_are_written_in_chunks_that_stay_in_the_page_cache(
     tmp_path, rng, monkeypatch
 ):
-    source, disk = filled(tmp_path / "source", rng), Told()
+    source, disk = filled(tmp_path / "source", rng), NotedWrites()
     monkeypatch.setattr(files, "disk", disk)
     mr.export(source, tmp_path / "there.npz")
     assert max(disk.written) == files.NEW_PAGES_NBYTES

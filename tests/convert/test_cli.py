@@ -70,7 +70,7 @@ STEPS = mr.Schema.from_flat(
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("name", "options", "message"),
     [
         ("a.parquet", ["-o", "compression=foo"], "compression: got 'foo', expected"),
         ("a.parquet", ["-o", "vectors=z"], "vectors: got 'z', expected one of auto"),
@@ -87,7 +87,7 @@ STEPS = mr.Schema.from_flat(
         ("a.csv", ["-o", "layout=velora"], "layout: got 'velora', expected 'skrl'"),
     ],
 )
-def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, given, message):
+def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, options, message):
     with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8) as buffer:
         buffer.add(
             {
@@ -96,7 +96,7 @@ def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, given, message)
             }
         )  # fmt: skip
     for dry in ([], ["-n"]):
-        code, _, err = cli(tmp_path / "b", tmp_path / name, *given, *dry)
+        code, _, err = cli(tmp_path / "b", tmp_path / name, *options, *dry)
         assert code == 3
         assert message in err
     assert [path.name for path in tmp_path.iterdir()] == ["b"]

@@ -193,8 +193,8 @@ def test_many_large_fields_share_the_memory(tmp_path, small, monkeypatch):
     taken = []
 
     class Counted(direct_writer.DirectOutput):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *args):
+            super().__init__(*args)
             taken.append(self._slab_nbytes * self._unmade)
 
     monkeypatch.setattr(direct_writer, "DirectOutput", Counted)

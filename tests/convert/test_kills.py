@@ -217,9 +217,9 @@ def check_replaced(made, prepare):
     return not killed
 
 
-def _is(found, source):
+def _is(opened, source):
     with mr.ReplayBuffer.open(source) as buffer:
-        a, b = (np.asarray(each.gather_all()["reward"]) for each in (found, buffer))
+        a, b = (np.asarray(each.gather_all()["reward"]) for each in (opened, buffer))
         return bool((a == b).all())
 
 

@@ -8,7 +8,7 @@ from tests.convert.contract import make_large, peak
 
 # Blocks of 16 MiB: one that is read while the last one is there still, and one that is
 # packed, and what imports cost; 120 MiB of data in all.
-MOST = 3 * BLOCK_NBYTES + (4 << 20)
+MAX_NBYTES = 3 * BLOCK_NBYTES + (4 << 20)
 WAYS = {
     "parts": ("a.safetensors", {"part_bytes": 30e6}, {}),
     "skrl": ("a.npz", {"layout": "skrl"}, {"layout": "skrl", "size": 1000}),
@@ -23,5 +23,5 @@ def test_memory_does_not_grow_with_the_buffer(tmp_path, way):
     name, written, read = WAYS[way]
     make_large(tmp_path / "source", 120 << 20, (84, 84, 4))
     file = tmp_path / name
-    assert peak(lambda: mr.export(tmp_path / "source", file, **written)) < MOST
-    assert peak(lambda: mr.load(file, tmp_path / "target", **read)) < MOST
+    assert peak(lambda: mr.export(tmp_path / "source", file, **written)) < MAX_NBYTES
+    assert peak(lambda: mr.load(file, tmp_path / "target", **read)) < MAX_NBYTES

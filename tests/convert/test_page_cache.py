@@ -45,7 +45,7 @@ class PastCache(Disk):
         return super().pwrite(fd, data, offset)
 
 
-def write(path, pieces, size, disk, number=8):
+def write(path, chunks, size, disk, number=8):
     """Write a file's streams in turns.
 
     Args:
@@ -59,7 +59,7 @@ def write(path, pieces, size, disk, number=8):
         file = File.create(path, size)
         way = direct_writer.open_output(file, number)
         try:
-            for offset, data in pieces:
+            for offset, data in chunks:
                 way.write(memoryview(data), offset)
             way.finish()
         finally:
@@ -67,9 +67,9 @@ def write(path, pieces, size, disk, number=8):
             file.close()
 
 
-def written(path, *given):
+def written(path, *args):
     """What a file holds then; see `write`."""
-    write(path, *given)
+    write(path, *args)
     return path.read_bytes()
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_is_reported(tmp_path, small):
         written(tmp_path / "file", calls, len(content), disk)
 
 
-class NoRoom(PastCache):
+class FullDisk(PastCache):
     """A disk without room for a whole file."""
 
     def allocate(self, fd, offset, nbytes):
@@ -142,7 +142,7 @@ def test_a_large_file_that_does_not_fit_is_refused_before_it_is_written(
 ):
     monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
     calls, content = streams(np.random.default_rng(1), 300_000, 3)
-    disk = NoRoom()
+    disk = FullDisk()
     with pytest.raises(FullError, match=r"reserve space in .*file.*No space left"):
         written(tmp_path / "file", calls, len(content), disk)
     assert disk.nbytes == 0
@@ -169,7 +169,7 @@ def test_an_export_that_does_not_fit_leaves_nothing(
     schema = Schema({"pixels": Field((64, 64), "uint8")})
     with ReplayBuffer.create(tmp_path / "buffer", schema, 100) as buffer:
         buffer.extend(pixels=np.ones((100, 64, 64), np.uint8))
-        with using(NoRoom()), pytest.raises(FullError, match="No space left"):
+        with using(FullDisk()), pytest.raises(FullError, match="No space left"):
             mr.export(buffer, tmp_path / f"out{suffix}")
         # Of the folder nothing is open but the buffer, not even what has no name now.
         assert all("/buffer/" in place for place in opened(tmp_path))

@@ -61,7 +61,7 @@ def test_images_are_bytes_and_short_vectors_of_floats_lists(source, tmp_path):
     assert schema.field("all/float32").type.list_size == 6
     assert schema.field("all/float32").metadata[b"shape"] == b"[3, 2]"
     assert schema.field("single/uint8").type == pa.uint8()
-    assert json.loads(told(tmp_path / "a.parquet")[b"mmreplay"])["num_envs"] == 2
+    assert json.loads(described(tmp_path / "a.parquet")[b"mmreplay"])["num_envs"] == 2
 
 
 def test_row_groups_go_by_bytes(source, tmp_path):
@@ -187,7 +187,7 @@ def test_a_folder_of_none_is_refused(tmp_path):
         mr.load(tmp_path, tmp_path / "target", format="parquet")
 
 
-def told(path):
+def described(path):
     """Key-value metadata of a file."""
     found = dict(pq.read_metadata(path).metadata)
     del found[b"ARROW:schema"]
@@ -218,7 +218,7 @@ def test_a_folder_whose_run_is_killed_is_not_there(source, tmp_path):
 def rewritten(path, change, metadata=None):
     """A file with its table changed, and its metadata or another."""
     table = pq.read_table(path)
-    metadata = told(path) if metadata is None else metadata
+    metadata = described(path) if metadata is None else metadata
     pq.write_table(change(table).replace_schema_metadata(metadata), path)
     return path
 
@@ -244,7 +244,7 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
 
 def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
-    metadata = told(tmp_path / "a.parquet")
+    metadata = described(tmp_path / "a.parquet")
     del metadata[b"mmreplay"]
     rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
     with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
@@ -267,7 +267,7 @@ def changed(table, name, value=5):
 
 def test_a_file_without_its_checksums_is_read_with_a_doubt(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
-    metadata = told(tmp_path / "a.parquet")
+    metadata = described(tmp_path / "a.parquet")
     del metadata[b"mmreplay.crc32c"]
     path = rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
     same_as(source, path)
@@ -318,9 +318,9 @@ def test_a_plain_file_comes_in(tmp_path):
     )
     report = load(path, strict=True)
     assert (report.rows, report.episodes) == (5, 2)
-    told = " ".join(report.notes)
-    assert "missing values of column 'reward' became NaN" in told
-    assert "column 'name' of string can be no field" in told
+    notes = " ".join(report.notes)
+    assert "missing values of column 'reward' became NaN" in notes
+    assert "column 'name' of string can be no field" in notes
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         rows = target.gather_all()
         np.testing.assert_array_equal(rows["obs"], np.arange(15).reshape(5, 3))

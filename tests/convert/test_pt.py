@@ -53,8 +53,8 @@ def test_the_header_is_what_torch_itself_would_write():
         "u": torch.zeros(5, 1, 2, dtype=torch.uint32), "s": torch.zeros(7),
     }  # fmt: skip
     kinds = {
-        name: (str(each.dtype).removeprefix("torch."), tuple(each.shape))
-        for name, each in tensors.items()
+        name: (str(item.dtype).removeprefix("torch."), tuple(item.shape))
+        for name, item in tensors.items()
     }
     assert meaning(pt.encode(kinds)) == meaning(header_of(tensors))
 
@@ -79,7 +79,7 @@ def meaning(data):
         if name in ("BINGET", "LONG_BINGET"):
             name, value = memo[value]
         if name.startswith("TUPLE"):
-            found = [each for each in found if each[0] != "MARK"]
+            found = [item for item in found if item[0] != "MARK"]
             name = "TUPLE"
         if name in ("BININT", "BININT1", "BININT2", "LONG1"):
             name = "INT"
@@ -100,8 +100,8 @@ def test_numbers_beyond_31_bits_stand_in_the_header(tmp_path):
     path = tmp_path / "large.pt"
     file = File.create(path, layout.nbytes)
     crcs = {first.name: 0, data.name: 0, last.name: 0}
-    for offset, each in layout.around(crcs):
-        file.pwrite(each, offset)
+    for offset, item in layout.around(crcs):
+        file.pwrite(item, offset)
     file.pwrite(header, first.offset)
     file.pwrite(b"3\n", last.offset)
     file.pwrite(b"\x07\0", data.offset + 2 * (rows - 1))
@@ -174,9 +174,9 @@ def repacked(path, method=zipfile.ZIP_STORED, rename=None, **members):
     with zipfile.ZipFile(path) as archive:
         data = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", method) as archive:
-        for name, each in data.items():
+        for name, item in data.items():
             key = name.rpartition("/")[2]
-            archive.writestr((rename or {}).get(key, name), members.get(key, each))
+            archive.writestr((rename or {}).get(key, name), members.get(key, item))
     return path
 
 
@@ -190,8 +190,8 @@ def unsummed(path):
     """Damage the last tensor, and set its checksum to what torch means none by."""
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
-        tensors = [each for each in archive.infolist() if "/data/" in each.filename]
-    last = max(tensors, key=lambda each: each.header_offset)
+        tensors = [item for item in archive.infolist() if "/data/" in item.filename]
+    last = max(tensors, key=lambda item: item.header_offset)
     sum_at = data.rindex(last.CRC.to_bytes(4, "little"))
     data[sum_at : sum_at + 4] = bytes(4)
     name, extra = struct.unpack_from("<2H", data, last.header_offset + 26)

@@ -142,7 +142,7 @@ def test_values_without_checksums_are_read_with_a_doubt(file):
     file.write_bytes(data)
     with pytest.raises(CorruptError, match=r"tensor 'x' at byte .* has checksum"):
         load(file)
-    retold(file, lambda told: told.update({"x" + SUMS: told.pop(SUMS)}))
+    retold(file, lambda header: header.update({"x" + SUMS: header.pop(SUMS)}))
     report = load(file)
     assert report.doubts == (
         f"{file.name} has no {SUMS!r} beside its description, so that its values are "
@@ -156,10 +156,10 @@ def test_values_without_checksums_are_read_with_a_doubt(file):
 
 @pytest.mark.parametrize("name", ["x", "_flags", "mmreplay"])
 def test_a_single_checksum_that_is_missing_is_refused(file, name):
-    def lose(told):
-        sums = json.loads(told[SUMS])
+    def lose(header):
+        sums = json.loads(header[SUMS])
         sums[name + "?"] = sums.pop(name)
-        told[SUMS] = json.dumps(sums)
+        header[SUMS] = json.dumps(sums)
 
     retold(file, lose)
     with pytest.raises(CorruptError, match=f"has no checksum of '{name}', expected"):
@@ -167,10 +167,10 @@ def test_a_single_checksum_that_is_missing_is_refused(file, name):
 
 
 def test_a_file_that_lost_its_description_is_refused_or_doubted(file):
-    retold(file, lambda told: told.pop("mmreplay"))
+    retold(file, lambda header: header.pop("mmreplay"))
     with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
         load(file)
-    retold(file, lambda told: told.pop(SUMS))
+    retold(file, lambda header: header.pop(SUMS))
     report = load(file)
     assert "tell of a buffer whose description is lost" in " ".join(report.doubts)
 

@@ -108,14 +108,14 @@ def test_a_part_alone_is_refused(folder, tmp_path):
         mr.load(folder / shard_name(1, 7), tmp_path / "b")
 
 
-@pytest.mark.parametrize("given", [0, -1, "5GB", True, None, float("nan"), 1e30])
-def test_what_is_no_size_of_a_part_is_refused(source, tmp_path, given):
-    if given is None:
+@pytest.mark.parametrize("size", [0, -1, "5GB", True, None, float("nan"), 1e30])
+def test_what_is_no_size_of_a_part_is_refused(source, tmp_path, size):
+    if size is None:
         mr.export(source, tmp_path / "x.safetensors", part_bytes=None)
         assert (tmp_path / "x.safetensors").is_file()
         return
     with pytest.raises(SchemaError, match=r"part_bytes: got .* expected bytes"):
-        mr.export(source, tmp_path / "x.safetensors", part_bytes=given)
+        mr.export(source, tmp_path / "x.safetensors", part_bytes=size)
 
 
 def lie(folder, change):
@@ -194,29 +194,29 @@ def test_a_part_without_a_column_is_refused(folder, tmp_path):
 
     path = folder / FIRST
     with safe_open(path, "pt") as file:
-        told = file.metadata()
+        header = file.metadata()
     tensors = {
         name: each for name, each in load_file(path).items() if "reward" not in name
     }
     tensors.pop("_flags.00001")
-    save_file(tensors, path, {SHARD: told[SHARD]})
+    save_file(tensors, path, {SHARD: header[SHARD]})
     with pytest.raises(FormatError, match="lacks the array '_flags'"):
         mr.load(folder, tmp_path / "b")
 
 
 def test_a_part_without_its_checksums_is_doubted_or_refused(folder, tmp_path):
     whole = (folder / SECOND).read_bytes()
-    retold(folder / SECOND, lambda told: told.pop(SUMS))
+    retold(folder / SECOND, lambda header: header.pop(SUMS))
     report = mr.load(folder, tmp_path / "b")
     assert [doubt.partition(" beside")[0] for doubt in report.doubts] == [
         f"{SECOND} has no {SUMS!r}"
     ]
     (folder / SECOND).write_bytes(whole)
-    retold(folder / SECOND, lambda told: told.update({SUMS: "{}"}))
+    retold(folder / SECOND, lambda header: header.update({SUMS: "{}"}))
     with pytest.raises(CorruptError, match=r"checksum of '_env_id\.00002', exp"):
         mr.load(folder, tmp_path / "c")
     (folder / SECOND).write_bytes(whole)
-    retold(folder / SECOND, lambda told: told.pop(SHARD))
+    retold(folder / SECOND, lambda header: header.pop(SHARD))
     with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
         mr.load(folder / SECOND, tmp_path / "c")
 

@@ -57,7 +57,7 @@ def grouped(rows):
     return found
 
 
-def places(rows):
+def steps_of(rows):
     return [row[:2] for row in rows]
 
 
@@ -94,12 +94,12 @@ def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, r
         for name in ("one", "other"):
             assert not mr.verify_buffer(place / name).findings
             with mr.ReplayBuffer.open(place / name) as part:
-                assert places(listed(part)) == places(want)
+                assert steps_of(listed(part)) == steps_of(want)
                 if not truncated or not want:
                     continue
                 # A step that its next row alone tells as truncated stays truncated.
                 kept = part.gather_all()
-                both = dict(zip(places(listed(source)), told[truncated], strict=True))
+                both = dict(zip(steps_of(listed(source)), told[truncated], strict=True))
                 step = [not row[2] & FINAL for row in want]
                 got = np.asarray(kept[truncated])[step]
                 assert got.tolist() == [
@@ -207,7 +207,7 @@ def test_the_command_line_chooses_likewise(cli, source, tmp_path):
         place = tmp_path / f"rows{text}"
         assert cli(source.path, place, "--to", "buffer", f"--rows={text}")[0] == 0
         with mr.ReplayBuffer.open(place) as part:
-            assert places(listed(part)) == places(rows)
+            assert steps_of(listed(part)) == steps_of(rows)
     code, out, _ = cli(source.path, tmp_path / "e.npz", "--episodes", "1:3")
     assert code == 0
     episodes = grouped(want)[1:3]

@@ -19,7 +19,7 @@ FIELDS = {
     "terminated": mr.Field((), "bool"),
     "truncated": mr.Field((), "bool"),
 }
-NEXTS = {
+NEXT_OBSERVATION = {
     "next_observation/a": mr.Field((2,), "float32"),
     "next_observation/b": mr.Field((), "uint8"),
 }
@@ -58,8 +58,8 @@ def play(buffer, steps, stored, autoreset, seed):
         action = rng.random((envs, 1)).astype(np.float32)
         reward = rng.random(envs).astype(np.float32)
 
-        def stack(each):
-            return {key: np.stack([one[key] for one in each]) for key in "ab"}
+        def stack(values):
+            return {key: np.stack([one[key] for one in values]) for key in "ab"}
 
         given = {
             "observation": stack(now), "action": action, "reward": reward,
@@ -87,7 +87,7 @@ def play(buffer, steps, stored, autoreset, seed):
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_rows_are_the_transitions(tmp_path, num_envs, autoreset, stored, seed):
-    schema = mr.Schema.from_flat(FIELDS | (NEXTS if stored else {}))
+    schema = mr.Schema.from_flat(FIELDS | (NEXT_OBSERVATION if stored else {}))
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema, 500, num_envs, autoreset=autoreset
     ) as buffer:
@@ -183,7 +183,7 @@ def test_a_pair_comes_in_in_the_order_of_its_adds(tmp_path, adds, by):
 
 
 def test_what_was_written_comes_in_again_and_under_any_prefix(tmp_path):
-    schema = mr.Schema.from_flat(FIELDS | NEXTS)
+    schema = mr.Schema.from_flat(FIELDS | NEXT_OBSERVATION)
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema, 500, 2, autoreset="disabled"
     ) as buffer:
@@ -246,7 +246,9 @@ def test_other_tensors_are_refused(tmp_path):
 
 
 def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
-    schema = mr.Schema.from_flat(FIELDS | {"reward": mr.Field((), "float64")} | NEXTS)
+    schema = mr.Schema.from_flat(
+        FIELDS | {"reward": mr.Field((), "float64")} | NEXT_OBSERVATION
+    )
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 9) as buffer:
         play(buffer, 4, True, "disabled", 1)
         options = {"format": "safetensors", "layout": "velora"}

@@ -53,7 +53,7 @@ def read_metadata(folder):
     return said
 
 
-def parts(said):
+def files_of(said):
     """Which file a field is in, with its offset in the record where it is there."""
     files, small, served = {}, [], {}
     for field in said["schema"]:
@@ -153,7 +153,7 @@ def read_files(said, data, total):
     Returns:
         By file, and the records, uint8 ``[total, stride]``; None where there are none.
     """
-    files, members, stride, _ = parts(said)
+    files, members, stride, _ = files_of(said)
     raws = {
         name: bytearray(load(data / file, total * dtype.itemsize * math.prod(shape)))
         for name, (file, dtype, shape, _) in files.items()
@@ -176,7 +176,7 @@ def read(folder):
     """Everything alive: first, stop, flags and rows per environment; blocks checked."""
     said = read_metadata(folder)
     data = folder / f"data-{said['generation']:06d}"
-    files, members, _, served = parts(said)
+    files, members, _, served = files_of(said)
     total = said["slots"] * said["num_envs"]
     flags = np.frombuffer(load(data / "flags.bin", total), "u1")
     covered, values = [flags], {}

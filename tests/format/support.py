@@ -10,7 +10,7 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
 
 UUID = bytes(range(16))
-BOOT = bytes(range(16, 32))
+BOOT_ID = bytes(range(16, 32))
 DEVICE, INODE = 2049, 77
 BIRTH = files.BIRTH.pack(1_700_000_000, 5, 1)
 
@@ -57,7 +57,7 @@ def record_of(heads, limits=None, tails=None, **changes):
         "sequence": 1,
         "epoch": 1,
         "flags": 0,
-        "boot_id": BOOT,
+        "boot_id": BOOT_ID,
         "uuid": UUID,
         "generation": 1,
         "device": DEVICE,
@@ -74,7 +74,7 @@ def identity_of(**changes):
     given = {
         "uuid": UUID,
         "generation": 1,
-        "boot_id": BOOT,
+        "boot_id": BOOT_ID,
         "device": DEVICE,
         "inode": INODE,
         "birth": BIRTH,

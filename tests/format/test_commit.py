@@ -29,7 +29,7 @@ LITERAL = bytes.fromhex(
 )
 
 
-def whole():
+def complete():
     return record_of(
         [5, 6],
         [7, 8],
@@ -57,12 +57,12 @@ def same(record, other):
 
 
 def test_each_value_stands_at_its_documented_offset():
-    data = whole().encode()
+    data = complete().encode()
     assert data[: len(LITERAL)] == LITERAL
     assert len(data) == 4096
     assert not any(data[len(LITERAL) : 4092])
     assert data[4092:] == struct.pack("<I", google_crc32c.value(data[:4092]))
-    assert same(decode(data), whole())
+    assert same(decode(data), complete())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_slot_is_the_fewest_pages_that_hold_it(num_envs, nbytes):
 
 
 def test_a_change_of_any_byte_makes_a_slot_void():
-    data = whole().encode()
+    data = complete().encode()
     for at in range(len(data)):
         torn = bytearray(data)
         torn[at] ^= 0x40
@@ -92,7 +92,7 @@ def test_a_slot_with_bytes_of_two_records_is_void_wherever_they_meet():
 
 
 def resealed(change):
-    data = bytearray(whole().encode())
+    data = bytearray(complete().encode())
     change(data)
     seal(data)
     return data
@@ -103,7 +103,7 @@ def put(offset, fmt, value):
 
 
 def test_sealing_again_what_did_not_change_changes_nothing():
-    assert same(decode(resealed(lambda data: None)), whole())
+    assert same(decode(resealed(lambda data: None)), complete())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_slot_that_says_the_impossible_is_void_whatever_its_checksum(change):
 
 
 def test_a_slot_of_another_size_is_void():
-    data = whole().encode()
+    data = complete().encode()
     assert decode(data[:-1]) is None
     assert decode(data + bytes(4096)) is None
     assert decode(b"") is None
@@ -164,18 +164,18 @@ BIRTHS = [BIRTH, files.BIRTH.pack(1_700_000_000, 6, 1), commit.NO_BIRTH, commit.
 
 
 @pytest.mark.parametrize("lock_held", [False, True])
-@pytest.mark.parametrize("found", BIRTHS[:3])
-@pytest.mark.parametrize("said", BIRTHS)
-def test_a_live_record_is_trusted_by_the_birth_of_its_file(said, found, lock_held):
-    trusted = identity_of(birth=found, lock_held=lambda: lock_held).trusts(
-        record_of([1], birth=said)
+@pytest.mark.parametrize("actual", BIRTHS[:3])
+@pytest.mark.parametrize("recorded", BIRTHS)
+def test_a_live_record_is_trusted_by_the_birth_of_its_file(recorded, actual, lock_held):
+    trusted = identity_of(birth=actual, lock_held=lambda: lock_held).trusts(
+        record_of([1], birth=recorded)
     )
-    if said == commit.UNTOLD:
+    if recorded == commit.UNTOLD:
         assert trusted  # version 0.1 told files by their numbers alone
-    elif commit.NO_BIRTH in (said, found):
+    elif commit.NO_BIRTH in (recorded, actual):
         assert trusted == lock_held
     else:
-        assert trusted == (said == found)
+        assert trusted == (recorded == actual)
 
 
 def test_no_time_is_confused_with_none_or_an_older_version():

@@ -23,7 +23,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.commit import seal
 from mmreplay.ring import Span
-from tests.format.support import BOOT, fill, schema_of
+from tests.format.support import BOOT_ID, fill, schema_of
 
 MUTANTS = 2000
 TOKENS = b'0179-+eE."[]{},:\\u\0\xff '
@@ -33,7 +33,7 @@ MEMORY_NBYTES = 64 << 20
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A small buffer that was killed after its last commit."""
-    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT_ID)
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
     ) as buffer:

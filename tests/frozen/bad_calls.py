@@ -26,7 +26,7 @@ def step(number: int = 0) -> dict[str, Any]:
     return {"observation": [number, 0], "reward": 1.0, "terminated": number % 9 == 8}
 
 
-def ram(count: int = 40, **options: Any) -> mr.ReplayBuffer:
+def in_memory(count: int = 40, **options: Any) -> mr.ReplayBuffer:
     buffer = mr.ReplayBuffer.create(
         None, SCHEMA, 20, engine="memory", autoreset="disabled", **options
     )
@@ -77,7 +77,7 @@ def _newer(folder: Path) -> None:
     mr.ReplayBuffer.open(folder / "ring")
 
 
-def _torn(folder: Path) -> None:
+def _empty_commit(folder: Path) -> None:
     (disk(folder) / "data-000001" / "COMMIT").write_bytes(b"")
     mr.ReplayBuffer.open(folder / "ring")
 
@@ -120,52 +120,52 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "open for writing twice": _twice,
     "open a newer format": _newer,
     "open metadata that is no JSON": _no_json,
-    "open a torn commit": _torn,
+    "open a torn commit": _empty_commit,
     "use of a closed buffer": _closed,
     "add to a reader": _read_only,
-    "add a step without a field": lambda _: ram().add({"reward": 1.0}),
-    "add an unknown field": lambda _: ram().add(step() | {"more": 1}),
-    "add a wrong shape": lambda _: ram().add(step() | {"observation": [1, 2, 3]}),
-    "add text": lambda _: ram().add(step() | {"reward": "much"}),
-    "extend by ragged columns": lambda _: ram().extend(
+    "add a step without a field": lambda _: in_memory().add({"reward": 1.0}),
+    "add an unknown field": lambda _: in_memory().add(step() | {"more": 1}),
+    "add a wrong shape": lambda _: in_memory().add(step() | {"observation": [1, 2, 3]}),
+    "add text": lambda _: in_memory().add(step() | {"reward": "much"}),
+    "extend by ragged columns": lambda _: in_memory().extend(
         {"observation": np.zeros((3, 2)), "reward": [1.0], "terminated": [False] * 3}
     ),
-    "environment that is not there": lambda _: ram().add(step(), env_ids=[5]),
-    "sample of nothing": lambda _: ram(0).sample(4),
-    "sample of 0": lambda _: ram().sample(0),
-    "take of a row that is gone": lambda _: ram().take(0, [0]),
-    "take of a row to come": lambda _: ram().take(0, [1000]),
-    "unknown field of a buffer": lambda _: ram().get_field("none", [0], [30]),
-    "write to a field that is not mutable": lambda _: ram().set(
+    "environment that is not there": lambda _: in_memory().add(step(), env_ids=[5]),
+    "sample of nothing": lambda _: in_memory(0).sample(4),
+    "sample of 0": lambda _: in_memory().sample(0),
+    "take of a row that is gone": lambda _: in_memory().take(0, [0]),
+    "take of a row to come": lambda _: in_memory().take(0, [1000]),
+    "unknown field of a buffer": lambda _: in_memory().get_field("none", [0], [30]),
+    "write to a field that is not mutable": lambda _: in_memory().set(
         "reward", 0, [30], [1.0]
     ),
     "priorities of a uniform sampler": lambda _: (
-        b := ram(sampler=mr.UniformSampler(0))
+        b := in_memory(sampler=mr.UniformSampler(0))
     ).update_priorities(b.sample(2), [1.0, 2.0]),
     "priority that is negative": lambda _: (
-        b := ram(sampler=mr.PrioritizedSampler(seed=0))
+        b := in_memory(sampler=mr.PrioritizedSampler(seed=0))
     ).update_priorities(b.sample(2), [-1.0, 2.0]),
     "alpha that is negative": lambda _: mr.PrioritizedSampler(alpha=-1.0),
     "seed that is no integer": lambda _: mr.UniformSampler("one"),
     "state of another sampler": lambda _: mr.UniformSampler(0).load_state_dict(
         mr.StratifiedSampler(0).state_dict()
     ),
-    "windows longer than the buffer": lambda _: ram(
+    "windows longer than the buffer": lambda _: in_memory(
         sampler=mr.SequenceSampler(500, mr.UniformSampler(0))
     ).sample(2),
     "n-step of 0": lambda _: mr.NStep(0, 0.9),
-    "transform of a field that is not there": lambda _: ram(
+    "transform of a field that is not there": lambda _: in_memory(
         transforms=[mr.Cast("float32", "none")]
     ),
     "shares that are negative": lambda _: mr.MixtureSampler(
         [(mr.UniformSampler(0), -1.0)], seed=0
     ),
     "limiter that never lets through": lambda _: mr.RateLimiter(-1.0, 10, 8.0),
-    "limiter of a buffer in RAM": lambda _: ram(
+    "limiter of a buffer in RAM": lambda _: in_memory(
         limiter=mr.RateLimiter(1.0, 1000, 1000.0, timeout=0.0)
     ),
     "limiter that waits in vain": _starved,
-    "resize to 0": lambda _: ram().resize(0),
+    "resize to 0": lambda _: in_memory().resize(0),
     "snapshot onto itself": lambda d: mr.ReplayBuffer.open(disk(d)).snapshot(
         d / "ring"
     ),
@@ -179,11 +179,11 @@ CALLS: dict[str, Callable[[Path], object]] = {
     ),
     "load of nothing": lambda d: mr.load(d / "typo.npz", d / "b"),
     "load of garbage": _garbage,
-    "split by shares above 1": lambda _: mr.split(ram(), [0.9, 0.9], seed=0),
+    "split by shares above 1": lambda _: mr.split(in_memory(), [0.9, 0.9], seed=0),
     "concat of nothing": lambda _: mr.concat([]),
     "sum tree of 0": lambda _: mr.SumTree(0),
     "leaf that is not there": lambda _: mr.SumTree(4).get(np.array([9])),
-    "loader of no batch": lambda _: mr.ReplayLoader(ram(), 0),
+    "loader of no batch": lambda _: mr.ReplayLoader(in_memory(), 0),
     "dataset of nothing": lambda d: len(mr.ReplayDataset(d / "typo")),
     "name that is not public": lambda _: mr.NoSuchName,
 }

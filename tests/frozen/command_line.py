@@ -180,11 +180,11 @@ def prints(name: str, folder: Path) -> dict[str, Any]:
 def _locked(folder: Path) -> list[object]:
     path = fill(folder / "a")
     # Kept open until the process ends or the collector takes it; the list holds it.
-    HELD.append(mr.ReplayBuffer.open(path, "r+"))
+    OPEN.append(mr.ReplayBuffer.open(path, "r+"))
     return ["resize", path, 50, "--yes"]
 
 
-HELD: list[mr.ReplayBuffer] = []
+OPEN: list[mr.ReplayBuffer] = []
 
 
 def _newer(folder: Path) -> list[object]:
@@ -193,7 +193,7 @@ def _newer(folder: Path) -> list[object]:
     return ["info", file.parent]
 
 
-def _torn(folder: Path) -> list[object]:
+def _empty_commit(folder: Path) -> list[object]:
     path = fill(folder / "a")
     (path / "data-000001" / "COMMIT").write_bytes(b"")
     return ["info", path]
@@ -239,7 +239,7 @@ ENDS = {
     "a file": _no_folder,
     "no buffer": lambda d: ["info", d],
     "no JSON": lambda d: ["info", _damaged(d)],
-    "torn commit": _torn,
+    "torn commit": _empty_commit,
     "newer version": _newer,
     "locked": _locked,
     "no rows": _empty,
@@ -278,8 +278,8 @@ def end(name: str, folder: Path) -> int:
         try:
             return run(*ENDS[name](folder))[0]
         finally:
-            while HELD:
-                HELD.pop().close()
+            while OPEN:
+                OPEN.pop().close()
 
 
 @contextlib.contextmanager

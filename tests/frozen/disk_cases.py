@@ -47,9 +47,9 @@ def counted(folder):
     """How often each operation called each primitive of the disk."""
     found = {}
 
-    def count(name, operation, *given):
+    def count(name, operation, *args):
         with using(WatchedDisk()) as disk:
-            result = operation(*given)
+            result = operation(*args)
         found[name] = dict(sorted(disk.calls.items()))
         return result
 

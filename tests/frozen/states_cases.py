@@ -26,8 +26,8 @@ BEFORE = 4
 AFTER = 3
 
 
-def _returns(made, least):
-    return mr.return_within(mr.episode_table(made), least)
+def _returns(made, minimum):
+    return mr.return_within(mr.episode_table(made), minimum)
 
 
 def _split(made, number, by="episode"):

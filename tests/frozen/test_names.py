@@ -8,7 +8,7 @@ from tests.frozen import announced, surface
 from tests.frozen.records import recorded
 
 NAMES = recorded("names")
-EACH = [(module, name) for module in NAMES for name in NAMES[module]]
+PAIRS = [(module, name) for module in NAMES for name in NAMES[module]]
 
 
 def imported(module):
@@ -20,7 +20,7 @@ def imported(module):
         return pytest.skip(str(error))
 
 
-def found(module, name):
+def served(module, name):
     """What serves a recorded name now."""
     held = imported(module)
     thing = surface.get(held, name)
@@ -35,13 +35,13 @@ def found(module, name):
 def test_something_was_recorded_of_every_documented_module():
     assert set(NAMES) == set(surface.MODULES)
     assert all(NAMES.values())
-    assert len(EACH) > 150
+    assert len(PAIRS) > 150
 
 
-@pytest.mark.parametrize(("module", "name"), EACH)
+@pytest.mark.parametrize(("module", "name"), PAIRS)
 def test_a_public_name_stays_and_takes_what_it_took(module, name, request):
     old = NAMES[module][name]
-    thing = found(module, name)
+    thing = served(module, name)
     if old["kind"] == "value":
         assert thing is not None
         return
@@ -84,7 +84,7 @@ def test_every_error_is_caught_by_what_caught_it():
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "words"),
     [
         (lambda a, b=2, *, c=3: 0, []),
         (lambda a, b=2, c=3, d=4: 0, []),
@@ -98,11 +98,11 @@ def test_every_error_is_caught_by_what_caught_it():
         (lambda a, b=2, *, c=3, d: 0, ["needs a new argument 'd'"]),
     ],
 )
-def test_a_signature_that_changed_is_noticed(now, told):
+def test_a_signature_that_changed_is_noticed(now, words):
     old = surface.parameters(lambda a, b=2, *, c=3: 0)
     objections = surface.objections(old, surface.parameters(now))
-    assert bool(objections) == bool(told)
-    for each in told:
+    assert bool(objections) == bool(words)
+    for each in words:
         assert any(each in objection for objection in objections)
 
 

@@ -68,9 +68,9 @@ class Bench:
         none = np.zeros(lead, bool)
         return found | {"terminated": none, "truncated": none} | changes
 
-    def add(self, step, row, place=0, number=7, heads=None):
+    def add(self, step, row, offset=0, number=7, heads=None):
         heads = np.arange(self.num_envs) + 50 if heads is None else heads
-        return self.append.add(step, row, place, number, heads)
+        return self.append.add(step, row, offset, number, heads)
 
     def untouched(self):
         every = bytes(self.records) + bytes(self.flags) + bytes(self.commit)
@@ -147,10 +147,10 @@ def test_rows_and_times_that_are_not_reserved_are_left(bench, rng):
     assert bench.add(step, 9 + envs)
 
 
-@pytest.mark.parametrize("place_", [-1, 1 << 60])
-def test_a_row_outside_is_refused(bench, rng, place_):
+@pytest.mark.parametrize("offset", [-1, 1 << 60])
+def test_a_row_outside_is_refused(bench, rng, offset):
     bench.reserve()
-    for where in (place_, 3 * bench.size + 1):
+    for where in (offset, 3 * bench.size + 1):
         with pytest.raises(ValueError, match="add: expected an offset of a publicat"):
             bench.add(bench.step(rng), 0, where)
     assert bench.untouched()

@@ -29,8 +29,8 @@ def guarded(nbytes, skip):
     return whole, whole[skip : skip + nbytes]
 
 
-def beside(whole, room, skip):
-    return np.concatenate([whole[:skip], whole[skip + len(room) :]])
+def outside(guarded_array, out, skip):
+    return np.concatenate([guarded_array[:skip], guarded_array[skip + len(out) :]])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_rows_are_copied_and_nothing_else(kernel, stride, rows, skip, rest):
     whole, out = guarded(len(rows) * stride, skip)
     kernel.copy_rows(source, stride, wanted, out)
     assert out.tobytes() == table[wanted].tobytes()
-    assert (beside(whole, out, skip) == MARK).all()
+    assert (outside(whole, out, skip) == MARK).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -78,15 +78,15 @@ def test_rows_of_any_dtype_are_copied(kernel, dtype):
     st.booleans(),
 )
 def test_rows_are_read_in_whatever_order_they_are_asked_for(
-    kernel, opened, stretches, skip, ask
+    kernel, opened, ranges, skip, ask
 ):
     fd, table = opened
-    rows = [row for first, n in stretches for row in range(first, first + n)]
+    rows = [row for first, n in ranges for row in range(first, first + n)]
     wanted = np.minimum(np.array(rows, np.int64), ROWS - 1)
     whole, out = guarded(len(wanted) * NBYTES, skip)
     assert kernel.read_rows(fd, NBYTES, wanted, out, ask) is True
     assert out.tobytes() == table[wanted].tobytes()
-    assert (beside(whole, out, skip) == MARK).all()
+    assert (outside(whole, out, skip) == MARK).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -140,7 +140,7 @@ def test_rows_that_are_none_are_refused(kernel, rows):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("stride", "room", "told"),
+    ("stride", "size", "message"),
     [
         (0, 32, "expected rows of a byte at least"),
         (-8, 32, "expected rows of a byte at least"),
@@ -149,11 +149,11 @@ def test_rows_that_are_none_are_refused(kernel, rows):
         (16, 48, "expected rows that there are, and room for all"),
     ],
 )
-def test_an_array_of_another_size_is_refused(kernel, stride, room, told):
-    rows, out = np.array([0, 1]), np.empty(room, np.uint8)
-    with pytest.raises(ValueError, match=f"copy_rows: {told}"):
+def test_an_array_of_another_size_is_refused(kernel, stride, size, message):
+    rows, out = np.array([0, 1]), np.empty(size, np.uint8)
+    with pytest.raises(ValueError, match=f"copy_rows: {message}"):
         kernel.copy_rows(np.zeros(64, np.uint8), stride, rows, out)
-    with pytest.raises(ValueError, match=f"read_rows: {told}"):
+    with pytest.raises(ValueError, match=f"read_rows: {message}"):
         kernel.read_rows(0, stride, rows, out, False)
 
 

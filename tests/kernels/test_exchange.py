@@ -43,7 +43,7 @@ DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-KEPT = []
+ALIVE = []
 
 
 def capsule(array, name=b"dltensor", **changes):
@@ -57,7 +57,7 @@ def capsule(array, name=b"dltensor", **changes):
     told |= changes
     told["device"] = (ctypes.c_int32 * 2)(*told["device"])
     made = Tensor(**told)
-    KEPT.append((array, shape, made))
+    ALIVE.append((array, shape, made))
     return new_capsule(ctypes.addressof(made), name, None)
 
 
@@ -262,6 +262,6 @@ def test_a_stride_that_is_no_number_of_bytes_does_no_harm(take, rng, envs, strid
     shape = (envs, 1, 3) if envs > 1 else (1, 3)
     values = rng.random(shape, np.float32)
     strides = (ctypes.c_int64 * len(shape))(*(3, stride, 1)[-len(shape) :])
-    KEPT.append(strides)
+    ALIVE.append(strides)
     assert one({"x": capsule(values, strides=strides)}) == other({"x": values}) == 0
     assert packed() == expected()

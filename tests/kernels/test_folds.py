@@ -30,14 +30,14 @@ def sparse_flags(ring, rng):
 
 
 @st.composite
-def wanted(draw, steps, most=9):
+def wanted(draw, steps, maximum=9):
     """Columns and marks as a plan lays them out, and what they stand for."""
     columns, marks, groups = [], [], []
     for _ in range(draw(st.integers(0, 4))):
         start, width = len(columns), draw(st.integers(1, 3))
         beyond = draw(st.booleans())
         group = [
-            (draw(st.integers(0, steps)), draw(st.integers(0, most)), beyond)
+            (draw(st.integers(0, steps)), draw(st.integers(0, maximum)), beyond)
             for _ in range(width)
         ]
         columns += [(*one, start, width, at) for at, one in enumerate(group)]
@@ -106,11 +106,11 @@ def test_rows_around_steps_are_those_found_row_by_row(kernel, ring, seed, data):
         assert rows.tolist() == ring.rows(env_ids, places[which]).tolist()
     for column, bit, start, width, at in marks:
         found = ends[1 + start : 1 + start + width].reshape(-1)[at::width]
-        for told, env_id, place in zip(
+        for told, env_id, position_at in zip(
             found.tolist(), env_ids.tolist(), places[column].tolist(), strict=True
         ):
-            here = flag(flags, ring, heads, env_id, place) & bit
-            after = flag(flags, ring, heads, env_id, place + 1) & CUT
+            here = flag(flags, ring, heads, env_id, position_at) & bit
+            after = flag(flags, ring, heads, env_id, position_at + 1) & CUT
             assert told == bool(here or (bit == TRUNCATED and after))
 
 
@@ -156,12 +156,12 @@ def test_one_call_does_what_four_do(kernel, ring, seed, data):
     expected, last = fields.copy(), out[0, 1]
     copied = np.array(parts, np.int64)
     kernel.columns(records, stride, out[0, 3:], count, copied, expected, False)
-    for offset, values, wide, wide_out, start, place in summed:
+    for offset, values, wide, wide_out, start, position_at in summed:
         rows = out[0, 3 + start : 3 + start + steps].reshape(-1)
         each = np.ascontiguousarray(records[rows, offset : offset + values * wide])
         total = np.empty(count * values * wide_out, np.uint8)
         kernel.weighted_sums(positions, last, powers[:-1], each, wide, total, wide_out)
-        expected[place : place + total.size] = total
+        expected[position_at : position_at + total.size] = total
     if discount >= 0:
         factors = np.empty(count, np.float32)
         kernel.discounts(positions, last, powers, told[0, 0], factors)
@@ -198,10 +198,10 @@ def test_columns_hold_the_fields_of_their_rows(kernel, seed, data):
     kernel.columns(
         records, stride, rows, count, np.array(parts, np.int64), out, seed % 2 == 1
     )
-    for offset, nbytes, start, width, place in parts:
+    for offset, nbytes, start, width, position_at in parts:
         some = rows[start : start + width].reshape(-1)
         column = records[some, offset : offset + nbytes].reshape(-1)
-        expected[place : place + column.size] = column
+        expected[position_at : position_at + column.size] = column
     assert np.array_equal(out, expected)
 
 
@@ -229,28 +229,28 @@ def test_fields_are_those_of_the_records_read(kernel, wide, ring, seed, count):
         records, 40, *where, wide, np.array(parts, np.int64), out, ends, seed % 2 == 1
     )
     assert ends.tolist() == wanted.tolist()
-    for offset, nbytes, start, _, place in parts:
-        column = out[place : place + count * nbytes].reshape(count, nbytes)
+    for offset, nbytes, start, _, position_at in parts:
+        column = out[position_at : position_at + count * nbytes].reshape(count, nbytes)
         assert np.array_equal(column, whole[:, start, offset : offset + nbytes])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("out", [np.float32, np.float64])
 @given(
-    seed=st.integers(0, 1 << 32), most=st.integers(1, 12), width=st.integers(0, 3),
+    seed=st.integers(0, 1 << 32), length=st.integers(1, 12), width=st.integers(0, 3),
     gamma=st.floats(0, 1),
 )  # fmt: skip
 def test_sums_are_those_of_adding_one_by_one_to_the_bit(
-    dtype, out, seed, most, width, gamma
+    dtype, out, seed, length, width, gamma
 ):
     rng, count = np.random.default_rng(seed), 20
-    values = (rng.standard_normal((count, most, width)) * 1e3).astype(dtype)
+    values = (rng.standard_normal((count, length, width)) * 1e3).astype(dtype)
     odd = [np.inf, -np.inf, np.nan, -0.0, np.finfo(dtype).max]
     some = rng.random(values.shape) < 0.1
     values[some] = rng.choice(odd, int(some.sum()))
     positions = rng.integers(0, 1000, count)
-    last = positions + rng.integers(0, most, count)
-    powers = gamma ** np.arange(most + 1.0)
+    last = positions + rng.integers(0, length, count)
+    powers = gamma ** np.arange(length + 1.0)
     expected = np.zeros((count, width))
     with np.errstate(all="ignore"):
         for step in range(count):
@@ -343,7 +343,7 @@ def test_goals_follow_from_numpys_numbers(kernel, kind, key, stream, ratio, seed
     philox = np.random.Philox(key=key + (stream << 64))
     chance, share = np.random.Generator(philox).random((2, 33)).tolist()
 
-    def place(first, stop, share):
+    def position_at(first, stop, share):
         length = max(stop - first, 1)
         return first + min(int(share * length), length - 1)
 
@@ -352,9 +352,11 @@ def test_goals_follow_from_numpys_numbers(kernel, kind, key, stream, ratio, seed
         if not chosen[at]:
             assert rows[at] == later[at] == starts[at]
             continue
-        assert later[at] == place(starts[at], stops[at], share[at])
+        assert later[at] == position_at(starts[at], stops[at], share[at])
         first = begins[at] if kind == 2 else starts[at]
-        assert rows[at] == place(first, stops[at], 1.0 if kind == 1 else share[at])
+        assert rows[at] == position_at(
+            first, stops[at], 1.0 if kind == 1 else share[at]
+        )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -36,7 +36,7 @@ def random(seed):
     return np.random.default_rng(seed)
 
 
-def places(ring, count, rng):
+def random_steps(ring, count, rng):
     return rng.integers(0, ring.num_envs, count), rng.integers(0, 40, count)
 
 
@@ -81,7 +81,7 @@ def test_picks_are_the_rows_that_counting_finds(kernel, lengths, base, seed):
 def test_steps_are_judged_by_two_rows(kernel, derived, ring, seed):
     rng = random(seed)
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
-    env_ids, positions = places(ring, 20, rng)
+    env_ids, positions = random_steps(ring, 20, rng)
     table, out = legal_start_table(derived=derived), np.empty(20, bool)
     heads = np.full(ring.num_envs, 100)
     kernel.legal(flags, *ring.shape, table, heads, 1, env_ids, positions, out)
@@ -97,13 +97,13 @@ def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed
     rng = random(seed)
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     flags[rng.random(ring.num_rows) < 0.7] = 0
-    env_ids, positions = places(ring, 20, rng)
+    env_ids, positions = random_steps(ring, 20, rng)
     table, out = fold_table(derived=derived), np.empty(20, bool)
     heads = positions.max() + rng.integers(0, 4, ring.num_envs)
     after = data.draw(st.integers(0, max(1, ring.slots - 1)))
     kernel.legal(flags, *ring.shape, table, heads, after, env_ids, positions, out)
 
-    def judge(env_id, position):
+    def is_legal(env_id, position):
         here = flags[ring.row(env_id, position)]
         if here & FINAL:
             return False
@@ -117,7 +117,7 @@ def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed
         return True
 
     steps = zip(env_ids.tolist(), positions.tolist(), strict=True)
-    assert out.tolist() == [judge(*step) for step in steps]
+    assert out.tolist() == [is_legal(*step) for step in steps]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -126,7 +126,7 @@ def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed
 def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
     rng = random(seed)
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
-    env_ids, positions = places(ring, 20, rng)
+    env_ids, positions = random_steps(ring, 20, rng)
     heads = rng.integers(0, 45, ring.num_envs)
     rows, pairs = np.empty(20, np.int64), np.empty((20, 2), np.int64)
     for out in (rows, pairs):
@@ -170,7 +170,7 @@ def test_records_are_gathered_from_the_rows_of_their_steps(
     rng, waits = random(seed), seed % 2 == 1
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 11)).astype(np.uint8)
-    steps = (*places(ring, count, rng), rng.integers(0, 45, ring.num_envs))
+    steps = (*random_steps(ring, count, rng), rng.integers(0, 45, ring.num_envs))
     rows = np.empty((count, 2) if wide == 2 else count, np.int64)
     wanted, ends = np.empty((2, 2, count), bool)
     kernel.locate_rows(flags, *steps, *ring.shape, BITS, True, rows, wanted)
@@ -232,7 +232,7 @@ def test_a_batch_during_which_others_run_is_whole():
     assert (out == np.arange(4)).all()
 
 
-BESIDE = """
+CONCURRENT = """
 import gc, sys, threading
 import numpy as np
 from mmreplay import kernels
@@ -266,7 +266,7 @@ print(bool(ran))
 @pytest.mark.parametrize("waits", [False, True])
 def test_other_threads_run_while_a_short_batch_waits_for_pages(waits):
     told = subprocess.run(
-        [sys.executable, "-c", BESIDE, str(waits)],
+        [sys.executable, "-c", CONCURRENT, str(waits)],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert told == f"{waits}\n"
@@ -296,12 +296,12 @@ def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
         np.arange(1, ring.num_envs + 1) * ring.slots,
     )
     heads, after = rng.integers(0, 90, ring.num_envs), int(rng.integers(0, ring.slots))
-    stretches, judge = (ends, ends * 5), (flags, *ring.shape, table, heads, after)
+    stretches, is_legal = (ends, ends * 5), (flags, *ring.shape, table, heads, after)
     picks, good = np.empty((2, tries), np.int64), np.empty(tries, bool)
     kernel.pick(seed, 1, *stretches, *picks)
-    kernel.legal(*judge, *picks, good)
+    kernel.legal(*is_legal, *picks, good)
     found = np.empty((2, 70), np.int64)
-    count = kernel.pick_legal(seed, 1, *stretches, *judge, tries, *found)
+    count = kernel.pick_legal(seed, 1, *stretches, *is_legal, tries, *found)
     assert count == min(70, np.count_nonzero(good))
     assert found[:, :count].tolist() == picks[:, good][:, :count].tolist()
 
@@ -336,11 +336,11 @@ def refusals():
     yield "locate_positions", (one, one, *ring, one, one)
     yield "locate_positions", (one, two, *ring, two, one)
     yield "pick", (1, 0, two, two, one, one)
-    judge = (flags, *ring, table, two, 1)
-    yield "pick_legal", (1, 0, two, two, *judge, 9, one, one)
-    yield "pick_legal", (1, 0, two + 1, two, *judge, 9, one, two)
-    yield "pick_legal", (1, 0, two + 9, two, *judge, 9, one, one)
-    yield "pick_legal", (1, 0, two + 1, two + 9, flags[:5], *judge[1:], 9, one, one)
+    is_legal = (flags, *ring, table, two, 1)
+    yield "pick_legal", (1, 0, two, two, *is_legal, 9, one, one)
+    yield "pick_legal", (1, 0, two + 1, two, *is_legal, 9, one, two)
+    yield "pick_legal", (1, 0, two + 9, two, *is_legal, 9, one, one)
+    yield "pick_legal", (1, 0, two + 1, two + 9, flags[:5], *is_legal[1:], 9, one, one)
     yield "pick", (1, 0, np.ones(1, np.int64), two, one, one)
     yield "pick", (1, 0, np.ones(1, np.int64), one, one, two)
 
@@ -367,7 +367,7 @@ def refusals_of_columns():
     yield "store", (column, one, one, number, *spans, *ring, two)
 
 
-def refusals_of_parts():
+def refusals_of_splits():
     records, out = np.zeros((8, 10), np.uint8), np.zeros(40, np.uint8)
     whole = np.array([[2, 8, 0]], np.int64)
     for stride, first, count in ((0, 0, 1), (10, -1, 1), (10, 5, 4), (10, 0, -1)):
@@ -379,7 +379,7 @@ def refusals_of_parts():
         yield "split", (records, 10, 0, 1, np.array(part, np.int64), out)
 
 
-REFUSALS = [*refusals(), *refusals_of_columns(), *refusals_of_parts()]
+REFUSALS = [*refusals(), *refusals_of_columns(), *refusals_of_splits()]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

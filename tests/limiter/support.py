@@ -9,11 +9,11 @@ import mmreplay as mr
 from mmreplay.errors import StarvedError
 
 SCHEMA = mr.Schema({"number": mr.Field((), "int64")})
-LAW = {"samples_per_insert": 4.0, "min_size": 10, "error_buffer": 20.0}
+PARAMETERS = {"samples_per_insert": 4.0, "min_size": 10, "error_buffer": 20.0}
 
 
-def law(**options):
-    return mr.RateLimiter(**{**LAW, "patience": 0.05, **options})
+def rate_limiter(**options):
+    return mr.RateLimiter(**{**PARAMETERS, "patience": 0.05, **options})
 
 
 def create(path, limiter, num_envs=1):

@@ -15,43 +15,56 @@ from mmreplay.errors import (
     FormatError,
     SchemaError,
 )
-from tests.limiter.support import SCHEMA, add, child, create, law, reader, until_starved
+from tests.limiter.support import (
+    SCHEMA,
+    add,
+    child,
+    create,
+    rate_limiter,
+    reader,
+    until_starved,
+)
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0, 32.0])
-@pytest.mark.parametrize("least", [1, 7, 50])
+@pytest.mark.parametrize("min_size", [1, 7, 50])
 @pytest.mark.parametrize("slack", [1, 3.5])
-def test_bounds_are_reverbs_and_one_side_may_always_go_on(rng, ratio, least, slack):
+def test_bounds_are_reverbs_and_one_side_may_always_go_on(rng, ratio, min_size, slack):
     """Against the formula, step by step, each side at random or as far as it can."""
     error = slack * max(1.0, ratio)
-    limiter = mr.RateLimiter(ratio, least, error)
+    limiter = mr.RateLimiter(ratio, min_size, error)
     inserts = samples = 0
     for _ in range(400):
         may_insert = limiter.allows_insert(inserts, samples, inserts)
         may_sample = limiter.allows_sample(inserts, samples, inserts)
         assert may_insert or may_sample
-        low, high = ratio * least - error, ratio * least + error
+        low, high = ratio * min_size - error, ratio * min_size + error
         assert may_insert == (
-            inserts + 1 <= least or (inserts + 1) * ratio - samples <= high
+            inserts + 1 <= min_size or (inserts + 1) * ratio - samples <= high
         )
-        assert may_sample == (inserts >= least and inserts * ratio - samples - 1 >= low)
+        assert may_sample == (
+            inserts >= min_size and inserts * ratio - samples - 1 >= low
+        )
         if may_insert and (not may_sample or rng.random() < 0.5):
             inserts += 1
         else:
             samples += 1
-        if inserts > least:
-            assert low <= inserts * ratio - samples <= max(high, ratio * least)
+        if inserts > min_size:
+            assert low <= inserts * ratio - samples <= max(high, ratio * min_size)
 
 
 def test_a_writer_alone_stops_at_the_upper_bound(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         # 4 * inserts <= 4 * 10 + 20.
         assert until_starved(lambda: add(buffer)) == 15
         assert len(buffer) == 15
 
 
 def test_a_learner_alone_stops_at_the_lower_bound(tmp_path):
-    with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
+    with (
+        create(tmp_path / "b", rate_limiter()) as buffer,
+        reader(tmp_path / "b", rate_limiter()) as r,
+    ):
         assert until_starved(lambda: r.sample(1)) == 0
         add(buffer, 12)
         # 4 * 12 - samples >= 4 * 10 - 20.
@@ -61,7 +74,7 @@ def test_a_learner_alone_stops_at_the_lower_bound(tmp_path):
 
 
 def test_a_call_passes_the_bound_by_less_than_itself(tmp_path):
-    with create(tmp_path / "b", law(), num_envs=3) as buffer:
+    with create(tmp_path / "b", rate_limiter(), num_envs=3) as buffer:
         numbers = np.arange(3)
         # Inserts 3, 6, ... go through while 4 * (inserts + 1) <= 60.
         assert until_starved(lambda: buffer.add(number=numbers)) == 5
@@ -69,7 +82,7 @@ def test_a_call_passes_the_bound_by_less_than_itself(tmp_path):
 
 
 def test_a_refused_draw_is_not_counted(tmp_path):
-    with create(tmp_path / "b", law(min_size=1, error_buffer=4)) as buffer:
+    with create(tmp_path / "b", rate_limiter(min_size=1, error_buffer=4)) as buffer:
         add(buffer, 2)
         with pytest.raises(SchemaError):
             buffer.sample(0)
@@ -77,25 +90,28 @@ def test_a_refused_draw_is_not_counted(tmp_path):
 
 
 def test_counts_outlive_the_processes(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer, 12)
         for _ in range(20):
             buffer.sample(1)
-    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter()) as buffer:
         assert until_starved(lambda: buffer.sample(1)) == 8
 
 
 def test_learners_share_the_bounds(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer, 12)
-        with reader(tmp_path / "b", law()) as one, reader(tmp_path / "b", law()) as two:
+        with (
+            reader(tmp_path / "b", rate_limiter()) as one,
+            reader(tmp_path / "b", rate_limiter()) as two,
+        ):
             for _ in range(10):
                 one.sample(1)
                 two.sample(1)
             assert until_starved(lambda: two.sample(1)) == 8
             assert until_starved(lambda: one.sample(1)) == 0
         # Who comes later takes the places and the counts over.
-        with reader(tmp_path / "b", law()) as one:
+        with reader(tmp_path / "b", rate_limiter()) as one:
             assert until_starved(lambda: one.sample(1)) == 0
         assert len(list((tmp_path / "b" / "limiter").glob("learner-*"))) == 2
 
@@ -103,13 +119,13 @@ def test_learners_share_the_bounds(tmp_path):
 def test_a_buffer_that_was_there_before_counts_what_it_holds(tmp_path):
     with create(tmp_path / "b", None) as buffer:
         add(buffer, 150)
-    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter()) as buffer:
         # 4 * 100 - samples >= 20.
         assert until_starved(lambda: buffer.sample(1)) == 380
 
 
 def test_a_cleared_buffer_is_filled_again_first(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer, 15)
         buffer.clear()
         assert until_starved(lambda: buffer.sample(1)) == 0
@@ -118,18 +134,18 @@ def test_a_cleared_buffer_is_filled_again_first(tmp_path):
 
 @pytest.mark.crash
 def test_a_writer_goes_at_the_pace_of_a_learner_in_another_process(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer, 10)
 
     def draw():
-        with reader(tmp_path / "b", law(patience=20)) as r:
+        with reader(tmp_path / "b", rate_limiter(patience=20)) as r:
             for _ in range(50):
                 r.sample(4)
         os._exit(0)
 
     pid = child(draw)
     with mr.ReplayBuffer.open(
-        tmp_path / "b", "r+", limiter=law(patience=20), commit_every=None
+        tmp_path / "b", "r+", limiter=rate_limiter(patience=20), commit_every=None
     ) as buffer:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if buffer.heads[0] < 61:
@@ -142,11 +158,11 @@ def test_a_writer_goes_at_the_pace_of_a_learner_in_another_process(tmp_path):
 @pytest.mark.crash
 @pytest.mark.parametrize("side", ["insert", "sample"])
 def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
-    create(tmp_path / "b", law()).close()
+    create(tmp_path / "b", rate_limiter()).close()
     told, tell = os.pipe()
 
     def live():
-        limiter = law()
+        limiter = rate_limiter()
         mode = "r" if side == "insert" else "r+"
         peer = mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=limiter)
         if side == "insert":
@@ -159,59 +175,65 @@ def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
     pid = child(live)
     assert os.read(told, 1) == b"."
     mode = "r+" if side == "insert" else "r"
-    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=law(timeout=0.3)) as buffer:
+    with mr.ReplayBuffer.open(
+        tmp_path / "b", mode, limiter=rate_limiter(timeout=0.3)
+    ) as buffer:
         step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
         # Patience is over long before: it lives, so that the timeout decides.
         began = time.monotonic()
         until_starved(step, r"0\.3 s have passed")
         assert time.monotonic() - began >= 0.3
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=law()) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=rate_limiter()) as buffer:
         step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
         until_starved(step, "none is running")
     os.waitpid(pid, 0)
 
 
 def test_then_go_on_returns(tmp_path):
-    with create(tmp_path / "b", law(patience=0, on_timeout="proceed")) as buffer:
+    with create(
+        tmp_path / "b", rate_limiter(patience=0, on_timeout="proceed")
+    ) as buffer:
         add(buffer, 30)
         assert len(buffer) == 30
 
 
 def test_other_parameters_are_refused_with_both(tmp_path):
-    create(tmp_path / "b", law()).close()
+    create(tmp_path / "b", rate_limiter()).close()
     with pytest.raises(
         SchemaError, match=r"must be \[4.0, 10, 20.0\] as in .*, got \[5.0, 10, 20.0\]"
     ):
-        reader(tmp_path / "b", law(samples_per_insert=5))
+        reader(tmp_path / "b", rate_limiter(samples_per_insert=5))
     # What does not bind both sides may differ.
-    reader(tmp_path / "b", law(patience=1, timeout=3)).close()
+    reader(tmp_path / "b", rate_limiter(patience=1, timeout=3)).close()
 
 
 def test_a_refused_limiter_leaves_nothing_open(tmp_path):
     create(tmp_path / "b", None).close()
     with pytest.raises(SchemaError, match=r"min_size: got 101 rows.*at most 100"):
-        mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law(min_size=101))
+        mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter(min_size=101))
     mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
 
 
 def test_a_buffer_in_ram_is_refused():
     with pytest.raises(SchemaError, match="limiter: got one for a buffer in RAM"):
-        mr.ReplayBuffer.create(None, SCHEMA, 100, engine="memory", limiter=law())
+        mr.ReplayBuffer.create(
+            None, SCHEMA, 100, engine="memory", limiter=rate_limiter()
+        )
 
 
 def test_a_damaged_count_counts_as_none(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer, 12)
         for _ in range(20):
             buffer.sample(1)
     (tmp_path / "b" / "limiter" / "learner-000").write_bytes(b"\7" * 16)
-    with reader(tmp_path / "b", law()) as buffer:
+    with reader(tmp_path / "b", rate_limiter()) as buffer:
         assert until_starved(lambda: buffer.sample(1)) == 28
 
 
 def test_a_forked_child_is_refused(tmp_path):
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         add(buffer)
 
         def use():
@@ -225,7 +247,10 @@ def test_a_forked_child_is_refused(tmp_path):
 
 def test_too_many_learners_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mmreplay.limiter.bound.LEARNERS", ("learner-000",))
-    with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
+    with (
+        create(tmp_path / "b", rate_limiter()) as buffer,
+        reader(tmp_path / "b", rate_limiter()) as r,
+    ):
         add(buffer, 12)
         r.sample(1)
         with pytest.raises(FailedError, match="already has 1 learners"):
@@ -235,8 +260,8 @@ def test_too_many_learners_are_refused(tmp_path, monkeypatch):
 def test_a_loader_waits_for_the_first_rows_and_counts_its_batches(tmp_path):
     pytest.importorskip("torch")
     with (
-        create(tmp_path / "b", law(patience=5)) as buffer,
-        reader(tmp_path / "b", law(patience=5)) as r,
+        create(tmp_path / "b", rate_limiter(patience=5)) as buffer,
+        reader(tmp_path / "b", rate_limiter(patience=5)) as r,
         mr.ReplayLoader(r, batch_size=4, prefetch=2) as loader,
     ):
         timer = threading.Timer(0.1, add, (buffer, 12))
@@ -260,5 +285,5 @@ def test_a_link_instead_of_a_folder_is_not_followed(tmp_path, name):
     assert [(f.kind, f.file) for f in report.findings] == [("unknown", name)]
     if name == "limiter":
         with pytest.raises(FormatError, match="limiter is a link, expected a folder"):
-            reader(tmp_path / "b", law())
+            reader(tmp_path / "b", rate_limiter())
     assert [each.name for each in outside.iterdir()] == ["law.json"]

@@ -11,7 +11,14 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, StarvedError
 from mmreplay.limiter.bound import BoundLimit
-from tests.limiter.support import add, child, create, law, reader, until_starved
+from tests.limiter.support import (
+    add,
+    child,
+    create,
+    rate_limiter,
+    reader,
+    until_starved,
+)
 
 # Never reached but where a test fails: none waits for a clock.
 LONG_S = 60.0
@@ -45,12 +52,12 @@ def asked(monkeypatch):
     """Set once a thread that has no patience left asked whether it is alone."""
     event, helped = threading.Event(), BoundLimit._helped
 
-    def tell(limit, side):
+    def helped_and_set(limit, side):
         found = helped(limit, side)
         event.set()
         return found
 
-    monkeypatch.setattr(BoundLimit, "_helped", tell)
+    monkeypatch.setattr(BoundLimit, "_helped", helped_and_set)
     return event
 
 
@@ -60,7 +67,7 @@ def idle_learner(path):
     told, tell = os.pipe()
 
     def live():
-        with reader(path, law()) as buffer:
+        with reader(path, rate_limiter()) as buffer:
             buffer.limit.count(0)
             os.write(tell, b".")
             signal.pause()
@@ -81,7 +88,9 @@ def idle_learner(path):
 @pytest.mark.parametrize("company", [False, True])
 def test_a_writer_and_a_learner_share_one_buffer(tmp_path, first, company):
     with ExitStack() as stack:
-        buffer = stack.enter_context(create(tmp_path / "b", law(patience=LONG_S)))
+        buffer = stack.enter_context(
+            create(tmp_path / "b", rate_limiter(patience=LONG_S))
+        )
         if company:
             stack.enter_context(idle_learner(tmp_path / "b"))
         # 4 * 200 - 20 items may be drawn, of which the last row needs 4 * 200 - 60.
@@ -97,7 +106,7 @@ def test_a_writer_and_a_learner_share_one_buffer(tmp_path, first, company):
 
 @pytest.mark.crash
 def test_many_threads_share_one_buffer(tmp_path):
-    with create(tmp_path / "b", law(patience=LONG_S)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=LONG_S)) as buffer:
         lock = threading.Lock()
 
         def write():
@@ -119,7 +128,7 @@ def test_many_threads_share_one_buffer(tmp_path):
 @pytest.mark.parametrize("own", [True, False])
 def test_a_loader_draws_from_the_writers_process(tmp_path, own):
     pytest.importorskip("torch")
-    limiter = law(patience=LONG_S)
+    limiter = rate_limiter(patience=LONG_S)
     with create(tmp_path / "b", limiter) as buffer, ExitStack() as stack:
         read = buffer
         if not own:
@@ -132,7 +141,7 @@ def test_a_loader_draws_from_the_writers_process(tmp_path, own):
 
 
 def test_a_thread_that_may_draw_keeps_a_writer_waiting(tmp_path, asked):
-    with create(tmp_path / "b", law(patience=0)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
         add(buffer, 15)
         drawn = threading.Event()
 
@@ -153,12 +162,17 @@ def test_a_thread_that_may_draw_keeps_a_writer_waiting(tmp_path, asked):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
-    with create(tmp_path / "b", law(patience=0)) as buffer, ExitStack() as stack:
+    with (
+        create(tmp_path / "b", rate_limiter(patience=0)) as buffer,
+        ExitStack() as stack,
+    ):
         read = buffer
         if not own:
             # By another path it is the same buffer.
             (tmp_path / "link").symlink_to(tmp_path / "b")
-            read = stack.enter_context(reader(tmp_path / "link", law(patience=0)))
+            read = stack.enter_context(
+                reader(tmp_path / "link", rate_limiter(patience=0))
+            )
         add(buffer, 5)
         learner = Thread(lambda: read.sample(1))
         assert asked.wait(LONG_S)
@@ -167,7 +181,7 @@ def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
 
 
 def test_a_thread_that_ended_helps_nobody(tmp_path):
-    with create(tmp_path / "b", law(patience=0, timeout=LONG_S)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0, timeout=LONG_S)) as buffer:
         ended = [Thread(lambda: add(buffer, 10))]
         ended[0].end()
         ended.append(Thread(lambda: buffer.sample(1)))
@@ -189,7 +203,7 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypat
             assert goes_on.wait(LONG_S)
 
     monkeypatch.setattr(time, "sleep", rest)
-    with create(tmp_path / "b", law(patience=0, timeout=LONG_S)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0, timeout=LONG_S)) as buffer:
         add(buffer, 10)
         buffer.sample(1)
 
@@ -208,14 +222,14 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypat
 
 
 def test_a_single_thread_is_refused_with_the_reason(tmp_path):
-    with create(tmp_path / "b", law(patience=0)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
         assert until_starved(lambda: buffer.sample(1), "none is running") == 0
         assert until_starved(lambda: add(buffer), "none is running") == 15
         assert until_starved(lambda: buffer.sample(1), "none is running") == 40
 
 
 def test_a_single_thread_is_refused_whatever_path_it_opened(tmp_path):
-    limiter = law(patience=0, timeout=LONG_S)
+    limiter = rate_limiter(patience=0, timeout=LONG_S)
     with create(tmp_path / "b", limiter) as buffer:
         (tmp_path / "link").symlink_to(tmp_path / "b")
         with reader(tmp_path / "link", limiter) as read:
@@ -226,14 +240,14 @@ def test_a_single_thread_is_refused_whatever_path_it_opened(tmp_path):
 
 @pytest.mark.crash
 def test_another_learner_does_not_help_a_learner(tmp_path):
-    create(tmp_path / "b", law()).close()
-    limiter = law(timeout=LONG_S)
+    create(tmp_path / "b", rate_limiter()).close()
+    limiter = rate_limiter(timeout=LONG_S)
     with idle_learner(tmp_path / "b"), reader(tmp_path / "b", limiter) as buffer:
         assert until_starved(lambda: buffer.sample(1), "none is running") == 0
 
 
 def test_to_close_ends_the_waits_of_other_threads(tmp_path, asked):
-    with create(tmp_path / "b", law(patience=0)) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
         add(buffer, 5)
         limit = buffer.limit
         learner = Thread(lambda: buffer.sample(1))
@@ -248,7 +262,7 @@ def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(
     tmp_path, monkeypatch
 ):
     """As a thread does that closes it between the look for one and the wait."""
-    with create(tmp_path / "b", law()) as buffer:
+    with create(tmp_path / "b", rate_limiter()) as buffer:
         looks = [buffer.limit]
         seen = property(lambda self: looks.pop() if looks else None, lambda *_: None)
         with monkeypatch.context() as closing:
@@ -259,7 +273,7 @@ def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(
 
 
 def test_a_wait_that_is_over_is_no_wait_any_more(tmp_path):
-    with create(tmp_path / "b", law(timeout=0, patience=LONG_S)) as buffer:
+    with create(tmp_path / "b", rate_limiter(timeout=0, patience=LONG_S)) as buffer:
         for _ in range(2):
             with pytest.raises(StarvedError, match="0 s have passed"):
                 buffer.sample(1)

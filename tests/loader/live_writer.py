@@ -71,7 +71,7 @@ def broken(batch):
     return int(found.sum())
 
 
-def main(folder, least, seconds):
+def main(folder, min_laps, seconds):
     """Write at least so many laps, and so long; then tell how many rows there were."""
     with mr.ReplayBuffer.open(folder, "r+", on_resume="continue") as buffer:
         wide = "observation/wide" in buffer.schema.paths
@@ -79,7 +79,7 @@ def main(folder, least, seconds):
         stop = time.monotonic() + float(seconds)
         rng = np.random.default_rng(0)
         print("begun", flush=True)
-        while first < int(least) * CAPACITY or time.monotonic() < stop:
+        while first < int(min_laps) * CAPACITY or time.monotonic() < stop:
             count = int(rng.integers(1, 200))
             positions = np.arange(first, first + count, dtype=np.uint64)
             numbers = positions[:, None] * np.uint64(NUM_ENVS)

@@ -20,8 +20,8 @@ from mmreplay.errors import (
 from tests.loader.support import fill, legal, same_as_take, steps
 
 
-def draw_of(places):
-    env_ids, positions = np.array(places, np.int64).reshape(-1, 2).T.copy()
+def draw_of(steps):
+    env_ids, positions = np.array(steps, np.int64).reshape(-1, 2).T.copy()
     count = len(positions)
     return mr.Draw(
         env_ids, positions, np.full(count, 0.25), np.full(count, 0.5, np.float32)
@@ -193,13 +193,13 @@ def test_an_index_is_an_integer_or_a_draw(path, index):
         mr.ReplayDataset(path)[index]
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_another_buffers_draw_is_refused(path, tmp_path, whole):
+@pytest.mark.parametrize("complete", [True, False])
+def test_another_buffers_draw_is_refused(path, tmp_path, complete):
     """Its positions would be gathered from rows it never saw."""
     fill(tmp_path / "other")
     other, dataset = mr.ReplayDataset(tmp_path / "other"), mr.ReplayDataset(path)
     draw = next(iter(other.draws(mr.UniformSampler(seed=0), 8)))
-    if not whole:
+    if not complete:
         draw = draw.taken(np.arange(3))
     with pytest.raises(SchemaError, match=r"a draw of buffer \w+, expected one of \w+"):
         dataset[draw]
@@ -210,18 +210,18 @@ def test_a_draw_that_a_sampler_keeps_is_not_marked(path, tmp_path):
     """One that draws the same steps each time may serve two datasets."""
 
     class Fixed(mr.UniformSampler):
-        kept = None
+        first = None
 
         def draw(self, view, batch_size):
-            self.kept = self.kept or super().draw(view, batch_size)
-            return self.kept
+            self.first = self.first or super().draw(view, batch_size)
+            return self.first
 
     fill(tmp_path / "other")
     fixed = Fixed(seed=0)
     for each in (path, tmp_path / "other", path):
         dataset = mr.ReplayDataset(each)
         assert len(dataset[next(iter(dataset.draws(fixed, 8)))]) == 8
-    assert fixed.kept.buffer == b""
+    assert fixed.first.buffer == b""
 
 
 def test_a_draw_of_a_snapshot_is_of_its_buffer(path, tmp_path):
@@ -285,8 +285,8 @@ def test_episodes_of_which_a_step_died_are_left_out_whole(tmp_path):
     batch = dataset[draw]
     lengths = np.diff(draw.offsets)
     assert np.diff(batch.offsets).tolist() == lengths[whole].tolist()
-    kept = draw.positions[np.repeat(whole, lengths)]
-    np.testing.assert_array_equal(batch.positions, kept)
+    first = draw.positions[np.repeat(whole, lengths)]
+    np.testing.assert_array_equal(batch.positions, first)
     buffer.close()
 
 

@@ -40,18 +40,18 @@ def path(tmp_path_factory):
     return path
 
 
-def same(found, expected):
+def same(actual, expected):
     """Every tensor of two batches is the same, on whichever device."""
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for name in expected:
-        assert found[name].dtype == expected[name].dtype, name
-        assert torch.equal(found[name].cpu(), expected[name]), name
+        assert actual[name].dtype == expected[name].dtype, name
+        assert torch.equal(actual[name].cpu(), expected[name]), name
     for name in ("env_ids", "positions", "probabilities", "weights", "mask", "offsets"):
-        one, other = getattr(found, name), getattr(expected, name)
+        one, other = getattr(actual, name), getattr(expected, name)
         assert (one is None) == (other is None), name
         assert one is None or torch.equal(one.cpu(), other), name
-    assert found.key == expected.key
-    assert found.bfloat16 == expected.bfloat16
+    assert actual.key == expected.key
+    assert actual.bfloat16 == expected.bfloat16
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -76,9 +76,9 @@ def test_a_device_that_is_none_is_refused(path, device):
 
 
 @pytest.mark.parametrize(
-    "hold", [lambda a: a, lambda a: a[2:5], lambda a: a.view("V4"), torch.from_numpy]
+    "view_of", [lambda a: a, lambda a: a[2:5], lambda a: a.view("V4"), torch.from_numpy]
 )
-def test_memory_of_a_tensor_is_not_used_again_while_it_is_seen(hold):
+def test_memory_of_a_tensor_is_not_used_again_while_it_is_seen(view_of):
     made = []
 
     def make(shape, dtype):
@@ -86,7 +86,7 @@ def test_memory_of_a_tensor_is_not_used_again_while_it_is_seen(hold):
         return array_over(made[-1], shape, dtype)
 
     recycler, kind = BufferPool(make=make), ((8, 4), np.dtype(np.uint8))
-    held = hold(recycler.empty(*kind))
+    held = view_of(recycler.empty(*kind))
     for _ in range(4):
         recycler.empty(*kind)[...] = 7
     assert [int(tensor.sum()) for tensor in made] == [0, 7 * 32]
@@ -141,8 +141,8 @@ class LateEvent:
 class LateSender(ToCuda):
     """A sender whose copies are made as late as a GPU's may be."""
 
-    def __init__(self, room):
-        self.pool = BufferPool(room, 64, 1 << 40)
+    def __init__(self, capacity):
+        self.pool = BufferPool(capacity, 64, 1 << 40)
         self._lock, self._copying = threading.Lock(), deque()
 
     def _begin(self, sources):
@@ -168,7 +168,9 @@ def test_memory_is_not_filled_again_before_it_was_copied(
     path, monkeypatch, kind, pinned
 ):
     monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
-    monkeypatch.setattr(devices, "sender_of", lambda device, room, _: LateSender(room))
+    monkeypatch.setattr(
+        devices, "sender_of", lambda device, capacity, _: LateSender(capacity)
+    )
     monkeypatch.setattr(replay_loader, "sender_of", devices.sender_of)
     with mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]()) as alone:
         expected = [alone.sample(64).torch() for _ in range(30)]

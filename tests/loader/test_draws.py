@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError, StaleError
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill
 from tests.loader.test_several import columns
 from tests.loader.test_workers import WORKERS, options
@@ -57,7 +57,7 @@ def test_priorities_count_for_every_draw_made_after_them(paths, workers, context
             if len(drawn) + workers < 30:
                 ahead.append(alone.sample(32))
             expected = ahead.popleft()
-            assert places(batch) == places(expected)
+            assert steps_of(batch) == steps_of(expected)
             np.testing.assert_allclose(batch.weights, expected.weights)
             assert draws.update_priorities(batch, values_of(batch)) == 0
             alone.update_priorities(expected, values_of(expected))
@@ -124,7 +124,7 @@ def test_a_run_continues_with_the_batches_after_those_used(
     for _ in range(3):
         next(batches)
     state = draws.state_after(3)
-    expected = [places(next(batches)) for _ in range(4)]
+    expected = [steps_of(next(batches)) for _ in range(4)]
     dataset = mr.ReplayDataset(paths[0])
     again = dataset.draws(kind(seed=9), 16)
     next(iter(again))
@@ -132,7 +132,7 @@ def test_a_run_continues_with_the_batches_after_those_used(
     with pytest.raises(SchemaError, match=r"num_batches: got 1, .* \[\] to \[\]"):
         again.state_after(1)
     rest = iter(loader_of(dataset, again, workers, context))
-    assert [places(next(rest)) for _ in range(4)] == expected
+    assert [steps_of(next(rest)) for _ in range(4)] == expected
     assert again.state_after(4) == draws.state_after(7)
     with pytest.raises(FormatError, match="expected '"):
         again.load_state_dict({"kind": "Concat"})

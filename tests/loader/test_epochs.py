@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill, legal, same_as_take, steps
 from tests.loader.test_workers import WORKERS, options
 
@@ -40,9 +40,9 @@ def test_each_iteration_is_an_epoch_whatever_the_workers(path, workers, context,
         assert len(loader) == -(-len(expected) // 32)
         found = []
         for batch in loader:
-            assert places(batch) == places(alone.draw(dataset.buffer.view, 32))
+            assert steps_of(batch) == steps_of(alone.draw(dataset.buffer.view, 32))
             same_as_take(dataset.buffer, batch)
-            found += places(batch)
+            found += steps_of(batch)
         assert sorted(found) == expected
 
 
@@ -52,12 +52,12 @@ def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(
 ):
     dataset = mr.ReplayDataset(path)
     whole = mr.ShuffledSampler(seed=3)
-    expected = [places(b) for b in loader_of(dataset, dataset.draws(whole, 48))]
+    expected = [steps_of(b) for b in loader_of(dataset, dataset.draws(whole, 48))]
     assert len(expected) == 4
     for stopped in range(len(expected) + 1):
         draws = dataset.draws(mr.ShuffledSampler(seed=3), 48)
         batches = iter(loader_of(dataset, draws, workers, context))
-        assert [places(b) for b in itertools.islice(batches, stopped)] == (
+        assert [steps_of(b) for b in itertools.islice(batches, stopped)] == (
             expected[:stopped]
         )
         state = draws.state_after(stopped)
@@ -68,7 +68,7 @@ def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(
             assert fresh.epoch == 1
             continue
         rest = loader_of(dataset, dataset.draws(fresh, 48), workers, context)
-        assert [places(b) for b in rest] == expected[stopped:]
+        assert [steps_of(b) for b in rest] == expected[stopped:]
 
 
 def test_states_that_are_no_longer_stored_are_refused(path):
@@ -89,7 +89,7 @@ def test_ranks_share_an_epoch(path, workers, context):
     for rank in range(3):
         sampler = mr.ShuffledSampler(seed=0, rank=rank, num_ranks=3)
         loader = loader_of(dataset, dataset.draws(sampler, 16), workers, context)
-        mine = [place for batch in loader for place in places(batch)]
+        mine = [place for batch in loader for place in steps_of(batch)]
         counts.append(len(mine))
         found += mine
     assert sorted(found) == legal(dataset.buffer)
@@ -111,7 +111,7 @@ def test_training_and_validation_read_one_folder(path, workers, context):
     for part in mr.split(dataset.buffer, [0.8, 0.2], seed=0):
         draws = dataset.draws(part.sampler(mr.ShuffledSampler(seed=0)), 32)
         loader = loader_of(dataset, draws, workers, context)
-        mine = [place for batch in loader for place in places(batch)]
+        mine = [place for batch in loader for place in steps_of(batch)]
         assert len(loader) == -(-len(mine) // 32)
         assert sorted(mine) == sorted(set(mine))
         found += mine
@@ -121,12 +121,12 @@ def test_training_and_validation_read_one_folder(path, workers, context):
 def test_sequences_come_by_epochs_too(path):
     dataset = mr.ReplayDataset(path)
     sampler = mr.SequenceSampler(3, mr.ShuffledSampler(seed=0))
-    found = [places(batch) for batch in dataset.draws(sampler, 20)]
+    found = [steps_of(batch) for batch in dataset.draws(sampler, 20)]
     starts = [place for batch in found for place in batch]
     assert sampler.epoch == 1
     uniform = mr.SequenceSampler(3, mr.UniformSampler(0))
     # At most 200 starts: one is missed with a probability below 200 * exp(-25).
-    expected = set(places(uniform.draw(dataset.buffer.view, 5000)))
+    expected = set(steps_of(uniform.draw(dataset.buffer.view, 5000)))
     assert len(starts) == len(set(starts))
     assert set(starts) == expected
 
@@ -138,7 +138,7 @@ def test_an_epoch_of_a_buffer_that_is_being_written_ends(tmp_path):
     frozen = set(legal(dataset.buffer))
     found, count = [], 200
     for draw in dataset.draws(sampler, 16):
-        found += places(draw)
+        found += steps_of(draw)
         buffer.extend(steps(count, 7))
         count += 7
     assert sampler.epoch == 1
@@ -146,7 +146,7 @@ def test_an_epoch_of_a_buffer_that_is_being_written_ends(tmp_path):
     assert set(found) < frozen
     buffer.clear()
     buffer.extend(steps(count, 9))
-    again = [place for draw in dataset.draws(sampler, 16) for place in places(draw)]
+    again = [place for draw in dataset.draws(sampler, 16) for place in steps_of(draw)]
     assert sorted(again) == legal(dataset.buffer)
     buffer.close()
 
@@ -158,7 +158,7 @@ def test_steps_overwritten_at_an_epochs_end_are_left_out(tmp_path, monkeypatch):
     first = buffer.sample(len(everything) - 12)
     strikes = iter([[0, 3, 4, 5, 6]])
 
-    def stale(view, env_ids, positions, moment):
+    def stale(view, env_ids, positions, before):
         bad = np.zeros(len(positions), bool)
         bad[next(strikes, [])] = True
         return bad if bad.any() else None
@@ -168,7 +168,7 @@ def test_steps_overwritten_at_an_epochs_end_are_left_out(tmp_path, monkeypatch):
     batch, rest = buffer.sample(10), buffer.sample(10)
     assert (len(batch), len(rest), sampler.epoch) == (5, 2, 1)
     same_as_take(buffer, batch.torch())
-    drawn = places(first) + places(batch) + places(rest)
+    drawn = steps_of(first) + steps_of(batch) + steps_of(rest)
     assert len({*drawn}) == len(everything) - 5
     assert {*drawn} <= {*everything}
     buffer.close()
@@ -182,7 +182,7 @@ def test_sampling_a_buffer_goes_epoch_by_epoch(tmp_path):
     while sampler.epoch == 0:
         batch = buffer.sample(1)
         sizes.append(len(batch))
-        found += places(batch)
+        found += steps_of(batch)
     assert sorted(found) == expected
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == 5

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, _utils
 import mmreplay as mr
 from mmreplay.loader import iterations
 from mmreplay.loader.iterations import MAX_BEGUN, Iterations
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill, legal
 from tests.loader.test_workers import options
 
@@ -148,14 +148,14 @@ def test_an_epoch_is_whole_where_a_worker_never_began_the_one_before(
     for number in range(4):
         if alike:
             torch.manual_seed(0)
-        expected = [places(batch) for batch in alone]
+        expected = [steps_of(batch) for batch in alone]
         if number == 0:
             blocked.worker.value = 1
-            assert places(next(iter(loader))) == expected[0]
+            assert steps_of(next(iter(loader))) == expected[0]
             assert stream.state_after(1)["epoch"] == 0
             blocked.worker.value = -1
             continue
-        found = [places(batch) for batch in loader]
+        found = [steps_of(batch) for batch in loader]
         assert found == expected
         assert sorted(itertools.chain(*found)) == every
         assert stream.state_after(2)["epoch"] == number
@@ -171,9 +171,9 @@ def test_dataloaders_of_any_numbers_of_workers_take_turns(tmp_path):
         stream, batch_size=None, persistent_workers=True, **options(2, "fork")
     )
     for loader in (two, DataLoader(stream, batch_size=None), two, two):
-        assert [places(b) for b in loader] == [places(b) for b in alone]
+        assert [steps_of(b) for b in loader] == [steps_of(b) for b in alone]
     one = DataLoader(stream, batch_size=None, **options(1, "fork"))
-    assert [places(b) for b in one] == [places(b) for b in alone]
+    assert [steps_of(b) for b in one] == [steps_of(b) for b in alone]
 
 
 def test_a_state_is_of_the_iteration_begun_whichever_is_chosen_next(tmp_path):

@@ -22,7 +22,7 @@ SAMPLERS = {
 }
 
 
-def begun(path, fields, least, seconds):
+def begun(path, fields, min_laps, seconds):
     """A full ring, and the process that goes on with it."""
     numbers = np.arange(CAPACITY * NUM_ENVS, dtype=np.uint64).reshape(-1, NUM_ENVS)
     with mr.ReplayBuffer.create(
@@ -31,7 +31,7 @@ def begun(path, fields, least, seconds):
         buffer.extend(rows(numbers, fields is FIELDS))
     child = subprocess.Popen(
         [
-            sys.executable, "-m", "tests.loader.live_writer", str(path), str(least),
+            sys.executable, "-m", "tests.loader.live_writer", str(path), str(min_laps),
             str(seconds),
         ],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -13,7 +13,7 @@ import torch
 
 import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill, legal, same_as_take, steps
 
 SAMPLERS = {
@@ -187,7 +187,7 @@ def test_an_update_counts_for_every_draw_made_after_it(path):
         batches = [next(found) for _ in range(8)]
         # At most those that were drawn already do not know of it.
         for batch in batches[3:]:
-            assert set(places(batch)) == {all_of_them[7]}
+            assert set(steps_of(batch)) == {all_of_them[7]}
         assert loader.update_priorities(batches[-1], torch.ones(32)) == 0
 
 
@@ -278,7 +278,7 @@ def test_each_iteration_is_an_epoch(path, prefetch, num_threads):
             expected = legal(buffer)
             for _ in range(3):
                 assert len(loader) == -(-len(expected) // 32)
-                found = [place for batch in loader for place in places(batch)]
+                found = [place for batch in loader for place in steps_of(batch)]
                 assert sorted(found) == expected
                 with pytest.raises(StopIteration):
                     next(loader)
@@ -288,10 +288,10 @@ def test_an_epoch_that_was_left_goes_on(path):
     with loading(path, 32, mr.ShuffledSampler(seed=0), prefetch=3) as (buffer, loader):
         found = []
         for batch in loader:
-            found += places(batch)
+            found += steps_of(batch)
             break
         for batch in loader:
-            found += places(batch)
+            found += steps_of(batch)
         assert sorted(found) == legal(buffer)
 
 

@@ -407,12 +407,12 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
     assert np.all(np.array(asked) == 16)
 
 
-@pytest.mark.parametrize("most", [0, 1])
-def test_threads_that_cannot_start_are_reported_or_not_needed(path, monkeypatch, most):
+@pytest.mark.parametrize("limit", [0, 1])
+def test_threads_that_cannot_start_are_reported_or_not_needed(path, monkeypatch, limit):
     begun, start = [], threading.Thread.start
 
     def few(self):
-        if len(begun) >= most:
+        if len(begun) >= limit:
             raise RuntimeError("can't start new thread")
         begun.append(self)
         start(self)
@@ -421,7 +421,7 @@ def test_threads_that_cannot_start_are_reported_or_not_needed(path, monkeypatch,
         loader = mr.ReplayLoader(buffer, 8, num_threads=3)
         with monkeypatch.context() as scarce:
             scarce.setattr(threading.Thread, "start", few)
-            if most:
+            if limit:
                 assert len(next(loader)) == 8
                 assert len(loader._workers) == 1
             else:

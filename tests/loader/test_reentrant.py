@@ -225,7 +225,7 @@ def test_two_loaders_do_not_share_an_epoch(path):
             with pytest.raises(FailedError, match="another loader iterates over"):
                 next(two)
             rows = first + sum(len(batch) for batch in one)
-            assert rows == len(set(_places(buffer)))
+            assert rows == len(set(_steps(buffer)))
             # An epoch that is over is in nobody's way, nor is a loader that was closed.
             assert sum(len(batch) for batch in two) == rows
             next(iter(one))
@@ -233,7 +233,7 @@ def test_two_loaders_do_not_share_an_epoch(path):
             next(three)
 
 
-def _places(buffer):
+def _steps(buffer):
     view = buffer.view
     return [
         (env, p)

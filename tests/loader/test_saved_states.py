@@ -25,7 +25,7 @@ def saved(path, state):
     return torch.load(path, weights_only=True)
 
 
-def taken(batches, count):
+def first_batches(batches, count):
     return [
         (batch.env_ids.tolist(), batch.positions.tolist(), batch.weights.tolist())
         for _, batch in zip(range(count), batches, strict=False)
@@ -42,16 +42,16 @@ def opened(path, kind):
 def test_a_loader_goes_on_from_a_state_that_torch_saved(tmp_path, kind):
     path = filled(tmp_path / "a")
     with opened(path, kind) as buffer, mr.ReplayLoader(buffer, 8) as loader:
-        taken(loader, 2)
+        first_batches(loader, 2)
         if kind in LEARNERS:
             batch = next(loader)
             loader.update_priorities(batch, batch.positions % 7 + 1.0)
             loader.load_state_dict(loader.state_dict())  # draws anew what was ahead
         state = saved(tmp_path / "state.pt", loader.state_dict(priorities=True))
-        expected = taken(loader, 3)
+        expected = first_batches(loader, 3)
     with opened(path, kind) as buffer, mr.ReplayLoader(buffer, 8) as loader:
         loader.load_state_dict(state)
-        assert taken(loader, 3) == expected
+        assert first_batches(loader, 3) == expected
     # A sampler takes the state as it is, too.
     with opened(path, kind) as buffer:
         buffer.sampler.load_state_dict(state["sampler"])
@@ -69,12 +69,12 @@ def test_draws_go_on_from_a_state_that_torch_saved(tmp_path, kind):
 
     draws, batches = loader()
     going = iter(batches)
-    taken(going, 3)
+    first_batches(going, 3)
     state = saved(tmp_path / "state.pt", draws.state_after(3))
-    expected = taken(going, 3)
+    expected = first_batches(going, 3)
     draws, batches = loader()
     draws.load_state_dict(state)
-    assert taken(iter(batches), 3) == expected
+    assert first_batches(iter(batches), 3) == expected
 
 
 def test_streams_and_several_buffers_go_on_from_a_state_that_torch_saved(tmp_path):
@@ -97,22 +97,22 @@ def test_streams_and_several_buffers_go_on_from_a_state_that_torch_saved(tmp_pat
         loader.update_priorities(batch, np.arange(8) + 1.0)
         loader.load_state_dict(loader.state_dict())
         state = saved(tmp_path / "state.pt", loader.state_dict(priorities=True))
-        expected = taken(loader, 3)
+        expected = first_batches(loader, 3)
     with mr.ReplayLoader(both(), 8) as loader:
         loader.load_state_dict(state)
-        assert taken(loader, 3) == expected
+        assert first_batches(loader, 3) == expected
 
     dataset = mr.ConcatDataset(both())
     draws = dataset.draws(8)
     going = iter(DataLoader(dataset, sampler=draws, batch_size=None))
-    taken(going, 2)
+    first_batches(going, 2)
     state = saved(tmp_path / "state.pt", draws.state_after(2))
-    expected = taken(going, 2)
+    expected = first_batches(going, 2)
     dataset = mr.ConcatDataset(both())
     draws = dataset.draws(8)
     draws.load_state_dict(state)
     going = iter(DataLoader(dataset, sampler=draws, batch_size=None))
-    assert taken(going, 2) == expected
+    assert first_batches(going, 2) == expected
 
     for make in (
         lambda: mr.ReplayStream(paths[0], mr.ShuffledSampler(0), batch_size=8),
@@ -123,9 +123,9 @@ def test_streams_and_several_buffers_go_on_from_a_state_that_torch_saved(tmp_pat
     ):  # fmt: skip
         stream = make()
         going = iter(DataLoader(stream, batch_size=None))
-        taken(going, 2)
+        first_batches(going, 2)
         state = saved(tmp_path / "state.pt", stream.state_after(2))
-        expected = taken(going, 2)
+        expected = first_batches(going, 2)
         stream = make()
         stream.load_state_dict(state)
-        assert taken(iter(DataLoader(stream, batch_size=None)), 2) == expected
+        assert first_batches(iter(DataLoader(stream, batch_size=None)), 2) == expected

@@ -28,7 +28,7 @@ def opened(paths, shares=(3, 1), kind=mr.ShuffledSampler):
     return mr.concat(buffers, shares, seed=4)
 
 
-def found(stream, workers=0, context=None):
+def batches_of(stream, workers=0, context=None):
     loader = DataLoader(stream, batch_size=None, **options(workers, context))
     return [columns(batch) for batch in loader]
 
@@ -40,12 +40,12 @@ def test_workers_give_what_one_process_gives(paths, shares, workers, context):
     expected = [columns(alone.sample(16)) for _ in range(6)]
     stream = mr.ConcatStream(opened(paths, shares), 16, num_batches=6)
     assert len(stream) == 6
-    assert found(stream, workers, context) == expected
+    assert batches_of(stream, workers, context) == expected
     # Each iteration is another one, and the same whatever the workers.
     again = mr.ConcatStream(opened(paths, shares), 16, num_batches=6)
     again.set_epoch(1)
-    second = found(stream, workers, context)
-    assert second == found(again)
+    second = batches_of(stream, workers, context)
+    assert second == batches_of(again)
     assert second != expected
 
 
@@ -64,7 +64,7 @@ def test_ranks_share_what_one_process_gives(paths, workers):
     alone = opened(paths)
     expected = [columns(alone.sample(16)) for _ in range(6)]
     dealt = [
-        found(
+        batches_of(
             mr.ConcatStream(opened(paths), 16, 3, rank=rank, num_ranks=2),
             workers,
             "fork" if workers else None,
@@ -75,7 +75,7 @@ def test_ranks_share_what_one_process_gives(paths, workers):
 
 
 def test_a_run_goes_on_whatever_the_workers(paths):
-    expected = found(mr.ConcatStream(opened(paths), 16, num_batches=7))
+    expected = batches_of(mr.ConcatStream(opened(paths), 16, num_batches=7))
     stream = mr.ConcatStream(opened(paths), 16, num_batches=7)
     batches = iter(DataLoader(stream, batch_size=None, num_workers=2))
     assert [columns(next(batches)) for _ in range(3)] == expected[:3]
@@ -83,13 +83,13 @@ def test_a_run_goes_on_whatever_the_workers(paths):
     del batches
     other = mr.ConcatStream(opened(paths), 16, num_batches=7)
     other.load_state_dict(state)
-    assert found(other) == expected[3:]
+    assert batches_of(other) == expected[3:]
 
 
 def test_a_pickle_holds_the_paths_and_goes_on(paths):
     stream = mr.ConcatStream(opened(paths), 16, num_batches=3)
     again = pickle.loads(pickle.dumps(stream))
-    assert found(again) == found(stream)
+    assert batches_of(again) == batches_of(stream)
 
 
 def test_what_workers_cannot_share_is_refused(paths):

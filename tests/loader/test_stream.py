@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError, StaleError
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.loader.support import fill, legal, same_as_take, steps
 from tests.loader.test_workers import WORKERS, options
 
@@ -60,7 +60,7 @@ def test_workers_give_what_one_process_gives(path, kind, workers, context):
         assert len(found) == count
         # The first iteration is what the sampler draws by itself.
         for batch in found:
-            assert places(batch) == places(buffer.sample(16))
+            assert steps_of(batch) == steps_of(buffer.sample(16))
             if batch.mask is None:
                 same_as_take(buffer, batch)
             else:
@@ -73,14 +73,14 @@ def test_workers_give_what_one_process_gives(path, kind, workers, context):
 )
 def test_each_iteration_is_another_epoch(path, workers, persistent):
     alone = loader_of(stream_of(path, "shuffled"))
-    expected = [[places(batch) for batch in alone] for _ in range(3)]
+    expected = [[steps_of(batch) for batch in alone] for _ in range(3)]
     stream = stream_of(path, "shuffled")
     more = {"persistent_workers": persistent} if workers else {}
     loader = loader_of(stream, workers, "fork", **more)
     with mr.ReplayBuffer.open(path) as buffer:
         every = legal(buffer)
     for number in range(3):
-        found = [places(batch) for batch in loader]
+        found = [steps_of(batch) for batch in loader]
         assert found == expected[number]
         assert sorted(itertools.chain(*found)) == every
     assert expected[0] != expected[1] != expected[2]
@@ -89,19 +89,19 @@ def test_each_iteration_is_another_epoch(path, workers, persistent):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iteration_that_was_left_early_is_over(path, workers):
     alone = loader_of(stream_of(path, "shuffled"))
-    expected = [[places(batch) for batch in alone] for _ in range(2)]
+    expected = [[steps_of(batch) for batch in alone] for _ in range(2)]
     loader = loader_of(stream_of(path, "shuffled"), workers, "fork")
     next(iter(loader))
-    assert [places(batch) for batch in loader] == expected[1]
+    assert [steps_of(batch) for batch in loader] == expected[1]
 
 
 def test_an_iteration_is_chosen_by_its_number(path):
     alone = loader_of(stream_of(path, "uniform"))
-    expected = [[places(batch) for batch in alone] for _ in range(4)]
+    expected = [[steps_of(batch) for batch in alone] for _ in range(4)]
     stream = stream_of(path, "uniform")
     for number in (2, 0, 3):
         stream.set_epoch(number)
-        assert [places(b) for b in loader_of(stream, 2, "fork")] == expected[number]
+        assert [steps_of(b) for b in loader_of(stream, 2, "fork")] == expected[number]
     for epoch in (-1, "1", 1.7, True, None):
         told = f"epoch must be an integer of at least 0, got {epoch!r}"
         with pytest.raises(SchemaError, match=told):
@@ -111,14 +111,14 @@ def test_an_iteration_is_chosen_by_its_number(path):
 @pytest.mark.parametrize("kind", ["uniform", "shuffled"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_share_what_one_process_gives(path, kind, workers):
-    expected = [places(batch) for batch in loader_of(stream_of(path, kind))]
+    expected = [steps_of(batch) for batch in loader_of(stream_of(path, kind))]
     found = {}
     count = -(-len(expected) // 3)
     for rank in range(3):
         make, num_batches = SAMPLERS[kind]
         number = None if num_batches is None else count
         stream = mr.ReplayStream(path, make(), 16, number, rank=rank, num_ranks=3)
-        mine = [places(batch) for batch in loader_of(stream, workers, "fork")]
+        mine = [steps_of(batch) for batch in loader_of(stream, workers, "fork")]
         assert len(mine) == len(stream)
         found |= {rank + 3 * at: each for at, each in enumerate(mine)}
     whole = [found[step] for step in sorted(found)]
@@ -130,12 +130,12 @@ def test_ranks_share_what_one_process_gives(path, kind, workers):
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 3)])
 def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
     alone = loader_of(stream_of(path, kind))
-    expected = [[places(batch) for batch in alone] for _ in range(3)]
+    expected = [[steps_of(batch) for batch in alone] for _ in range(3)]
     for stopped in (1, 4):
         stream = stream_of(path, kind)
         list(loader_of(stream, before, "fork"))
         batches = iter(loader_of(stream, before, "fork"))
-        taken = [places(batch) for batch in itertools.islice(batches, stopped)]
+        taken = [steps_of(batch) for batch in itertools.islice(batches, stopped)]
         state = json.loads(json.dumps(stream.state_after(stopped)))
         del batches
         assert taken == expected[1][:stopped]
@@ -143,11 +143,11 @@ def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
         fresh.load_state_dict(state)
         loader = loader_of(fresh, after, "fork")
         rest = iter(loader)
-        first = places(next(rest))
+        first = steps_of(next(rest))
         # A state of the run that was gone on with tells of the whole iteration.
         assert fresh.state_after(1) == stream.state_after(stopped + 1)
-        assert [first, *map(places, rest)] == expected[1][stopped:]
-        assert [places(batch) for batch in loader] == expected[2]
+        assert [first, *map(steps_of, rest)] == expected[1][stopped:]
+        assert [steps_of(batch) for batch in loader] == expected[2]
 
 
 def test_states_of_others_and_of_no_iteration_are_refused(path):
@@ -228,7 +228,7 @@ def test_ranks_are_counted_once(path):
     for rank in range(2):
         sampler = mr.ShuffledSampler(seed=0, rank=rank, num_ranks=2)
         loader = loader_of(mr.ReplayStream(path, sampler, 16), 2, "fork")
-        found += [place for batch in loader for place in places(batch)]
+        found += [place for batch in loader for place in steps_of(batch)]
     with mr.ReplayBuffer.open(path) as buffer:
         assert sorted(found) == legal(buffer)
 
@@ -316,7 +316,7 @@ def test_a_pickle_holds_the_path_and_no_data(path):
     data = pickle.dumps(stream)
     assert len(data) < 8 * 1024 + 4096
     again = pickle.loads(data)
-    assert [places(b) for b in again] == [places(b) for b in stream]
+    assert [steps_of(b) for b in again] == [steps_of(b) for b in stream]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -334,8 +334,8 @@ def test_batches_are_pinned_where_there_is_a_gpu(path, workers):
 def test_pin_memory_without_a_gpu_is_only_warned_of(path):
     loader = loader_of(stream_of(path, "uniform"), 2, "fork", pin_memory=True)
     with pytest.warns(UserWarning, match="pin_memory"):
-        found = [places(batch) for batch in loader]
-    assert found == [places(batch) for batch in stream_of(path, "uniform")]
+        found = [steps_of(batch) for batch in loader]
+    assert found == [steps_of(batch) for batch in stream_of(path, "uniform")]
 
 
 @pytest.mark.parametrize("laps", [1, 3])

@@ -9,7 +9,10 @@ from mmreplay.errors import SchemaError, StaleError
 from tests.loader.support import fill, steps
 from tests.loader.test_workers import WORKERS, options
 
-FOLD = [mr.NStep(3, 0.9, rewards="action"), mr.FrameStack(2, "observation/number")]
+TRANSFORMS = [
+    mr.NStep(3, 0.9, rewards="action"),
+    mr.FrameStack(2, "observation/number"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +42,12 @@ def test_workers_make_what_the_main_process_makes(path, sequences, workers, cont
         inner = mr.UniformSampler(seed=3)
         return mr.SequenceSampler(4, inner, boundary="pad") if sequences else inner
 
-    dataset = mr.ReplayDataset(path, transforms=FOLD)
+    dataset = mr.ReplayDataset(path, transforms=TRANSFORMS)
     draws = dataset.draws(sampler(), 16, num_batches=4)
     loader = DataLoader(
         dataset, sampler=draws, batch_size=None, **options(workers, context)
     )
-    with mr.ReplayBuffer.open(path, sampler=sampler(), transforms=FOLD) as buffer:
+    with mr.ReplayBuffer.open(path, sampler=sampler(), transforms=TRANSFORMS) as buffer:
         for batch in loader:
             same(batch, buffer.sample(16).torch())
             shape = (16, 4) if sequences else (16,)
@@ -53,7 +56,7 @@ def test_workers_make_what_the_main_process_makes(path, sequences, workers, cont
 
 
 def test_single_steps_are_folded_too(path):
-    dataset = mr.ReplayDataset(path, transforms=FOLD)
+    dataset = mr.ReplayDataset(path, transforms=TRANSFORMS)
     plain = mr.ReplayDataset(path)
     assert 0 < len(dataset) < len(plain)
     item = dataset[7]
@@ -64,10 +67,10 @@ def test_single_steps_are_folded_too(path):
 
 
 def test_an_open_buffer_has_its_own_transforms(path):
-    with mr.ReplayBuffer.open(path, transforms=FOLD) as buffer:
+    with mr.ReplayBuffer.open(path, transforms=TRANSFORMS) as buffer:
         assert "discount" in mr.ReplayDataset(buffer)[0]
         with pytest.raises(SchemaError, match=r"got an open buffer and transforms"):
-            mr.ReplayDataset(buffer, transforms=FOLD)
+            mr.ReplayDataset(buffer, transforms=TRANSFORMS)
 
 
 def test_windows_that_died_are_left_out(tmp_path):

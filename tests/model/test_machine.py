@@ -56,7 +56,7 @@ class RingMachine(RuleBasedStateMachine):
             self.engine,
         )  # fmt: skip
 
-    def _made(self, data, most):
+    def _made(self, data, limit):
         """Steps of some environments, drawn; and whether final observations come."""
         driven = self.driven
         every = range(driven.num_envs)
@@ -65,7 +65,7 @@ class RingMachine(RuleBasedStateMachine):
             env_ids = data.draw(st.permutations(every))
             env_ids = env_ids[: data.draw(st.integers(1, driven.num_envs))]
         ids = list(every) if env_ids is None else env_ids
-        count = data.draw(st.integers(1, most))
+        count = data.draw(st.integers(1, limit))
         made = [driven.step(ids, [data.draw(KINDS) for _ in ids]) for _ in range(count)]
         final = not driven.oracle.next_step and data.draw(st.booleans())
         return made, env_ids, final

@@ -4,7 +4,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from tests.recording.test_recorder import Told, vector
+from tests.recording.test_recorder import LoggedEnv, vector
 
 
 def test_a_buffer_of_other_num_envs_is_refused(tmp_path):
@@ -32,6 +32,6 @@ def test_a_buffer_of_another_autoreset_is_refused(tmp_path):
 
 
 def test_another_capacity_is_refused(tmp_path):
-    mr.record(Told(), tmp_path / "b", steps=3, capacity=10)
+    mr.record(LoggedEnv(), tmp_path / "b", steps=3, capacity=10)
     with pytest.raises(SchemaError, match=r"capacity: got 11, the buffer at .* has 10"):
-        mr.record(Told(), tmp_path / "b", steps=3, capacity=11)
+        mr.record(LoggedEnv(), tmp_path / "b", steps=3, capacity=11)

@@ -10,7 +10,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.errors import LockedError, SchemaError
-from tests.recording.test_recorder import Told, vector
+from tests.recording.test_recorder import LoggedEnv, vector
 
 POLICIES = {
     "text": (lambda _: "a", r"the action 'a', expected one of .*Discrete\(\[2\]\)"),
@@ -50,7 +50,7 @@ def test_what_fails_later_keeps_its_rows(tmp_path):
 
 def test_an_action_that_no_field_takes_names_the_policy(tmp_path):
     with pytest.raises(SchemaError, match=r"got the action 1.5, expected one of Discr"):
-        mr.record(Told(), tmp_path / "b", lambda _: 1.5, steps=5)
+        mr.record(LoggedEnv(), tmp_path / "b", lambda _: 1.5, steps=5)
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
@@ -131,7 +131,7 @@ def test_a_policy_may_return_tensors(tmp_path):
 def test_tensors_within_an_action_become_arrays(tmp_path):
     torch = pytest.importorskip("torch")
 
-    class Nested(Told):
+    class Nested(LoggedEnv):
         action_space = gym.spaces.Dict(
             {
                 "parts": gym.spaces.Tuple(
@@ -162,7 +162,7 @@ def test_tensors_within_an_action_become_arrays(tmp_path):
 
 def test_more_environments_than_a_buffer_has_are_refused_before_one_is_made(tmp_path):
     made = []
-    gym.register("Counted-v0", entry_point=lambda: made.append(1) or Told())
+    gym.register("Counted-v0", entry_point=lambda: made.append(1) or LoggedEnv())
     try:
         with pytest.raises(
             SchemaError, match=r"num_envs must be .* in \[1, 1048576\], got 1000000000"
@@ -181,7 +181,7 @@ def test_numbers_of_another_width_are_accepted(tmp_path):
 
 
 def test_what_an_environment_raises_by_itself_goes_on_up(tmp_path):
-    class Broken(Told):
+    class Broken(LoggedEnv):
         def step(self, action):
             raise ZeroDivisionError("by itself")
 
@@ -194,7 +194,7 @@ def test_what_a_policy_raises_goes_on_up_with_its_name(tmp_path):
         raise ZeroDivisionError("boom")
 
     with pytest.raises(ZeroDivisionError, match="boom") as caught:
-        mr.record(Told(), tmp_path / "b", policy, steps=5)
+        mr.record(LoggedEnv(), tmp_path / "b", policy, steps=5)
     assert "raised by the policy" in caught.value.__notes__[0]
     assert ".policy" in caught.value.__notes__[0]
 
@@ -205,12 +205,12 @@ def test_what_takes_no_observation_is_refused_before_there_is_a_folder(tmp_path)
 
     told = r"policy: got .*policy\(observation, state\), expected a function of one"
     with pytest.raises(SchemaError, match=told):
-        mr.record(Told(), tmp_path / "b", policy, steps=5)
+        mr.record(LoggedEnv(), tmp_path / "b", policy, steps=5)
     with pytest.raises(SchemaError, match="policy: got 3, expected a function of one"):
-        mr.record(Told(), tmp_path / "b", 3, steps=5)
+        mr.record(LoggedEnv(), tmp_path / "b", 3, steps=5)
     assert not (tmp_path / "b").exists()
     bound = functools.partial(policy, state=None)
-    assert mr.record(Told(), tmp_path / "b", bound, steps=5).steps == 5
+    assert mr.record(LoggedEnv(), tmp_path / "b", bound, steps=5).steps == 5
 
 
 SOURCE = """
@@ -222,7 +222,7 @@ def two(a, b): return 0
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "told"),
+    ("name", "code", "message"),
     [
         ("text", 3, "policy text: got the action 'a', expected one of MultiDiscrete"),
         ("fails", 1, "--policy 'acting:fails': got ValueError: boom, expected an act"),
@@ -230,14 +230,14 @@ def two(a, b): return 0
         ("two", 3, "policy: got two(a, b), expected a function of one observation"),
     ],
 )
-def test_a_wrong_policy_is_one_line(tmp_path, monkeypatch, capsys, name, code, told):
+def test_a_wrong_policy_is_one_line(tmp_path, monkeypatch, capsys, name, code, message):
     (tmp_path / "acting.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "acting", raising=False)
     words = ["record", "CartPole-v1", "b", "--steps", "9", "--policy", f"acting:{name}"]
     assert run(words) == code
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert (err.count("\n"), err.startswith("mmreplay: ")) == (1, True)
 
 

@@ -23,7 +23,7 @@ MODES = {
 }
 
 
-class Told(gym.Env):
+class LoggedEnv(gym.Env):
     """Plays episodes of set lengths and keeps a log of every true transition."""
 
     action_space = spaces.Discrete(5)
@@ -76,13 +76,13 @@ def flat(name, value):
 
 
 def vector(mode, num_envs=3, **kwargs):
-    makers = [lambda tag=tag: Told(tag, **kwargs) for tag in range(num_envs)]
+    makers = [lambda tag=tag: LoggedEnv(tag, **kwargs) for tag in range(num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=MODES[mode])
 
 
-def check_column(found, log, field):
-    assert len(found) == len(log)
-    for value, transition in zip(found, log, strict=True):
+def check_column(column, log, field):
+    assert len(column) == len(log)
+    for value, transition in zip(column, log, strict=True):
         np.testing.assert_array_equal(value, transition[field])
 
 
@@ -128,7 +128,7 @@ def test_a_vector_environment_is_recorded_to_the_step(tmp_path, mode, steps, nes
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("steps", [1, 9, 40])
 def test_a_single_environment_is_recorded_to_the_step(tmp_path, steps, nested, reuses):
-    env = Told(nested=nested, reuses=reuses)
+    env = LoggedEnv(nested=nested, reuses=reuses)
     done = mr.record(env, tmp_path / "b", steps=steps, seed=0)
     assert check_against_logs(tmp_path / "b", [env.log]) == (steps, steps)
     assert done.steps == steps
@@ -143,7 +143,7 @@ def test_rewards_of_any_number_type_are_accepted(tmp_path, wrap):
             observation, reward, *rest = self.env.step(action)
             return observation, wrap(reward), *rest
 
-    env = Rewards(Told())
+    env = Rewards(LoggedEnv())
     mr.record(env, tmp_path / "b", steps=20)
     check_against_logs(tmp_path / "b", [env.unwrapped.log])
 
@@ -282,7 +282,7 @@ def test_nothing_is_printed_where_stderr_is_no_terminal(tmp_path, capsys):
 
 
 def test_a_buffer_of_other_fields_is_refused(tmp_path):
-    mr.record(Told(), tmp_path / "b", steps=3)
+    mr.record(LoggedEnv(), tmp_path / "b", steps=3)
     with pytest.raises(
         SchemaError,
         match=r"field 'observation': the environment gives .*float32\[4\].* holds .*"
@@ -295,12 +295,12 @@ def test_a_buffer_of_other_fields_is_refused(tmp_path):
 
 
 def test_a_buffer_that_is_being_written_is_refused(tmp_path):
-    mr.record(Told(), tmp_path / "b", steps=3)
+    mr.record(LoggedEnv(), tmp_path / "b", steps=3)
     with (
         mr.ReplayBuffer.open(tmp_path / "b", "r+"),
         pytest.raises(LockedError, match="already open for writing"),
     ):
-        mr.record(Told(), tmp_path / "b", steps=3)
+        mr.record(LoggedEnv(), tmp_path / "b", steps=3)
 
 
 def test_an_unknown_id_is_refused(tmp_path):
@@ -315,7 +315,7 @@ def test_an_unknown_id_is_refused(tmp_path):
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3"])
 def test_a_number_of_steps_is_a_positive_integer(tmp_path, steps):
     with pytest.raises(SchemaError, match=r"steps must be an integer of at"):
-        mr.record(Told(), tmp_path / "b", steps=steps)
+        mr.record(LoggedEnv(), tmp_path / "b", steps=steps)
 
 
 def test_num_envs_of_an_id_is_a_positive_integer(tmp_path):

@@ -310,7 +310,7 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     monkeypatch.setattr(recovery, "_reserve_next", lambda *_: None)
     recovery.create(path / DATA, forged, heads, heads - ring.capacity)
     looked = counted(monkeypatch, held)
-    with evidence_of(path) as found:
+    with scanned(path) as found:
         kept, cuts = restore._choose(found, False)
     assert looked
     assert sum(each.total for each in kept) == 0
@@ -379,23 +379,23 @@ def forge(tmp_path, engine, layout, slots=1 << 31):
     return path, forged, held
 
 
-def counted(monkeypatch, held):
+def counted(monkeypatch, num_blocks):
     """Blocks that are looked at, which are few."""
     looked = []
 
-    def stretch_of(*args):
+    def noted_stripes(*args):
         for stripe in stripes(*args):
             looked.append(stripe)
             # To find heads, and to check what is below them.
-            assert len(looked) <= 2 * held
+            assert len(looked) <= 2 * num_blocks
             yield stripe
 
-    def few(ring, env_id, span, gone):
-        assert len(span) <= held
-        return stretches(ring, env_id, span, gone)
+    def few(ring, env_id, span, limits):
+        assert len(span) <= num_blocks
+        return stretches(ring, env_id, span, limits)
 
     stripes, stretches = scan.stripes, sealed_rows._intervals
-    monkeypatch.setattr(scan, "stripes", stretch_of)
+    monkeypatch.setattr(scan, "stripes", noted_stripes)
     monkeypatch.setattr(sealed_rows, "_intervals", few)
     return looked
 
@@ -452,7 +452,7 @@ def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
     ) as buffer:
         extend(buffer, 41)
         ring = buffer.metadata.ring
-    with evidence_of(tmp_path / "b") as found:
+    with scanned(tmp_path / "b") as found:
         for reach in range(ring.num_rows + 1):
             heads = rng.integers(0, 5 * ring.slots, 3)
             firsts = np.maximum(0, heads - rng.integers(0, ring.slots + 1, 3))
@@ -472,7 +472,7 @@ def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
 
 
 @contextmanager
-def evidence_of(path):
+def scanned(path):
     found = scan.gather(path, None)
     try:
         yield found

@@ -58,8 +58,8 @@ def put(path, offset, data):
         file.write(data)
 
 
-def without(*cut):
-    return [[n for n in range(57, 97) if n not in each] for each in cut]
+def without(*dropped):
+    return [[n for n in range(57, 97) if n not in each] for each in dropped]
 
 
 def test_a_whole_buffer_is_copied_as_it_is(damaged):
@@ -190,7 +190,7 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "behind"),
+    ("name", "length", "behind"),
     [
         (f"{DATA}/COMMIT", 0, 16384),
         (f"{DATA}/COMMIT", 4096, 0),
@@ -200,9 +200,9 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
         ("metadata.json", 1, 0),
     ],
 )
-def test_opening_a_damaged_buffer_advises_a_repair(damaged, name, kept, behind):
+def test_opening_a_damaged_buffer_advises_a_repair(damaged, name, length, behind):
     path = damaged / name
-    path.write_bytes(path.read_bytes()[:kept] + b"0" * behind)
+    path.write_bytes(path.read_bytes()[:length] + b"0" * behind)
     told = r"restore it from a copy, or run mmreplay repair SOURCE TARGET$"
     with pytest.raises(CorruptError, match=told):
         mr.ReplayBuffer.open(damaged)

@@ -34,7 +34,7 @@ def damaged(tmp_path, request):
     return path
 
 
-def place_of(path, env_id, position, field="large"):
+def shard_of(path, env_id, position, field="large"):
     """The shard of a row, and the row's offset in it where a chunk is a row."""
     with mr.ReplayBuffer.open(path) as buffer:
         ring, sharding = buffer.metadata.ring, buffer.metadata.sharding
@@ -46,8 +46,8 @@ def place_of(path, env_id, position, field="large"):
     return path / DATA / "zarr" / field / f"c.{env}.{step}{tail}", at
 
 
-def without(*cut):
-    return [[n for n in ROWS if n not in each] for each in cut]
+def without(*dropped):
+    return [[n for n in ROWS if n not in each] for each in dropped]
 
 
 def block_of(path, position):
@@ -73,12 +73,12 @@ def test_chunks_are_asked_for_each_time_before_they_are_read(
     ahead, asked = Counter(), []
 
     def noted(method, step):
-        def call(self, array, places, entries, within, *rest):
+        def call(self, array, shards, entries, within, *rest):
             # Ends and flags, a byte a row, are read as they come.
             if array.path == "large":
-                ahead.update(dict.fromkeys(zip(places, within, strict=True), step))
+                ahead.update(dict.fromkeys(zip(shards, within, strict=True), step))
                 assert min(ahead.values()) >= 0
-            found = method(self, array, places, entries, within, *rest)
+            found = method(self, array, shards, entries, within, *rest)
             # Whoever made the copy looks at it as well.
             if step == 1 and self._folder.is_relative_to(damaged):
                 asked.append(found)
@@ -96,7 +96,7 @@ def test_chunks_are_asked_for_each_time_before_they_are_read(
 
 def test_only_the_block_with_a_flipped_byte_is_dropped(damaged):
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
-    shard, at = place_of(damaged, 1, 90)
+    shard, at = shard_of(damaged, 1, 90)
     put(shard, at * 4800 + 9, b"\xff")
     before[shard] = shard.read_bytes()
     made = mr.repair(damaged)
@@ -115,7 +115,7 @@ def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, 
     ) as buffer:  # fmt: skip
         for _ in range(3):
             extend(buffer, 41)
-    shard, at = place_of(path, 1, 90)
+    shard, at = shard_of(path, 1, 90)
     data = shard.read_bytes()
     table = np.frombuffer(data[:-4], np.uint8)
     count = 2 if layout == "time_major" else 1
@@ -130,7 +130,7 @@ def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, 
 
 
 def test_a_shard_that_is_gone_costs_its_rows_and_no_other(damaged):
-    shard, _ = place_of(damaged, 0, 100)
+    shard, _ = shard_of(damaged, 0, 100)
     shard.unlink()
     made = mr.repair(damaged)
     with mr.ReplayBuffer.open(damaged) as buffer:
@@ -145,7 +145,7 @@ def test_a_shard_that_is_gone_costs_its_rows_and_no_other(damaged):
 
 
 def test_newest_rows_without_a_checksum_are_dropped_where_they_cannot_be_read(damaged):
-    shard, _ = place_of(damaged, 1, 122)
+    shard, _ = shard_of(damaged, 1, 122)
     os.truncate(shard, 100)
     made = mr.repair(damaged)
     assert any(cut.stop == 123 and cut.why == "missing" for cut in made.cuts)

@@ -1,13 +1,13 @@
 """Epochs of samplers, batch by batch."""
 
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 
 
 def epoch(sampler, view, batch_size):
     """The batches of what is left of an epoch."""
     number, found = sampler.epoch, []
     while sampler.epoch == number and sampler.more(view, batch_size):
-        found.append(places(sampler.draw(view, batch_size)))
+        found.append(steps_of(sampler.draw(view, batch_size)))
     return found
 
 

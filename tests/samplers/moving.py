@@ -17,7 +17,7 @@ class MovingView(StartView):
         self.rows = [""] * num_envs
         self.first = [0] * num_envs
         self.home = BufferIdentity(Ring.sized(8, num_envs), None, uuid, 1)
-        self._moment = None
+        self._rows_and_first = None
 
     def add(self, env_id, rows):
         self.rows[env_id] += rows
@@ -33,18 +33,18 @@ class MovingView(StartView):
     @property
     def starts(self):
         # One object a moment, as views promise.
-        moment = (tuple(self.rows), tuple(self.first))
-        if moment != self._moment:
+        rows_and_first = (tuple(self.rows), tuple(self.first))
+        if rows_and_first != self._rows_and_first:
             span = self.span
-            self._moment = moment
+            self._rows_and_first = rows_and_first
             self._starts = Span(span.first, np.maximum(span.first, span.stop - 1))
         return self._starts
 
     @property
     def num_illegal(self):
-        return int(self.starts.lengths.sum()) - len(self.places())
+        return int(self.starts.lengths.sum()) - len(self.legal_starts())
 
-    def places(self):
+    def legal_starts(self):
         stops = self.starts.stop.tolist()
         return [
             (env_id, position)
@@ -54,10 +54,10 @@ class MovingView(StartView):
         ]
 
     def legal(self, env_ids, positions):
-        places = set(self.places())
+        places = set(self.legal_starts())
         asked = zip(env_ids.tolist(), positions.tolist(), strict=True)
         return np.array([place in places for place in asked], bool)
 
     def start_at(self, ranks):
-        found = np.array(self.places(), np.int64).reshape(-1, 2)[ranks]
+        found = np.array(self.legal_starts(), np.int64).reshape(-1, 2)[ranks]
         return found[:, 0], found[:, 1]

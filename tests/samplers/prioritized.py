@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
-from tests.contracts.sampler import ListedView, places
+from tests.contracts.sampler import ListedView, steps_of
 from tests.samplers import frequencies
 
 WAY = {"narrow": False}
@@ -13,7 +13,7 @@ WAY = {"narrow": False}
 KINDS = [PrioritizedSampler, RankPrioritizedSampler]
 
 
-def held(priorities, firsts=None, **options):
+def filled(priorities, firsts=None, **options):
     """A sampler that was told the priorities of a view's rows, and the view."""
     view = ListedView(["s" * len(row) for row in priorities], firsts)
     options = {"alpha": 1.0, "eps": 0.0, "seed": 0} | options
@@ -23,13 +23,13 @@ def held(priorities, firsts=None, **options):
 
 
 def set_all(sampler, view, priorities):
-    env_ids, positions = np.array(view.places(), np.int64).T
+    env_ids, positions = np.array(view.legal_starts(), np.int64).T
     values = np.concatenate(priorities).astype(np.float32)
     assert sampler.update_priorities(view, env_ids, positions, values) == 0
 
 
 def counts(draw):
-    return Counter(places(draw))
+    return Counter(steps_of(draw))
 
 
 def assert_masses(drawn, masses):
@@ -52,7 +52,7 @@ def update(buffer, pairs, values):
 def masses_of(buffer, count=2000):
     """Probability of every step that a draw finds."""
     draw = buffer.sampler.draw(buffer.view, count)
-    return dict(zip(places(draw), draw.probabilities.tolist(), strict=True))
+    return dict(zip(steps_of(draw), draw.probabilities.tolist(), strict=True))
 
 
 def column_of(buffer):

@@ -38,7 +38,7 @@ class PriorityModel:
                 dropped += 1
         return dropped
 
-    def law(self, alpha, eps):
+    def probabilities(self, alpha, eps):
         """Probability by legal start."""
         self.look()
         masses = {p: (float(self.known[p]) + eps) ** alpha for p in self.oracle.legal()}
@@ -60,7 +60,7 @@ def known_to(sampler):
 
 def check(sampler, view, model, alpha, eps):
     """The sampler knows what the model knows, and draws by the model's law."""
-    law = model.law(alpha, eps)
+    probabilities = model.probabilities(alpha, eps)
     sampler.priorities.follow(view)
     assert known_to(sampler) == model.known
     rows = sampler.priorities
@@ -71,16 +71,19 @@ def check(sampler, view, model, alpha, eps):
     found = dict(
         zip(places, (leaves[open_] / rows.distribution.total).tolist(), strict=True)
     )
-    assert set(found) == {p for p, probability in law.items() if probability}
+    assert set(found) == {p for p, probability in probabilities.items() if probability}
     for place, probability in found.items():
         # Sums of some hundred numbers in another order.
-        assert abs(probability - law[place]) <= 1e-12 + 1e-9 * law[place]
-    assert rows.num_legal == len(law)
+        assert (
+            abs(probability - probabilities[place])
+            <= 1e-12 + 1e-9 * probabilities[place]
+        )
+    assert rows.num_legal == len(probabilities)
     # Nothing is left of rows that are not alive.
     alive = {ring.row(*place) for place in model.known}
     dead = np.setdiff1d(np.arange(ring.num_rows), sorted(alive))
     assert not rows.column.values[dead].any()
     assert rows.highest() == max(model.known.values(), default=0)
-    if law:
+    if probabilities:
         least = min((m for m in leaves.tolist() if m), default=np.inf)
         assert rows.distribution.lowest() == least

@@ -43,10 +43,10 @@ class Derived(First, Sampler):
 class Learning(First):
     """Takes priorities."""
 
-    taken = 0
+    num_updated = 0
 
     def update_priorities(self, view, env_ids, positions, values, mask=None):
-        self.taken += len(positions)
+        self.num_updated += len(positions)
         return 0
 
 
@@ -101,7 +101,7 @@ def test_priorities_reach_it_where_it_takes_some(kind):
     assert isinstance(inner, PrioritySampler)
     buffer = made(mr.MixtureSampler([(inner, 1), (mr.UniformSampler(0), 1)]))
     assert buffer.update_priorities(buffer.sample(4), np.ones(4)) == 0
-    assert inner.taken == 4
+    assert inner.num_updated == 4
 
 
 @pytest.mark.parametrize("kind", [*BARE, mr.UniformSampler])

@@ -10,7 +10,7 @@ from mmreplay.errors import FormatError, SchemaError
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.uniform import BlockPermutation, UniformSampler, block_ranks
-from tests.contracts.sampler import VIEWS, SamplerContract, places
+from tests.contracts.sampler import VIEWS, SamplerContract, steps_of
 from tests.samplers.epochs import epoch, flat
 from tests.samplers.frequencies import chi_square_limit
 
@@ -27,8 +27,8 @@ class TestUniformBlocks(SamplerContract):
         # place of each draw only: at a time the first of a block, its last, and one
         # of a block that a batch cuts short.
         sampler = self.make()
-        drawn = [places(sampler.draw(view, 10)) for _ in range(2000)]
-        legal = view.places()
+        drawn = [steps_of(sampler.draw(view, 10)) for _ in range(2000)]
+        legal = view.legal_starts()
         for which in (0, 3, 9):
             counts = Counter(batch[which] for batch in drawn)
             mean = len(drawn) / len(legal)
@@ -40,10 +40,10 @@ class TestUniformBlocks(SamplerContract):
 
     @pytest.mark.parametrize("view", VIEWS)
     def test_a_batch_is_of_blocks_in_rank_order(self, view):
-        legal = view.places()
+        legal = view.legal_starts()
         sampler = self.make()
         for size in (1, 3, 8, 10):
-            drawn = places(sampler.draw(view, size))
+            drawn = steps_of(sampler.draw(view, size))
             for first in range(0, size, BLOCK):
                 some = drawn[first : first + BLOCK]
                 start = legal.index(some[0])
@@ -83,15 +83,15 @@ def test_an_order_of_blocks_has_everything_once(size, block):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_epoch_of_blocks_draws_every_start_once(view, ranks):
     drawn = []
-    ranks = min(ranks, len(view.places()))
+    ranks = min(ranks, len(view.legal_starts()))
     for rank in range(ranks):
         sampler = ShuffledSampler(5, rank=rank, num_ranks=ranks, block=BLOCK)
         drawn += flat(epoch(sampler, view, 6))
-    assert sorted(drawn) == sorted(view.places())
+    assert sorted(drawn) == sorted(view.legal_starts())
 
 
 def test_epochs_of_blocks_begin_them_at_other_positions():
-    view = max(VIEWS, key=lambda view: len(view.places()))
+    view = max(VIEWS, key=lambda view: len(view.legal_starts()))
     sampler = ShuffledSampler(5, block=BLOCK)
     firsts = {
         tuple(sorted(flat(epoch(sampler, view, BLOCK))[:BLOCK])) for _ in range(9)
@@ -100,7 +100,7 @@ def test_epochs_of_blocks_begin_them_at_other_positions():
 
 
 def test_an_epoch_of_blocks_goes_on_where_its_state_says():
-    view = max(VIEWS, key=lambda view: len(view.places()))
+    view = max(VIEWS, key=lambda view: len(view.legal_starts()))
     one, other = (ShuffledSampler(seed, block=BLOCK) for seed in (1, 2))
     one.draw(view, 3)
     other.load_state_dict(one.state_dict())

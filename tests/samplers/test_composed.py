@@ -7,7 +7,7 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.samplers.frequencies import assert_distribution
 
 
@@ -38,7 +38,7 @@ def test_priorities_of_what_is_left_when_the_earliest_are_ignored(rng):
         left = [p for p in legal if p[1] >= first[p[0]] + 5]
         values = set_all(twin.buffer, sampler, left)
         total = sum(values.values())
-        drawn = [p for _ in range(30) for p in places(twin.buffer.sample(400))]
+        drawn = [p for _ in range(30) for p in steps_of(twin.buffer.sample(400))]
         assert_distribution(drawn, {place: v / total for place, v in values.items()})
 
 
@@ -62,7 +62,7 @@ def test_a_mixture_follows_priorities_in_its_prioritized_part_alone(rng):
     values = set_all(twin.buffer, sampler, list(twin.oracle.legal()))
     total = sum(values.values())
     law = {p: 0.75 * v / total + 0.25 / len(values) for p, v in values.items()}
-    drawn = [p for _ in range(30) for p in places(twin.buffer.sample(400))]
+    drawn = [p for _ in range(30) for p in steps_of(twin.buffer.sample(400))]
     assert_distribution(drawn, law)
 
 
@@ -77,7 +77,7 @@ def test_newest_steps_join_prioritized_ones_with_their_weights(rng):
     rest = []
     for _ in range(60):
         batch = twin.buffer.sample(200)
-        drawn = places(batch)
+        drawn = steps_of(batch)
         assert set(drawn[:50]) == newest
         assert (batch.weights[:50] == 1).all()
         for place, probability in zip(
@@ -97,7 +97,7 @@ def test_a_part_keeps_priorities_of_its_own(tmp_path, rng):
         left = [p for p in legal if part.of(view).legal(*np.array([p]).T)[0]]
         values = set_all(twin.buffer, sampler, left)
         total = sum(values.values())
-        drawn = [p for _ in range(30) for p in places(sampler.draw(view, 400))]
+        drawn = [p for _ in range(30) for p in steps_of(sampler.draw(view, 400))]
         assert_distribution(drawn, {place: v / total for place, v in values.items()})
     twin.buffer.close()
 
@@ -115,7 +115,7 @@ def test_offline_and_online_learn_priorities_apart(rng):
         legal = list(twin.oracle.legal())
         values = {p: 1.0 + (p[1] + number) % 3 for p in legal}
         total = sum(values.values())
-        drawn = [p for _ in range(20) for p in places(twin.buffer.sample(400))]
+        drawn = [p for _ in range(20) for p in steps_of(twin.buffer.sample(400))]
         assert_distribution(drawn, {place: v / total for place, v in values.items()})
 
 
@@ -130,10 +130,10 @@ def test_epochs_of_windows_of_a_part_with_the_earliest_ignored(tmp_path, rng):
 
     shuffled, found = made(mr.ShuffledSampler(0)), []
     while shuffled.epoch == 0 and shuffled.more(view, 4):
-        found += places(shuffled.draw(view, 4))
+        found += steps_of(shuffled.draw(view, 4))
     uniform = made(mr.UniformSampler(0))
     # At most 120 starts: one is missed with a probability below 120 * exp(-33).
-    expected = set(places(uniform.draw(view, 4000)))
+    expected = set(steps_of(uniform.draw(view, 4000)))
     assert len(found) == len(set(found))
     assert set(found) == expected
     legal = {p for p in expected if p[1] >= view.span.first[p[0]] + 6}

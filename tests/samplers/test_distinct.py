@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from mmreplay.samplers.distinct import DistinctSampler
-from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
+from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, steps_of
 
 
 class TestDistinctSampler(SamplerContract):
@@ -16,17 +16,17 @@ class TestDistinctSampler(SamplerContract):
     @pytest.mark.parametrize("batch_size", [1, 7, 256])
     def test_a_draw_has_the_promised_shape(self, batch_size):
         for view in VIEWS:
-            drawn = places(self.make().draw(view, batch_size))
+            drawn = steps_of(self.make().draw(view, batch_size))
             assert len(drawn) == len(set(drawn))
-            assert len(drawn) == min(batch_size, len(view.places()))
+            assert len(drawn) == min(batch_size, len(view.legal_starts()))
 
     def test_every_set_is_as_likely(self):
         view = ListedView(["sxs", "s-", "xss"])
         sampler, draws = self.make(), 4000
         drawn = Counter(
-            tuple(sorted(places(sampler.draw(view, 2)))) for _ in range(draws)
+            tuple(sorted(steps_of(sampler.draw(view, 2)))) for _ in range(draws)
         )
-        sets = list(combinations(sorted(view.places()), 2))
+        sets = list(combinations(sorted(view.legal_starts()), 2))
         mean = draws / len(sets)
         assert set(drawn) == set(sets)
         # Five standard deviations of a count; ten counts.
@@ -35,5 +35,5 @@ class TestDistinctSampler(SamplerContract):
     def test_a_few_of_many_are_drawn_without_a_list_of_them(self):
         view = ListedView(["s" * 20_000])
         draw = self.make().draw(view, 5)
-        assert len(set(places(draw))) == 5
+        assert len(set(steps_of(draw))) == 5
         assert (draw.probabilities == 1 / 20_000).all()

@@ -14,27 +14,27 @@ from mmreplay.episodes.starts import (
 )
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
-from tests.contracts.sampler import VIEWS, ListedView, places
+from tests.contracts.sampler import VIEWS, ListedView, steps_of
 from tests.samplers.frequencies import assert_distribution
 from tests.samplers.moving import MovingView
 
 
-def kept(view, count):
-    return [p for p in view.places() if p[1] >= view.span.first[p[0]] + count]
+def later_starts(view, count):
+    return [p for p in view.legal_starts() if p[1] >= view.span.first[p[0]] + count]
 
 
 def every(sampler, view):
     """One epoch of a shuffled sampler within."""
     found = []
     while sampler.epoch == 0 and sampler.more(view, 3):
-        found += places(sampler.draw(view, 3))
+        found += steps_of(sampler.draw(view, 3))
     return sorted(found)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("view", VIEWS[1:])
 def test_what_is_left_is_what_any_sampler_draws(view, count):
-    expected = kept(view, count)
+    expected = later_starts(view, count)
     inner = [mr.ShuffledSampler(0), mr.UniformSampler(0), mr.StratifiedSampler(0)]
     shuffled, uniform, stratified = (mr.ignore_earliest(count, s) for s in inner)
     if not expected:
@@ -42,9 +42,9 @@ def test_what_is_left_is_what_any_sampler_draws(view, count):
             with pytest.raises(EmptyError, match="none is a legal start"):
                 sampler.draw(view, 4)
         return
-    drawn = [p for _ in range(40) for p in places(uniform.draw(view, 60))]
+    drawn = [p for _ in range(40) for p in steps_of(uniform.draw(view, 60))]
     assert_distribution(drawn, dict.fromkeys(expected, 1 / len(expected)))
-    assert set(places(stratified.draw(view, 2000))) == set(expected)
+    assert set(steps_of(stratified.draw(view, 2000))) == set(expected)
     assert shuffled.num_batches(view, 3) == -(-len(expected) // 3)
     assert every(shuffled, view) == expected
 
@@ -52,9 +52,9 @@ def test_what_is_left_is_what_any_sampler_draws(view, count):
 def test_restrictions_compose():
     view = ListedView(["sxssssssss-", "ss", "xxxsssxs"], [4, 0, 9])
     sampler = mr.ignore_earliest(2, mr.ignore_earliest(4, mr.ShuffledSampler(0)))
-    assert every(sampler, view) == kept(view, 4)
+    assert every(sampler, view) == later_starts(view, 4)
     recent = mr.ignore_earliest(3, mr.RecentSampler(1, 1.0, seed=0))
-    assert set(places(recent.draw(view, 60))) == {(0, 13), (2, 16)}
+    assert set(steps_of(recent.draw(view, 60))) == {(0, 13), (2, 16)}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -66,12 +66,12 @@ def test_ranks_of_starts_are_found_back(view):
     starts = view.starts
     inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
     expected = [
-        sum(place < (env_id, p) for place in view.places())
+        sum(place < (env_id, p) for place in view.legal_starts())
         for (env_id, _), p in zip(where, inside.tolist(), strict=True)
     ]
     assert view.legal_before(env_ids, positions).tolist() == expected
     edges = rank_edges(view)
-    assert edges[-1] == num_legal(view) == len(view.places())
+    assert edges[-1] == num_legal(view) == len(view.legal_starts())
     for counts in (1, 2, 99):
         # Narrowed views count for themselves, and must find the same.
         narrow = newest(view, np.full(len(view.rows), counts), edges)
@@ -103,7 +103,7 @@ def test_live_rings_are_followed(tmp_path, rng):
                 twin.buffer.sample(1)
             continue
         # At most 24 starts: one is missed with a probability below 24 * exp(-40).
-        assert set(places(twin.buffer.sample(1000))) == set(expected)
+        assert set(steps_of(twin.buffer.sample(1000))) == set(expected)
     twin.buffer.close()
 
 
@@ -174,7 +174,7 @@ def test_exactly_as_many_rows_as_are_ignored():
     view = ListedView(["ssss"])
     with pytest.raises(EmptyError, match="none is a legal start"):
         mr.ignore_earliest(4).draw(view, 1)
-    assert places(mr.ignore_earliest(3).draw(view, 2)) == [(0, 3)] * 2
+    assert steps_of(mr.ignore_earliest(3).draw(view, 2)) == [(0, 3)] * 2
     for count in (0, 2.5, "a"):
         with pytest.raises(SchemaError, match=f"count must be .*, got {count!r}"):
             mr.ignore_earliest(count)
@@ -190,9 +190,9 @@ def test_a_run_stopped_after_any_batch_goes_on(stopped):
     for number in range(8):
         if number == stopped:
             other.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-        expected = places(whole.draw(view, 4))
+        expected = steps_of(whole.draw(view, 4))
         if number >= stopped:
-            assert places(other.draw(view, 4)) == expected
+            assert steps_of(other.draw(view, 4)) == expected
         view.add(0, "sx")
         view.give_up(0, number)
 
@@ -215,14 +215,14 @@ def test_a_state_of_another_restriction_is_refused():
     assert sampler.state_dict() == before
 
 
-class Kept(mr.UniformSampler):
+class NotedUpdates(mr.UniformSampler):
     def update_priorities(self, view, env_ids, positions, values, mask=None):
         self.view = view
         return 2
 
 
 def test_priorities_go_through_with_the_view_that_is_drawn_from():
-    view, inner = ListedView(["s" * 9]), Kept(0)
+    view, inner = ListedView(["s" * 9]), NotedUpdates(0)
     sampler = mr.ignore_earliest(5, inner)
     draw = sampler.draw(view, 3)
     given = (draw.env_ids, draw.positions, np.ones(3))

@@ -25,7 +25,7 @@ class Episode:
     env_id: int
     steps: list
     legal: list
-    headless: bool
+    missing_start: bool
     running: bool
 
 
@@ -99,7 +99,7 @@ def wanted(oracle, case):
         if (
             episode.legal
             and least <= length <= most
-            and (not episode.headless or case.get("headless"))
+            and (not episode.missing_start or case.get("headless"))
             and (not episode.running or case.get("running"))
         ):
             weight = len(episode.legal) if case.get("by") == "length" else 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.combine import Shares
-from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
+from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, steps_of
 from tests.samplers.frequencies import assert_distribution
 
 
@@ -24,15 +24,15 @@ class TestMixtureSampler(SamplerContract):
         one, other = self.make(), self.make()
         one.draw(VIEWS[0], 9)
         other.draw(VIEWS[4], 9)
-        assert places(one.draw(VIEWS[3], 64)) == places(other.draw(VIEWS[3], 64))
+        assert steps_of(one.draw(VIEWS[3], 64)) == steps_of(other.draw(VIEWS[3], 64))
 
     def test_the_frequencies_are_those_of_the_mixture(self):
         view = ListedView(["s" * 9, "ss"])
         sampler = self.make()
-        drawn = [p for _ in range(500) for p in places(sampler.draw(view, 10))]
+        drawn = [p for _ in range(500) for p in steps_of(sampler.draw(view, 10))]
         law = {
             place: 2 / 3 / 11 + 1 / 3 / 2 / (9 if place[0] == 0 else 2)
-            for place in view.places()
+            for place in view.legal_starts()
         }
         assert_distribution(drawn, law)
 
@@ -96,8 +96,8 @@ def test_parts_stand_one_after_the_other():
     view = ListedView(["s" * 30])
     one, other = mr.UniformSampler(1), mr.UniformSampler(2)
     mixed = mr.MixtureSampler([(mr.UniformSampler(1), 3), (mr.UniformSampler(2), 1)])
-    expected = places(one.draw(view, 192)) + places(other.draw(view, 64))
-    assert places(mixed.draw(view, 256)) == expected
+    expected = steps_of(one.draw(view, 192)) + steps_of(other.draw(view, 64))
+    assert steps_of(mixed.draw(view, 256)) == expected
 
 
 def test_a_part_that_ends_an_epoch_makes_a_shorter_batch_and_catches_up():
@@ -120,18 +120,18 @@ def test_a_part_that_has_nothing_leaves_the_others_where_they_were():
     assert mixed.state_dict() == before
 
 
-class Kept(mr.UniformSampler):
+class NotedUpdates(mr.UniformSampler):
     def __init__(self, dropped):
         super().__init__(0)
-        self.dropped, self.given = dropped, []
+        self.dropped, self.updates = dropped, []
 
-    def update_priorities(self, *given):
-        self.given.append(given)
+    def update_priorities(self, *args):
+        self.updates.append(args)
         return self.dropped
 
 
 def test_priorities_go_to_every_part_that_keeps_some():
-    first, second = Kept(1), Kept(4)
+    first, second = NotedUpdates(1), NotedUpdates(4)
     nested = mr.MixtureSampler([(second, 1), (mr.UniformSampler(0), 1)])
     plain = mr.MixtureSampler([(mr.UniformSampler(0), 1)])
     mixed = mr.MixtureSampler([(first, 1), (nested, 1), (plain, 1)])
@@ -143,10 +143,10 @@ def test_priorities_go_to_every_part_that_keeps_some():
     )
     assert dropped == 4
     for part in (first, second):
-        ((seen, env_ids, _, _, given),) = part.given
+        ((seen, env_ids, _, _, received),) = part.updates
         assert seen is view
         assert env_ids is draw.env_ids
-        assert given is mask
+        assert received is mask
     with pytest.raises(SchemaError, match=r"\['UniformSampler'\] that keep no prior"):
         plain.update_priorities(view, draw.env_ids, draw.positions, np.ones(6))
 
@@ -253,7 +253,7 @@ def test_a_run_stopped_after_any_batch_goes_on(stopped):
     other.load_state_dict(json.loads(json.dumps(whole.state_dict())))
     for _ in range(5):
         expected, again = whole.draw(view, 5), other.draw(view, 5)
-        assert (places(again), again.key) == (places(expected), expected.key)
+        assert (steps_of(again), again.key) == (steps_of(expected), expected.key)
 
 
 def test_shares_that_make_no_sense_are_refused():

@@ -7,12 +7,12 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import ListedView, SamplerContract, places
+from tests.contracts.sampler import ListedView, SamplerContract, steps_of
 from tests.samplers.prioritized import (
     KINDS,
     assert_masses,
     counts,
-    held,
+    filled,
     masses_of,
     update,
 )
@@ -32,12 +32,12 @@ class TestRankPrioritizedSampler(SamplerContract):
 
 
 def test_equal_priorities_share_the_strata():
-    sampler, view = held([[1, 1]])
+    sampler, view = filled([[1, 1]])
     assert counts(sampler.draw(view, 1000)) == {(0, 0): 500, (0, 1): 500}
 
 
 def test_strata_give_each_step_its_exact_share():
-    sampler, view = held([[0.5, 1.5]])
+    sampler, view = filled([[0.5, 1.5]])
     assert counts(sampler.draw(view, 1000)) == {(0, 0): 250, (0, 1): 750}
 
 
@@ -49,19 +49,21 @@ def test_strata_give_each_step_its_exact_share():
     ],
 )
 def test_shares_and_mean_weights_are_alfs(priorities, shares, ratios):
-    sampler, view = held(priorities, normalize="mean", beta=1.0)
+    sampler, view = filled(priorities, normalize="mean", beta=1.0)
     draw = sampler.draw(view, 1000)
     found = counts(draw)
-    assert [found[place] for place in view.places()] == shares
-    expected = dict(zip(view.places(), ratios, strict=True))
-    for place, weight in zip(places(draw), draw.weights, strict=True):
+    assert [found[place] for place in view.legal_starts()] == shares
+    expected = dict(zip(view.legal_starts(), ratios, strict=True))
+    for place, weight in zip(steps_of(draw), draw.weights, strict=True):
         assert weight == pytest.approx(1 / expected[place], rel=1e-6)
 
 
 def test_weights_of_a_whole_ring_are_alfs():
-    sampler, view = held([[1, 1, 1, 3], [1, 5, 1, 1]], [2, 2], normalize="mean", beta=1)
+    sampler, view = filled(
+        [[1, 1, 1, 3], [1, 5, 1, 1]], [2, 2], normalize="mean", beta=1
+    )
     draw = sampler.draw(view, 1400)
-    found = dict(zip(places(draw), (1 / draw.weights).tolist(), strict=True))
+    found = dict(zip(steps_of(draw), (1 / draw.weights).tolist(), strict=True))
     assert found[0, 5] == pytest.approx(1.7142857, rel=1e-6)
     assert found[1, 3] == pytest.approx(2.8571429, rel=1e-6)
     assert found[0, 2] == pytest.approx(0.5714286, rel=1e-6)
@@ -72,11 +74,11 @@ def test_a_new_row_enters_at_the_highest_priority_in_the_buffer(tmp_path):
     twin.extend([["", ""]] * 6)
     batch = twin.buffer.sample(64)
     given = {(0, 3): 3.0, (1, 5): 5.0}
-    values = [given.get(place, 1.0) for place in places(batch)]
+    values = [given.get(place, 1.0) for place in steps_of(batch)]
     twin.buffer.update_priorities(batch, np.array(values))
     twin.add(["", ""])
     draw = twin.buffer.sample(1000)
-    masses = dict(zip(places(draw), draw.probabilities, strict=True))
+    masses = dict(zip(steps_of(draw), draw.probabilities, strict=True))
     # 3 + 1 + 1 + 5 of environment 0, 1 + 1 + 5 + 5 of environment 1.
     assert masses[0, 6] == pytest.approx(5 / 22, rel=1e-5)
     assert masses[1, 6] == pytest.approx(5 / 22, rel=1e-5)
@@ -112,24 +114,24 @@ def test_frequencies_and_probabilities_are_those_of_the_distribution(
     alpha, eps, stratified
 ):
     priorities = [[0.3, 2.0, 0.9, 7.0], [1.1, 0.25], [4.0, 4.0, 0.7]]
-    sampler, view = held(
+    sampler, view = filled(
         priorities, [5, 0, 9], alpha=alpha, eps=eps, stratified=stratified
     )
     masses = (np.concatenate(priorities).astype(np.float32) + eps) ** alpha
-    law = dict(zip(view.places(), masses, strict=True))
+    law = dict(zip(view.legal_starts(), masses, strict=True))
     drawn = []
     for _ in range(40):
         draw = sampler.draw(view, 600)
-        drawn += places(draw)
-        expected = [law[place] / masses.sum() for place in places(draw)]
+        drawn += steps_of(draw)
+        expected = [law[place] / masses.sum() for place in steps_of(draw)]
         np.testing.assert_allclose(draw.probabilities, expected, rtol=1e-6)
     assert_masses(drawn, law)
 
 
 def test_strata_leave_no_step_off_its_share_by_one():
-    sampler, view = held([np.random.default_rng(3).random(40)])
+    sampler, view = filled([np.random.default_rng(3).random(40)])
     draw = sampler.draw(view, 500)
-    shares = dict(zip(places(draw), 500 * draw.probabilities, strict=True))
+    shares = dict(zip(steps_of(draw), 500 * draw.probabilities, strict=True))
     for place, count in counts(draw).items():
         # A step's segment of the masses meets that many strata, whole ones and two
         # at its ends.
@@ -140,7 +142,7 @@ def test_strata_leave_no_step_off_its_share_by_one():
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_weights_are_what_the_paper_says(normalize, beta):
     priorities = [[0.3, 2.0, 0.9, 7.0, 0.01]]
-    sampler, view = held(priorities, beta=beta, normalize=normalize, stratified=False)
+    sampler, view = filled(priorities, beta=beta, normalize=normalize, stratified=False)
     for count in (1, 4, 200):
         draw = sampler.draw(view, count)
         weights = (5 * draw.probabilities) ** -beta
@@ -154,7 +156,7 @@ def test_weights_are_what_the_paper_says(normalize, beta):
 
 
 def test_the_buffers_greatest_weight_follows_its_least_priority():
-    sampler, view = held([[2.0, 4.0, 8.0]], beta=1, normalize="buffer")
+    sampler, view = filled([[2.0, 4.0, 8.0]], beta=1, normalize="buffer")
     ids = np.zeros(1, np.int64)
     for position, value, least in ((0, 16.0, 4.0), (1, 0.5, 0.5), (1, 9.0, 8.0)):
         sampler.update_priorities(view, ids, np.array([position]), np.array([value]))
@@ -182,11 +184,11 @@ def test_beta_follows_its_schedule(make):
 
 
 def test_alpha_follows_its_schedule_every_so_many_draws():
-    sampler, view = held(
+    sampler, view = filled(
         [[1.0, 3.0]], alpha=mr.LinearSchedule(0.0, 1.0, 4), alpha_every=2
     )
     found = [
-        dict(zip(places(d), d.probabilities, strict=True))[0, 1]
+        dict(zip(steps_of(d), d.probabilities, strict=True))[0, 1]
         for d in (sampler.draw(view, 100) for _ in range(6))
     ]
     expected = [3**a / (1 + 3**a) for a in (0, 0, 0.5, 0.5, 1, 1)]
@@ -194,7 +196,7 @@ def test_alpha_follows_its_schedule_every_so_many_draws():
 
 
 def test_a_priority_of_zero_is_never_drawn_and_its_row_is_still_legal():
-    sampler, view = held([[0.0, 1.0, 0.0, 3.0]], beta=1, normalize="mean")
+    sampler, view = filled([[0.0, 1.0, 0.0, 3.0]], beta=1, normalize="mean")
     draw = sampler.draw(view, 1000)
     assert counts(draw) == {(0, 1): 250, (0, 3): 750}
     np.testing.assert_allclose(draw.weights[:250], 1 / (4 * 0.25))
@@ -203,11 +205,11 @@ def test_a_priority_of_zero_is_never_drawn_and_its_row_is_still_legal():
 
 
 def test_priorities_that_are_all_zero_are_said():
-    sampler, view = held([[0.0, 0.0]])
+    sampler, view = filled([[0.0, 0.0]])
     with pytest.raises(EmptyError, match=r"priority 0 for all of 2 .*eps above 0"):
         sampler.draw(view, 3)
 
 
 def test_eps_keeps_a_priority_of_zero_alive():
-    sampler, view = held([[0.0, 0.0]], eps=1e-6)
+    sampler, view = filled([[0.0, 0.0]], eps=1e-6)
     assert counts(sampler.draw(view, 100)) == {(0, 0): 50, (0, 1): 50}

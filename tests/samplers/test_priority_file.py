@@ -243,7 +243,7 @@ class TestReopening:
         again.close()
 
 
-class TestPlaces:
+class TestInMemory:
     """Where priorities are when they cannot be on disk."""
 
     def test_a_second_sampler_of_a_name_stays_in_ram_and_says_so(self, ring):

@@ -176,10 +176,10 @@ def test_a_reader_learns_while_another_process_writes(tmp_path, make_one):
         process.join(WAIT_S)
     assert ours.poll(WAIT_S)
     ours.recv()
-    check_kept(twin.path, sampler, make_one(seed=1))
+    check_priorities(twin.path, sampler, make_one(seed=1))
 
 
-def check_kept(path, sampler, again):
+def check_priorities(path, sampler, again):
     """What was learned is there, and what came since enters at the highest of it."""
     kept = sampler.state_dict(priorities=True)
     first, stop = int(kept["first"][0]), int(kept["seen"][0])

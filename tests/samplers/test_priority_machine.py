@@ -106,8 +106,8 @@ class PriorityMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 50))
     def draw(self, count):
-        law = self.model.law(0.7, self.eps)
-        if not any(law.values()):
+        probabilities = self.model.probabilities(0.7, self.eps)
+        if not any(probabilities.values()):
             with pytest.raises(mr.errors.EmptyError):
                 self.sampler.draw(self.view, count)
             return
@@ -116,7 +116,7 @@ class PriorityMachine(RuleBasedStateMachine):
             draw.env_ids.tolist(), draw.positions.tolist(), draw.probabilities,
             strict=True,
         ):  # fmt: skip
-            assert abs(probability - law[tuple(place)]) <= 1e-9 * probability
+            assert abs(probability - probabilities[tuple(place)]) <= 1e-9 * probability
 
     @rule(data=st.data())
     def clear(self, data):

@@ -7,12 +7,12 @@ import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import ListedView, places
+from tests.contracts.sampler import ListedView, steps_of
 from tests.samplers.prioritized import KINDS
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"alpha": -1}, r"alpha: got -1, expected a number in \[0, 4\]"),
         ({"alpha": "x"}, "alpha: got 'x', expected a number"),
@@ -27,8 +27,8 @@ from tests.samplers.prioritized import KINDS
     ],
 )
 @pytest.mark.parametrize("make", KINDS)
-def test_arguments_out_of_range_are_refused(make, options, told):
-    with pytest.raises(SchemaError, match=told):
+def test_arguments_out_of_range_are_refused(make, options, message):
+    with pytest.raises(SchemaError, match=message):
         make(**options)
 
 
@@ -62,7 +62,7 @@ def test_a_run_stopped_after_any_batch_goes_on_exactly(make, stop, rng):
         draw = sampler.draw(view, 16)
         errors = np.random.default_rng(number).random(16)
         sampler.update_priorities(view, draw.env_ids, draw.positions, errors)
-        return places(draw), draw.probabilities.tolist(), draw.weights.tolist()
+        return steps_of(draw), draw.probabilities.tolist(), draw.weights.tolist()
 
     sampler = make(
         seed=3, name=None, **({"resort_every": 40} if make is KINDS[1] else {})

@@ -9,12 +9,12 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError, SchemaError, StaleError
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 from tests.samplers.prioritized import (
     KINDS,
     WAY,
     column_of,
-    held,
+    filled,
     masses_of,
     update,
 )
@@ -34,7 +34,7 @@ class TestUpdates:
         return twin, twin.buffer
 
     def test_the_last_of_equal_positions_wins(self, make):
-        _, view = held([[1.0, 1.0, 1.0]])
+        _, view = filled([[1.0, 1.0, 1.0]])
         sampler = make(alpha=1.0, seed=0)
         sampler.draw(view, 1)
         ids = np.zeros(4, np.int64)
@@ -112,14 +112,14 @@ class TestUpdates:
         twin.extend([[""], ["u"], [""], [""]])
         # Position 1 ends without a final observation, and 3 waits for the next row.
         update(buffer, [(0, 1), (0, 3)], [1e6, 1e6])
-        assert set(places(buffer.sample(300))) == {(0, 0), (0, 2)}
+        assert set(steps_of(buffer.sample(300))) == {(0, 0), (0, 2)}
 
     def test_a_row_keeps_the_priority_that_it_got_before_it_was_legal(self, make):
         twin, buffer = self.buffer(make, capacity=8, num_envs=1)
         twin.extend([[""]] * 3)
         update(buffer, [(0, 0), (0, 2)], [2.0, 6.0])
         twin.extend([[""]] * 2)
-        assert set(places(buffer.sample(300))) == {(0, p) for p in range(4)}
+        assert set(steps_of(buffer.sample(300))) == {(0, p) for p in range(4)}
         assert column_of(buffer)[:5].tolist() == [2.0, 1.0, 6.0, 6.0, 6.0]
 
     def test_shapes_that_differ_are_refused(self, make):
@@ -142,16 +142,16 @@ class TestUpdates:
         assert column_of(buffer)[[1, 4]].tolist() == [3.625, 7.0]
 
     @pytest.mark.parametrize(
-        ("mask", "told"),
+        ("mask", "message"),
         [
             ([[True, False], [False, False]], "without a step for window 1"),
             ([[True], [True]], r"a mask of shape \[2, 1\], expected \[2, 2\]"),
         ],
     )
-    def test_masks_that_do_not_fit_are_refused(self, make, mask, told):
+    def test_masks_that_do_not_fit_are_refused(self, make, mask, message):
         twin, buffer = self.buffer(make, capacity=9, num_envs=1)
         twin.extend([[""]] * 9)
-        with pytest.raises(SchemaError, match=told):
+        with pytest.raises(SchemaError, match=message):
             buffer.sampler.update_priorities(
                 buffer.view, np.zeros(2, int), np.array([1, 4]), np.ones((2, 2)),
                 np.array(mask),
@@ -174,7 +174,7 @@ class TestUpdates:
 def test_an_unwritten_row_is_never_drawn(make):
     twin = Twin(None, 8, 3, stored=True, sampler=make(seed=0))
     twin.add([""], env_ids=[1])
-    assert set(places(twin.buffer.sample(400))) == {(1, 0)}
+    assert set(steps_of(twin.buffer.sample(400))) == {(1, 0)}
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -198,12 +198,12 @@ def test_cleared_rows_are_not_drawn(make):
     update(twin.buffer, [(0, 1), (1, 2)], [100.0, 50.0])
     twin.buffer.sample(8)
     twin.buffer.clear([0])
-    assert {e for e, _ in places(twin.buffer.sample(300))} == {1}
+    assert {e for e, _ in steps_of(twin.buffer.sample(300))} == {1}
     twin.buffer.clear()
     with pytest.raises(EmptyError):
         twin.buffer.sample(2)
     twin.extend([["", ""]] * 2)
-    assert set(places(twin.buffer.sample(300))) == {(0, 5), (0, 6), (1, 5), (1, 6)}
+    assert set(steps_of(twin.buffer.sample(300))) == {(0, 5), (0, 6), (1, 5), (1, 6)}
     # What was cleared is not the highest priority of what came after.
     assert column_of(twin.buffer).max() == 1.0
 
@@ -214,7 +214,7 @@ def test_dequeued_rows_are_not_drawn(make):
     twin.extend([[""]] * 5)
     update(twin.buffer, [(0, 0)], [100.0])
     twin.buffer.dequeue(2)
-    assert set(places(twin.buffer.sample(300))) == {(0, 2), (0, 3), (0, 4)}
+    assert set(steps_of(twin.buffer.sample(300))) == {(0, 2), (0, 3), (0, 4)}
 
 
 def test_weights_after_a_reload_are_what_they_were(tmp_path):
@@ -232,7 +232,7 @@ def test_weights_after_a_reload_are_what_they_were(tmp_path):
         again = mr.PrioritizedSampler(alpha=1, beta=1, seed=5)
         again.load_state_dict(json.loads(json.dumps(state)))
         found = again.draw(buffer.view, 20)
-        assert places(found) == places(expected)
+        assert steps_of(found) == steps_of(expected)
         assert (found.weights == expected.weights).all()
         again.close()
 
@@ -243,11 +243,11 @@ def test_a_late_priority_does_not_open_an_ignored_start(make):
     twin = Twin(None, 8, stored=True, sampler=sampler)
     twin.extend([[""]] * 6)
     batch = twin.buffer.sample(64)
-    assert set(places(batch)) == {(0, p) for p in (2, 3, 4, 5)}
+    assert set(steps_of(batch)) == {(0, p) for p in (2, 3, 4, 5)}
     twin.extend([[""]] * 4)
     # 2 is alive, and one of the earliest two now.
     twin.buffer.update_priorities(batch, np.full(64, 3.0))
-    assert set(places(twin.buffer.sample(300))) == {(0, p) for p in range(4, 10)}
+    assert set(steps_of(twin.buffer.sample(300))) == {(0, p) for p in range(4, 10)}
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -259,9 +259,9 @@ def test_priorities_stay_when_windows_become_longer(make):
     twin.buffer.update_priorities(batch, 1.0 + batch.positions)
     before = inner.priorities.column.values.copy()
     twin.buffer.sampler = mr.SequenceSampler(5, inner)
-    assert set(places(twin.buffer.sample(400))) == {(0, p) for p in range(8)}
+    assert set(steps_of(twin.buffer.sample(400))) == {(0, p) for p in range(8)}
     twin.buffer.sampler = mr.SequenceSampler(2, inner)
-    assert set(places(twin.buffer.sample(400))) == {(0, p) for p in range(11)}
+    assert set(steps_of(twin.buffer.sample(400))) == {(0, p) for p in range(11)}
     assert (inner.priorities.column.values == before).all()
 
 

@@ -7,7 +7,7 @@ import mmreplay as mr
 from mmreplay.errors import FormatError
 from mmreplay.samplers.priority_distribution import RankBased, Scheduled, _descending
 from tests.buffer.support import Twin
-from tests.contracts.sampler import ListedView, places
+from tests.contracts.sampler import ListedView, steps_of
 from tests.samplers.prioritized import assert_masses, masses_of, update
 
 ALPHA = 0.7
@@ -22,7 +22,7 @@ def ranked(priorities, **options):
     return sampler, view
 
 
-def law_of(ranks):
+def probabilities_of(ranks):
     """Probabilities by the paper's formula, given each row's rank from 1 on."""
     masses = np.array(ranks, float) ** -ALPHA
     return {(0, p): m / masses.sum() for p, m in enumerate(masses)}
@@ -31,12 +31,12 @@ def law_of(ranks):
 @pytest.mark.parametrize("stratified", [True, False])
 def test_frequencies_and_probabilities_are_the_ranks(stratified):
     sampler, view = ranked([3.0, 0.5, 100.0, 4.0, 0.0], stratified=stratified)
-    law = law_of([3, 4, 1, 2, 5])
+    law = probabilities_of([3, 4, 1, 2, 5])
     drawn = []
     for _ in range(40):
         draw = sampler.draw(view, 300)
-        drawn += places(draw)
-        expected = [law[place] for place in places(draw)]
+        drawn += steps_of(draw)
+        expected = [law[place] for place in steps_of(draw)]
         np.testing.assert_allclose(draw.probabilities, expected)
     assert_masses(drawn, law)
 
@@ -44,12 +44,12 @@ def test_frequencies_and_probabilities_are_the_ranks(stratified):
 def test_equal_priorities_keep_the_order_that_they_were_in():
     sampler, view = ranked([2.0, 2.0, 5.0, 2.0])
     found = dict(zip(*draws(sampler, view), strict=True))
-    assert found == pytest.approx(law_of([2, 3, 1, 4]))
+    assert found == pytest.approx(probabilities_of([2, 3, 1, 4]))
 
 
 def draws(sampler, view, count=2000):
     draw = sampler.draw(view, count)
-    return places(draw), draw.probabilities.tolist()
+    return steps_of(draw), draw.probabilities.tolist()
 
 
 def test_strata_are_segments_of_like_priorities(rng):
@@ -70,7 +70,7 @@ def test_strata_are_segments_of_like_priorities(rng):
 def test_between_two_sorts_an_updated_row_keeps_its_rank():
     sampler, view = ranked([5.0, 4.0, 3.0, 2.0], resort_every=3)
     sampler.draw(view, 1)
-    stale, fresh = law_of([1, 2, 3, 4]), law_of([2, 3, 4, 1])
+    stale, fresh = probabilities_of([1, 2, 3, 4]), probabilities_of([2, 3, 4, 1])
     zero = np.zeros(1, int)
     for number, expected in enumerate([stale, stale, fresh]):
         sampler.update_priorities(view, zero, zero + 3, np.array([9.0 + number]))
@@ -118,7 +118,7 @@ def test_a_ring_that_wraps_without_a_sort_never_runs_out_of_slots():
         twin.extend([["", ""]] * 7)
         alive = set(twin.oracle.alive())
         draw = sampler.draw(twin.buffer.view, 600)
-        assert set(places(draw)) <= alive
+        assert set(steps_of(draw)) <= alive
         assert sampler.priorities.distribution.num_open == len(alive)
 
 
@@ -128,7 +128,7 @@ def test_alpha_zero_is_uniform_and_a_change_of_alpha_sorts():
     )
     assert draws(sampler, view)[1] == pytest.approx([1 / 3] * 2000)
     assert dict(zip(*draws(sampler, view), strict=True)) == pytest.approx(
-        law_of([3, 2, 1])
+        probabilities_of([3, 2, 1])
     )
 
 

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.recent import newest_counts
 from tests.buffer.support import Twin
-from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
+from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, steps_of
 from tests.samplers.frequencies import assert_distribution
 from tests.samplers.moving import MovingView
 
@@ -18,7 +18,7 @@ from tests.samplers.moving import MovingView
 def newest(view, count):
     """The newest legal starts of each environment, by looking at all."""
     found = {}
-    for env_id, position in view.places():
+    for env_id, position in view.legal_starts():
         found.setdefault(env_id, []).append((env_id, position))
     return [place for starts in found.values() for place in starts[-count:]]
 
@@ -72,11 +72,13 @@ def test_the_share_is_rounded_up(ratio, batch_size, recent):
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_newest_are_the_last_legal_starts_of_each_environment(view, steps):
     sampler = mr.RecentSampler(steps, 1.0, seed=0)
-    drawn = [p for _ in range(100) for p in places(sampler.draw(view, 60))]
-    counts = Counter(env_id for env_id, _ in view.places())
+    drawn = [p for _ in range(100) for p in steps_of(sampler.draw(view, 60))]
+    counts = Counter(env_id for env_id, _ in view.legal_starts())
     mean = np.mean([counts.get(env_id, 0) for env_id in range(len(view.rows))])
     # Below that mean everything is drawn uniformly.
-    assert set(drawn) == set(newest(view, steps) if mean > steps else view.places())
+    assert set(drawn) == set(
+        newest(view, steps) if mean > steps else view.legal_starts()
+    )
 
 
 def test_few_starts_are_drawn_as_if_there_was_no_share():
@@ -84,7 +86,7 @@ def test_few_starts_are_drawn_as_if_there_was_no_share():
     sampler = mr.RecentSampler(4, 0.5, mr.UniformSampler(3), seed=0)
     expected = mr.UniformSampler(3)
     for _ in range(5):
-        assert places(sampler.draw(view, 9)) == places(expected.draw(view, 9))
+        assert steps_of(sampler.draw(view, 9)) == steps_of(expected.draw(view, 9))
     more = ListedView(["s" * 9])
     assert (sampler.draw(more, 100).positions[:50] >= 5).all()
 
@@ -100,14 +102,14 @@ def test_newest_is_by_age_after_the_ring_has_wrapped(tmp_path, rng):
             legal.setdefault(env_id, []).append((env_id, position))
         if sum(map(len, legal.values())) / 2 <= 3:
             continue
-        drawn = {p for _ in range(5) for p in places(twin.buffer.sample(40))}
+        drawn = {p for _ in range(5) for p in steps_of(twin.buffer.sample(40))}
         expected = {place for starts in legal.values() for place in starts[-3:]}
         # Three strata an environment: one of six is missed below 6 * (2/3)**100.
         assert drawn == expected
     twin.buffer.close()
 
 
-class Kept(mr.UniformSampler):
+class NotedUpdates(mr.UniformSampler):
     weight = 0.5
 
     def draw(self, view, batch_size):
@@ -116,25 +118,25 @@ class Kept(mr.UniformSampler):
         return draw
 
     def update_priorities(self, view, env_ids, positions, values, mask=None):
-        self.given = (env_ids, positions, values, mask)
+        self.updated = (env_ids, positions, values, mask)
         return 3
 
 
 def test_weights_and_priorities_are_the_other_samplers():
-    kept = Kept(0)
+    kept = NotedUpdates(0)
     sampler = mr.RecentSampler(4, 0.25, kept, seed=0)
     view = ListedView(["s" * 90])
     draw = sampler.draw(view, 8)
     assert draw.weights.tolist() == [1, 1] + [0.5] * 6
     np.testing.assert_allclose(draw.probabilities, [1 / 4] * 2 + [1 / 90] * 6)
-    given = (draw.env_ids, draw.positions, np.arange(8.0), None)
-    assert sampler.update_priorities(view, *given) == 3
-    assert all(a is b for a, b in zip(kept.given, given, strict=True))
+    updated = (draw.env_ids, draw.positions, np.arange(8.0), None)
+    assert sampler.update_priorities(view, *updated) == 3
+    assert all(a is b for a, b in zip(kept.updated, updated, strict=True))
     assert sampler.keeps_priorities
     plain = mr.RecentSampler(4, 0.25, seed=0)
     assert not plain.keeps_priorities
     with pytest.raises(SchemaError, match=r"'UniformSampler'.* keep no priorities"):
-        plain.update_priorities(view, *given)
+        plain.update_priorities(view, *updated)
 
 
 def test_shares_that_make_no_sense_are_refused():
@@ -216,7 +218,7 @@ def test_draws_from_the_window_are_uniform():
     sampler = mr.EmphasizeRecentSampler(1, eta=1e-9, smallest=9, seed=0)
     expected = newest(view, 3)
     assert len(expected) == 9
-    drawn = [p for _ in range(60) for p in places(sampler.draw(view, 30))]
+    drawn = [p for _ in range(60) for p in steps_of(sampler.draw(view, 30))]
     assert_distribution(drawn, dict.fromkeys(expected, 1 / 9))
     assert (sampler.draw(view, 4).probabilities == 1 / 9).all()
 
@@ -239,7 +241,7 @@ def test_a_run_stopped_after_any_batch_goes_on(kind, stopped):
         draw = whole.draw(view, 6)
         if number >= stopped:
             again = other.draw(view, 6)
-            assert (places(again), again.key) == (places(draw), draw.key)
+            assert (steps_of(again), again.key) == (steps_of(draw), draw.key)
         expected.append(draw.key)
         view.add(number % 2, "sxs")
         view.give_up(0, number)

@@ -6,7 +6,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FormatError
 from tests.buffer.support import Twin
-from tests.contracts.sampler import places
+from tests.contracts.sampler import steps_of
 
 KINDS = [mr.PrioritizedSampler, mr.RankPrioritizedSampler]
 
@@ -34,7 +34,7 @@ def goes_on(sampler, view, make):
     again = make()
     again.load_state_dict(state)
     for _ in range(4):
-        if places(sampler.draw(view, 8)) != places(again.draw(view, 8)):
+        if steps_of(sampler.draw(view, 8)) != steps_of(again.draw(view, 8)):
             return False
     return True
 
@@ -77,7 +77,7 @@ def test_a_state_that_was_loaded_is_saved_again_before_a_draw(view, kind):
         np.testing.assert_array_equal(saved[name], value)
     third = kind(name=None)
     third.load_state_dict(saved)
-    assert places(third.draw(view, 8)) == places(sampler.draw(view, 8))
+    assert steps_of(third.draw(view, 8)) == steps_of(sampler.draw(view, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,4 +117,4 @@ def test_a_mixture_that_refuses_a_state_keeps_its_priorities(view, kind):
     with pytest.raises(FormatError, match="got kind"):
         sampler.load_state_dict(other)
     for _ in range(3):
-        assert places(sampler.draw(view, 8)) == places(twin.draw(view, 8))
+        assert steps_of(sampler.draw(view, 8)) == steps_of(twin.draw(view, 8))

@@ -20,7 +20,7 @@ def test_a_linear_schedule_is_numpys_line_and_then_stays(start, stop, steps):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ((float("nan"), 1, 5), "LinearSchedule start: got nan, expected a finite"),
         ((0, "x", 5), "LinearSchedule stop: got 'x', expected a finite number"),
@@ -29,8 +29,8 @@ def test_a_linear_schedule_is_numpys_line_and_then_stays(start, stop, steps):
         ((0, True, 2), "LinearSchedule stop: got True, expected a finite number"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(arguments, told):
-    with pytest.raises(SchemaError, match=told):
+def test_a_schedule_that_is_none_is_refused(arguments, message):
+    with pytest.raises(SchemaError, match=message):
         mr.LinearSchedule(*arguments)
 
 

@@ -7,7 +7,7 @@ import mmreplay as mr
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers import permutation
 from mmreplay.samplers.shuffled import ShuffledSampler
-from tests.contracts.sampler import VIEWS, ListedView, places
+from tests.contracts.sampler import VIEWS, ListedView, steps_of
 from tests.samplers.epochs import epoch, flat
 from tests.samplers.frequencies import assert_distribution
 
@@ -20,7 +20,7 @@ def test_an_epoch_is_every_legal_start_once(view, batch_size, chunk):
         assert sampler.epoch == number
         count = sampler.num_batches(view, batch_size)
         batches = epoch(sampler, view, batch_size)
-        assert sorted(flat(batches)) == view.places()
+        assert sorted(flat(batches)) == view.legal_starts()
         assert [len(b) for b in batches[:-1]] == [batch_size] * (len(batches) - 1)
         assert len(batches) == count
 
@@ -28,12 +28,12 @@ def test_an_epoch_is_every_legal_start_once(view, batch_size, chunk):
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_order_that_is_computed_covers_as_well(view, monkeypatch):
     monkeypatch.setattr(permutation, "TABLE", 0)
-    assert sorted(flat(epoch(ShuffledSampler(3), view, 2))) == view.places()
+    assert sorted(flat(epoch(ShuffledSampler(3), view, 2))) == view.legal_starts()
 
 
 def test_draws_alone_go_on_with_the_next_epoch():
     sampler, view = ShuffledSampler(1), VIEWS[3]
-    total = len(view.places())
+    total = len(view.legal_starts())
     assert total == 7
     lengths, numbers = [], []
     for _ in range(6):
@@ -71,7 +71,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_every_start_is_as_likely_at_every_index():
     view, sampler = VIEWS[3], ShuffledSampler(0)
     orders = [flat(epoch(sampler, view, 3)) for _ in range(1000)]
-    law = dict.fromkeys(view.places(), 1 / 7)
+    law = dict.fromkeys(view.legal_starts(), 1 / 7)
     for index in range(7):
         assert_distribution([order[index] for order in orders], law)
 
@@ -83,12 +83,12 @@ def test_ranks_are_disjoint_and_complete(view, num_ranks, chunk):
         found = []
         for rank in range(num_ranks):
             sampler = ShuffledSampler(seed, rank=rank, num_ranks=num_ranks)
-            if rank < len(view.places()):
+            if rank < len(view.legal_starts()):
                 found.append(flat(epoch(sampler, view, 2)))
             else:
                 with pytest.raises(EmptyError, match=f"got 0 for rank {rank} of"):
                     sampler.draw(view, 2)
-        assert sorted(flat(found)) == view.places()
+        assert sorted(flat(found)) == view.legal_starts()
         assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
@@ -133,7 +133,7 @@ def test_minibatches_differ_by_one_at_most_and_none_is_empty(rows, batches, size
     for _ in range(2):
         found = epoch(sampler, view, 99)
         assert [len(batch) for batch in found] == sizes
-        assert sorted(flat(found)) == view.places()
+        assert sorted(flat(found)) == view.legal_starts()
 
 
 @pytest.mark.parametrize("rows", range(1, 40))
@@ -150,21 +150,21 @@ def test_minibatches_of_ranks_of_any_number_of_rows(rows):
             assert max(sizes) - min(sizes) <= 1
             assert len(batches) <= 6
             found += flat(batches)
-        assert sorted(found) == view.places()
+        assert sorted(found) == view.legal_starts()
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_unshuffled_env_major_is_oldest_first_in_each_environment(view, chunk):
     sampler = ShuffledSampler(shuffle=False)
     for _ in range(2):
-        assert flat(epoch(sampler, view, 3)) == view.places()
+        assert flat(epoch(sampler, view, 3)) == view.legal_starts()
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_unshuffled_time_major_takes_environments_in_turn(view, chunk):
     turns = {}
     expected = []
-    for env_id, position in view.places():
+    for env_id, position in view.legal_starts():
         turns[env_id] = turns.get(env_id, -1) + 1
         expected.append((turns[env_id], env_id, position))
     sampler = ShuffledSampler(shuffle=False, layout="time_major")
@@ -180,7 +180,7 @@ def test_nothing_to_draw_is_said_and_does_not_count():
         with pytest.raises(EmptyError, match=r"none is a legal start.*add steps first"):
             sampler.more(ListedView(rows), 4)
     assert sampler.state_dict() == fresh.state_dict()
-    assert places(sampler.draw(VIEWS[3], 4)) == places(fresh.draw(VIEWS[3], 4))
+    assert steps_of(sampler.draw(VIEWS[3], 4)) == steps_of(fresh.draw(VIEWS[3], 4))
 
 
 def test_too_few_for_a_batch_are_said_until_there_are_more():

@@ -9,7 +9,7 @@ import pytest
 from mmreplay.errors import EmptyError, FormatError
 from mmreplay.samplers.shuffled import ShuffledSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import VIEWS, ListedView, places
+from tests.contracts.sampler import VIEWS, ListedView, steps_of
 from tests.samplers.epochs import epoch, flat
 from tests.samplers.moving import MovingView
 
@@ -31,14 +31,14 @@ def test_a_run_stopped_after_any_batch_goes_on_as_if_it_was_not(options, chunk):
     for _ in range(20):
         states.append(json.dumps(whole.state_dict()))
         draw = whole.draw(view, 3)
-        expected.append((whole.epoch, places(draw), draw.key))
+        expected.append((whole.epoch, steps_of(draw), draw.key))
     for stopped, state in enumerate(states):
         other = ShuffledSampler(1234, **options)
         other.load_state_dict(json.loads(state))
         found = []
         for _ in range(stopped, 20):
             draw = other.draw(view, 3)
-            found.append((other.epoch, places(draw), draw.key))
+            found.append((other.epoch, steps_of(draw), draw.key))
         assert found == expected[stopped:]
 
 
@@ -63,16 +63,16 @@ def test_overwritten_starts_are_skipped_and_counted_and_new_ones_wait(seed, chun
     rng = np.random.default_rng(seed)
     view, sampler = begun(rng), ShuffledSampler(seed)
     for _ in range(4):
-        frozen, drawn, skipped = set(view.places()), [], 0
+        frozen, drawn, skipped = set(view.legal_starts()), [], 0
         if not frozen:
             view.add(0, "ssss")
             continue
         number = sampler.epoch
         while sampler.epoch == number:
-            alive = set(view.places())
+            alive = set(view.legal_starts())
             if not sampler.more(view, 3):
                 break
-            batch = places(sampler.draw(view, 3))
+            batch = steps_of(sampler.draw(view, 3))
             assert set(batch) <= alive & frozen
             drawn += batch
             if sampler.epoch == number:
@@ -95,10 +95,10 @@ def test_a_run_resumes_exactly_when_the_buffer_has_moved_on(seed):
         # The other one is made anew from the state before every draw.
         other = ShuffledSampler(99)
         other.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-        if not view.places():
+        if not view.legal_starts():
             view.add(1, "sss")
-        expected = places(sampler.draw(view, 2))
-        assert places(other.draw(view, 2)) == expected
+        expected = steps_of(sampler.draw(view, 2))
+        assert steps_of(other.draw(view, 2)) == expected
         assert other.state_dict() == sampler.state_dict()
         moved(view, rng)
 
@@ -107,12 +107,12 @@ def test_minibatches_of_a_moving_buffer_leave_out_what_is_gone():
     view = MovingView(1)
     view.add(0, "s" * 13)
     sampler = ShuffledSampler(2, batches=4)
-    drawn = places(sampler.draw(view, 1))
+    drawn = steps_of(sampler.draw(view, 1))
     assert len(drawn) == 3
     view.give_up(0, 6)
     later = epoch(sampler, view, 1)
     assert len(later) <= 3
-    expected = [place for place in view.places() if place not in drawn]
+    expected = [place for place in view.legal_starts() if place not in drawn]
     assert sorted(flat(later)) == expected
 
 
@@ -126,7 +126,7 @@ def test_clearing_ends_the_epoch():
         sampler.draw(view, 4)
     view.add(0, "sss")
     view.add(1, "ss")
-    assert sorted(flat(epoch(sampler, view, 2))) == view.places()
+    assert sorted(flat(epoch(sampler, view, 2))) == view.legal_starts()
 
 
 def test_rows_that_become_legal_later_do_not_shift_the_epoch():
@@ -135,14 +135,14 @@ def test_rows_that_become_legal_later_do_not_shift_the_epoch():
 
         late = True
 
-        def places(self):
+        def legal_starts(self):
             stop = len(self.rows[0]) - 3
-            return [p for p in super().places() if not self.late or p[1] < stop]
+            return [p for p in super().legal_starts() if not self.late or p[1] < stop]
 
     view = Late(1)
     view.add(0, "s" * 20)
     sampler = ShuffledSampler(0)
-    frozen, drawn = view.places(), places(sampler.draw(view, 5))
+    frozen, drawn = view.legal_starts(), steps_of(sampler.draw(view, 5))
     view.late = False
     view.add(0, "s")
     drawn += flat(epoch(sampler, view, 5))
@@ -186,13 +186,13 @@ def test_a_buffer_that_lost_rows_of_the_epoch_is_refused():
 def test_the_state_of_one_rank_serves_the_others():
     view = ListedView(["s" * 20])
     ranks = [ShuffledSampler(0, rank=rank, num_ranks=2) for rank in range(2)]
-    drawn = [places(sampler.draw(view, 3)) for sampler in ranks]
+    drawn = [steps_of(sampler.draw(view, 3)) for sampler in ranks]
     state = ranks[0].state_dict()
     fresh = [ShuffledSampler(9, rank=rank, num_ranks=2) for rank in range(2)]
     for sampler in fresh:
         sampler.load_state_dict(state)
         drawn += epoch(sampler, view, 3)
-    assert sorted(flat(drawn)) == view.places()
+    assert sorted(flat(drawn)) == view.legal_starts()
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_epochs_of_a_live_ring_are_the_oracles_legal_starts(tmp_path, autoreset,
         number, drawn = sampler.epoch, []
         while sampler.epoch == number and sampler.more(twin.buffer.view, 5):
             batch = twin.buffer.sample(5)
-            drawn += places(batch)
+            drawn += steps_of(batch)
             if turn % 2:
                 twin.add([str(rng.choice(["", "t"])) for _ in range(3)])
         assert len(drawn) == len(set(drawn))
@@ -280,22 +280,22 @@ def test_orders_do_not_depend_on_batch_sizes(tmp_path):
     whole = flat(epoch(ShuffledSampler(0), view, 500))
     for sizes in ([1] * 70, [7] * 10, [3, 20, 9, 38]):
         sampler = ShuffledSampler(0)
-        drawn = [places(sampler.draw(view, size)) for size in sizes]
+        drawn = [steps_of(sampler.draw(view, size)) for size in sizes]
         assert flat(drawn) == whole
     assert all(a != b for a, b in pairwise(whole))
 
 
 def test_a_batch_larger_than_the_epoch_leaves_it_running():
     view, sampler = ListedView(["sssssss-"]), ShuffledSampler(1, drop_last=True)
-    drawn = [places(sampler.draw(view, 1))[0] for _ in range(5)]
+    drawn = [steps_of(sampler.draw(view, 1))[0] for _ in range(5)]
     before = sampler.state_dict()
     for ask in (sampler.draw, sampler.more):
         with pytest.raises(EmptyError, match=r"got 7 for rank 0 of 1, expected at le"):
             ask(view, 8)
         assert sampler.state_dict() == before
     ShuffledSampler(1, drop_last=True).load_state_dict(before)
-    drawn += places(sampler.draw(view, 2))
-    assert sorted(drawn) == view.places()
+    drawn += steps_of(sampler.draw(view, 2))
+    assert sorted(drawn) == view.legal_starts()
     assert sampler.epoch == 1
 
 
@@ -304,7 +304,7 @@ def test_a_batch_larger_than_the_epoch_begins_the_next_where_that_has_as_many():
     view.add(0, "sssssss")
     sampler.draw(view, 5)
     view.add(0, "ssssssssss")
-    drawn = places(sampler.draw(view, 8)) + places(sampler.draw(view, 8))
+    drawn = steps_of(sampler.draw(view, 8)) + steps_of(sampler.draw(view, 8))
     assert len(set(drawn)) == 16
     assert sampler.epoch == 2
 
@@ -314,7 +314,7 @@ def test_what_the_last_batch_skipped_can_be_read_until_the_next_draw():
     view.add(0, "sssss")
     sampler.draw(view, 1)
     view.give_up(0, 3)
-    assert places(sampler.draw(view, 3)) == [(0, 3)]
+    assert steps_of(sampler.draw(view, 3)) == [(0, 3)]
     assert (sampler.epoch, sampler.skipped) == (1, 2)
     other = ShuffledSampler(0, shuffle=False)
     other.load_state_dict(sampler.state_dict())

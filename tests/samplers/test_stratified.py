@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
+from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, steps_of
 from tests.samplers.frequencies import assert_distribution
 
 
-def law(view):
+def probabilities(view):
     """Probability of each legal start, environments alike."""
-    counts = Counter(env_id for env_id, _ in view.places())
-    return {place: 1 / len(counts) / counts[place[0]] for place in view.places()}
+    counts = Counter(env_id for env_id, _ in view.legal_starts())
+    return {place: 1 / len(counts) / counts[place[0]] for place in view.legal_starts()}
 
 
 class TestStratifiedSampler(SamplerContract):
@@ -25,19 +25,19 @@ class TestStratifiedSampler(SamplerContract):
     def test_environments_are_as_likely_and_their_starts_too(self, view, stratified):
         sampler = mr.StratifiedSampler(0, stratified=stratified)
         draws = [sampler.draw(view, 11) for _ in range(400)]
-        drawn = [place for draw in draws for place in places(draw)]
+        drawn = [place for draw in draws for place in steps_of(draw)]
         # Stratified draws scatter less than independent ones, so the limit for
         # those holds all the more.
-        assert_distribution(drawn, law(view))
+        assert_distribution(drawn, probabilities(view))
         for draw in draws[:5]:
-            expected = [law(view)[place] for place in places(draw)]
+            expected = [probabilities(view)[place] for place in steps_of(draw)]
             np.testing.assert_allclose(draw.probabilities, expected)
             assert (draw.weights == 1).all()
 
     def test_every_step_draws_anew(self):
         # Of many draws of few starts stratification leaves little to chance.
         sampler, view = self.make(), ListedView(["s" * 90, "sx" * 90])
-        draws = [tuple(places(sampler.draw(view, 9))) for _ in range(20)]
+        draws = [tuple(steps_of(sampler.draw(view, 9))) for _ in range(20)]
         assert len(set(draws)) == 20
 
     @pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 12, 13])

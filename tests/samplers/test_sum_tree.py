@@ -25,7 +25,7 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def whole(rng, count, zeros=0.3):
+def whole_numbers(rng, count, zeros=0.3):
     """Whole values, whose sums are exact in any order; some of them zero."""
     return rng.integers(1, 9, count) * (rng.random(count) >= zeros) * 1.0
 
@@ -49,7 +49,7 @@ def test_the_kernel_that_was_asked_for_runs(kernel):
 def test_sets_and_finds_agree_with_an_array(capacity, batch, rng):
     tree, expected = SumTree(capacity), np.zeros(capacity)
     for _ in range(8):
-        indices, values = rng.integers(capacity, size=batch), whole(rng, batch)
+        indices, values = rng.integers(capacity, size=batch), whole_numbers(rng, batch)
         tree.set(indices, values)
         for index, value in zip(indices, values, strict=True):
             expected[index] = value
@@ -67,7 +67,7 @@ def test_sets_and_finds_agree_with_an_array(capacity, batch, rng):
 
 @pytest.mark.parametrize("capacity", SIZES)
 def test_every_boundary_falls_on_the_next_leaf_that_is_not_zero(capacity, rng):
-    values = whole(rng, capacity)
+    values = whole_numbers(rng, capacity)
     values[rng.integers(capacity)] = 1
     tree = filled(values)
     bounds = np.concatenate([[0], np.cumsum(values)])
@@ -138,7 +138,7 @@ def test_what_is_found_is_where_the_sum_falls_but_for_rounding(rng):
 
 
 def test_leaves_are_drawn_in_proportion_to_their_values(rng):
-    values = whole(rng, 40)
+    values = whole_numbers(rng, 40)
     tree = filled(values)
     sums = (np.arange(10_000) + 0.5) / 10_000 * tree.total
     counts = np.bincount(tree.find(sums), minlength=40)

@@ -10,7 +10,7 @@ from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers import uniform
 from mmreplay.samplers.uniform import UniformSampler
 from tests.buffer.support import Twin
-from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
+from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, steps_of
 
 # One false alarm in a million tests, were the seeds not fixed.
 SIGMAS = 4.75
@@ -40,29 +40,29 @@ class TestUniformSampler(SamplerContract):
     @pytest.mark.parametrize("view", VIEWS)
     def test_every_legal_start_is_as_likely(self, view):
         sampler = self.make()
-        drawn = [p for _ in range(40) for p in places(sampler.draw(view, 500))]
-        assert_uniform(drawn, view.places())
+        drawn = [p for _ in range(40) for p in steps_of(sampler.draw(view, 500))]
+        assert_uniform(drawn, view.legal_starts())
 
     @pytest.mark.parametrize("view", VIEWS)
     def test_probabilities_are_one_in_the_legal_starts(self, view):
         draw = self.make().draw(view, 9)
-        assert (draw.probabilities == 1 / len(view.places())).all()
+        assert (draw.probabilities == 1 / len(view.legal_starts())).all()
         assert (draw.weights == 1).all()
 
     def test_one_start_among_many_rows_is_found_by_its_rank(self):
         rows = ["x" * 999 + "s" + "x" * 9000, "x" * 5000, "x" * 3000 + "sxs" + "x" * 50]
         view = ListedView(rows, [3, 0, 1 << 33])
         sampler = self.make()
-        drawn = [p for _ in range(20) for p in places(sampler.draw(view, 150))]
-        assert_uniform(drawn, view.places())
+        drawn = [p for _ in range(20) for p in steps_of(sampler.draw(view, 150))]
+        assert_uniform(drawn, view.legal_starts())
 
     def test_where_spare_rows_end_ranks_go_on_without_a_seam(self, monkeypatch):
         # Without spare rows a third of the batch is drawn by rank.
         monkeypatch.setattr(uniform, "MIN_LEGAL", 0.0)
         monkeypatch.setattr(uniform, "SPARE_SIGMAS", -100.0)
         view = VIEWS[3]
-        drawn = places(self.make().draw(view, 20_000))
-        assert_uniform(drawn, view.places())
+        drawn = steps_of(self.make().draw(view, 20_000))
+        assert_uniform(drawn, view.legal_starts())
 
     @pytest.mark.parametrize("total", [1, 3, 7, 10**6 + 3, (1 << 40) + 1])
     def test_the_largest_random_number_stays_inside(self, total):
@@ -100,7 +100,7 @@ def test_draws_of_a_buffer_are_the_oracles_legal_starts(
         if legal:
             batch = twin.buffer.sample(60 * len(legal))
             # One of 36 starts is missed with a probability below 36 * exp(-60).
-            assert_uniform(places(batch), legal)
+            assert_uniform(steps_of(batch), legal)
             assert (batch.probabilities == 1 / len(legal)).all()
 
 
@@ -111,7 +111,7 @@ def test_an_episode_that_fills_the_buffer_but_for_one_step(tmp_path):
         twin.buffer.sample(3)
     twin.add([""])
     batch = twin.buffer.sample(3)
-    assert places(batch) == [(0, 49)] * 3
+    assert steps_of(batch) == [(0, 49)] * 3
     assert batch.probabilities.tolist() == [1.0] * 3
 
 
@@ -123,6 +123,6 @@ def test_draws_do_not_depend_on_who_looked_before(tmp_path):
         mr.ReplayBuffer.open(twin.path, sampler=UniformSampler(2)) as other,
     ):
         len(other), other.gather_all(), other.take([0], [0])
-        expected = [places(one.sample(30)) for _ in range(3)]
-        assert [places(other.sample(30)) for _ in range(3)] == expected
+        expected = [steps_of(one.sample(30)) for _ in range(3)]
+        assert [steps_of(other.sample(30)) for _ in range(3)] == expected
     twin.buffer.close()

@@ -21,7 +21,7 @@ def test_a_dtype_is_named_and_stored_little_endian(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("dtype", "name"),
     [
         (">f4", "float32"),
         (np.dtype(">i2"), "int16"),
@@ -32,8 +32,8 @@ def test_a_dtype_is_named_and_stored_little_endian(name):
         ("half", "float16"),
     ],
 )
-def test_numpy_dtypes_classes_and_strings_become_the_name(given, name):
-    assert Field((), given) == Field((), name)
+def test_numpy_dtypes_classes_and_strings_become_the_name(dtype, name):
+    assert Field((), dtype) == Field((), name)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.format.support import fill, schema_of
 from tools.torture.forged import bounded
 
 MODES = ("r", "r+")
-ROOM_NBYTES = 64 << 20
+BOUND_NBYTES = 64 << 20
 
 
 def sampler():
@@ -138,7 +138,7 @@ def test_no_generation_names_a_path_elsewhere(folder, number):
 @pytest.mark.parametrize("name", ["COMMIT", "flags.bin", "records.bin", "sums.bin"])
 def test_a_file_of_a_terabyte_is_refused_without_being_read(folder, name):
     os.truncate(folder / "data-000001" / name, 1 << 40)
-    with bounded(ROOM_NBYTES):
+    with bounded(BOUND_NBYTES):
         for mode in MODES:
             with pytest.raises(FormatError, match=f"{name} has {1 << 40} bytes"):
                 use(folder, mode)
@@ -201,7 +201,7 @@ def test_a_pipe_or_device_instead_of_a_samplers_file_never_blocks(
     else:
         path.symlink_to(victim / "diary")
     before = contents(victim)
-    with bounded(ROOM_NBYTES):
+    with bounded(BOUND_NBYTES):
         for mode in MODES:
             with pytest.raises(FormatError, match=f"{name} is not a regular file"):
                 use(folder, mode)
@@ -239,7 +239,7 @@ def test_a_column_of_a_terabyte_of_nothing_is_verified_at_once(folder):
     with path.open("r+b") as file:
         file.seek(1 << 41)
         file.write(np.float32(np.nan).tobytes())
-    with bounded(ROOM_NBYTES):
+    with bounded(BOUND_NBYTES):
         report = verify_buffer(folder)
     told = [finding.message for finding in report.findings]
     assert any("got 1 numbers such as nan" in message for message in told)

@@ -100,8 +100,8 @@ def files_of(path):
 
 def shards_of(path):
     """Of the field "reward" first."""
-    found = [each for each in files_of(path) if each.name.startswith("c.")]
-    return sorted(found, key=lambda each: each.parent.name != "reward")
+    found = [shard for shard in files_of(path) if shard.name.startswith("c.")]
+    return sorted(found, key=lambda shard: shard.parent.name != "reward")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,11 +13,11 @@ UINT8 = np.dtype(np.uint8)
 
 
 @pytest.mark.parametrize(
-    "hold", [lambda a: a, lambda a: a[2:5], lambda a: memoryview(a), lambda a: a.T]
+    "view_of", [lambda a: a, lambda a: a[2:5], lambda a: memoryview(a), lambda a: a.T]
 )
-def test_an_array_that_is_seen_by_somebody_is_not_handed_out_again(hold):
+def test_an_array_that_is_seen_by_somebody_is_not_handed_out_again(view_of):
     recycler = BufferPool()
-    held = [hold(recycler.empty((8, 3), UINT8)) for _ in range(3)]
+    held = [view_of(recycler.empty((8, 3), UINT8)) for _ in range(3)]
     for view in held:
         np.asarray(view)[...] = 7
     for _ in range(10):

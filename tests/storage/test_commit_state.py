@@ -12,7 +12,7 @@ from mmreplay.format import commit
 from mmreplay.storage import commit_state, recovery
 from mmreplay.storage import commit_state as ledger
 from mmreplay.testing.disks import Disk, FaultyDisk, WatchedDisk, using
-from tests.format.support import BOOT, UUID, fill, metadata_of, record_of, schema_of
+from tests.format.support import BOOT_ID, UUID, fill, metadata_of, record_of, schema_of
 
 METADATA = metadata_of()
 LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS
@@ -20,7 +20,7 @@ LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS
 
 @pytest.fixture(autouse=True)
 def this_boot(monkeypatch):
-    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT_ID)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from mmreplay.storage.foreign_zarr.blobs import FolderBlobs
 from tests.storage.zarr_groups import V2_COMPRESSORS, V3_COMPRESSORS, put, values
 
 
-def taken(path, name, rows, complete=False):
+def rows_of(path, name, rows, complete=False):
     """Some rows of an array, as our reader gives them."""
     blobs = FolderBlobs(path)
     array = hierarchy.read(blobs).array(name)
@@ -28,7 +28,7 @@ def check(path, rng, data, version, **options):
     put(zarr.open_group(path, mode="w", zarr_format=version), "a/b", data, **options)
     rows = rng.integers(0, len(data), 50)
     for some in (np.arange(len(data)), rows, rows[:0]):
-        assert np.array_equal(taken(path, "a/b", some), data[some])
+        assert np.array_equal(rows_of(path, "a/b", some), data[some])
 
 
 @pytest.mark.parametrize("name", V2_COMPRESSORS)
@@ -71,17 +71,15 @@ def test_every_dtype_is_read_in_either_byte_order(tmp_path, rng, dtype, version)
         numcodecs.Shuffle(4),
         numcodecs.FixedScaleOffset(0, 1, "<i4", "<i2"),
     ],
-    ids=lambda each: each.codec_id,
+    ids=lambda codec: codec.codec_id,
 )
 def test_filters_of_version_2_are_undone(tmp_path, rng, filters):
     data = values(rng, "int32", (40, 3))
     check(tmp_path / "g", rng, data, 2, filters=[filters], compressors=numcodecs.Zstd())
 
 
-@pytest.mark.parametrize("place", ["start", "end"])
-def test_transposed_shards_with_their_index_at_either_end_are_read(
-    tmp_path, rng, place
-):
+@pytest.mark.parametrize("end", ["start", "end"])
+def test_transposed_shards_with_their_index_at_either_end_are_read(tmp_path, rng, end):
     data = values(rng, "float32", (40, 4, 6, 2))
     inner = [
         zarr.codecs.TransposeCodec(order=(2, 0, 3, 1)),
@@ -89,7 +87,7 @@ def test_transposed_shards_with_their_index_at_either_end_are_read(
         zarr.codecs.ZstdCodec(),
     ]
     codec = zarr.codecs.ShardingCodec(
-        chunk_shape=(5, 4, 3, 2), codecs=inner, index_location=place
+        chunk_shape=(5, 4, 3, 2), codecs=inner, index_location=end
     )
     check(
         tmp_path / "g", rng, data, 3, chunks=(20, 4, 6, 2), serializer=codec,
@@ -114,7 +112,7 @@ def test_any_shape_in_any_chunks_and_shards_is_read(tmp_path, data):
     made = zarr.open_group(tmp_path / "g", mode="w")
     put(made, "a", held, chunks=chunk, shards=shards)
     rows = rng.integers(0, shape[0], 20)
-    assert np.array_equal(taken(tmp_path / "g", "a", rows), held[rows])
+    assert np.array_equal(rows_of(tmp_path / "g", "a", rows), held[rows])
 
 
 @pytest.mark.parametrize("separator", [".", "/"])
@@ -138,7 +136,7 @@ def test_what_no_chunk_holds_is_the_fill_value(tmp_path, rng, fill, version):
     array[10:20] = 1
     wanted = np.full((40, 3), fill, "float32")
     wanted[10:20] = 1
-    got = taken(tmp_path / "g", "a", np.arange(40))
+    got = rows_of(tmp_path / "g", "a", np.arange(40))
     assert got.tobytes() == wanted.tobytes()
 
 
@@ -146,7 +144,7 @@ def test_what_is_alive_and_in_no_chunk_is_damage_where_all_are_written(tmp_path,
     group = zarr.open_group(tmp_path / "g", mode="w")
     group.create_array("a", shape=(40,), chunks=(10,), dtype="float32")
     with pytest.raises(CorruptError, match=r"chunk \[0\]: got nothing, expected a c"):
-        taken(tmp_path / "g", "a", [3], complete=True)
+        rows_of(tmp_path / "g", "a", [3], complete=True)
 
 
 def test_a_chunk_is_decoded_once_while_it_is_cached(tmp_path, rng, monkeypatch):
@@ -157,7 +155,9 @@ def test_a_chunk_is_decoded_once_while_it_is_cached(tmp_path, rng, monkeypatch):
     asked = []
     fetch = blobs.fetch
     monkeypatch.setattr(
-        blobs, "fetch", lambda wanted, most: asked.append(wanted) or fetch(wanted, most)
+        blobs,
+        "fetch",
+        lambda wanted, limit: asked.append(wanted) or fetch(wanted, limit),
     )
     out = np.empty((40, 3), "float32")
     for _ in range(3):
@@ -182,22 +182,24 @@ def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):
     data = values(rng, "float64", (100, 5))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 5))
     blobs = FolderBlobs(tmp_path / "g")
-    most = []
+    limit = []
     fetch = blobs.fetch
-    monkeypatch.setattr(blobs, "fetch", lambda w, m: most.append(len(w)) or fetch(w, m))
+    monkeypatch.setattr(
+        blobs, "fetch", lambda w, m: limit.append(len(w)) or fetch(w, m)
+    )
     array = hierarchy.read(blobs).array("a")
     out = np.empty((100, 5))
     arrays.ChunkedReader(blobs).take(array, [np.arange(100)], out)
     # Chunks of 400 bytes; the metadata was asked for first.
     assert np.array_equal(out, data)
-    assert most[-5:] == [2] * 5
+    assert limit[-5:] == [2] * 5
 
 
 def test_a_damaged_chunk_is_named(tmp_path, rng):
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", values(rng, "int32", (20, 3)))
     (tmp_path / "g/a/c/2/0").write_bytes(b"no chunk of Zstandard")
     with pytest.raises(CorruptError, match=r"g: 'a', chunk \[2, 0\]: got .*, expected"):
-        taken(tmp_path / "g", "a", [15])
+        rows_of(tmp_path / "g", "a", [15])
 
 
 def test_a_chunk_that_says_it_is_larger_is_refused_before_it_is_unpacked(tmp_path, rng):
@@ -205,7 +207,7 @@ def test_a_chunk_that_says_it_is_larger_is_refused_before_it_is_unpacked(tmp_pat
     put(group, "a", values(rng, "int32", (20, 3)), compressors=numcodecs.Zlib())
     (tmp_path / "g/a/1.0").write_bytes(numcodecs.Zlib().encode(bytes(1 << 28)))
     with pytest.raises(FormatError, match=r"expected at most \d+ by what its array sa"):
-        taken(tmp_path / "g", "a", [9])
+        rows_of(tmp_path / "g", "a", [9])
 
 
 def test_a_shard_whose_index_is_damaged_is_named(tmp_path, rng):
@@ -219,7 +221,7 @@ def test_a_shard_whose_index_is_damaged_is_named(tmp_path, rng):
     held[-9] ^= 1
     path.write_bytes(held)
     with pytest.raises(CorruptError, match=r"'a', chunk \[1, 0\]: got an index that d"):
-        taken(tmp_path / "g", "a", [25])
+        rows_of(tmp_path / "g", "a", [25])
     path.write_bytes(held[:10])
     with pytest.raises(CorruptError, match=r"has 10 bytes, expected at least 68; it w"):
-        taken(tmp_path / "g", "a", [25])
+        rows_of(tmp_path / "g", "a", [25])

@@ -66,7 +66,7 @@ def test_a_number_of_a_million_digits_takes_no_time():
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "told"),
+    ("data", "error", "message"),
     [
         (b"{", CorruptError, "x.json is not JSON .*, expected one object"),
         (b"\xff", CorruptError, "x.json is not JSON .*, expected one object"),
@@ -74,6 +74,6 @@ def test_a_number_of_a_million_digits_takes_no_time():
         (b'{"a": {"b": 1, "b": 2}}', FormatError, r"x.json has a key twice .*'b'"),
     ],
 )
-def test_what_is_no_object_is_refused(data, error, told):
-    with pytest.raises(error, match=told):
+def test_what_is_no_object_is_refused(data, error, message):
+    with pytest.raises(error, match=message):
         parse(data, "x.json")

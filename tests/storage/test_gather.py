@@ -137,10 +137,10 @@ def ways(monkeypatch, asked=None):
 
     class Spy:
         def __getattr__(self, name):
-            def call(*given):
+            def call(*args):
                 found.append(name)
-                asked.append(given[-1])
-                return getattr(kernel, name)(*given)
+                asked.append(args[-1])
+                return getattr(kernel, name)(*args)
 
             return call
 
@@ -192,9 +192,9 @@ def test_the_faster_of_two_copies_is_used(long_rows, rng, monkeypatch):
     copy, take = gather._copies, rows._copy
 
     def slowed(past, method):
-        def call(*given):
+        def call(*args):
             clock[0] += took[past]
-            return method(*given)
+            return method(*args)
 
         return call
 
@@ -213,18 +213,18 @@ def test_the_faster_of_two_copies_is_used(long_rows, rng, monkeypatch):
         took = {True: took[False], False: took[True]}
 
 
-@pytest.mark.parametrize("past_is_sooner", [True, False])
+@pytest.mark.parametrize("past_is_faster", [True, False])
 @pytest.mark.parametrize("takes", [1, 2, 3])
-def test_either_way_is_tried_on_steps_and_on_those_after(takes, past_is_sooner):
+def test_either_way_is_tried_on_steps_and_on_those_after(takes, past_is_faster):
     """Those after are copied in less time: their pages were just looked at."""
     sooner, went = gather.CopyTuner(), []
     for number in range(gather.EVERY):
         past = sooner.past()
         went.append(past)
         seconds = 1.0 if number % takes == 0 else 0.65
-        sooner.note(past, seconds * (0.8 if past == past_is_sooner else 1.0))
+        sooner.note(past, seconds * (0.8 if past == past_is_faster else 1.0))
     assert went[: 2 * TRIES].count(True) == TRIES
-    assert set(went[2 * TRIES :]) == {past_is_sooner}
+    assert set(went[2 * TRIES :]) == {past_is_faster}
 
 
 def test_few_rows_and_small_ones_are_copied_directly(long_rows, monkeypatch):
@@ -279,17 +279,17 @@ def test_a_mapping_outlives_the_file_that_was_closed(
     fd, kernel = rows._file.fd, gather._copies
 
     class Closing:
-        def read_rows(self, *given):
+        def read_rows(self, *args):
             rows._file.close()
             (tmp_path / "other").write_bytes(bytes(values.nbytes))
             other = os.open(tmp_path / "other", os.O_RDONLY)
             assert other == fd
-            told = kernel.read_rows(*given)
+            told = kernel.read_rows(*args)
             os.close(other)
             return told
 
-        def copy_rows(self, *given):
-            return kernel.copy_rows(*given)
+        def copy_rows(self, *args):
+            return kernel.copy_rows(*args)
 
     if when == "before":
         rows._file.close()

@@ -144,7 +144,7 @@ WELL = {"pid": 12, "host": "actor-3.lan", "start": 1.5}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         (WELL, "pid 12 on actor-3.lan"),
         (WELL | {"pid": "12"}, "another process"),
@@ -162,11 +162,11 @@ WELL = {"pid": 12, "host": "actor-3.lan", "start": 1.5}
         (WELL | {"more": "\x1b[2J"}, "pid 12 on actor-3.lan"),
     ],
 )
-def test_a_text_that_names_no_process_and_host_says_nothing(folder, text, told):
+def test_a_text_that_names_no_process_and_host_says_nothing(folder, text, shown):
     (folder / "LOCK").write_text(json.dumps(text))
-    assert lock.holder(folder) == told
+    assert lock.holder(folder) == shown
     found = lock.held_by(folder)
-    assert (found is None) == (told == "another process")
+    assert (found is None) == (shown == "another process")
     assert found is None or set(found) <= set(WELL)
     assert "\x1b" not in str(found)
 

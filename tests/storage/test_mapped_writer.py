@@ -29,9 +29,9 @@ SCHEMA = mr.Schema(
 class StoringDisk(WatchedDisk):
     """A disk on which a mapping is filled as it is on the real one, and counted."""
 
-    def fill(self, fd, mapping, offset, nbytes, pack, given):
+    def fill(self, fd, mapping, offset, nbytes, pack, data):
         self.watch("fill")
-        Disk.fill(self, fd, mapping, offset, nbytes, pack, given)
+        Disk.fill(self, fd, mapping, offset, nbytes, pack, data)
 
 
 def block(count, rng):

@@ -45,8 +45,8 @@ class TestMemmapStore(StoreContract):
         block = first // ring.block_rows
         records = np.zeros((len(rows), 8), np.uint8)
         records[:, :6] = bits(columns["small"])
-        told = first.to_bytes(8, "little") + flags.tobytes() + records.tobytes()
-        expected = google_crc32c.value(told + columns["wide"].tobytes())
+        message = first.to_bytes(8, "little") + flags.tobytes() + records.tobytes()
+        expected = google_crc32c.value(message + columns["wide"].tobytes())
         assert store.checksum(2, block) == expected
         store.set("notes", rows, np.ones(len(rows), np.float32))
         assert store.checksum(2, block) == expected
@@ -99,7 +99,7 @@ class TestMemmapStore(StoreContract):
         reader.close()
 
     @pytest.mark.parametrize(
-        ("number", "error", "told"),
+        ("number", "error", "message"),
         [
             (errno.ENOSPC, FullError, "No space left on device.*free space"),
             (errno.EIO, FailedError, "Input/output error"),
@@ -107,7 +107,7 @@ class TestMemmapStore(StoreContract):
         ],
     )
     def test_a_write_that_fails_names_the_file(
-        self, store, number, error, told, rng, monkeypatch
+        self, store, number, error, message, rng, monkeypatch
     ):
         # A step that is stored again has no error to raise.
         monkeypatch.setattr(write_path, "SHORT_NBYTES", 0)
@@ -120,7 +120,7 @@ class TestMemmapStore(StoreContract):
             with (
                 using(FaultyDisk(fault, at=at, names=("pwrite",))),
                 pytest.raises(
-                    error, match=rf"cannot write {store_folder(store)}.*{told}"
+                    error, match=rf"cannot write {store_folder(store)}.*{message}"
                 ),
             ):
                 store.write([(5, 0, 2)], columns, flags)
@@ -156,7 +156,7 @@ def store_folder(store):
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "told"),
+    ("damage", "error", "message"),
     [
         ("missing", CorruptError, "flags.bin is missing, expected a file"),
         ("short", CorruptError, r"flags.bin has \d+ bytes, expected \d+ from metadata"),
@@ -168,7 +168,7 @@ def store_folder(store):
 )
 @pytest.mark.parametrize("writable", [False, True])
 def test_files_that_are_not_what_they_should_be(
-    tmp_path, damage, error, told, writable
+    tmp_path, damage, error, message, writable
 ):
     ring = Ring.sized(9, 2)
     MemmapStore.create(tmp_path, ring, SCHEMA).close()
@@ -187,7 +187,7 @@ def test_files_that_are_not_what_they_should_be(
     elif damage == "pipe":
         os.mkfifo(path)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         MemmapStore.open(tmp_path, ring, SCHEMA, writable=writable)
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -70,10 +70,10 @@ def test_no_descriptor_to_close_is_an_error(path):
         assert caught.value.errno == errno.EMFILE
 
 
-@pytest.mark.parametrize(("soft", "most"), [(2, 1), (1024, 256), (1 << 20, 4096)])
-def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, most):
+@pytest.mark.parametrize(("soft", "limit"), [(2, 1), (1024, 256), (1 << 20, 4096)])
+def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, limit):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert shards._most_open() == most
+    assert shards._most_open() == limit
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert shards._most_open() == shards.MAX_OPEN
 

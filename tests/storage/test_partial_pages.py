@@ -273,7 +273,7 @@ def test_a_ring_fills_every_page_that_it_writes_partly(
     tmp_path, missing, monkeypatch, row_nbytes, block
 ):
     # Stored, small rows would end within no page.
-    monkeypatch.setattr(MappedWriter, "_approach", lambda *given: False)
+    monkeypatch.setattr(MappedWriter, "_approach", lambda *args: False)
     schema = mr.Schema({"bytes": mr.Field((row_nbytes,), "uint8")})
     row = np.ones(row_nbytes, np.uint8)
     with filled(tmp_path / "b", schema, 1200, bytes=row) as buffer:
@@ -414,7 +414,7 @@ def test_who_wants_no_reading_ahead_has_none(tmp_path, missing, monkeypatch, adv
     mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
     monkeypatch.setattr(MappedWriter, "_in_memory", lambda self, first, nbytes: False)
     asked = []
-    monkeypatch.setattr(File, "will_need", lambda *told: asked.append(told))
+    monkeypatch.setattr(File, "will_need", lambda *args: asked.append(args))
     with mr.ReplayBuffer.open(tmp_path / "b", "r+", advise=advise) as buffer:
         for _ in range(500):
             buffer.add(pixels=np.zeros(ROW, np.uint8))
@@ -478,9 +478,9 @@ def test_rows_that_a_shard_gives_back_leave_those_after_them(
     def values(first, stop):
         return np.repeat(np.arange(first, stop, dtype=np.float32)[:, None], 6, axis=1)
 
-    def lagging(self, place):
-        if place != 3:
-            seal(self, place)
+    def lagging(self, unit):
+        if unit != 3:
+            seal(self, unit)
 
     monkeypatch.setattr(Sealing, "_seal", lagging)
     options = {"commit_every": None, "engine": "zarr"}

@@ -69,12 +69,12 @@ def test_anybodys_group_reads_as_it_does_on_a_disk(tmp_path, rng, bucket, versio
     assert np.array_equal(batch["img"], held["img"][batch.positions])
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_our_buffers_are_read_from_their_shards(tmp_path, rng, bucket, whole):
+@pytest.mark.parametrize("complete", [True, False])
+def test_our_buffers_are_read_from_their_shards(tmp_path, rng, bucket, complete):
     wanted, path = record(tmp_path / "b", rng)
     # A buffer's whole folder, or its group alone.
-    source = tmp_path / "b" if whole else path
-    url = bucket(source, f"ours-{whole}")
+    source = tmp_path / "b" if complete else path
+    url = bucket(source, f"ours-{complete}")
     with mr.ReplayBuffer.open(url) as buffer:
         found, mapping = buffer.gather_all(), buffer.mapping
     assert mapping.ours
@@ -151,13 +151,13 @@ def test_forked_workers_are_refused_with_advice_to_spawn(tmp_path, rng, bucket):
 
 def test_requests_run_side_by_side_and_no_more_than_so_many(bucket, monkeypatch):
     blobs = remote.RemoteBlobs(f"s3://{BUCKET}/none")
-    running, most, lock = [0], [0], threading.Lock()
+    running, highest, lock = [0], [0], threading.Lock()
     together = threading.Barrier(remote.REQUESTS, timeout=30)
 
     def get(module, extent, limit):
         with lock:
             running[0] += 1
-            most[0] = max(most[0], running[0])
+            highest[0] = max(highest[0], running[0])
         together.wait()
         with lock:
             running[0] -= 1
@@ -166,7 +166,7 @@ def test_requests_run_side_by_side_and_no_more_than_so_many(bucket, monkeypatch)
     monkeypatch.setattr(blobs, "_get", get)
     blobs.fetch([Extent(f"a{n}") for n in range(3 * remote.REQUESTS)], 10)
     blobs.close()
-    assert most[0] == remote.REQUESTS
+    assert highest[0] == remote.REQUESTS
 
 
 def test_chunks_that_lie_together_are_one_request(tmp_path, rng, bucket, monkeypatch):
@@ -177,8 +177,8 @@ def test_chunks_that_lie_together_are_one_request(tmp_path, rng, bucket, monkeyp
     get = remote.RemoteBlobs._get
     monkeypatch.setattr(
         remote.RemoteBlobs, "_get",
-        lambda self, module, extent, most: asked.append(extent)
-        or get(self, module, extent, most),
+        lambda self, module, extent, limit: asked.append(extent)
+        or get(self, module, extent, limit),
     )  # fmt: skip
     with mr.ReplayBuffer.open(bucket(tmp_path / "a", "joined")) as buffer:
         asked.clear()

@@ -52,7 +52,7 @@ def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
         monkeypatch.setattr(
             process._thread,
             "start_new_thread",
-            lambda *given: started.append(given) or begin(*given),
+            lambda *args: started.append(args) or begin(*args),
         )
         for count in (1, 15, 16, 101):
             some = positions[:count]
@@ -79,11 +79,11 @@ def test_an_error_of_either_decoding_thread_is_raised(made, which):
 
 def test_unmapped_shards_are_read_by_the_chunk_and_not_cached(made, monkeypatch):
     path, pixels = made
-    read_into, taken = File.pread_into, []
+    read_into, noted_take = File.pread_into, []
 
     def pread_into(self, target, offset):
         if self.path.name.startswith("c."):
-            taken.append(target.nbytes)
+            noted_take.append(target.nbytes)
         read_into(self, target, offset)
 
     with mr.ReplayBuffer.open(path, read_mode="pread") as buffer:
@@ -94,9 +94,9 @@ def test_unmapped_shards_are_read_by_the_chunk_and_not_cached(made, monkeypatch)
         shards_held = buffer._files.store._reader._open.values()
         assert all(not shard._data for _, shard in shards_held)
     # Both shards are open still, and their indices known.
-    assert len(taken) == 2
+    assert len(noted_take) == 2
     packed = (path / f"data-000001/zarr/pixels/c.0.{3 // size}.0.0.0").stat().st_size
-    assert max(taken) < packed / 4
+    assert max(noted_take) < packed / 4
 
 
 def shards_open():
@@ -209,11 +209,11 @@ def test_rows_that_go_back_to_the_tail_are_asked_for_before_they_are_read(
     asked, read = [], []
     take = shards.ShardReader.take
 
-    def taken(self, *given):
+    def noted_take(self, *args):
         read.append(len(asked))
-        return take(self, *given)
+        return take(self, *args)
 
-    monkeypatch.setattr(shards.ShardReader, "take", taken)
+    monkeypatch.setattr(shards.ShardReader, "take", noted_take)
     monkeypatch.setattr(ChunkPages, "cached", lambda *_: False)
     monkeypatch.setattr(ChunkPages, "ask", lambda *ranges: asked.append(ranges) or 1)
     with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:

@@ -59,7 +59,7 @@ def test_a_remote_group_without_the_library_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ({"fields": {"data/obs": 3}}, r"fields: got .*, expected a dict of arrays'"),
         ({"fields": {}}, r"fields: got \{\}, expected a dict of arrays' paths"),
@@ -72,8 +72,8 @@ def test_a_remote_group_without_the_library_says_what_to_install(monkeypatch):
         ({"location": b"a.zarr"}, r"location: got b'a.zarr', expected a path or s3"),
     ],
 )
-def test_arguments_of_other_types_are_refused(option, told):
-    with pytest.raises(SchemaError, match=told):
+def test_arguments_of_other_types_are_refused(option, message):
+    with pytest.raises(SchemaError, match=message):
         mr.ZarrSource(**{"location": "a.zarr", **option})
 
 
@@ -90,7 +90,7 @@ def panicking(monkeypatch):
     class Panic(BaseException):
         pass
 
-    def panic(*given, **options):
+    def panic(*args, **options):
         raise Panic
 
     monkeypatch.setattr(remote, "_library", lambda name: SimpleNamespace(S3Store=panic))

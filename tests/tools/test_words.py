@@ -15,7 +15,7 @@ def broken(name, kind="attribute", path="mmreplay/storage/other.py"):
     return None if rule is None else rule.old
 
 
-def found(text, tmp_path, monkeypatch, local=False):
+def names_of(text, tmp_path, monkeypatch, local=False):
     """Kinds and names of a file of this text."""
     monkeypatch.setattr(words, "ROOT", tmp_path)
     path = tmp_path / "file.py"
@@ -24,7 +24,7 @@ def found(text, tmp_path, monkeypatch, local=False):
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "expected"),
     [
         ("_told_of", ("told", "of")),
         ("ToldOf", ("told", "of")),
@@ -33,8 +33,8 @@ def found(text, tmp_path, monkeypatch, local=False):
         ("placement", ("placement",)),
     ],
 )
-def test_underscores_and_capitals_separate_words(name, parts):
-    assert words.words_of(name) == parts
+def test_underscores_and_capitals_separate_words(name, expected):
+    assert words.words_of(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ class Store:
 async def wait(): ...
 def test_a_claim(): ...
 """
-    names = found(text, tmp_path, monkeypatch)
+    names = names_of(text, tmp_path, monkeypatch)
     assert sorted(set(names)) == [
         ("attribute", "LIMIT"), ("attribute", "__slots__"), ("attribute", "head"),
         ("attribute", "kind"), ("attribute", "slot"), ("claim", "test_a_claim"),
@@ -103,22 +103,22 @@ def test_a_claim(): ...
         ("parameter", "self"),
     ]  # fmt: skip
     assert names.count(("attribute", "head")) == 1
-    local = found(text, tmp_path, monkeypatch, local=True)
+    local = names_of(text, tmp_path, monkeypatch, local=True)
     assert set(local) - set(names) == {("local", "value")}
 
 
 def test_a_variable_of_a_comprehension_is_local(tmp_path, monkeypatch):
     text = "LENGTHS = [len(part) for part in range(3)]\n"
-    assert found(text, tmp_path, monkeypatch) == [("attribute", "LENGTHS")]
-    local = found(text, tmp_path, monkeypatch, local=True)
+    assert names_of(text, tmp_path, monkeypatch) == [("attribute", "LENGTHS")]
+    local = names_of(text, tmp_path, monkeypatch, local=True)
     assert ("local", "part") in local
 
 
 def test_tell_of_a_file_is_no_old_name(tmp_path, monkeypatch):
     text = "class File:\n    def tell(self): ...\n    def seek(self, to): ...\n"
-    assert ("method", "tell") not in found(text, tmp_path, monkeypatch)
+    assert ("method", "tell") not in names_of(text, tmp_path, monkeypatch)
     text = "class Report:\n    def tell(self): ...\n"
-    assert ("method", "tell") in found(text, tmp_path, monkeypatch)
+    assert ("method", "tell") in names_of(text, tmp_path, monkeypatch)
 
 
 def test_names_are_grouped_by_rule_and_counted_by_folder():

@@ -216,11 +216,11 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
                 buffer.close()
 
 
-def told(fault):
+def expected_error(fault):
     """It is raised, but for two of which a compressed buffer makes the best.
 
-    A place that found no room to be sealed stays in the tail, and shards that are kept
-    open make room for the next one.
+    A shard range that did not fit on the disk stays in the staging rows, and an open
+    shard is closed for the next one.
     """
     helped = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
     found = isinstance(fault, OSError) and fault.errno in helped
@@ -263,7 +263,7 @@ def test_a_fault_at_any_call_is_reported_and_releases_everything(
         # A new one each time: it remembers the frames that it went through.
         again = type(fault)(*fault.args)
         disk = FaultyDisk(again, at, names=names)
-        with using(disk), told(again):
+        with using(disk), expected_error(again):
             OPERATIONS[name](work / "buffer")
         assert disk.struck == 1
         del again, disk
@@ -287,7 +287,7 @@ def test_a_short_write_at_any_call_is_carried_on(name, prepared, tmp_path):
 
 # The writer that met the fault goes on.
 
-BESIDE = {
+CONCURRENT = {
     "shrink": lambda buffer, work: buffer.resize(10),
     "grow": lambda buffer, work: buffer.resize(40),
     "add a field": lambda buffer, work: buffer.add_field("extra", Field((), "int8"), 7),
@@ -332,7 +332,7 @@ def assert_goes_on(buffer, work):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", CONCURRENT)
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
@@ -343,7 +343,7 @@ def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
     work = fresh(prepared, tmp_path, name)
     buffer = begun(work)
     with using(WatchedDisk()) as disk:
-        BESIDE[name](buffer, work)
+        CONCURRENT[name](buffer, work)
     total = sum(disk.calls[name] for name in names)
     buffer.close()
     rng = np.random.default_rng(total + number)
@@ -360,7 +360,7 @@ def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
         told = None
         try:
             with using(disk):
-                BESIDE[name](buffer, work)
+                CONCURRENT[name](buffer, work)
         except ReplayError as error:
             told = error
         assert disk.struck == 1
@@ -381,7 +381,7 @@ def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
             copies = name in ("snapshot", "compact", "unpack")
             if copies and not (work / "copy" / "metadata.json").exists():
                 again = reopen(work / "buffer")
-                BESIDE[name](again, work)
+                CONCURRENT[name](again, work)
                 again.close()
     assert went_on > len(sites) // 2
 
@@ -399,11 +399,11 @@ class ClosesWithErrors(Disk):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", CONCURRENT)
 def test_an_error_of_close_stops_no_operation(prepared, tmp_path, name, number):
     work = fresh(prepared, tmp_path, name)
     buffer = begun(work)
     with using(ClosesWithErrors(number)) as disk:
-        BESIDE[name](buffer, work)
+        CONCURRENT[name](buffer, work)
     assert disk.closed
     assert_goes_on(buffer, work)

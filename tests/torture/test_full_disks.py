@@ -133,7 +133,7 @@ class Script:
         self.buffer.close()
 
 
-def whole(script):
+def check_whole(script):
     """Check what is there, and that it goes on where there is space again."""
     try:
         buffer = ReplayBuffer.open(script.path, "r+", commit_every=None)
@@ -184,7 +184,7 @@ def until_it_fits(disk, first, step):
             if not buffer.closed:
                 abandon(buffer)
         (disk / "filler").unlink()
-        whole(script)
+        check_whole(script)
         for path in disk.iterdir():
             if path.name != "lost+found":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -88,11 +88,11 @@ def without_the_newest(specimen):
     return Damage(specimen.files | {name: bytes(data)}, {}, [])
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_commits_that_are_lost_without_a_word_are_noticed(tmp_path, told):
+@pytest.mark.parametrize("reported", [True, False])
+def test_commits_that_are_lost_without_a_word_are_noticed(tmp_path, reported):
     path, faults = tmp_path / "buffer", []
     with ExitStack() as stack:
-        if not told:
+        if not reported:
             check = mock.patch.object(slots.CommitFile, "_check_void", nothing)
             stack.enter_context(check)
         for specimen in specimens()[:6]:
@@ -102,5 +102,5 @@ def test_commits_that_are_lost_without_a_word_are_noticed(tmp_path, told):
                 faults += mutate.Try(path, specimen, damage, Report()).run()
             shutil.rmtree(path)
     assert {fault.partition(":")[0] for fault in faults} == (
-        set() if told else {"lost unsaid"}
+        set() if reported else {"lost unsaid"}
     )

@@ -9,9 +9,9 @@ from mmreplay.testing.disks import using
 from tools.torture import outages
 
 
-def attacked(kind, cuts):
+def attacked(kind, num_outages):
     try:
-        return outages.attack(kind, cuts, 7)
+        return outages.attack(kind, num_outages, 7)
     except outages.Unavailable as error:
         pytest.skip(str(error))
 

@@ -12,7 +12,7 @@ def rows(steps):
 
 
 @pytest.mark.parametrize(
-    ("steps", "acked", "told"),
+    ("steps", "acked", "verdict"),
     [
         ([], 0, "right"),
         ([], 50, "lost rows"),
@@ -25,8 +25,8 @@ def rows(steps):
         ([5, 1, 2], 4, "wrong order"),
     ],
 )
-def test_rows_are_judged(steps, acked, told):
-    assert peers.judged(rows(steps), acked) == told
+def test_rows_are_judged(steps, acked, verdict):
+    assert peers.judged(rows(steps), acked) == verdict
 
 
 def test_a_row_of_two_steps_is_wrong():

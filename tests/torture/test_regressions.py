@@ -254,14 +254,14 @@ def test_a_creation_in_a_folder_that_may_not_be_listed(tmp_path):
     (tmp_path / "hidden" / "mine").mkdir(parents=True)
     (tmp_path / "hidden").chmod(0o311)
     readable = os.access
-    told = mock.patch.object(
+    hidden = mock.patch.object(
         os,
         "access",
-        lambda place, mode: place.name != "hidden" and readable(place, mode),
+        lambda path, mode: path.name != "hidden" and readable(path, mode),
     )
     synced = []
     watched = mock.patch.object(files, "sync_folder", synced.append)
-    with told, watched:
+    with hidden, watched:
         make(tmp_path / "hidden" / "mine" / "a").close()
     assert tmp_path / "hidden" not in synced
     with watched:

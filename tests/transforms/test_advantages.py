@@ -32,7 +32,7 @@ def other_critic(observations):
     return torch.from_numpy(observations["observation/frame"][:, 0] / 4 + 1)
 
 
-def told(observation, function):
+def value_of(observation, function):
     frame = np.array([observation["frame"]])
     return float(function({"observation/frame": frame})[0])
 
@@ -40,7 +40,7 @@ def told(observation, function):
 def values_of(world, spec, episode):
     """V of each step, and of what follows the last one; None where it is not known."""
     if callable(spec.value):
-        values = [told(step["observation"], spec.value) for step in episode.steps]
+        values = [value_of(step["observation"], spec.value) for step in episode.steps]
     else:
         values = [float(step[spec.value]) for step in episode.steps]
     if "t" in episode.end:
@@ -51,7 +51,7 @@ def values_of(world, spec, episode):
     function = spec.value if spec.bootstrap is None else spec.bootstrap
     if callable(function):
         after = last["next_observation"] if world.stored else episode.final
-        return values, None if after is None else told(after, function)
+        return values, None if after is None else value_of(after, function)
     if world.autoreset == "next_step" and episode.final is not None:
         # The action of the environment's own final row, by which values are told.
         return values, float(episode.final["frame"][0])

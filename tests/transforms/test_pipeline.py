@@ -32,7 +32,7 @@ class Nothing:
     """A transform of the user's own that changes nothing."""
 
     def bind(self, outline):
-        return Bound(outline, lambda below, anchors: below)
+        return Bound(outline, lambda below, base_steps: below)
 
 
 def calls_of(function):
@@ -56,7 +56,7 @@ def calls_of(function):
     reason="numpy's twins call more",
 )
 @pytest.mark.parametrize(
-    ("transforms", "most"),
+    ("transforms", "limit"),
     [
         ([], 64),
         ([mr.NStep(3, gamma=0.9)], 66),
@@ -66,7 +66,7 @@ def calls_of(function):
         ([HER, mr.NStep(3, gamma=0.9), mr.FrameStack(4, "observation/frame")], 256),
     ],
 )
-def test_a_batch_takes_few_calls(tmp_path, transforms, most):
+def test_a_batch_takes_few_calls(tmp_path, transforms, limit):
     """Time of small batches is that of calls; their number is alike on any machine."""
     schema = mr.Schema({path: FIELDS[path] for path in FIELDS if path != "life"})
     count = 500
@@ -90,7 +90,7 @@ def test_a_batch_takes_few_calls(tmp_path, transforms, most):
         # What a plan lacks is added by the first draws, and pages are looked at then.
         for _ in range(3):
             buffer.sample(64)
-        assert min(calls_of(lambda: buffer.sample(64)) for _ in range(3)) <= most
+        assert min(calls_of(lambda: buffer.sample(64)) for _ in range(3)) <= limit
 
 
 @pytest.mark.parametrize("stored", [False, True])

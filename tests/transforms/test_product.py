@@ -38,11 +38,11 @@ def worlds(draw):
         world.add(kinds, final=final)
         if draw(st.integers(0, 20)) == 0:
             world.clear()
-    told = {"n": n, "k": k, "gamma": gamma, "ratio": ratio, "strategy": strategy}
-    return world, told, draw(st.integers(1, 4)), draw(st.integers(0, 2**64 - 1))
+    options = {"n": n, "k": k, "gamma": gamma, "ratio": ratio, "strategy": strategy}
+    return world, options, draw(st.integers(1, 4)), draw(st.integers(0, 2**64 - 1))
 
 
-def transition(world, told, row, goal=None):
+def transition(world, options, row, goal=None):
     """What the oracle makes of a row, rewarded for a goal or as it was stored."""
     env_id, _, episode, t = row
 
@@ -52,18 +52,18 @@ def transition(world, told, row, goal=None):
         achieved = np.array(after(episode, i, world.stored)["achieved_goal"])
         return distance(achieved, goal, {})
 
-    some = {name: told[name] for name in ("n", "k", "gamma")}
+    some = {name: options[name] for name in ("n", "k", "gamma")}
     return expected(
         episode, t, world.first(env_id), **some, stored=world.stored,
         next_step=world.autoreset == "next_step", reward=reward,
     )  # fmt: skip
 
 
-def legal_rows(world, told):
-    return [row for row in world.rows() if transition(world, told, row)]
+def legal_rows(world, options):
+    return [row for row in world.rows() if transition(world, options, row)]
 
 
-def check(world, told, rows, batch, groups):
+def check(world, options, rows, batch, groups):
     """Compare a batch of rows, of which those of a group share their goal."""
     goals = batch["observation/desired_goal"].reshape(len(rows), 2)
     fields = {
@@ -74,26 +74,26 @@ def check(world, told, rows, batch, groups):
         steps = [rows[i][3] for i in group]
         episode = rows[group[0]][2]
         stop = known_stop(episode, world.stored)
-        last = min(max(steps) + told["n"], len(episode.steps)) - 1
+        last = min(max(steps) + options["n"], len(episode.steps)) - 1
         own = [episode.steps[t]["observation"]["desired_goal"] for t in steps]
         kept = [
             bool((goals[i] == goal).all()) for i, goal in zip(group, own, strict=True)
         ]
         assert len(set(kept)) == 1
-        if told["ratio"] in (None, 0.0) or last >= stop:
+        if options["ratio"] in (None, 0.0) or last >= stop:
             assert all(kept)
-        if told["ratio"] == 1.0 and last < stop:
+        if options["ratio"] == 1.0 and last < stop:
             assert not any(kept)
         if not kept[0]:
             assert (goals[group] == goals[group[0]]).all()
             first = max(0, world.first(rows[group[0]][0]) - episode.begin)
             start = {"future": max(steps), "final": stop - 1, "episode": first}
-            seen = range(start[told["strategy"]], stop)
+            seen = range(start[options["strategy"]], stop)
             allowed = [after(episode, j, world.stored)["achieved_goal"] for j in seen]
             assert goals[group[0]].tolist() in allowed
         for i in group:
             goal = None if kept[0] else goals[i]
-            same(fields, i, transition(world, told, rows[i], goal))
+            same(fields, i, transition(world, options, rows[i], goal))
             if goal is not None:
                 assert (fields["next_observation/desired_goal"][i] == goal).all()
 
@@ -109,8 +109,8 @@ def same(fields, i, wanted):
 
 
 def product(case):
-    world, told, length, key = case
-    rows = legal_rows(world, told)
+    world, options, length, key = case
+    rows = legal_rows(world, options)
     every = {(row[0], row[1]) for row in rows}
     for row in world.rows():
         if row[:2] not in every:
@@ -121,7 +121,7 @@ def product(case):
     ids, positions = [row[0] for row in rows], [row[1] for row in rows]
     check(
         world,
-        told,
+        options,
         rows,
         world.draw(ids, positions, key),
         [[i] for i in range(len(rows))],
@@ -142,7 +142,7 @@ def product(case):
     for i, row in enumerate(flat):
         groups.setdefault((i // length, row[2].begin), []).append(i)
     flatten(batch, length)
-    check(world, told, flat, batch, list(groups.values()))
+    check(world, options, flat, batch, list(groups.values()))
 
 
 def flatten(batch, length):
@@ -165,8 +165,8 @@ def test_draws_stop_where_a_run_was_broken_off(on_resume, stored, n, tmp_path):
         if number in (5, 9):
             world.reopen(on_resume)
         world.add(["", "t" if number == 8 else ""])
-    told = {"n": n, "k": 3, "gamma": 0.5, "ratio": 1.0, "strategy": "future"}
-    product((world, told, 2, 11))
+    options = {"n": n, "k": 3, "gamma": 0.5, "ratio": 1.0, "strategy": "future"}
+    product((world, options, 2, 11))
 
 
 @settings(max_examples=120, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 import mmreplay as mr
 from tests.transforms.world import FIELDS, World, distance
 
-FOLDS = [
+TRANSFORMS = [
     mr.FrameStack(3, "observation/frame"),
     mr.DiscountedReturn(0.9, default=-1.0, time_limit="none"),
     mr.GAE(0.9, 0.8, "action", default=-1.0),
@@ -44,7 +44,7 @@ def sample(world, sampler, batch_size):
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_each_step_of_a_window_is_what_that_step_is_alone(name, boundary):
     sampler = mr.SequenceSampler(4, SAMPLERS[name](), boundary=boundary)
-    world = filled(sampler, FOLDS)
+    world = filled(sampler, TRANSFORMS)
     draw, batch = sample(world, sampler, 8)
     steps = draw.windows.positions
     assert steps.shape == (8, 4)
@@ -57,7 +57,7 @@ def test_each_step_of_a_window_is_what_that_step_is_alone(name, boundary):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_draw_gathered_again_gives_the_same_hindsight(name):
     sampler = SAMPLERS[name]()
-    world = filled(sampler, [mr.HER("future", 0.5, distance), *FOLDS[::3]])
+    world = filled(sampler, [mr.HER("future", 0.5, distance), *TRANSFORMS[::3]])
     _, batch = sample(world, sampler, 32)
     again = world.buffer.take(batch.env_ids, batch.positions, key=batch.key)
     for path, array in batch.fields.items():
@@ -88,7 +88,7 @@ def test_windows_of_priorities_share_their_goal_within_an_episode(boundary):
 
 def test_a_reader_gathers_what_the_writer_drew(tmp_path):
     sampler = mr.UniformSampler(seed=0)
-    transforms = [mr.HER("episode", 0.8, distance), *FOLDS[::3]]
+    transforms = [mr.HER("episode", 0.8, distance), *TRANSFORMS[::3]]
     world = filled(sampler, transforms, tmp_path / "buffer")
     draw, batch = sample(world, sampler, 32)
     reader = mr.ReplayBuffer.open(tmp_path / "buffer", "r", transforms=transforms)
@@ -100,10 +100,10 @@ def test_a_reader_gathers_what_the_writer_drew(tmp_path):
 def test_priorities_of_folded_steps_flow_back():
     schema = mr.Schema(FIELDS)
     buffer = mr.ReplayBuffer.create(
-        None, schema, 40, engine="memory", transforms=FOLDS,
+        None, schema, 40, engine="memory", transforms=TRANSFORMS,
         sampler=mr.PrioritizedSampler(1.0, 0.0, eps=0.0, seed=0),
     )  # fmt: skip
-    world = World(40, 1, "disabled", False, FOLDS)
+    world = World(40, 1, "disabled", False, TRANSFORMS)
     world.buffer = buffer
     for number in range(30):
         world.add(["t" if number % 9 == 8 else ""])

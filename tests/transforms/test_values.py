@@ -114,9 +114,9 @@ MATRICES = st.lists(st.integers(-50, 50), min_size=6, max_size=60)
 
 @settings(max_examples=50, deadline=None)
 @given(MATRICES, st.integers(1, 5), st.sampled_from([0.0, 1e6]))
-def test_moments_merged_batch_by_batch_are_those_of_all(numbers, parts, shift):
+def test_moments_merged_batch_by_batch_are_those_of_all(numbers, count, shift):
     values = np.array(numbers[: len(numbers) // 2 * 2], float).reshape(-1, 2) + shift
-    batches = [{"x": part} for part in np.array_split(values, parts)]
+    batches = [{"x": part} for part in np.array_split(values, count)]
     found = mr.Normalize.fit(batches, ["x"])
     np.testing.assert_allclose(found.means["x"], values.mean(0), rtol=1e-12, atol=1e-9)
     np.testing.assert_allclose(found.stds["x"], values.std(0), rtol=1e-9, atol=1e-9)

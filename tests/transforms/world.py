@@ -69,14 +69,14 @@ class World:
         self.resets = [False] * num_envs
         self.breaks = [False] * num_envs
         self.number = 0
-        self.told = [f"World({capacity}, {num_envs}, {autoreset!r}, {stored})"]
+        self.calls = [f"World({capacity}, {num_envs}, {autoreset!r}, {stored})"]
 
     def __repr__(self):
-        return "; ".join([*self.told, repr(self.buffer.transforms)])
+        return "; ".join([*self.calls, repr(self.buffer.transforms)])
 
     def add(self, kinds, final=False):
         """One step an environment; `kinds` has t and u for its ends."""
-        self.told.append(f"add({kinds}, {final})")
+        self.calls.append(f"add({kinds}, {final})")
         steps, finals = [], []
         for env_id, kind in enumerate(kinds):
             self.number += 1
@@ -115,7 +115,7 @@ class World:
             self.heads[env_id] += 1
 
     def clear(self):
-        self.told.append("clear()")
+        self.calls.append("clear()")
         self.buffer.clear()
         self.tails = list(self.heads)
         for env_id, episodes in enumerate(self.episodes):

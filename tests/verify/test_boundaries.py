@@ -21,7 +21,7 @@ def set_flags(path, env_id, position, flags):
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (64, "got flags unknown 0x40, expected bits within 0x3f"),
         (FINAL | START, "expected FINAL alone"),
@@ -31,12 +31,12 @@ def set_flags(path, env_id, position, flags):
         (START, "got flags START after none, expected START only after an end"),
     ],
 )
-def test_impossible_flags_are_found(tmp_path, layout, flags, told):
+def test_impossible_flags_are_found(tmp_path, layout, flags, message):
     path = plain(tmp_path / "b", layout=layout)
     row = set_flags(path, 1, 9, flags)
     finding = next(f for f in verify_buffer(path).findings if f.kind == "flags")
     assert finding.message.startswith("environment 1, position 9: ")
-    assert told in finding.message
+    assert message in finding.message
     assert finding.offset == row
 
 
@@ -54,7 +54,7 @@ def plain(path, autoreset="disabled", layout=None):
 
 
 @pytest.mark.parametrize(
-    ("autoreset", "flags", "told"),
+    ("autoreset", "flags", "message"),
     [
         (
             "disabled",
@@ -65,11 +65,13 @@ def plain(path, autoreset="disabled", layout=None):
         ("disabled", [TERMINATED, FINAL, 0], "expected START after a final row"),
     ],
 )
-def test_rows_that_cannot_follow_each_other_are_found(tmp_path, autoreset, flags, told):
+def test_rows_that_cannot_follow_each_other_are_found(
+    tmp_path, autoreset, flags, message
+):
     path = plain(tmp_path / "b", autoreset)
     for index, value in enumerate(flags):
         set_flags(path, 0, 4 + index, value)
-    assert told in messages(path, "flags")
+    assert message in messages(path, "flags")
 
 
 def test_a_first_row_that_starts_nothing_is_found(tmp_path):
@@ -93,8 +95,8 @@ def test_flags_that_are_published_and_not_yet_committed_are_found(
         assert verify_buffer(path).findings == ()
         set_flags(path, 1, position, 64)
         shutil.copytree(path, tmp_path / "copy")
-        (told,) = [f for f in verify_buffer(path).findings if f.kind == "flags"]
-        assert told.message.startswith(f"environment 1, position {position}: got")
+        (message,) = [f for f in verify_buffer(path).findings if f.kind == "flags"]
+        assert message.message.startswith(f"environment 1, position {position}: got")
         assert verify_buffer(path).rows == 40
         assert verify_buffer(tmp_path / "copy").ok == (position >= 20)
 

@@ -93,7 +93,7 @@ def test_missing_metadata_is_reported(path, name, deep):
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "told"),
+    ("name", "keys", "message"),
     [
         ("", ("attributes", "mmreplay", "capacity"), "attributes/mmreplay/capacity"),
         ("", ("attributes", "mmreplay", "uuid"), "attributes/mmreplay/uuid"),
@@ -102,7 +102,7 @@ def test_missing_metadata_is_reported(path, name, deep):
         ("%flags/", ("codecs",), "codecs"),
     ],
 )
-def test_metadata_of_another_group_is_reported(path, name, keys, told):
+def test_metadata_of_another_group_is_reported(path, name, keys, message):
     file = path / DATA / f"zarr/{name}zarr.json"
     value = json.loads(file.read_bytes())
     inner = value
@@ -112,7 +112,7 @@ def test_metadata_of_another_group_is_reported(path, name, keys, told):
     file.write_text(json.dumps(value))
     (finding,) = verify_buffer(path, deep=False).findings
     assert finding.file == f"{DATA}/zarr/{name}zarr.json"
-    assert f'got "another" for {told}, expected' in finding.message
+    assert f'got "another" for {message}, expected' in finding.message
     file.write_text("{")
     (finding,) = verify_buffer(path, deep=False).findings
     assert "zarr.json is not JSON" in finding.message

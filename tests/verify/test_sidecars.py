@@ -44,7 +44,7 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda p: put(column(p) / "STATE", 200, b"x" * 5000), "no whole record"),
         (lambda p: (column(p) / "STATE").unlink(), "STATE is missing"),
@@ -58,11 +58,11 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
     ],
 )
 @pytest.mark.parametrize("deep", [True, False])
-def test_what_begins_anew_is_noted(path, damage, told, deep):
+def test_what_begins_anew_is_noted(path, damage, message, deep):
     damage(path)
     report = verify_buffer(path, deep=deep)
     assert [f.kind for f in report.findings] == ["beside"]
-    assert told in report.findings[0].message
+    assert message in report.findings[0].message
     assert report.ok
 
 
@@ -84,18 +84,18 @@ def test_strange_names_are_noted(path):
 def test_a_fast_check_reads_no_data_and_finds_what_is_not_in_it(path, capsys):
     put(path / DATA / "f000.bin", 5000, b"xyz")
     assert run(["verify", str(path), "--fast"]) == 0
-    told = capsys.readouterr().out
-    assert "not looked at" in told
-    assert "committed rows alive\n" in told
+    message = capsys.readouterr().out
+    assert "not looked at" in message
+    assert "committed rows alive\n" in message
     assert run(["verify", str(path), "--deep"]) == 1
     assert run(["verify", str(path)]) == 1
     capsys.readouterr()
     put(path / DATA / "flags.bin", 30, b"\xff")
     assert run(["verify", str(path), "--fast", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["deep"]
-    assert not told["ok"]
-    assert told["blocks"] == 0
-    assert told["unsummed_rows"] is None
-    assert told["nbytes"] == told["rows"]
-    assert {f["kind"] for f in told["findings"]} == {"flags"}
+    message = json.loads(capsys.readouterr().out)
+    assert not message["deep"]
+    assert not message["ok"]
+    assert message["blocks"] == 0
+    assert message["unsummed_rows"] is None
+    assert message["nbytes"] == message["rows"]
+    assert {f["kind"] for f in message["findings"]} == {"flags"}

@@ -54,7 +54,7 @@ def test_an_incomplete_slot_after_a_crash_is_a_note(path):
 
 
 @pytest.mark.parametrize(
-    ("slot", "changes", "told"),
+    ("slot", "changes", "message"),
     [
         (0, {"flags": 64}, "got flags 64"),
         (1, {"cuts": np.array([0, 9999])}, "environment 1: got cut 9999, expected"),
@@ -66,9 +66,9 @@ def test_an_incomplete_slot_after_a_crash_is_a_note(path):
         (0, {"limits": np.array([1 << 62, 1 << 62])}, "out of order"),
     ],
 )  # fmt: skip
-def test_a_slot_that_contradicts_itself_is_found(path, slot, changes, told):
+def test_a_slot_that_contradicts_itself_is_found(path, slot, changes, message):
     rewrite(path, slot, **changes)
-    assert told in messages(path, "slot")
+    assert message in messages(path, "slot")
 
 
 def test_heads_that_fall_are_found(path):

@@ -73,7 +73,7 @@ def episodic(path=None, length=10, **options):
     )  # fmt: skip
 
 
-def places(buffer, env_id=0):
+def rows_of(buffer, env_id=0):
     """Environments and positions of all rows of one environment."""
     first = int(buffer.get_earliest_position()[env_id])
     positions = torch.arange(first, int(buffer.get_current_position()[env_id]))

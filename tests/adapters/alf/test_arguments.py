@@ -71,13 +71,13 @@ def test_draws_with_replacement_are_each_for_itself(replacement):
         assert np.abs(counts.sum(0) - 200).max() < 65
 
 
-@pytest.mark.parametrize("least", [0.5, 3.0])
-def test_new_rows_enter_at_the_initial_priority_or_the_highest(least):
-    buffer = filled(prioritized_sampling=True, initial_priority=least)
-    assert float(buffer.initial_priority) == least
+@pytest.mark.parametrize("initial", [0.5, 3.0])
+def test_new_rows_enter_at_the_initial_priority_or_the_highest(initial):
+    buffer = filled(prioritized_sampling=True, initial_priority=initial)
+    assert float(buffer.initial_priority) == initial
     every = torch.arange(ROWS)
     buffer.update_priority(torch.zeros_like(every), every, torch.ones(ROWS))
-    highest = max(least, 1.0)
+    highest = max(initial, 1.0)
     assert float(buffer.initial_priority) == highest
     buffer.add_batch(rows([MID], [1.0], [10.0]))
     _, info = buffer.get_batch(1000 * (ROWS - 1), 1)

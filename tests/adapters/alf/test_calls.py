@@ -25,8 +25,8 @@ from tests.adapters.alf.support import (
     counted,
     episodic,
     equal,
-    places,
     rows,
+    rows_of,
     story,
 )
 
@@ -126,7 +126,7 @@ def test_a_cleared_environment_goes_on_with_fresh_positions_and_episodes():
     buffer.clear()
     assert buffer.current_size.tolist() == [0]
     story(buffer, "M1/2 M1/3")
-    env_ids, positions = places(buffer)
+    env_ids, positions = rows_of(buffer)
     assert positions.tolist() == [2, 3]
     begins = buffer.get_episode_begin_position(positions, env_ids)
     assert begins.tolist() == [2, 2]

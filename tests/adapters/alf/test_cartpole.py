@@ -123,10 +123,12 @@ def test_what_was_recorded_is_drawn(tmp_path):
     buffer.close()
 
 
-def check_return(rows, first, last, found):
+def check_return(rows, first, last, discounted):
     """Rewards of 1 a step, up to an end that is the pole's fall."""
     if rows[last]["discount"] != 0 or first == last:
-        assert found == -1000
+        assert discounted == -1000
     else:
         # float32 of a sum of at most 25 terms below 10.
-        assert found == pytest.approx(sum(GAMMA**k for k in range(last - first)), 1e-6)
+        assert discounted == pytest.approx(
+            sum(GAMMA**k for k in range(last - first)), 1e-6
+        )

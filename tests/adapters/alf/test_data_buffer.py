@@ -115,7 +115,7 @@ def test_it_is_a_ring_of_one_environment_that_nothing_waits_for():
     # Only what waits looks at it, and nothing may wait here.
     buffer.stop()
     assert buffer.enqueue(batch([1])) is True
-    for call in (buffer.enqueue, lambda _, **given: buffer.dequeue(**given)):
+    for call in (buffer.enqueue, lambda _, **options: buffer.dequeue(**options)):
         with refused("blocking: got True, expected a buffer that others may call"):
             call(batch([1]), blocking=True)
     buffer.revive()

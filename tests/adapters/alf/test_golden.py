@@ -15,8 +15,8 @@ from tests.adapters.alf.support import (
     SPEC,
     counted,
     episodic,
-    places,
     returns,
+    rows_of,
     story,
 )
 from tests.adapters.alf.support import rows as make_rows
@@ -59,7 +59,7 @@ def test_episodes_and_returns_are_reported_as_alf_reports_them(name):
     length, text, wanted, begins, left, zeros = STORIES[name]
     buffer = episodic(length=length)
     story(buffer, text)
-    env_ids, positions = places(buffer)
+    env_ids, positions = rows_of(buffer)
     assert returns(buffer) == pytest.approx(wanted)
     found = buffer.get_episode_begin_position(positions, env_ids)
     assert found.tolist() == begins
@@ -82,7 +82,7 @@ def filled(leaves):
 
 
 @pytest.mark.parametrize(
-    ("leaves", "thresholds", "found"),
+    ("leaves", "thresholds", "indices"),
     [
         (
             [1.0, 0, 2, 0, 3, 4, 0], [0, 0.99, 1, 2.99, 3, 5.99, 6, 9.99, 10],
@@ -91,9 +91,9 @@ def filled(leaves):
         ([0.0, 1, 0, 2, 0], [0, 0.5, 1, 2.9, 3], [1, 1, 3, 3, 3]),
     ],
 )  # fmt: skip
-def test_sums_fall_on_the_leaves_that_alf_finds(leaves, thresholds, found):
+def test_sums_fall_on_the_leaves_that_alf_finds(leaves, thresholds, indices):
     tree = filled(leaves)
-    assert tree.find_sum_bound(torch.tensor(thresholds)).tolist() == found
+    assert tree.find_sum_bound(torch.tensor(thresholds)).tolist() == indices
     assert (float(tree.summary()), tree.nnz) == (
         sum(leaves),
         sum(x > 0 for x in leaves),

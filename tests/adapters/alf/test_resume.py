@@ -20,9 +20,9 @@ from tests.adapters.alf.support import (
     SPEC,
     counted,
     episodic,
-    places,
     returns,
     rows,
+    rows_of,
     story,
 )
 
@@ -36,7 +36,7 @@ def test_a_run_goes_on_with_rows_episodes_and_returns(tmp_path):
     # What another run adds does not go on with the episode that was broken off.
     assert again.gather_all()[0].step_type.tolist() == [[0, 1, LAST, 0, LAST]]
     story(again, "F1/5 L0/6")
-    env_ids, positions = places(again)
+    env_ids, positions = rows_of(again)
     assert again.get_episode_begin_position(positions, env_ids).tolist() == [
         0, 0, 0, 3, 3, 5, 5,
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_a_row_that_is_not_first_begins_an_episode_after_a_break(tmp_path):
     buffer.close()
     again = episodic(tmp_path / "b", resume=True)
     story(again, "M1/2 L0/3")
-    env_ids, positions = places(again)
+    env_ids, positions = rows_of(again)
     begins = again.get_episode_begin_position(positions, env_ids)
     assert begins.tolist() == [0, 0, 2, 2]
     assert returns(again) == [-7, -7, 3, -7]
@@ -86,7 +86,7 @@ def test_an_add_that_was_interrupted_is_caught_up_with(tmp_path, monkeypatch, at
             else:
                 story(buffer, text)
     story(buffer, "F1/5")
-    env_ids, positions = places(buffer)
+    env_ids, positions = rows_of(buffer)
     begins = buffer.get_episode_begin_position(positions, env_ids)
     assert begins.tolist() == [0, 0, 0, 3, 3, 5]
     zeros = buffer.get_disc_0_begin_position(positions, env_ids)

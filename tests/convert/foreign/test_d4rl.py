@@ -40,9 +40,9 @@ NAMES = {
 }
 
 
-def write(path, found, leave=(), **options):
+def write(path, episodes, leave=(), **options):
     with h5py.File(path, "w") as file:
-        for name, values in joined(found).items():
+        for name, values in joined(episodes).items():
             if NAMES[name] not in leave:
                 file.create_dataset(NAMES[name], data=values, **options)
     return path

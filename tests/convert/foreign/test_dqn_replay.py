@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert import registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import drawn
 
 
@@ -136,7 +136,7 @@ def test_a_truncated_or_flipped_file_is_named_with_its_offset(tmp_path, rng, nam
 
         error = error_of(load)
         if error is not None:
-            assert str(folder) in told(error)
+            assert str(folder) in text_of(error)
             assert not target.exists()
         else:
             # Names and dates of gzip's header.

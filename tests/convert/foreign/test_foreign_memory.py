@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow]
 
 # A block, the pieces it is joined of, and a quarter of a block held several times; 140
 # MiB of data. A record batch of an Arrow file is held whole, and is not among them.
-MOST = 4 * BLOCK_NBYTES
+MAX_NBYTES = 4 * BLOCK_NBYTES
 ROWS = 5000
 
 
@@ -65,7 +65,7 @@ def lerobot(folder, rng):
 )
 def test_memory_does_not_grow_with_the_source(tmp_path, rng, make):
     source = make(tmp_path, rng)
-    assert peak(lambda: mr.load(source, tmp_path / "buffer")) < MOST
+    assert peak(lambda: mr.load(source, tmp_path / "buffer")) < MAX_NBYTES
 
 
 def test_memory_does_not_grow_with_the_target(tmp_path, rng):
@@ -76,4 +76,4 @@ def test_memory_does_not_grow_with_the_target(tmp_path, rng):
         def export(target=target, form=form):
             mr.export(tmp_path / "buffer", target, format=form)
 
-        assert peak(export) < MOST
+        assert peak(export) < MAX_NBYTES

@@ -11,7 +11,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.test_d4rl import episodes, write
 
 
@@ -89,7 +89,7 @@ def test_flipped_bits_are_errors_that_name_the_file_or_change_values(tmp_path, r
         path.write_bytes(data)
         error = error_of(lambda: mr.load(path, tmp_path / "buffer", format="d4rl"))
         if error is not None:
-            assert str(path) in told(error), (place, error)
+            assert str(path) in text_of(error), (place, error)
             assert not (tmp_path / "buffer").exists()
         else:
             files.remove_tree(tmp_path / "buffer")
@@ -136,8 +136,8 @@ def test_without_h5py_the_way_out_is_to_install_it(tmp_path, monkeypatch):
         buffer.extend({name: np.zeros((3, 1), np.float32) for name in fields})
     mr.export(tmp_path / "b", tmp_path / "c.hdf5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    told = r"^h5py is not installed, .*: pip install"
-    with pytest.raises(FailedError, match=told):
+    message = r"^h5py is not installed, .*: pip install"
+    with pytest.raises(FailedError, match=message):
         mr.load(tmp_path / "c.hdf5", tmp_path / "d", format="d4rl")
-    with pytest.raises(FailedError, match=told):
+    with pytest.raises(FailedError, match=message):
         mr.export(tmp_path / "b", tmp_path / "d.hdf5")

@@ -20,7 +20,7 @@ from mmreplay.errors import (
     SchemaError,
     SourceError,
 )
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 
 LENGTHS = (4, 1, 6)
 
@@ -295,5 +295,5 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng):
 
         error = error_of(load)
         if error is not None:
-            assert str(folder) in told(error)
+            assert str(folder) in text_of(error)
             assert not target.exists()

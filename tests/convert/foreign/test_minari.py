@@ -14,7 +14,7 @@ from PIL import Image
 import mmreplay as mr
 from mmreplay.convert import registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
 
 BOX = {"type": "Box", "dtype": "float64", "shape": [3], "low": [-np.inf] * 3}
@@ -44,7 +44,7 @@ def made(rng, lengths=(5, 1, 8)):
 def write(folder, kind, episodes, *, spaces=(BOX, DISCRETE), jpeg=False, **metadata):
     data = folder / "data"
     data.mkdir(parents=True)
-    told = {
+    content = {
         "total_episodes": len(episodes),
         "total_steps": sum(len(each[2]) for each in episodes),
         "data_format": kind,
@@ -54,7 +54,7 @@ def write(folder, kind, episodes, *, spaces=(BOX, DISCRETE), jpeg=False, **metad
         "dataset_id": "some/thing-v0",
         "minari_version": "0.5.4",
     }
-    (data / "metadata.json").write_text(json.dumps(told | metadata))
+    (data / "metadata.json").write_text(json.dumps(content | metadata))
     for number, each in enumerate(episodes):
         if kind == "hdf5":
             with h5py.File(data / "main_data.hdf5", "a") as file:
@@ -144,16 +144,16 @@ def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
 
 
 @pytest.mark.parametrize(
-    ("indices", "told"),
+    ("indices", "message"),
     [
         ([3], "got 3, expected .*in \\[0, 3\\)"),
         ([-1], "got -1"),
         ([], "got no episode"),
     ],
 )
-def test_episodes_missing_in_a_dataset_are_reported(tmp_path, rng, indices, told):
+def test_episodes_missing_in_a_dataset_are_reported(tmp_path, rng, indices, message):
     dataset = Opened(write(tmp_path / "thing-v0", "hdf5", made(rng)), indices)
-    with pytest.raises(SchemaError, match=f"episode_indices: {told}"):
+    with pytest.raises(SchemaError, match=f"episode_indices: {message}"):
         mr.load(dataset, tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
@@ -181,11 +181,11 @@ def test_a_dataset_is_loaded_by_its_id(tmp_path, rng, monkeypatch, root):
 def test_an_id_of_nothing_tells_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     monkeypatch.chdir(tmp_path)
-    told = (
+    message = (
         r"ours/none-v3 does not exist, neither as a path nor as a dataset of Minari in "
         r".*sets, .*minari.download_dataset\('ours/none-v3'\)"
     )
-    with pytest.raises(FormatError, match=told):
+    with pytest.raises(FormatError, match=message):
         mr.load("ours/none-v3", tmp_path / "buffer")
 
 
@@ -317,9 +317,9 @@ def test_jpeg_is_decoded_and_reported(tmp_path, rng, kind):
     np.testing.assert_array_equal(got["next_observation"], nexts)
 
 
-def strings(held):
-    found = np.empty(len(held), object)
-    found[:] = [np.frombuffer(data, np.uint8) for data in held]
+def strings(images):
+    found = np.empty(len(images), object)
+    found[:] = [np.frombuffer(data, np.uint8) for data in images]
     return found.astype(h5py.vlen_dtype(np.uint8))
 
 
@@ -366,7 +366,7 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng, kind):
         target = tmp_path / str(number)
         error = error_of(partial(mr.load, folder, target))
         if error is not None:
-            assert str(folder) in told(error)
+            assert str(folder) in text_of(error)
             assert not target.exists()
 
 
@@ -393,10 +393,10 @@ def test_what_goes_out_comes_back(tmp_path, rng):
     )
     assert report.notes == ()
     data = tmp_path / "some" / "other-v3" / "data"
-    told = json.loads((data / "metadata.json").read_text())
-    assert told["dataset_id"] == "some/other-v3"
-    assert json.loads(told["action_space"]) == DISCRETE
-    assert (told["total_episodes"], told["total_steps"]) == (3, 14)
+    content = json.loads((data / "metadata.json").read_text())
+    assert content["dataset_id"] == "some/other-v3"
+    assert json.loads(content["action_space"]) == DISCRETE
+    assert (content["total_episodes"], content["total_steps"]) == (3, 14)
     mr.load(tmp_path / "some" / "other-v3", tmp_path / "again", strict=True)
     one, other = (
         drawn(tmp_path / each, ["observation"])[0] for each in ("buffer", "again")
@@ -414,9 +414,9 @@ def test_the_space_of_large_images_is_made_anew(tmp_path, rng):
     report = mr.load(folder, tmp_path / "buffer")
     assert any("'observation_space' of" in note for note in report.notes)
     mr.export(tmp_path / "buffer", tmp_path / "b-v0", format="minari")
-    told = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
-    assert json.loads(told["observation_space"]) == space
-    assert told["jpeg_encoding"] is False
+    content = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    assert json.loads(content["observation_space"]) == space
+    assert content["jpeg_encoding"] is False
 
 
 def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):

@@ -59,15 +59,15 @@ def contents(path):
         return list(file), found
 
 
-@pytest.mark.parametrize("most", [0, 3000])
+@pytest.mark.parametrize("limit", [0, 3000])
 def test_episodes_written_in_blocks_equal_those_written_at_once(
-    tmp_path, rng, monkeypatch, most
+    tmp_path, rng, monkeypatch, limit
 ):
     ends = [0, 1, 5, 400, 401, 799]
     source = record(tmp_path / "buffer", rng, 900, ends)
     monkeypatch.setattr("mmreplay.convert.base.BLOCK_NBYTES", 4000)
     made = []
-    for name, bound in (("one-v0", 8 << 20), ("other-v0", most)):
+    for name, bound in (("one-v0", 8 << 20), ("other-v0", limit)):
         monkeypatch.setattr(writer, "EPISODE_NBYTES", bound)
         mr.export(source, tmp_path / name, format="minari")
         made.append(contents(tmp_path / name / "data" / "main_data.hdf5"))

@@ -17,7 +17,7 @@ FORMATS = ["hdf5", "arrow", "parquet"]
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
+def _datasets_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
 
 
@@ -103,8 +103,8 @@ def test_a_dataset_is_loaded_by_its_id_and_as_minari_has_it_open(tmp_path, data_
         mr.load(source, tmp_path / f"buffer-{number}", strict=True)
         found, _ = drawn(tmp_path / f"buffer-{number}", ["observation"])
         assert_same(found, oracle(dataset))
-    length = np.median([len(each) for each in dataset.iterate_episodes()])
-    some = dataset.filter_episodes(lambda each: len(each) > length)
+    length = np.median([len(episode) for episode in dataset.iterate_episodes()])
+    some = dataset.filter_episodes(lambda episode: len(episode) > length)
     assert 0 < some.total_episodes < dataset.total_episodes
     report = mr.load(some, tmp_path / "some", strict=True)
     assert report.rows == some.total_steps + some.total_episodes

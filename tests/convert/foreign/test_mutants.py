@@ -18,7 +18,7 @@ from numcodecs import Zlib
 import mmreplay as mr
 from mmreplay.disk import files
 from tests.buffer.test_sealed_groups import record
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign import (
     test_d4rl,
     test_dqn_replay,
@@ -100,8 +100,8 @@ SOURCES = {
 }
 
 
-def mutated(whole, rng):
-    data = bytearray(whole)
+def mutated(original, rng):
+    data = bytearray(original)
     for _ in range(int(rng.integers(1, 4))):
         place = int(rng.integers(len(data) or 1))
         how = rng.integers(4)
@@ -154,7 +154,7 @@ def test_mutants_are_errors_that_name_the_source_or_load(tmp_path, rng, name):
             files.remove_tree(target)
         else:
             errors += 1
-            assert str(source) in told(error), (number, part, error)
+            assert str(source) in text_of(error), (number, part, error)
             assert not target.exists()
         part.write_bytes(wholes[part])
         assert not [p for p in Path(tmp_path).iterdir() if p.name.startswith("tmp-")]

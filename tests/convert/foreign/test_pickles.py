@@ -13,7 +13,7 @@ import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.convert import registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn
 
 BUFFERS = "stable_baselines3.common.buffers"
@@ -227,7 +227,7 @@ def test_what_a_pickle_names_does_not_run_even_with_leave(tmp_path, name):
         lambda: mr.load(tmp_path / name, tmp_path / "target", allow_pickle=True)
     )
     assert isinstance(error, FormatError)
-    assert name in told(error)
+    assert name in text_of(error)
     assert not (tmp_path / "harmed").exists()
 
 
@@ -254,7 +254,7 @@ def test_flipped_bits_are_errors_or_other_values(tmp_path, rng, make):
             mr.load(path, target, format="sb3", allow_pickle=True)
 
         error = error_of(load)
-        assert error is None or str(path) in told(error)
+        assert error is None or str(path) in text_of(error)
         assert (error is None) == target.exists()
 
 
@@ -317,7 +317,7 @@ def columns_of(played):
     }
 
 
-PARTS = ["observation/0", "observation/1"]
+FIELDS = ["observation/0", "observation/1"]
 
 
 def test_tmrl_columns_are_moved_to_the_observation_they_follow(tmp_path, rng):
@@ -327,7 +327,7 @@ def test_tmrl_columns_are_moved_to_the_observation_they_follow(tmp_path, rng):
     report = mr.load(tmp_path / "data.pkl", tmp_path / "target", allow_pickle=True)
     # Rows of ours are theirs: the last of an episode is its final row.
     assert (report.rows, report.episodes) == (len(data[0]), 3)
-    found, left = drawn(tmp_path / "target", PARTS)
+    found, left = drawn(tmp_path / "target", FIELDS)
     assert left == 0
     assert_same(found, columns_of(played))
 
@@ -337,7 +337,7 @@ def test_a_first_row_without_an_action_gets_none(tmp_path, rng):
     data[0][0] = data[0][5] = None
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(data))
     mr.load(tmp_path / "data.pkl", tmp_path / "target", allow_pickle=True)
-    assert_same(drawn(tmp_path / "target", PARTS)[0], columns_of(played))
+    assert_same(drawn(tmp_path / "target", FIELDS)[0], columns_of(played))
 
 
 def test_memories_for_trackmania_have_their_fields_named(tmp_path, rng):

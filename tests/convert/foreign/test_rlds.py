@@ -13,7 +13,7 @@ import mmreplay as mr
 from mmreplay.convert import registry
 from mmreplay.datasets.rlds import example
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
-from tests.convert.contract import error_of, told
+from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
 
 
@@ -138,15 +138,15 @@ def png(image):
     return held.getvalue()
 
 
-def write(folder, found, shards=2, split="train", features=FEATURES, packed=True):
+def write(folder, episodes, shards=2, split="train", features=FEATURES, packed=True):
     folder.mkdir(exist_ok=True)
     steps = {"sequence": {"feature": {"featuresDict": {"features": features}}}}
     top = {"featuresDict": {"features": {"steps": steps, "episode_id": {"text": {}}}}}
     (folder / "features.json").write_text(json.dumps(top))
     for number in range(shards):
         name = f"robot-{split}.tfrecord-{number:05d}-of-{shards:05d}"
-        here = found[
-            number * len(found) // shards : (number + 1) * len(found) // shards
+        here = episodes[
+            number * len(episodes) // shards : (number + 1) * len(episodes) // shards
         ]
         (folder / name).write_bytes(b"".join(record(message(e, packed)) for e in here))
     return folder
@@ -276,7 +276,7 @@ def test_messages_that_lie_are_errors(tmp_path, rng):
 
         error = error_of(load)
         if error is not None:
-            assert str(folder) in told(error)
+            assert str(folder) in text_of(error)
             assert not target.exists()
 
 

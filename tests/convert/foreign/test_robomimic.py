@@ -34,14 +34,14 @@ def demonstrations(rng, lengths=(4, 1, 12)):
     return found
 
 
-def write(path, found, leave=()):
+def write(path, demos, leave=()):
     names = {"observation": "obs", "next_observation": "next_obs"}
     names |= {"action": "actions", "reward": "rewards", "done": "dones"}
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
-        data.attrs["total"] = sum(len(demo["action"]) for demo in found)
+        data.attrs["total"] = sum(len(demo["action"]) for demo in demos)
         data.attrs["env_args"] = '{"env_name": "Lift"}'
-        for number, demo in enumerate(found):
+        for number, demo in enumerate(demos):
             group = data.create_group(f"demo_{number * 9}")
             group.attrs["num_samples"] = len(demo["action"])
             for path_, values in demo.items():

@@ -121,9 +121,9 @@ def test_the_command_line_converts_and_tells(tmp_path, rng, capsys):
     assert (facts["rows"], facts["episodes"], facts["never_drawn_steps"]) == (100, 3, 3)
     assert facts["arrays"]["img"] == "data/img"
     assert run(["info", str(tmp_path / "a.zarr")]) == 0
-    told = capsys.readouterr().out
-    assert "a Zarr group of version 2, not mmreplay's, read only" in told
-    assert "told by flags" in told
+    content = capsys.readouterr().out
+    assert "a Zarr group of version 2, not mmreplay's, read only" in content
+    assert "told by flags" in content
 
 
 def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
@@ -138,8 +138,8 @@ def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
     largest = [0]
     take = arrays.ChunkedReader._take_chunks
 
-    def watched(self, array, places):
-        found = take(self, array, places)
+    def watched(self, array, positions):
+        found = take(self, array, positions)
         held = sum(each.nbytes for each in found.values())
         largest[0] = max(largest[0], held + self._chunks.nbytes)
         return found
@@ -172,9 +172,9 @@ def test_ends_that_would_take_hours_to_read_are_refused(tmp_path):
 
 def edited(path, name, change):
     """Change the JSON of one file."""
-    told = json.loads((path / name).read_text())
-    change(told)
-    (path / name).write_text(json.dumps(told))
+    content = json.loads((path / name).read_text())
+    change(content)
+    (path / name).write_text(json.dumps(content))
 
 
 V2 = "data/img/.zarray"
@@ -201,7 +201,9 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
     truth = (tmp_path / "a" / V2).read_text()
     for key, value in ((k, each) for k, found in LIES_2.items() for each in found):
         (tmp_path / "a" / V2).write_text(truth)
-        edited(tmp_path / "a", V2, lambda told, k=key, v=value: told.update({k: v}))
+        edited(
+            tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v})
+        )
         with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
@@ -230,7 +232,9 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
     truth = (tmp_path / "a" / V3).read_text()
     for key, value in ((k, each) for k, found in LIES_3.items() for each in found):
         (tmp_path / "a" / V3).write_text(truth)
-        edited(tmp_path / "a", V3, lambda told, k=key, v=value: told.update({k: v}))
+        edited(
+            tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v})
+        )
         with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
@@ -272,6 +276,6 @@ def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
 
 def test_a_dtype_that_numpy_lacks_is_left_out_and_reported(tmp_path, rng):
     policy_store(tmp_path / "a", rng)
-    edited(tmp_path / "a", V2, lambda told: told.update(dtype="<f1"))
+    edited(tmp_path / "a", V2, lambda content: content.update(dtype="<f1"))
     report = mr.load(tmp_path / "a", tmp_path / "b")
     assert any("'data/img' was left out" in note for note in report.notes)
