@@ -96,7 +96,7 @@ python3 -m tools.bench.make_peers      # once: build/peers, pinned, minutes and 
 .venv/bin/python -m tools.bench.against HEAD~1 bench_add      # is a line slower now?
 ```
 
-`all` runs the scripts in the environment of the peers, where it is there, and
+`all` runs the scripts in the environment of the peers, if it was made, and
 records what each printed, with the day, the machine, its load and the libraries'
 versions. From it come this page, the plots and README's table. A script that fails
 leaves its last record.
@@ -258,8 +258,8 @@ def readme_table(records: Records) -> list[str]:
     if kills is not None:
         right, of = look_up(kills, "right_after_kill"), look_up(kills, "attacks")
         cells = [
-            "**killed with `kill -9`, reopened**: all that was reported as stored is "
-            f"there; mmreplay {right['mmreplay']} of {of}"
+            "**killed with `kill -9`, reopened**: every step reported as stored "
+            f"survived; mmreplay {right['mmreplay']} of {of}"
         ]
         for sides in README_SIDES.values():
             count = next((right[side] for side in sides if side in right), None)
