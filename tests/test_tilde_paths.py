@@ -108,8 +108,8 @@ def test_adapters_keep_their_rings_and_files_there(user_folder):
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/ring", "~nobody-of-this-name"])
 def test_an_unknown_user_folder_is_reported(user_folder, text):
     told = (
-        rf"got '{text}', but no home folder is known for '~nobody-of-this-name', .*; "
-        "if a folder is named like this, give its absolute path"
+        rf"'{text}': no home folder is known for '~nobody-of-this-name'.*"
+        "or the absolute path of a folder with such a name"
     )
     for call in (
         lambda: mr.ReplayBuffer.open(text),
@@ -134,7 +134,7 @@ class Large:
     "value", [Large(), {"a": Large()}, 5, b"ring", np.zeros(3), [Large()]], ids=type
 )
 def test_what_is_no_path_is_named_by_its_type(user_folder, value):
-    told = f"got {type(value).__name__}, expected a path as text or a pathlib.Path"
+    told = f"must be a str or pathlib.Path, got {type(value).__name__}"
     for call in (
         lambda: mr.ReplayBuffer.open(value),
         lambda: mr.ReplayBuffer.open(value, "r+"),

@@ -120,8 +120,8 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
     typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(typed, str):
         raise FormatError(
-            f"{what}: got {type(path).__name__}, expected a path as text or a "
-            "pathlib.Path; os.fsdecode makes text of bytes"
+            f"{what} must be a str or pathlib.Path, got {type(path).__name__}. Decode "
+            "bytes with os.fsdecode."
         )
     if ADDRESS.match(typed) and not (remote and url_of(typed)):
         raise FormatError(

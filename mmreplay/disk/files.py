@@ -75,16 +75,15 @@ def expanded(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise FormatError(
-            f"path: got {type(path).__name__}, expected a path as text or a "
-            "pathlib.Path; os.fsdecode makes text of bytes"
+            f"path must be a str or pathlib.Path, got {type(path).__name__}. Decode "
+            "bytes with os.fsdecode."
         )
     resolved = os.path.expanduser(text)
     if resolved == text and text.startswith("~"):
         name = text.partition("/")[0]
         raise FormatError(
-            f"path: got {text!r}, but no home folder is known for {name!r}, expected "
-            f"~, or the name of a user of this machine after it; if a folder is named "
-            "like this, give its absolute path"
+            f"path {text!r}: no home folder is known for {name!r}. Use ~ or ~USER of "
+            "this machine, or the absolute path of a folder with such a name."
         )
     return resolved
 
@@ -101,8 +100,8 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         return Path(os.path.abspath(text))
     except FileNotFoundError as error:
         raise FormatError(
-            f"{text} starts from the working folder, which was removed, "
-            "expected one that is there; cd to another, or give a whole path"
+            f"{text} starts from the working folder, which was removed. Change to "
+            "another folder, or pass an absolute path."
         ) from error
 
 
@@ -154,8 +153,8 @@ class File:
         try:
             file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError as error:
-            way = "restore it from a copy" + (OR_REPAIR if nbytes is not None else "")
-            raise CorruptError(f"{path} is missing, expected a file; {way}") from error
+            way = "Restore it from a copy" + (OR_REPAIR if nbytes is not None else "")
+            raise CorruptError(f"{path} is missing. {way}.") from error
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise irregular(path) from error
@@ -167,9 +166,9 @@ class File:
             size = file.nbytes = status.st_size
             if nbytes is not None and size != nbytes:
                 raise CorruptError(
-                    f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
-                    "the file was cut or replaced: restore it from a copy"
-                    f"{OR_REPAIR}"
+                    f"{path} has {size} bytes, but metadata.json says {nbytes}: the "
+                    "file was truncated or replaced. Restore it from a "
+                    f"copy{OR_REPAIR}."
                 )
         except BaseException:
             file.close()
@@ -243,8 +242,9 @@ class File:
                 got = os.preadv(self.fd, [view[done:]], offset + done)
                 if got == 0:
                     raise CorruptError(
-                        f"{self.path} ends at byte {offset + done}, expected "
-                        f"{offset + len(view)}; the file was cut while open"
+                        f"{self.path} ends at byte {offset + done}, but bytes up to "
+                        f"{offset + len(view)} are needed: the file was truncated "
+                        "while open. Restore it from a copy."
                     )
                 done += got
 
@@ -371,8 +371,8 @@ class File:
 def irregular(path: Path) -> FormatError:
     """Return the error for a link, folder, pipe or device in place of a file."""
     return FormatError(
-        f"{path} is not a regular file, expected one; links, folders, pipes and "
-        "devices are refused: put the file itself there"
+        f"{path} is not a regular file, but a link, folder, pipe or device. Put the "
+        "file itself there."
     )
 
 
@@ -387,8 +387,8 @@ def read_bytes(path: Path, max_nbytes: int) -> bytes:
     try:
         if file.nbytes > max_nbytes:
             raise FormatError(
-                f"{path} has {file.nbytes} bytes, expected at most {max_nbytes}; "
-                "it is not a file that mmreplay wrote"
+                f"{path} must have at most {max_nbytes} bytes, got {file.nbytes}. "
+                "mmreplay did not write this file."
             )
         return file.pread(file.nbytes, 0)
     finally:
@@ -507,7 +507,6 @@ def refuse_link(folder: Path) -> None:
     """
     if folder.is_symlink():
         raise FormatError(
-            f"{folder} is a link, expected a folder: through a link, files outside "
-            "the buffer would be read and written; put the folder itself there, or "
-            "link to the whole buffer"
+            f"{folder} must be a folder, got a link, which leads out of the buffer. "
+            "Move the folder itself there, or link to the whole buffer."
         )

@@ -74,8 +74,8 @@ class WriterLock:
             ) from error
         except OSError as error:
             raise FailedError(
-                f"cannot lock {self._file.path}: {error.strerror}, expected a file "
-                "system with flock; put the buffer on another one",
+                f"cannot lock {self._file.path}: {error.strerror}. Put the buffer on a "
+                "file system with flock.",
                 errno_=error.errno,
             ) from error
         text = json.dumps(

@@ -44,7 +44,7 @@ class SeekableFile(io.RawIOBase):
         """
         at = offset + (0, self._at, self._source.nbytes)[whence]
         if at < 0:
-            raise ValueError(f"seek: got byte {at}, expected at least 0")
+            raise ValueError(f"seek must not go before byte 0, got {at}")
         self._at = at
         return at
 

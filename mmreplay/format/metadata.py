@@ -140,8 +140,8 @@ def encode(metadata: Metadata) -> bytes:
     data = body + b'"crc32c": "%08x"\n}\n' % checksum
     if len(data) > MAX_NBYTES:
         raise SchemaError(
-            f"metadata takes {len(data)} bytes, expected at most {MAX_NBYTES}; keep "
-            "large values out of user_metadata=, in a field or a file of their own"
+            f"metadata must take at most {MAX_NBYTES} bytes, got {len(data)}. Store "
+            "large values of user_metadata= in a field or a file of their own."
         )
     return data
 
@@ -158,17 +158,17 @@ def decode(data: bytes, path: Path) -> Metadata:
     try:
         value = strict_json.parse(data, name)
     except CorruptError as error:
-        raise CorruptError(f"{error}{OR_REPAIR}") from error
+        raise CorruptError(f"{str(error).rstrip('.')}{OR_REPAIR}.") from error
     if value.get("format") != MAGIC:
         raise FormatError(
-            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}; "
-            "the folder is not a replay buffer"
+            f"{name}: format must be {MAGIC!r}, got {value.get('format')!r}. The "
+            "folder is not a replay buffer."
         )
     _check_version(value, name)
     _check_checksum(data, name)
     missing = _KEYS - value.keys()
     if missing:
-        raise FormatError(f"{name} lacks {sorted(missing)}; it is damaged")
+        raise FormatError(f"{name} is damaged: it has no {', '.join(sorted(missing))}")
     try:
         return _from_json(value, name)
     except SchemaError as error:
@@ -180,20 +180,20 @@ def load(folder: Path) -> Metadata:
     path = folder / FILE_NAME
     if not folder.exists():
         raise FormatError(
-            f"{folder} does not exist, expected a buffer's folder; check the path, or "
-            "make one with ReplayBuffer.create or mmreplay record"
+            f"{folder} does not exist. Check the path, or create a buffer with "
+            "ReplayBuffer.create or mmreplay record."
         )
     if not folder.is_dir():
         raise FormatError(
-            f"{folder} is a file, expected a buffer's folder; pass the folder that "
-            "holds metadata.json"
+            f"{folder} must be a buffer's folder, got a file. Pass the folder that "
+            "holds metadata.json."
         )
     if not path.exists():
         left = any(folder.glob("data-*/COMMIT"))
         way = OR_REPAIR if left else ""
         raise FormatError(
-            f"{folder} is no replay buffer: it has no {FILE_NAME}; pass the folder "
-            f"that ReplayBuffer.create made{way}"
+            f"{folder} is not a replay buffer: it has no {FILE_NAME}. Pass the folder "
+            f"that ReplayBuffer.create made{way}."
         )
     metadata = decode(read_bytes(path, MAX_NBYTES), path)
     refuse_link(folder / metadata.folder)
@@ -207,20 +207,20 @@ def _check_version(value: Json, name: str) -> None:
         or len(version) != 2
         or not all(type(number) is int for number in version)
     ):
-        raise FormatError(f"{name} says version {version!r}, expected [major, minor]")
+        raise FormatError(f"{name}: version must be [major, minor], got {version!r}")
     if version[0] != MAJOR:
         raise VersionError(
-            f"{name} has format version {version[0]}.{version[1]}, this mmreplay reads "
-            f"{MAJOR}.x; install a newer mmreplay"
+            f"{name} has format version {version[0]}.{version[1]}, but this mmreplay "
+            f"reads {MAJOR}.x. Install a newer mmreplay."
         )
     features = value.get("features")
     if not isinstance(features, Mapping):
-        raise FormatError(f"{name} says features {features!r}, expected an object")
+        raise FormatError(f"{name}: features must be an object, got {features!r}")
     unknown = set(_names(features, "incompat", name)) - INCOMPAT
     if unknown:
         raise VersionError(
             f"{name} needs the features {sorted(unknown)}, which this mmreplay does "
-            "not know; install a newer mmreplay"
+            "not know. Install a newer mmreplay."
         )
 
 
@@ -228,15 +228,15 @@ def _check_checksum(data: bytes, name: str) -> None:
     match = _TAIL.search(data)
     if match is None:
         raise CorruptError(
-            f"{name} does not end with its checksum; it was cut or edited: restore it "
-            f"from a copy{OR_REPAIR}"
+            f"{name} does not end with its checksum: it was truncated or edited. "
+            f"Restore it from a copy{OR_REPAIR}."
         )
     stored = int(match[1], 16)
     computed = google_crc32c.value(data[:-_TAIL_NBYTES])
     if stored != computed:
         raise CorruptError(
-            f"{name} has checksum {computed:08x}, expected {stored:08x}; it was "
-            f"damaged or edited by hand: restore it from a copy{OR_REPAIR}"
+            f"{name} has checksum {computed:08x}, but says {stored:08x}: it was "
+            f"damaged or edited by hand. Restore it from a copy{OR_REPAIR}."
         )
 
 
@@ -251,19 +251,19 @@ def _from_json(value: Json, name: str) -> Metadata:
     )
     if ring.block_rows & (ring.block_rows - 1):
         raise FormatError(
-            f"{name} says block_rows {ring.block_rows}, expected a power of two"
+            f"{name}: block_rows must be a power of two, got {ring.block_rows}"
         )
     needed = ring.capacity + ring.reserve + ring.block_rows
     if ring.slots < needed or ring.slots % ring.block_rows:
         raise FormatError(
-            f"{name} says {ring.slots} slots, expected at least {needed} (capacity + "
-            f"reserve + block_rows) in whole blocks of {ring.block_rows}"
+            f"{name}: slots must be at least {needed} (capacity + reserve + "
+            f"block_rows) and a multiple of {ring.block_rows}, got {ring.slots}"
         )
     created, uuid = value["created"], value["uuid"]
     if not isinstance(created, str) or len(created) > 64:
-        raise FormatError(f"{name} says created {created!r}, expected a UTC time")
+        raise FormatError(f"{name}: created must be a UTC time, got {created!r}")
     if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
-        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits")
+        raise FormatError(f"{name}: uuid must be 32 hex digits, got {uuid!r}")
     user, roles = value["user"], value["roles"]
     if not isinstance(user, dict) or not isinstance(roles, dict):
         raise FormatError(f"{name}: 'user' and 'roles' must be objects")
@@ -299,9 +299,9 @@ def _check_size(ring: Ring, schema: Schema) -> None:
     nbytes = ring.num_rows * row_nbytes
     if nbytes >= MAX_FILES_NBYTES:
         raise SchemaError(
-            f"capacity: got {ring.capacity} rows of {ring.num_envs} environments, "
-            f"{nbytes} bytes in all, expected fewer than {MAX_FILES_NBYTES}; choose a "
-            "smaller capacity"
+            f"capacity: {ring.capacity} rows of {ring.num_envs} environments take "
+            f"{nbytes} bytes, but must take fewer than {MAX_FILES_NBYTES}. Choose a "
+            "smaller capacity."
         )
 
 
@@ -309,8 +309,8 @@ def _number(value: Json, key: str, name: str, minimum: int, maximum: int) -> int
     number = value[key]
     if type(number) is not int or not minimum <= number <= maximum:
         raise FormatError(
-            f"{name} says {key} {number!r}, expected an integer in [{minimum}, "
-            f"{maximum}]"
+            f"{name}: {key} must be an integer in [{minimum}, {maximum}], got "
+            f"{number!r}"
         )
     return number
 
@@ -319,11 +319,11 @@ def _choice(value: Json, key: str, name: str, legal: tuple[T, ...]) -> T:
     for choice in legal:
         if value[key] == choice:
             return choice
-    raise FormatError(f"{name} says {key} {value[key]!r}, expected one of {legal}")
+    raise FormatError(f"{name}: {key} must be one of {legal}, got {value[key]!r}")
 
 
 def _names(features: Mapping[str, object], key: str, name: str) -> list[str]:
     names = features.get(key, [])
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise FormatError(f"{name} says {key} {names!r}, expected a list of names")
+        raise FormatError(f"{name}: {key} must be a list of names, got {names!r}")
     return names

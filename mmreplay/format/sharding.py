@@ -129,12 +129,13 @@ class Sharding:
         known = keys | {"chunk_crc32c"}
         if not isinstance(value, Mapping) or not keys <= set(value) <= known:
             raise SchemaError(
-                f"zarr: got {value!r}, expected {sorted(keys)}; restore it"
+                f"zarr must have the keys {sorted(keys)}, got {value!r}. Restore the "
+                "file."
             )
         sharding = cls(**value)
         if ring.slots % sharding.shard_rows:
             raise SchemaError(
-                f"shard_rows: got {sharding.shard_rows}, expected a divisor of the "
-                f"{ring.slots} slots; the file is damaged: restore it"
+                f"shard_rows must divide the {ring.slots} slots, got "
+                f"{sharding.shard_rows}. The file is damaged: restore it from a copy."
             )
         return sharding

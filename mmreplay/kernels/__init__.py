@@ -46,8 +46,8 @@ def choice() -> str:
     asked = os.environ.get("MMREPLAY_KERNELS", "")
     if asked not in CHOICES:
         raise ValueError(
-            f"MMREPLAY_KERNELS: got {asked!r}, expected 'c', 'numpy' or nothing; unset "
-            "it to run C where it is built"
+            f"MMREPLAY_KERNELS must be 'c', 'numpy' or unset, got {asked!r}. Unset it "
+            "to use the C kernels where they are built."
         )
     return asked
 
@@ -71,8 +71,9 @@ def choose(name: str, asked: str) -> Kernel:
     except ImportError as error:
         if asked == "c":
             raise ModuleNotFoundError(
-                f"kernel {name!r}: MMREPLAY_KERNELS=c asks for C, which is not here "
-                f"({error}); install mmreplay where a C compiler is, or unset it"
+                f"kernel {name!r} was not built in C, which MMREPLAY_KERNELS=c asks "
+                f"for ({error}). Install a C compiler and reinstall mmreplay, or unset "
+                "it."
             ) from error
         why = f"C was not built when mmreplay was installed ({error})"
         return Kernel("numpy", why, import_module(module_name))

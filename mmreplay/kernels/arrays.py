@@ -30,10 +30,10 @@ def real(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """
     array = np.asarray(values)
     if array.dtype.kind not in "fiu" and array.size:
-        raise TypeError(f"{name}: got {array.dtype}, expected real numbers")
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
     if array.ndim != 1:
         raise ValueError(
-            f"{name}: got shape {list(array.shape)}, expected one axis; reshape them"
+            f"{name} must have one axis, got shape {list(array.shape)}. Reshape it."
         )
     return np.ascontiguousarray(array, np.float64)
 

@@ -502,9 +502,8 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
             f"metadata.json is from {spare.name}"
         ]
     raise CorruptError(
-        f"{damage}; got no second copy of it either, "
-        "expected one to repair by: name a snapshot or copy of the buffer with like= "
-        "(--like)"
+        f"{str(damage).rstrip('.')}. There is no second copy of it to repair "
+        "by: name a snapshot or copy of the buffer with like= (--like)."
     ) from damage
 
 

@@ -41,8 +41,8 @@ FILE_NAME = "COMMIT"
 LATEST_NS = (1 << 63) - 1
 """In the year 2262; a clock may be wrong, and a commit is none the worse."""
 DISCARDED_ROWS = (
-    "these rows were cut, by a writer that began after a failed sync, expected them to "
-    "stay; begin anew"
+    "these rows were discarded: a writer opened the buffer after a failed sync. Start "
+    "again from the rows that are there now."
 )
 BOTH_LIVE = sum(commit.LIVE_SLOTS)
 
@@ -345,8 +345,8 @@ def refuse_overflow(heads: Array, slots: int) -> None:
     highest = commit.MAX_COUNT - 2 * slots
     if heads.max() >= highest:
         raise FullError(
-            f"cannot write position {heads.max()}, expected positions below {highest}; "
-            "export the rows, and go on in a new buffer",
+            f"positions must be below {highest}, got {heads.max()}. Export the rows "
+            "and continue in a new buffer.",
             errno_=errno.EOVERFLOW,
         )
 
@@ -354,8 +354,8 @@ def refuse_overflow(heads: Array, slots: int) -> None:
 def no_durable(folder: Path) -> CorruptError:
     """The error for a COMMIT without a whole durable slot."""
     return CorruptError(
-        f"{folder / FILE_NAME}: got no whole durable slot, expected at least one of "
-        f"two; the file is damaged: restore it from a copy{OR_REPAIR}"
+        f"{folder / FILE_NAME} is damaged: neither of its durable slots is valid. "
+        f"Restore it from a copy{OR_REPAIR}."
     )
 
 
@@ -459,7 +459,6 @@ class CommitReader:
 def starved(path: Path) -> StarvedError:
     """The error for live slots that stay torn."""
     return StarvedError(
-        f"{path}: got no whole record in {PATIENCE_S:g} s, expected one in "
-        "microseconds; the file is damaged: close the writer, and open the buffer "
-        "with mode='r+', which goes on from the last commit"
+        f"{path} is damaged: no valid record in {PATIENCE_S:g} s. Close the writer and "
+        "open the buffer with mode='r+', which continues from the last commit."
     )

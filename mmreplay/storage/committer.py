@@ -89,18 +89,18 @@ class Committer:
             raise
         except Exception as error:
             raise FailedError(
-                f"cannot commit: {type(error).__name__}: {error}, expected what was "
-                "added to be made durable; nothing of this call is in, and a power cut "
-                "would lose all since the last commit: call again, or close the buffer"
+                f"cannot commit ({type(error).__name__}: {error}), so this call "
+                "changed nothing, and a power cut would lose all rows since the last "
+                "commit. Call again, or close the buffer."
             ) from error
 
     def _refuse(self) -> None:
         if self.failure is not None:
             self.refuse_removed()
             raise FailedError(
-                f"an earlier sync failed ({self.failure}), expected none; what was "
-                "acknowledged since the last commit may be lost, and the next opening "
-                "cuts it: close the buffer, check the disk, and open it again"
+                f"an earlier sync failed ({self.failure}), so rows added since the "
+                "last commit may be lost; the next open discards them. Close the "
+                "buffer, check the disk, and open it again."
             )
 
     def free_blocks(self) -> Array:
@@ -171,8 +171,8 @@ class Committer:
             self.commit_overdue = False
             if aside is not None:
                 raise ShardError(
-                    f"{aside}; every row added so far is committed, and sealing is "
-                    "tried again once the buffer is closed and opened with mode 'r+'",
+                    f"{aside}, but every row added so far is committed. Close the "
+                    "buffer and open it with mode='r+' to seal again.",
                     errno_=aside.errno,
                 ) from aside
 

@@ -406,8 +406,8 @@ class FolderWatch:
             return
         if Path(os.path.realpath(self._opened)) != self._root:
             raise RemovedError(
-                f"{self._opened} leads to another folder now, expected {self._root}, "
-                "which is still open; close this buffer, and open that path",
+                f"{self._opened} leads to another folder now, but {self._root} is "
+                "still open. Close this buffer, and open that path.",
                 errno_=errno.ESTALE,
             )
 
@@ -425,15 +425,13 @@ class FolderWatch:
                     return True
         if num_links:
             raise RemovedError(
-                f"{root} leads to another folder now, expected the one that was "
-                "opened; that folder was moved, with all that was written to it: close "
-                "this buffer, and open it by its new path",
+                f"{root} leads to another folder now: the open one was moved, with all "
+                "its rows. Close this buffer, and open it by its new path.",
                 errno_=errno.ESTALE,
             )
         raise RemovedError(
-            f"{root} was deleted while it was open, expected it to stay; its rows are "
-            "lost once no process has it open: save them from its writer with "
-            "mmreplay.export, and create a new buffer",
+            f"{root} was deleted while it was open; its rows are lost once no process "
+            "has it open. Save them from its writer with mmreplay.export.",
             errno_=errno.ENOENT,
         )
 

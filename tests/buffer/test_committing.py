@@ -25,7 +25,7 @@ ERRORS = {
     "unknown": (
         struct.error("argument out of range"),
         FailedError,
-        r"cannot commit: error: argument out of range, expected .*: call again, or",
+        r"cannot commit \(error: argument out of range\).* Call again, or",
     ),
 }
 

@@ -57,7 +57,7 @@ def test_rows_replaced_by_a_writer_that_was_killed_are_not_served_as_the_old(tmp
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert not {"first", "stop", "sealed"} & about(path).keys()
-    with pytest.raises(FormatError, match="close the buffer, and copy it then"):
+    with pytest.raises(FormatError, match="Close its buffer before you copy"):
         mr.ReplayBuffer.open(path)
     mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
     assert numbers(path) == list(range(200, 264))
@@ -107,7 +107,7 @@ def test_a_full_disk_at_close_is_reported_and_loses_nothing(tmp_path, space):
         fill(buffer, CAPACITY, 200)
         disk.full = True
         fill(buffer, CAPACITY + 200, 5)
-        told = r"got no space for the newest rows in shards.* mode 'r\+' and close it"
+        told = r"cannot seal the newest rows \(no space left\).*'r\+', and close it"
         with pytest.raises(FullError, match=told):
             buffer.close()
         buffer.close()
@@ -152,8 +152,8 @@ def test_a_shortage_of_files_or_memory_is_reported_at_close_and_loses_nothing(
         buffer._files.store.sealing._sealer.drain()
         buffer.commit()
         fill(buffer, CAPACITY + 260, 5)
-        got = "no file to open.* close some files" if short == "files" else "no memory"
-        with pytest.raises(FailedError, match=rf"got {got}.* 'r\+' and close it"):
+        got = "too many open files.* Close" if short == "files" else "not enough"
+        with pytest.raises(FailedError, match=rf"\({got}.*'r\+', and close it"):
             buffer.close()
         disk.wanting = False
         with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -216,7 +216,7 @@ def test_a_copy_whose_shards_do_not_fit_on_the_disk_is_removed(tmp_path, copy, n
         "load": lambda path: mr.load(tmp_path / "m.npz", path, engine="zarr"),
     }
     kind = FullError if number == errno.ENOSPC else FailedError
-    told = r"in shards, expected .* new buffer, which is not made: .*, call again"
+    told = r"newest rows .*; the new buffer was not made\. .*, and call again"
     with using(Full()), pytest.raises(kind, match=told):
         made[copy](tmp_path / "c")
     assert not (tmp_path / "c" / "metadata.json").exists()
@@ -310,16 +310,16 @@ def test_fields_may_be_called_as_what_is_swept_is(tmp_path, name):
 @pytest.mark.parametrize("name", ["%flags", 90 * "é", f"a/{128 * '_'}"])
 def test_names_that_no_array_can_have_are_refused(tmp_path, name):
     schema = mr.Schema.from_flat({name: mr.Field((), "int64")})
-    with pytest.raises(SchemaError, match="a path of which a Zarr group has no array"):
+    with pytest.raises(SchemaError, match="cannot be the name of a Zarr array"):
         mr.ReplayBuffer.create(tmp_path / "b", schema, CAPACITY, engine="zarr")
     assert not (tmp_path / "b").exists()
     with mr.ReplayBuffer.create(tmp_path / "m", schema, CAPACITY) as buffer:
         buffer.extend({name: np.arange(5)})
-    with pytest.raises(SchemaError, match="a path of which a Zarr group has no array"):
+    with pytest.raises(SchemaError, match="cannot be the name of a Zarr array"):
         mr.compact(tmp_path / "m", tmp_path / "c")
     make(tmp_path / "z")
     with mr.ReplayBuffer.open(tmp_path / "z", "r+") as buffer:
-        with pytest.raises(SchemaError, match="a path of which a Zarr group has no"):
+        with pytest.raises(SchemaError, match="cannot be the name of a Zarr array"):
             buffer.add_field(name, mr.Field((), "int64"), 0)
         fill(buffer, CAPACITY, 1)
 

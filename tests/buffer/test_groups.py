@@ -209,7 +209,7 @@ def test_rows_behind_the_last_end_are_doubted(tmp_path, rng):
 )  # fmt: skip
 def test_ends_that_contradict_the_rows_are_refused(tmp_path, rng, ends):
     arrays = {"obs": rng.random((30, 2)), "episode_ends": ends}
-    with pytest.raises(SourceError, match=r"g: .*'episode_ends'.*, expected .*; "):
+    with pytest.raises(SourceError, match=r"g: 'episode_ends' must .*, got .*\. "):
         mr.ReplayBuffer.open(group(tmp_path / "g", arrays))
 
 
@@ -241,33 +241,31 @@ def test_arrays_of_no_row_are_left_out(tmp_path, rng):
 
 
 def test_a_group_without_rows_is_refused(tmp_path):
-    with pytest.raises(SourceError, match="expected at least one of a row a step; pas"):
+    with pytest.raises(SourceError, match="has no array with one row a step"):
         mr.ReplayBuffer.open(group(tmp_path / "e", {"obs": np.zeros((0, 3))}))
-    with pytest.raises(SourceError, match="expected at least one of a row a step; pas"):
+    with pytest.raises(SourceError, match="has no array with one row a step"):
         mr.ReplayBuffer.open(group(tmp_path / "g", {}))
 
 
 def test_names_that_are_not_there_are_refused(tmp_path, rng):
     path = policy_store(tmp_path / "a.zarr", rng) and tmp_path / "a.zarr"
-    with pytest.raises(SchemaError, match=r"fields: got 'data/nope', expected one of "):
+    with pytest.raises(SchemaError, match=r"has no array 'data/nope'\. Name"):
         mr.ReplayBuffer.open(mr.ZarrSource(path, fields={"data/nope": "a"}))
-    with pytest.raises(SchemaError, match=r"episode_ends: got 'nope', expected one of"):
+    with pytest.raises(SchemaError, match=r"has no array 'nope'\. Name"):
         mr.ReplayBuffer.open(mr.ZarrSource(path, episode_ends="nope"))
-    with pytest.raises(SchemaError, match="ends: got 'over', expected one of terminat"):
+    with pytest.raises(SchemaError, match="ends must be one of terminated, truncated"):
         mr.ZarrSource(path, ends="over")
-    with pytest.raises(SchemaError, match=r"fields: got \{\}, expected a dict of arr"):
+    with pytest.raises(SchemaError, match=r"fields must be a dict .*, got \{\}"):
         mr.ZarrSource(path, fields={})
 
 
 def test_a_group_is_not_written_to(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
-    with pytest.raises(
-        FailedError, match=r"is a Zarr group, which is only read, expec"
-    ):
+    with pytest.raises(FailedError, match="is a Zarr group, which is only read"):
         mr.ReplayBuffer.open(tmp_path / "a.zarr", "r+")
     with (
         mr.ReplayBuffer.open(tmp_path / "a.zarr") as buffer,
-        pytest.raises(FailedError, match="is a Zarr group, which is only read, expect"),
+        pytest.raises(FailedError, match="is a Zarr group, which is only read"),
     ):
         buffer.add(img=0, state=0, action=0)
     with (
@@ -279,15 +277,13 @@ def test_a_group_is_not_written_to(tmp_path, rng):
 
 def test_what_is_no_group_is_refused(tmp_path, rng):
     source = mr.ZarrSource(tmp_path / "none")
-    with pytest.raises(FormatError, match="none does not exist, expected a Zarr group"):
+    with pytest.raises(FormatError, match=r"none must be a Zarr group.*does not exist"):
         mr.ReplayBuffer.open(source)
     zarr.create_array(tmp_path / "array", shape=(3,), chunks=(3,), dtype="i4")
-    with pytest.raises(FormatError, match="array is a Zarr array, expected a group of"):
+    with pytest.raises(FormatError, match="array must be a Zarr group, got an array"):
         mr.ReplayBuffer.open(tmp_path / "array")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        FormatError, match="empty: got nothing, expected a Zarr group o"
-    ):
+    with pytest.raises(FormatError, match=r"empty must be .*, got nothing"):
         mr.ReplayBuffer.open(mr.ZarrSource(tmp_path / "empty"))
 
 

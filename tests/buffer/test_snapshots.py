@@ -349,7 +349,7 @@ def test_half_a_snapshot_is_no_buffer_and_is_repeated(tmp_path):
         (tmp_path / "b" / "metadata.json").unlink()
         (tmp_path / "b" / "tmp-snapshot").touch()
         (tmp_path / "b" / "statistics.json").write_text("{")
-        with pytest.raises(FormatError, match="is no replay buffer"):
+        with pytest.raises(FormatError, match="is not a replay buffer"):
             mr.ReplayBuffer.open(tmp_path / "b")
         shutil.copytree(tmp_path / "b", tmp_path / "c")
         buffer.snapshot(tmp_path / "b")

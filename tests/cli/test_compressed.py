@@ -112,7 +112,7 @@ def test_a_plan_takes_fields_and_layout_of_what_is_there(tmp_path, capsys):
 def test_a_plan_of_a_url_asks_the_bucket_and_no_environment(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert run(["plan", "s3://bucket/a", "--capacity", "9"]) != 0
-    assert "obstore is not installed" in capsys.readouterr().err
+    assert "needs obstore, which is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [["clear"], ["resize", "3"]])

@@ -26,7 +26,7 @@ def one_line(err):
 def test_a_path_that_is_not_there_is_refused(cli, tmp_path, command):
     code, out, err = cli(command, tmp_path / "typo")
     assert (code, out) == (3, "")
-    assert "does not exist, expected a buffer's folder" in one_line(err)
+    assert "does not exist. Check the path" in one_line(err)
 
 
 @pytest.mark.parametrize("command", READING)
@@ -34,21 +34,21 @@ def test_a_file_instead_of_a_folder_is_refused(cli, tmp_path, command):
     (tmp_path / "file").write_text("")
     code, _, err = cli(command, tmp_path / "file")
     assert code == 3
-    assert "is a file, expected a buffer's folder" in one_line(err)
+    assert "must be a buffer's folder, got a file" in one_line(err)
 
 
 @pytest.mark.parametrize("command", READING)
 def test_a_folder_that_is_no_buffer_is_refused(cli, tmp_path, command):
     code, _, err = cli(command, tmp_path)
     assert code == 3
-    assert "is no replay buffer" in one_line(err)
+    assert "is not a replay buffer" in one_line(err)
 
 
 def test_verify_reports_in_json_also_what_cannot_be_opened(cli, tmp_path, path):
     for where, told, status in (
         (tmp_path / "typo", "does not exist", 3),
-        (tmp_path, "is no replay buffer", 3),
-        (path, "install a newer mmreplay", 3),
+        (tmp_path, "is not a replay buffer", 3),
+        (path, "Install a newer mmreplay", 3),
     ):
         if where == path:
             file = path / "metadata.json"
@@ -85,7 +85,7 @@ def test_a_newer_version_is_refused(cli, path):
     file.write_text(file.read_text().replace("  1,\n  0", "  7,\n  0"))
     code, _, err = cli("info", path)
     assert code == 3
-    assert "install a newer mmreplay" in one_line(err)
+    assert "Install a newer mmreplay" in one_line(err)
 
 
 @pytest.mark.parametrize(

@@ -74,20 +74,20 @@ def test_a_copy_onto_itself_says_what_is_wrong(path, tmp_path, capsys, command):
     assert f"{path} is the buffer itself, expected a p" in capsys.readouterr().err
     none = str(tmp_path / "none")
     assert run([command, none, none]) == 3
-    assert f"{none} does not exist, expected a buffer" in capsys.readouterr().err
+    assert f"{none} does not exist. Check the path" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--in-place",)])
 def test_the_root_of_all_folders_is_no_buffer_to_repair(capsys, options):
     assert run(["repair", "/", *options]) == 1
-    assert "/ is no replay buffer: it has no metadata" in capsys.readouterr().err
+    assert "/ is not a replay buffer: it has no metadata" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_buffer_is_not_paused(tmp_path, capsys):
     (tmp_path / "a").mkdir()
     assert run(["snapshot", str(tmp_path / "a"), str(tmp_path / "b"), "--pause"]) == 3
-    assert "a is no replay buffer" in capsys.readouterr().err
+    assert "a is not a replay buffer" in capsys.readouterr().err
     assert not list((tmp_path / "a").iterdir())
 
 

@@ -265,9 +265,9 @@ def test_what_is_no_choice_is_refused(source, tmp_path, choice, message):
 
 @pytest.mark.parametrize("path", [b"a.npz", 3, None])
 def test_what_is_no_path_is_refused(source, tmp_path, path):
-    with pytest.raises(FormatError, match=r"target: got .*, expected a path as text"):
+    with pytest.raises(FormatError, match="target must be a str or pathlib"):
         mr.export(source, path)
-    with pytest.raises(FormatError, match=r"source: got .*, expected a path as text"):
+    with pytest.raises(FormatError, match="source must be a str or pathlib"):
         mr.load(path, tmp_path / "b")
 
 

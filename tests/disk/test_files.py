@@ -147,7 +147,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path, make, writable, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").write_bytes(bytes(8))
     make(tmp_path.relative_to(tmp_path) / "odd")
-    with pytest.raises(FormatError, match=r"odd is not a regular file, expected one"):
+    with pytest.raises(FormatError, match=r"odd is not a regular file, but"):
         File.open(tmp_path / "odd", None, writable=writable)
 
 
@@ -157,17 +157,17 @@ def test_a_device_is_refused():
 
 
 def test_a_missing_file_is_damage(tmp_path):
-    told = r"flags\.bin is missing, expected a file; .* or run mmreplay repair SOURCE"
+    told = r"flags\.bin is missing\. Restore .* or run mmreplay repair SOURCE"
     with pytest.raises(CorruptError, match=told):
         File.open(tmp_path / "flags.bin", 8)
-    with pytest.raises(CorruptError, match=r"is missing, .* restore it from a copy$"):
+    with pytest.raises(CorruptError, match=r"is missing\. Restore it from a copy\.$"):
         File.open(tmp_path / "a.npz", None)
 
 
 @pytest.mark.parametrize("nbytes", [0, 7, 9])
 def test_a_file_of_another_size_is_damage(tmp_path, nbytes):
     (tmp_path / "a").write_bytes(bytes(nbytes))
-    with pytest.raises(CorruptError, match=f"has {nbytes} bytes, expected 8 from"):
+    with pytest.raises(CorruptError, match=f"has {nbytes} bytes, but metadata"):
         File.open(tmp_path / "a", 8)
 
 
@@ -293,9 +293,7 @@ def test_a_file_system_that_cannot_reserve_is_fine(tmp_path, number):
 
 def test_a_read_past_the_end_names_file_and_byte(path):
     file = File.open(path, None)
-    with pytest.raises(
-        CorruptError, match="ends at byte 1200, expected 1300; the file"
-    ):
+    with pytest.raises(CorruptError, match="ends at byte 1200, but bytes up to 1300"):
         file.pread(200, 1100)
 
 
@@ -325,7 +323,7 @@ def test_a_copy_has_another_identity(path, tmp_path):
 
 @pytest.mark.parametrize("max_nbytes", [0, 1199])
 def test_a_small_file_that_is_large_is_refused(path, max_nbytes):
-    with pytest.raises(FormatError, match=f"1200 bytes, expected at most {max_nbytes}"):
+    with pytest.raises(FormatError, match=f"at most {max_nbytes} bytes, got 1200"):
         files.read_bytes(path, max_nbytes)
     assert files.read_bytes(path, 1200) == OLD
 

@@ -49,6 +49,6 @@ def test_it_can_be_buffered_and_leaves_the_file_open(file):
 def test_no_byte_is_before_the_first(file):
     ours = SeekableFile(file, 3)
     for seek in ((-1, 0), (-4, 1), (-101, 2)):
-        with pytest.raises(ValueError, match="got byte -1, expected at least 0"):
+        with pytest.raises(ValueError, match="must not go before byte 0, got -1"):
             ours.seek(*seek)
     assert ours.tell() == 3

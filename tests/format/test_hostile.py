@@ -185,7 +185,7 @@ def test_metadata_and_files_that_disagree_are_refused(folder, tmp_path):
     ):
         pass
     shutil.copy(tmp_path / "other" / "metadata.json", folder / "metadata.json")
-    with pytest.raises(CorruptError, match=r"no whole durable slot|bytes, expected"):
+    with pytest.raises(CorruptError, match=r"durable slots|bytes, but metadata"):
         mr.ReplayBuffer.open(folder)
 
 

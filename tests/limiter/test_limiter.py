@@ -284,6 +284,6 @@ def test_a_link_instead_of_a_folder_is_not_followed(tmp_path, name):
     report = mr.verify_buffer(tmp_path / "b")
     assert [(f.kind, f.file) for f in report.findings] == [("unknown", name)]
     if name == "limiter":
-        with pytest.raises(FormatError, match="limiter is a link, expected a folder"):
+        with pytest.raises(FormatError, match="limiter must be a folder, got a link"):
             reader(tmp_path / "b", rate_limiter())
     assert [each.name for each in outside.iterdir()] == ["law.json"]

@@ -248,7 +248,7 @@ def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch)
     with pytest.raises(CorruptError, match=r"expected one of both; .*copy$") as caught:
         mr.repair(damaged)
     assert "mmreplay repair" not in str(caught.value)
-    told = f"it is damaged: restore it from a copy{OR_REPAIR}"
+    told = f"It is damaged: restore it from a copy{OR_REPAIR}"
 
     def refuse(*_):
         raise CorruptError(told)

@@ -203,7 +203,7 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
 def test_opening_a_damaged_buffer_advises_a_repair(damaged, name, length, behind):
     path = damaged / name
     path.write_bytes(path.read_bytes()[:length] + b"0" * behind)
-    told = r"restore it from a copy, or run mmreplay repair SOURCE TARGET$"
+    told = r"(?i)restore it from a copy, or run mmreplay repair SOURCE TARGET\.$"
     with pytest.raises(CorruptError, match=told):
         mr.ReplayBuffer.open(damaged)
 
@@ -212,7 +212,7 @@ def test_lost_metadata_are_copied_from_a_snapshot(damaged, tmp_path):
     with mr.ReplayBuffer.open(damaged) as buffer:
         buffer.snapshot(tmp_path / "s")
     (damaged / "metadata.json").write_bytes(b"{")
-    with pytest.raises(CorruptError, match=r"copy; got no second copy.*like="):
+    with pytest.raises(CorruptError, match=r"copy\. There is no second copy.*like="):
         mr.repair(damaged)
     assert not (tmp_path / "b-repaired").exists()
     made = mr.repair(damaged, like=tmp_path / "s")
@@ -244,7 +244,7 @@ def test_metadata_of_another_buffer_are_refused(damaged, tmp_path):
 
 def test_opening_a_buffer_without_metadata_advises_a_repair(damaged):
     (damaged / "metadata.json").unlink()
-    told = r"has no metadata.json; .* or run mmreplay repair SOURCE TARGET$"
+    told = r"has no metadata.json\. .* or run mmreplay repair SOURCE TARGET\.$"
     with pytest.raises(FormatError, match=told):
         mr.ReplayBuffer.open(damaged)
 

@@ -143,7 +143,7 @@ def test_what_no_chunk_holds_is_the_fill_value(tmp_path, rng, fill, version):
 def test_what_is_alive_and_in_no_chunk_is_damage_where_all_are_written(tmp_path, rng):
     group = zarr.open_group(tmp_path / "g", mode="w")
     group.create_array("a", shape=(40,), chunks=(10,), dtype="float32")
-    with pytest.raises(CorruptError, match=r"chunk \[0\]: got nothing, expected a c"):
+    with pytest.raises(CorruptError, match=r"chunk \[0\] .*is damaged: it is missing"):
         rows_of(tmp_path / "g", "a", [3], complete=True)
 
 
@@ -198,7 +198,7 @@ def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):
 def test_a_damaged_chunk_is_named(tmp_path, rng):
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", values(rng, "int32", (20, 3)))
     (tmp_path / "g/a/c/2/0").write_bytes(b"no chunk of Zstandard")
-    with pytest.raises(CorruptError, match=r"g: 'a', chunk \[2, 0\]: got .*, expected"):
+    with pytest.raises(CorruptError, match=r"g: chunk \[2, 0\] of array 'a' is"):
         rows_of(tmp_path / "g", "a", [15])
 
 
@@ -206,7 +206,7 @@ def test_a_chunk_that_says_it_is_larger_is_refused_before_it_is_unpacked(tmp_pat
     group = zarr.open_group(tmp_path / "g", mode="w", zarr_format=2)
     put(group, "a", values(rng, "int32", (20, 3)), compressors=numcodecs.Zlib())
     (tmp_path / "g/a/1.0").write_bytes(numcodecs.Zlib().encode(bytes(1 << 28)))
-    with pytest.raises(FormatError, match=r"expected at most \d+ by what its array sa"):
+    with pytest.raises(FormatError, match=r"but its array allows at most \d+"):
         rows_of(tmp_path / "g", "a", [9])
 
 
@@ -220,8 +220,8 @@ def test_a_shard_whose_index_is_damaged_is_named(tmp_path, rng):
     held = bytearray(path.read_bytes())
     held[-9] ^= 1
     path.write_bytes(held)
-    with pytest.raises(CorruptError, match=r"'a', chunk \[1, 0\]: got an index that d"):
+    with pytest.raises(CorruptError, match=r"chunk \[1, 0\] .*: its index does"):
         rows_of(tmp_path / "g", "a", [25])
     path.write_bytes(held[:10])
-    with pytest.raises(CorruptError, match=r"has 10 bytes, expected at least 68; it w"):
+    with pytest.raises(CorruptError, match=r"has 10 bytes, but needs at least 68"):
         rows_of(tmp_path / "g", "a", [25])

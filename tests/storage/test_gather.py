@@ -251,7 +251,7 @@ def test_an_obstacle_to_a_read_is_reported(long_rows, monkeypatch, make):
     wanted, out = np.arange(MANY, 2 * MANY), np.empty((MANY, *LONG), np.uint8)
     rows.pages.prefetch(wanted)
     os.truncate(file.path, values.nbytes - 100)
-    with pytest.raises(CorruptError, match=r"rows ends at byte .* cut while open"):
+    with pytest.raises(CorruptError, match=r"rows ends at byte .* truncated while"):
         rows.take(wanted, out)
 
 

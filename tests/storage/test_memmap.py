@@ -158,12 +158,12 @@ def store_folder(store):
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        ("missing", CorruptError, "flags.bin is missing, expected a file"),
-        ("short", CorruptError, r"flags.bin has \d+ bytes, expected \d+ from metadata"),
-        ("long", CorruptError, r"flags.bin has \d+ bytes, expected \d+ from metadata"),
-        ("link", FormatError, "flags.bin is not a regular file, expected one; links"),
-        ("folder", FormatError, "flags.bin is not a regular file, expected one; links"),
-        ("pipe", FormatError, "flags.bin is not a regular file, expected one; links"),
+        ("missing", CorruptError, "flags.bin is missing. Restore"),
+        ("short", CorruptError, r"flags.bin has \d+ bytes, but metadata.json says"),
+        ("long", CorruptError, r"flags.bin has \d+ bytes, but metadata.json says"),
+        ("link", FormatError, "flags.bin is not a regular file, but a link"),
+        ("folder", FormatError, "flags.bin is not a regular file, but a link"),
+        ("pipe", FormatError, "flags.bin is not a regular file, but a link"),
     ],
 )
 @pytest.mark.parametrize("writable", [False, True])

@@ -167,14 +167,14 @@ def test_two_void_durable_slots_are_damage_whatever_is_live(data_folder, live):
     record = data_folder.record([4, 5])
     data_folder.write(damaged(record), None, record if live else None, None)
     for opening in (recovery.open_reader, recovery.open_writer):
-        with pytest.raises(CorruptError, match=r"COMMIT: got no whole durable slot"):
+        with pytest.raises(CorruptError, match="COMMIT is damaged: neither of its"):
             opening(data_folder.folder, METADATA)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 16383])
 def test_a_commit_file_of_another_size_is_damage(data_folder, size):
     data_folder.path.write_bytes(bytes(size))
-    message = rf"COMMIT has {size} bytes, expected 16384 from metadata\.json"
+    message = rf"COMMIT has {size} bytes, but metadata\.json says 16384"
     with pytest.raises(CorruptError, match=message):
         recovery.open_reader(data_folder.folder, METADATA)
 
@@ -341,7 +341,7 @@ def test_live_slots_that_are_never_whole_starve_a_reader(data_folder, monkeypatc
     monkeypatch.setattr(commit_state, "PATIENCE_S", 0.01)
     reads = DamagedReads(data_folder, looks=-1)
     monkeypatch.setattr(files.File, "pread", lambda *args: reads(*args))
-    with pytest.raises(StarvedError, match=r"no whole record in 0\.01 s.*mode='r\+'"):
+    with pytest.raises(StarvedError, match=r"no valid record in 0\.01 s.*mode='r\+'"):
         data_folder.reader()
     assert data_folder.writer()[0][0] == [7, 7]
 

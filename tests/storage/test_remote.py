@@ -217,14 +217,14 @@ def test_an_object_that_is_larger_than_its_chunk_is_refused(tmp_path, rng, bucke
     with (
         mr.ReplayBuffer.open(url) as buffer,
         pytest.raises(
-            FormatError, match=r"has 1048576 bytes to read, expected at most"
+            FormatError, match=r"has 1048576 bytes, but its array allows at most"
         ),
     ):
         buffer.gather_all()
 
 
 def test_an_archive_without_a_group_is_reported(bucket):
-    with pytest.raises(FormatError, match="nothing-here: got nothing, expected a Zarr"):
+    with pytest.raises(FormatError, match=r"nothing-here must be .*, got nothing"):
         mr.ReplayBuffer.open(f"s3://{BUCKET}/nothing-here")
 
 
@@ -238,9 +238,7 @@ def test_a_missing_bucket_is_reported(bucket):
 def test_a_missing_server_is_reported(bucket, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 0)
     source = mr.ZarrSource(f"s3://{BUCKET}/a", endpoint="http://127.0.0.1:9")
-    with pytest.raises(
-        FailedError, match=r"cannot be reached .*, expected an S3 serve"
-    ):
+    with pytest.raises(FailedError, match=r"cannot be reached .* Check the network"):
         mr.ReplayBuffer.open(source)
 
 
@@ -250,9 +248,7 @@ def test_missing_credentials_are_reported(bucket, monkeypatch):
         monkeypatch.delenv(name)
     # Where a machine of Amazon's would be asked for its role.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(
-        FailedError, match=r"got no credentials .*, expected those of A"
-    ):
+    with pytest.raises(FailedError, match=r"no credentials found .* Set AWS_ACCESS"):
         mr.ReplayBuffer.open(f"s3://{BUCKET}/a")
 
 

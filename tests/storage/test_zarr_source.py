@@ -61,15 +61,15 @@ def test_a_remote_group_without_the_library_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"fields": {"data/obs": 3}}, r"fields: got .*, expected a dict of arrays'"),
-        ({"fields": {}}, r"fields: got \{\}, expected a dict of arrays' paths"),
-        ({"fields": [("a", "b")]}, r"fields: got .*, expected a dict of arrays'"),
-        ({"episode_ends": ["meta/ends"]}, r"episode_ends: got .*, expected a text"),
-        ({"endpoint": 9000}, "endpoint: got 9000, expected a text"),
-        ({"region": 1}, "region: got 1, expected a text"),
-        ({"anonymous": "no"}, "anonymous: got 'no', expected True or False"),
-        ({"location": None}, "location: got None, expected a path or s3://"),
-        ({"location": b"a.zarr"}, r"location: got b'a.zarr', expected a path or s3"),
+        ({"fields": {"data/obs": 3}}, "fields must be a dict of paths"),
+        ({"fields": {}}, r"fields must be a dict of paths .*, got \{\}"),
+        ({"fields": [("a", "b")]}, "fields must be a dict of paths"),
+        ({"episode_ends": ["meta/ends"]}, "episode_ends must be a str, got"),
+        ({"endpoint": 9000}, "endpoint must be a str, got 9000"),
+        ({"region": 1}, "region must be a str, got 1"),
+        ({"anonymous": "no"}, "anonymous must be True or False, got 'no'"),
+        ({"location": None}, "location must be a path or s3://.*, got None"),
+        ({"location": b"a.zarr"}, r"location must be a path or s3.*, got b'a.zarr'"),
     ],
 )
 def test_arguments_of_other_types_are_refused(option, message):
@@ -98,7 +98,7 @@ def panicking(monkeypatch):
 
 @pytest.mark.parametrize("bucket", ["my bucket", "a?b", "a#b", "ü"])
 def test_a_bucket_of_no_name_is_refused_before_the_library_panics(panicking, bucket):
-    with pytest.raises(SchemaError, match=r"got a bucket .*, expected a name of lette"):
+    with pytest.raises(SchemaError, match=r"a bucket's name must be letters"):
         mr.ZarrSource(f"s3://{bucket}/x").open()
 
 
@@ -121,7 +121,7 @@ def test_a_bucket_of_no_name_is_refused_before_the_library_panics(panicking, buc
     ],
 )
 def test_an_endpoint_that_is_no_url_is_refused(panicking, endpoint, monkeypatch):
-    told = r"endpoint: got .*, expected the URL of a server"
+    told = "endpoint must be a server's URL"
     with pytest.raises(SchemaError, match=told):
         mr.ZarrSource("s3://bucket/x", endpoint=endpoint).open()
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -156,6 +156,6 @@ def test_no_codec_of_another_package_is_loaded(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(
         zarr.registry, "get_codec_class", lambda key: asked.append(key) or get(key)
     )
-    with pytest.raises(FormatError, match=r"'another_package\.codec', expected one of"):
+    with pytest.raises(FormatError, match=r"'another_package\.codec', but must use"):
         mr.ReplayBuffer.open(tmp_path / "a.zarr")
     assert "another_package.codec" not in asked

@@ -111,7 +111,7 @@ def test_a_compressed_copy_of_rows_that_were_dropped_is_refused(tmp_path):
     with using(disk):
         buffer = begun(folder, 30)
         add(buffer, 4)
-        with pytest.raises(FailedError, match="these rows were cut, by a writer"):
+        with pytest.raises(FailedError, match="these rows were discarded: a writer"):
             mr.compact(folder / "a", folder / "b", codec=None, progress=restart)
         assert not (folder / "b" / "metadata.json").exists()
         done[0].close()
@@ -129,7 +129,7 @@ def test_an_export_of_rows_that_were_dropped_is_refused(tmp_path):
             blocks = source.blocks(8)
             next(blocks)
             fresh = lost(folder, disk, buffer, 9)
-            with pytest.raises(StaleError, match="these rows were cut, by a writer"):
+            with pytest.raises(StaleError, match="these rows were discarded: a writer"):
                 list(blocks)
         fresh.close()
 

@@ -215,7 +215,7 @@ def test_a_shard_range_with_holes_is_sealed_on_a_full_disk(disk):
         buffer.commit()
         fill(disk)
         # A page that is not there yet kills whoever reads it through a mapping.
-        with pytest.raises(FullError, match="got no space for the newest rows"):
+        with pytest.raises(FullError, match="cannot seal the newest rows"):
             buffer.close()
         (disk / "filler").unlink()
         ReplayBuffer.open(path, "r+").close()

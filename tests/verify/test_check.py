@@ -57,7 +57,7 @@ def test_a_newer_version_is_refused(path):
     (path / "metadata.json").write_text(
         text.replace('"version": [\n  1', '"version": [\n  9')
     )
-    with pytest.raises(VersionError, match=r"format version 9.*install a newer"):
+    with pytest.raises(VersionError, match=r"format version 9.*Install a newer"):
         verify_buffer(path)
 
 
@@ -66,7 +66,7 @@ def test_a_truncated_file_is_found(path, name):
     os.truncate(path / DATA / name, 100)
     (finding,) = verify_buffer(path).findings
     assert (finding.kind, finding.file) == ("file", f"{DATA}/{name}")
-    assert "has 100 bytes, expected" in finding.message
+    assert "has 100 bytes, but metadata" in finding.message
 
 
 def test_a_missing_file_is_found(path):
@@ -118,7 +118,7 @@ def test_damaged_statistics_are_found(path):
 def test_what_is_no_buffer_is_refused(tmp_path):
     with pytest.raises(FormatError, match=r"does not exist"):
         verify_buffer(tmp_path / "none")
-    with pytest.raises(FormatError, match=r"is no replay buffer"):
+    with pytest.raises(FormatError, match=r"is not a replay buffer"):
         verify_buffer(tmp_path)
 
 

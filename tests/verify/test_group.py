@@ -115,7 +115,7 @@ def test_metadata_of_another_group_is_reported(path, name, keys, message):
     assert f'got "another" for {message}, expected' in finding.message
     file.write_text("{")
     (finding,) = verify_buffer(path, deep=False).findings
-    assert "zarr.json is not JSON" in finding.message
+    assert "zarr.json is not valid JSON" in finding.message
 
 
 def test_what_a_user_says_may_nest_as_deep_as_metadata_takes(tmp_path):

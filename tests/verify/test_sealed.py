@@ -58,13 +58,13 @@ def test_an_unreadable_row_without_a_checksum_is_reported(buffer, position):
     with damaged(buffer, buffer.path, 1, position) as shard:
         with (
             mr.ReplayBuffer.open(buffer.path) as reader,
-            pytest.raises(CorruptError, match="the shard is damaged"),
+            pytest.raises(CorruptError, match=r"shard .* is damaged"),
         ):
             reader.get_field("pixels", np.array([1]), np.array([position]))
         (finding,) = verify_buffer(buffer.path).findings
         assert (finding.kind, finding.file) == ("file", DATA)
         assert str(shard) in finding.message
-        assert "got a chunk at byte" in finding.message
+        assert "the chunk at byte" in finding.message
         assert verify_buffer(buffer.path, deep=False).ok
 
 

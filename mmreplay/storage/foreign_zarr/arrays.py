@@ -123,9 +123,7 @@ class ChunkedReader:
         for coordinates, extent in zip(missing, extents, strict=True):
             packed = None if extent is None else next(data)
             if packed is None and self._complete:
-                raise self._damaged(
-                    array, coordinates, "nothing", "a chunk of living rows"
-                )
+                raise self._damaged(array, coordinates, "it is missing")
             unpacked[coordinates] = self._unpacked(array, coordinates, packed)
             self._chunks.put((array.name, coordinates), unpacked[coordinates])
         return unpacked
@@ -138,12 +136,8 @@ class ChunkedReader:
         try:
             data = array.codecs.unpack(packed, array.chunk_nbytes)
         except ValueError as error:
-            raise self._damaged(
-                array,
-                coordinates,
-                str(error),
-                f"one that unpacks to {array.chunk_nbytes}",
-            ) from error
+            problem = f"it does not unpack to {array.chunk_nbytes} bytes: {error}"
+            raise self._damaged(array, coordinates, problem) from error
         flat: Array = np.frombuffer(data, array.dtype)
         lying = flat.reshape([array.chunk[axis] for axis in array.order])
         plain = lying.transpose(np.argsort(array.order))
@@ -169,8 +163,8 @@ class ChunkedReader:
                 extents.append(None)
                 continue
             if first + nbytes >= 1 << 62:
-                got = f"{nbytes} bytes at byte {first}"
-                raise self._damaged(array, coordinates, got, "bytes within the shard")
+                problem = f"its {nbytes} bytes at byte {first} are outside of the shard"
+                raise self._damaged(array, coordinates, problem)
             extents.append(Extent(array.blob(shard), first, nbytes))
         return extents
 
@@ -205,16 +199,16 @@ class ChunkedReader:
             data, stored = data[:-4], struct.unpack("<I", data[-4:])[0]
             if google_crc32c.value(data) != stored:
                 raise self._damaged(
-                    array, shard, "an index that differs", "one of its checksum"
+                    array, shard, "its index does not match its checksum"
                 )
         return np.frombuffer(data, "<u8").reshape(*array.inner, 2)
 
     def _damaged(
-        self, array: ForeignArray, coordinates: Coordinates, got: str, expected: str
+        self, array: ForeignArray, coordinates: Coordinates, problem: str
     ) -> CorruptError:
         return CorruptError(
-            f"{self._blobs.where}: {array.name!r}, chunk {list(coordinates)}: got "
-            f"{got}, expected {expected}; the group is damaged: restore it from a copy"
+            f"{self._blobs.where}: chunk {list(coordinates)} of array {array.name!r} "
+            f"is damaged: {problem}. Restore the group from a copy."
         )
 
 

@@ -91,13 +91,14 @@ def span_of(extent: Extent, size: int, max_nbytes: int, what: str) -> tuple[int,
     nbytes = size - first if extent.nbytes is None else extent.nbytes
     if first < 0 or first + nbytes > size:
         raise CorruptError(
-            f"{what} has {size} bytes, expected at least "
-            f"{max(-extent.first, first + nbytes)}; it was cut: restore it from a copy"
+            f"{what} has {size} bytes, but needs at least "
+            f"{max(-extent.first, first + nbytes)}: it was truncated. Restore it from "
+            "a copy."
         )
     if nbytes > max_nbytes:
         raise FormatError(
-            f"{what} has {nbytes} bytes to read, expected at most {max_nbytes} by what "
-            "its array says; it is damaged, or made to deceive"
+            f"{what} has {nbytes} bytes, but its array allows at most {max_nbytes}. It "
+            "is damaged or malicious: restore it from a copy."
         )
     return first, nbytes
 
@@ -106,8 +107,8 @@ def refuse_many(what: str, count: int) -> None:
     """Refuse a level with too many names."""
     if count > MAX_CHILDREN:
         raise FormatError(
-            f"{what} holds more than {MAX_CHILDREN} names, expected a group of arrays; "
-            "name the group that has them"
+            f"{what} has more than {MAX_CHILDREN} names. Pass the group that has the "
+            "arrays."
         )
 
 
@@ -178,13 +179,12 @@ class ZipBlobs(Blobs):
         except Exception as error:
             # The library raises whatever it stumbles over.
             raise CorruptError(
-                f"{path} is no zip file ({error}), expected a Zarr group in one; it "
-                "was cut or damaged: restore it from a copy"
+                f"{path} is not a valid zip file ({error}). Restore it from a copy."
             ) from error
         if len(archive.infolist()) > MAX_MEMBERS:
             raise FormatError(
-                f"{path} has more than {MAX_MEMBERS} members, expected fewer; unpack "
-                "it, or store larger chunks"
+                f"{path} must have at most {MAX_MEMBERS} members. Unpack it, or store "
+                "larger chunks."
             )
         return archive
 
@@ -209,8 +209,8 @@ class ZipBlobs(Blobs):
             return self._file.pread(nbytes, offset + first)
         if member.compress_type != zipfile.ZIP_DEFLATED or nbytes != member.file_size:
             raise FormatError(
-                f"{what} is packed by method {member.compress_type}, expected one that "
-                "is stored, or deflated and read whole; unpack the zip file"
+                f"{what} is compressed by method {member.compress_type}, but must be "
+                "stored, or deflated and read as a whole. Unpack the zip file."
             )
         return self._inflate(member, offset, max_nbytes, what)
 
@@ -226,8 +226,8 @@ class ZipBlobs(Blobs):
             ):
                 return int(offset)
         raise CorruptError(
-            f"{what}: got no whole member at byte {start}, expected one; the zip file "
-            "is damaged: restore it from a copy"
+            f"{what}: the zip file has no complete member at byte {start}. It is "
+            "damaged: restore it from a copy."
         )
 
     def _inflate(
@@ -239,12 +239,12 @@ class ZipBlobs(Blobs):
             data = unpacker.decompress(self._file.pread(size, offset), max_nbytes + 1)
         except zlib.error as error:
             raise CorruptError(
-                f"{what}: {error}, expected deflated bytes; restore it from a copy"
+                f"{what} cannot be inflated ({error}). Restore it from a copy."
             ) from error
         if len(data) != member.file_size:
             raise CorruptError(
-                f"{what}: got {len(data)} bytes unpacked, expected "
-                f"{member.file_size}; it is damaged: restore it from a copy"
+                f"{what} unpacks to {len(data)} bytes, but says {member.file_size}. It "
+                "is damaged: restore it from a copy."
             )
         return data
 

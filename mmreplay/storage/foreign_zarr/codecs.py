@@ -92,9 +92,8 @@ def _step(name: str, options: Mapping[str, Any], what: str) -> Unpack:
         return UNPACKERS[name]
     if name not in FILTERS:
         raise FormatError(
-            f"{what} is packed by {name!r}, expected one of "
-            f"{', '.join(ALLOWED)}. Leave the array out with fields=, or copy the "
-            "group with other codecs."
+            f"{what} uses codec {name!r}, but must use one of {', '.join(ALLOWED)}. "
+            "Leave the array out with fields=, or copy the group with other codecs."
         )
     try:
         # A dtype of objects would run pickles.
@@ -104,14 +103,13 @@ def _step(name: str, options: Mapping[str, Any], what: str) -> Unpack:
             if isinstance(value, str) and not NUMBERS.fullmatch(value)
         ]
         if odd:
-            raise ValueError(f"{odd[0]!r:.40} is no dtype of numbers")
+            raise ValueError(f"{odd[0]!r:.40} is not a numeric dtype")
         codec = codecs.library("registry").get_codec({"id": name, **options})
     except Exception as error:
         # numcodecs raises whatever it meets, here and below.
         raise FormatError(
-            f"{what}: got codec {name!r} with {dict(options)} ({error}), expected "
-            "options that numcodecs takes. The metadata is damaged: restore it from a "
-            "copy."
+            f"{what}: numcodecs refuses {dict(options)} for codec {name!r} ({error}). "
+            "The metadata is damaged: restore it from a copy."
         ) from error
 
     def undo(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
@@ -130,7 +128,7 @@ def _blosc(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
     # The library trusts the header about either length.
     nbytes, packed = codecs.BLOSC_SIZES.unpack_from(data, 4)
     if packed != len(data) or nbytes > max_nbytes or nbytes != (exact or nbytes):
-        raise ValueError(f"a chunk that says {nbytes} bytes in {packed}")
+        raise ValueError(f"its header says {nbytes} bytes in {packed}")
     return _bytes(codecs.blosc().decompress(data))
 
 
@@ -141,7 +139,7 @@ def _zstd(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
         # array that it is given.
         nbytes = -1 if exact is None else exact
     if nbytes < 0 or nbytes > max_nbytes or nbytes != (exact or nbytes):
-        raise ValueError(f"a frame that says {nbytes} bytes")
+        raise ValueError(f"its header says {nbytes} bytes")
     out = np.empty(nbytes, np.uint8)
     codecs.library("zstd").decompress(data, out)
     return out.data
@@ -150,7 +148,7 @@ def _zstd(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
 def _lz4(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
     (nbytes,) = struct.unpack_from("<i", data)
     if not 0 <= nbytes <= max_nbytes or nbytes != (exact or nbytes):
-        raise ValueError(f"a chunk that says {nbytes} bytes")
+        raise ValueError(f"its header says {nbytes} bytes")
     return _bytes(codecs.library("lz4").decompress(data))
 
 
@@ -174,7 +172,7 @@ def _lzma(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
 def _crc32c(data: Buffer, max_nbytes: int, exact: int | None) -> Buffer:
     body, stored = data[:-4], struct.unpack("<I", data[-4:])[0]
     if google_crc32c.value(bytes(body)) != stored:
-        raise ValueError("bytes that differ from their checksum")
+        raise ValueError("it does not match its checksum")
     return body
 
 

@@ -48,13 +48,12 @@ def parse(data: bytes, name: str) -> Json:
         _refuse_depth(name)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CorruptError(
-            f"{name} is not JSON ({error}), expected one object; it is damaged: "
-            "restore it from a copy"
+            f"{name} is not valid JSON ({error}). Restore it from a copy."
         ) from error
     if not isinstance(value, dict):
         raise FormatError(
-            f"{name} holds a {type(value).__name__}, expected an object; it is no "
-            "metadata of Zarr: restore it from a copy"
+            f"{name} must hold a JSON object, got a {type(value).__name__}. Restore it "
+            "from a copy."
         )
     _check_depth(value, name)
     return value
@@ -64,8 +63,8 @@ def _unique(pairs: list[tuple[str, Any]], name: str) -> Json:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise FormatError(
-            f"{name} has a key twice among {list(value)[:20]}, expected each once; it "
-            "is damaged, or made to deceive: restore it from a copy"
+            f"{name} has a key twice among {list(value)[:20]}. It is damaged or "
+            "malicious: restore it from a copy."
         )
     return value
 
@@ -83,8 +82,8 @@ def _check_depth(value: Json, name: str) -> None:
 
 def _refuse_depth(name: str) -> NoReturn:
     raise FormatError(
-        f"{name} nests deeper than {MAX_JSON_DEPTH}, expected metadata of Zarr; remove "
-        "attributes that deep, or copy the group without them"
+        f"{name} nests deeper than {MAX_JSON_DEPTH}. Remove attributes that deep, or "
+        "copy the group without them."
     )
 
 
@@ -146,8 +145,8 @@ def read(blobs: Blobs) -> Hierarchy:
     root = v3 or v2 or consolidated
     if array is not None or (v3 or {}).get("node_type") == "array":
         raise FormatError(
-            f"{blobs.where} is a Zarr array, expected a group of arrays, one a field; "
-            "pass the group that holds it"
+            f"{blobs.where} must be a Zarr group, got an array. Pass the group that "
+            "holds it."
         )
     version_key = {
         3: "zarr_format",
@@ -156,8 +155,8 @@ def read(blobs: Blobs) -> Hierarchy:
     if root is None or root.get(version_key[version]) not in (1, version):
         got = "nothing" if root is None else f"zarr_format {root.get('zarr_format')!r}"
         raise FormatError(
-            f"{blobs.where}: got {got}, expected a Zarr group of version 2 or 3 "
-            f"({V3} or {GROUP}); check the path"
+            f"{blobs.where} must be a Zarr group of version 2 or 3 ({V3} or {GROUP}), "
+            f"got {got}. Check the path."
         )
     attributes = root.get("attributes") if version == 3 else None
     nodes = _consolidated(v3, consolidated)
@@ -202,8 +201,9 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
         seen += len(names)
         if seen > MAX_NODES or depth > MAX_DEPTH:
             raise FormatError(
-                f"{blobs.where} holds {seen} parts, {depth} deep, expected at most "
-                f"{MAX_NODES} and {MAX_DEPTH}; pass the group that has the arrays"
+                f"{blobs.where} has {seen} arrays and groups, {depth} deep, but must "
+                f"have at most {MAX_NODES}, {MAX_DEPTH} deep. Pass the group that has "
+                "the arrays."
             )
         marks = (V3,) if version == 3 else (ARRAY, GROUP)
         asked = [f"{name}/{mark}" for name in names for mark in marks]
@@ -229,8 +229,8 @@ def _check(name: str, where: str) -> None:
         segment in ("", ".", "..") or "\0" in segment for segment in name.split("/")
     ):
         raise FormatError(
-            f"{where} names an array {name!r}, expected names without empty parts, '.' "
-            "or '..'; it is damaged, or made to deceive"
+            f"{where}: names of arrays must not have empty segments, '.' or '..', got "
+            f"{name!r}. The group is damaged or malicious."
         )
 
 

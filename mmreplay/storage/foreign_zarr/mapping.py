@@ -110,8 +110,8 @@ class GroupMapper:
         schema = self._with_ends(plain.schema)
         if schema.row_nbytes > MAX_CHUNK_NBYTES:
             raise FormatError(
-                f"{self.source.location} has rows of {schema.row_nbytes} bytes, "
-                f"expected at most {MAX_CHUNK_NBYTES}; leave arrays out with fields="
+                f"{self.source.location}: rows must have at most {MAX_CHUNK_NBYTES} "
+                f"bytes, got {schema.row_nbytes}. Leave arrays out with fields=."
             )
         served = set(plain.ends.values()) | set(ENDS) - columns.keys()
         arrays = {path: columns[path] for path in schema.paths if path not in served}
@@ -124,9 +124,9 @@ class GroupMapper:
         if ends_name is not None:
             if ends_name not in arrays:
                 raise SchemaError(
-                    f"episode_ends: got {ends_name!r}, expected one of "
-                    f"{', '.join(list(arrays)[:20])} in {self.source.location}; leave "
-                    "it out to have it found"
+                    f"episode_ends: {self.source.location} has no array {ends_name!r}. "
+                    f"Name one of {', '.join(list(arrays)[:20])}, or leave it out to "
+                    "find it by name."
                 )
             return ends_name
         named = [n for n in arrays if n.rpartition("/")[2] == EPISODE_ENDS]
@@ -152,8 +152,7 @@ class GroupMapper:
             elif path in columns:
                 raise SourceError(
                     f"{self.source.location}: arrays {columns[path][0]!r} and {name!r} "
-                    f"are both field {path!r}, expected names that differ; name them "
-                    "with fields="
+                    f"are both field {path!r}. Give them different names with fields=."
                 )
             else:
                 columns[path] = (name, array)
@@ -161,15 +160,15 @@ class GroupMapper:
         lengths = Counter(length for length in counted if length)
         if not lengths:
             raise SourceError(
-                f"{self.source.location} holds arrays "
-                f"{list(self.hierarchy.arrays)[:20]}, expected at least one of a row a "
-                "step; pass the group that has them"
+                f"{self.source.location} has no array with one row a step, only "
+                f"{list(self.hierarchy.arrays)[:20]}. Pass the group that has the "
+                "arrays."
             )
         self.rows = lengths.most_common(1)[0][0]
         if self.rows > MAX_ROWS:
             raise FormatError(
-                f"{self.source.location} says it has {self.rows} rows, expected at "
-                f"most {MAX_ROWS}; open parts of it"
+                f"{self.source.location} must have at most {MAX_ROWS} rows, got "
+                f"{self.rows}. Split the group."
             )
         of_length = {}
         for path, (name, array) in columns.items():
@@ -195,9 +194,8 @@ class GroupMapper:
         missing = [name for name in self.source.fields if name not in arrays]
         if missing:
             raise SchemaError(
-                f"fields: got {missing[0]!r}, expected one of "
-                f"{', '.join(list(arrays)[:20])} in {self.source.location}; name an "
-                "array of the group"
+                f"fields: {self.source.location} has no array {missing[0]!r}. Name one "
+                f"of {', '.join(list(arrays)[:20])}."
             )
         return dict(self.source.fields)
 
@@ -207,10 +205,10 @@ class GroupMapper:
     def _read(self, array: ForeignArray, first: int, stop: int) -> Array:
         if array.shape[0] > MAX_CHUNKS * array.chunk[0]:
             raise FormatError(
-                f"{self.source.location}: array {array.name!r} has {array.shape[0]} "
-                f"rows in chunks of {array.chunk[0]}, expected at most {MAX_CHUNKS} "
-                "chunks, as all of them are read to find episodes; leave it out with "
-                "fields=, or copy it with larger ones"
+                f"{self.source.location}: array {array.name!r} must have at most "
+                f"{MAX_CHUNKS} chunks to find episodes in, got {array.shape[0]} rows "
+                f"in chunks of {array.chunk[0]}. Leave it out with fields=, or copy it "
+                "with larger chunks."
             )
         out: Array = np.empty(
             (stop - first, *array.shape[1:]), array.dtype.newbyteorder("=")
@@ -224,9 +222,9 @@ class GroupMapper:
         if array is None or not self._counts(array) or array.shape[0] > self.rows + 1:
             got = why if array is None else f"{array.dtype}{list(array.shape)}"
             raise SourceError(
-                f"{self.source.location}: got {got} for {name!r}, expected at most "
-                f"{self.rows} integers, one an episode; name another with "
-                "episode_ends="
+                f"{self.source.location}: {name!r} must have at most {self.rows} "
+                f"integers, one an episode, got {got}. Name another array with "
+                "episode_ends=."
             )
         stored_ends: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
         ends = stored_ends.astype(np.int64)
@@ -236,9 +234,9 @@ class GroupMapper:
         if len(wrong):
             at = int(wrong[0])
             raise SourceError(
-                f"{self.source.location}: {name!r} says {int(stored_ends[at])} at "
-                f"{at}, expected numbers that rise up to the {self.rows} rows; the "
-                "group is damaged, or was cut"
+                f"{self.source.location}: {name!r} must rise up to at most {self.rows} "
+                f"rows, got {int(stored_ends[at])} at index {at}. The group is damaged "
+                "or truncated: restore it from a copy."
             )
         last_rows = np.unique(ends[ends > 0])
         self.notes.note(

@@ -113,8 +113,7 @@ def read_array(value: Json, version: int, name: str, what: str) -> ForeignArray:
     known = V2_DTYPE if version == 2 else V3_DTYPES
     if not isinstance(dtype, str) or not known.fullmatch(dtype):
         raise SchemaError(
-            f"got items of {str(dtype)[:40]!r}, expected numbers or bools; it can be "
-            "no field"
+            f"its items are {str(dtype)[:40]!r}, but a field holds numbers or bools"
         )
     canonical_name(dtype)
     shape = value.get("shape")
@@ -137,7 +136,7 @@ def _parsed(value: Json, version: int, what: str) -> Any:
         short = name.removeprefix("numcodecs.") if isinstance(name, str) else name
         if short not in ALLOWED and short not in LAYOUT_CODECS:
             raise FormatError(
-                f"{what} is packed by {short!r:.80}, expected one of "
+                f"{what} uses codec {short!r:.80}, but must use one of "
                 f"{', '.join(ALLOWED)}. Leave the array out with fields=, or copy the "
                 "group with other codecs."
             )
@@ -147,7 +146,7 @@ def _parsed(value: Json, version: int, what: str) -> Any:
         buffer = importlib.import_module("zarr.buffer.cpu").Buffer
     except ImportError as error:
         raise FailedError(
-            "zarr-python is not installed, expected it for Zarr groups. Run: "
+            "reading Zarr groups needs zarr-python, which is not installed. Run: "
             'pip install "mmreplay[zarr]"'
         ) from error
     store = storage.MemoryStore(
@@ -162,9 +161,8 @@ def _parsed(value: Json, version: int, what: str) -> Any:
         # The library raises whatever it meets in metadata that is wrong.
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise FormatError(
-            f"{what}: zarr-python refuses its metadata ({text}), expected metadata of "
-            f"Zarr version {version}; it is damaged, or of a kind that mmreplay does "
-            "not read: leave it out with fields=, or copy it with zarr-python"
+            f"{what}: zarr-python refuses its metadata ({text}). Leave it out with "
+            "fields=, or copy it with zarr-python."
         ) from error
 
 
@@ -276,7 +274,6 @@ def _bounded_array(
 
 def _refuse(what: str, got: str, expected: str) -> NoReturn:
     raise FormatError(
-        f"{what}: got {got[:200]}, expected {expected}; it is damaged, or of a kind "
-        "that mmreplay does not read: leave it out with fields=, or copy it with "
-        "zarr-python"
+        f"{what}: mmreplay cannot read {got[:200]}, only {expected}. Leave it out with "
+        "fields=, or copy it with zarr-python."
     )

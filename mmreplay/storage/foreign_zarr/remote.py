@@ -72,7 +72,7 @@ def _library(name: str) -> Any:
         module = importlib.import_module(name)
     except ImportError as error:
         raise FailedError(
-            "obstore is not installed, expected it for s3:// stores; run: "
+            "reading s3:// stores needs obstore, which is not installed. Run: "
             'pip install "mmreplay[remote]"'
         ) from error
     # Its threads do not survive a fork, and it then waits for them without end.
@@ -80,9 +80,8 @@ def _library(name: str) -> Any:
         _first_pid.append(os.getpid())
     if _first_pid[0] != os.getpid():
         raise ForkedError(
-            "s3://: got a process that was forked after a remote store was read, "
-            "expected one that was spawned, or forked before; pass "
-            "multiprocessing_context='spawn' to the DataLoader"
+            "s3:// stores cannot be read in a process that was forked after one was "
+            "read. Pass multiprocessing_context='spawn' to the DataLoader."
         )
     return module
 
@@ -209,8 +208,8 @@ class RemoteBlobs(Blobs):
                 return None
             if any(mark in str(error) for mark in CUT):
                 raise CorruptError(
-                    f"{what} ends before byte {first}, expected {nbytes} bytes from "
-                    "there; it was cut: upload it again"
+                    f"{what} ends before byte {first}, but {nbytes} bytes from there "
+                    "are needed: it was truncated. Upload it again."
                 ) from error
             self._fail(error)
         # What the server says of the size is known before anything is taken.
@@ -229,28 +228,25 @@ class RemoteBlobs(Blobs):
         text = " ".join(str(error).split("Debug source")[0].split())[:300]
         if "NoSuchBucket" in text:
             raise FormatError(
-                f"{self.where}: there is no bucket {self._bucket!r} ({text[:120]}), "
-                "expected one that holds a Zarr group; check the name, endpoint and "
-                "region"
+                f"{self.where}: there is no bucket {self._bucket!r} ({text[:120]}). "
+                "Check its name, the endpoint and the region."
             ) from error
         if any(mark in text for mark in NO_CREDENTIALS):
             raise FailedError(
-                f"{self.where}: got no credentials ({text[:200]}), expected those of "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or of this machine's "
-                "role; set them, or pass anonymous=True for a public bucket"
+                f"{self.where}: no credentials found ({text[:200]}). Set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass anonymous=True "
+                "for a public bucket."
             ) from error
         if isinstance(error, PermissionError) or any(
             mark in text for mark in (" 403 ", " 401 ", "AccessDenied")
         ):
             raise AccessRefusedError(
-                f"{self.where}: the server refused ({text[:200]}), expected "
-                "credentials that may list and read it; check AWS_ACCESS_KEY_ID, or "
-                "pass anonymous=True for a public bucket"
+                f"{self.where}: the server refused access ({text[:200]}). Check "
+                "AWS_ACCESS_KEY_ID, or pass anonymous=True for a public bucket."
             ) from error
         raise FailedError(
-            f"{self.where}: cannot be reached ({text}), expected an S3 server that "
-            "answers; check the network, AWS_ENDPOINT_URL (endpoint=) and AWS_REGION "
-            "(region=)"
+            f"{self.where} cannot be reached ({text}). Check the network, "
+            "AWS_ENDPOINT_URL (endpoint=) and AWS_REGION (region=)."
         ) from error
 
     def close(self) -> None:
@@ -266,16 +262,15 @@ def _check(url: str, bucket: str, endpoint: str | None) -> None:
     """
     if not BUCKET.fullmatch(bucket):
         raise SchemaError(
-            f"{url}: got a bucket {bucket!r}, expected a name of letters, digits, '.', "
-            "'_' and '-'; write s3://bucket/prefix"
+            f"{url}: a bucket's name must be letters, digits, '.', '_' and '-', got "
+            f"{bucket!r}. Write s3://bucket/prefix."
         )
     match = ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
     known = match is not None and int(match[2] or 0) <= MAX_PORT
     if endpoint is not None and not known:
         raise SchemaError(
-            f"endpoint: got {endpoint!r}, expected the URL of a server, such as "
-            "'http://localhost:9000'; write it with http:// or https:// (it is also "
-            "taken from AWS_ENDPOINT_URL)"
+            f"endpoint must be a server's URL, such as 'http://localhost:9000', got "
+            f"{endpoint!r}. Pass endpoint= or set AWS_ENDPOINT_URL."
         )
 
 

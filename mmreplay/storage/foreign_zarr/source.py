@@ -58,32 +58,31 @@ class ZarrSource(os.PathLike[str]):
         """Check the arguments, and make the location absolute."""
         if self.ends not in ENDS:
             raise SchemaError(
-                f"ends: got {shown(self.ends)}, expected one of {', '.join(ENDS)}; "
-                "leave it "
-                "out if you do not know"
+                f"ends must be one of {', '.join(ENDS)}, got {shown(self.ends)}. Leave "
+                "it out if you do not know."
             )
         if self.fields is not None and not _texts(self.fields):
             raise SchemaError(
-                f"fields: got {shown(self.fields)}, expected a dict of arrays' paths "
-                "and fields' paths; leave it out for all"
+                f"fields must be a dict of paths of arrays to paths of fields, got "
+                f"{shown(self.fields)}. Leave it out for all arrays."
             )
         for name in ("episode_ends", "endpoint", "region"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise SchemaError(
-                    f"{name}: got {shown(value)}, expected a text; leave it out if you "
-                    "do not know it"
+                    f"{name} must be a str, got {shown(value)}. Leave it out if you do "
+                    "not know it."
                 )
         if not isinstance(self.anonymous, bool):
             raise SchemaError(
-                f"anonymous: got {shown(self.anonymous)}, expected True or False; "
-                "leave it out to send credentials"
+                f"anonymous must be True or False, got {shown(self.anonymous)}. Leave "
+                "it out to send credentials."
             )
         given_location: object = self.location
         if not isinstance(given_location, str | os.PathLike):
             raise SchemaError(
-                f"location: got {shown(given_location)}, expected a path or "
-                "s3://bucket/prefix; name the group's folder, zip file or URL"
+                f"location must be a path or s3://bucket/prefix, got "
+                f"{shown(given_location)}. Name the group's folder, zip file or URL."
             )
         location = files.expanded(self.location)
         absolute = url_of(location) or os.path.abspath(location)
@@ -128,8 +127,8 @@ class ZarrSource(os.PathLike[str]):
         if path.is_file():
             return ZipBlobs(path)
         raise FormatError(
-            f"{path} does not exist, expected a Zarr group's folder or zip file; check "
-            "the path"
+            f"{path} must be a Zarr group's folder or zip file, but does not exist. "
+            "Check the path."
         )
 
 

@@ -128,8 +128,8 @@ class GroupStore:
 
     def _refuse(self) -> NoReturn:
         raise FailedError(
-            f"{self._blobs.where} is a Zarr group, which is only read, expected a "
-            "buffer of your own to write to; make one with mmreplay convert"
+            f"{self._blobs.where} is a Zarr group, which is read-only. Make a buffer "
+            "of it with mmreplay convert."
         )
 
     def write(
@@ -209,8 +209,9 @@ class _About:
 
     def refuse(self, key: str, expected: str) -> FormatError:
         return FormatError(
-            f"{self._where}: its attributes say {key} {self._about.get(key)!r:.80}, "
-            f"expected {expected}; the group is damaged: copy it anew from the buffer"
+            f"{self._where}: attribute {key} must be {expected}, got "
+            f"{self._about.get(key)!r:.80}. The group is damaged: copy it again from "
+            "the buffer."
         )
 
     def number(self, key: str, maximum: int) -> int:
@@ -239,8 +240,8 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     where, checked = hierarchy.where, _About(about, hierarchy.where)
     if "stop" not in about:
         raise FormatError(
-            f"{where} does not say which of its rows are sealed, expected a group "
-            "whose buffer was closed; close the buffer, and copy it then"
+            f"{where} does not say which of its rows are sealed. Close its buffer "
+            "before you copy the group."
         )
     capacity = checked.number("capacity", MAX_ROWS)
     num_envs = checked.number("num_envs", MAX_NUM_ENVS)
@@ -251,14 +252,16 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     if autoreset not in AUTORESETS:
         raise checked.refuse("autoreset", f"one of {AUTORESETS}")
     if slots < capacity or slots * num_envs > MAX_ROWS:
-        raise checked.refuse("slots", f"{capacity} or more, {MAX_ROWS} in all")
+        raise checked.refuse(
+            "slots", f"at least {capacity}, and {MAX_ROWS} in all at most"
+        )
     uuid = about.get("uuid")
     if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
         raise checked.refuse("uuid", "32 hex digits")
     first = checked.positions("first", num_envs)
     stop = checked.positions("sealed" if "sealed" in about else "stop", num_envs)
     if (first > stop).any() or (stop - first > capacity).any():
-        raise checked.refuse("stop", f"at most {capacity} rows from the first on")
+        raise checked.refuse("stop", f"at most {capacity} rows above first")
     schema = _schema(about, checked, notes)
     ring = Ring(capacity, num_envs, layout, 1, 1, slots)
     served = served_ends(schema)
@@ -312,9 +315,9 @@ def _array(
             raise SchemaError(f"{array.dtype}{list(array.shape)}")
     except SchemaError as error:
         raise CorruptError(
-            f"{hierarchy.where}: got {error} for array {name!r}, expected "
-            f"{dtype}{list(wanted)} as the group's attributes say; it is damaged: "
-            "copy it anew from the buffer"
+            f"{hierarchy.where}: array {name!r} must be {dtype}{list(wanted)} by the "
+            f"group's attributes, got {error}. It is damaged: copy it again from the "
+            "buffer."
         ) from error
     return array
 

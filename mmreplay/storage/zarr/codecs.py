@@ -82,7 +82,7 @@ class Blosc(ChunkCodec):
         # The library trusts what the header says of either length.
         nbytes, packed = BLOSC_SIZES.unpack_from(data, 4)
         if (nbytes, packed) != (len(out), len(data)):
-            raise ValueError(f"a chunk that says {nbytes} bytes in {packed}")
+            raise ValueError(f"its header says {nbytes} bytes in {packed}")
         blosc().decompress(data, out)
 
 
@@ -102,7 +102,7 @@ class Zstd(ChunkCodec):
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
         if zstd_nbytes(data) != len(out):
-            raise ValueError(f"a chunk that says {zstd_nbytes(data)} bytes")
+            raise ValueError(f"its header says {zstd_nbytes(data)} bytes")
         library("zstd").decompress(data, out)
 
     def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
@@ -112,7 +112,7 @@ class Zstd(ChunkCodec):
         on a virtual machine takes longer than to unpack 28 KB of Atari.
         """
         if len({*map(zstd_nbytes, chunks), out.shape[1]}) > 1:
-            raise ValueError("a chunk that says another number of bytes")
+            raise ValueError("a header says another number of bytes")
         # Frames follow each other; what the first one does not say is taken from out.
         library("zstd").decompress(b"".join([EMPTY_FRAME, *chunks]), out.reshape(-1))
 
@@ -144,7 +144,7 @@ def _checked(data: memoryview) -> memoryview:
     packed, stored = data[:-4], CRC.unpack(data[-4:])[0]
     # Not of a view, which the library takes for read-write memory only.
     if google_crc32c.value(bytes(packed)) != stored:
-        raise ValueError("a chunk that differs from its checksum")
+        raise ValueError("it does not match its checksum")
     return packed
 
 
@@ -220,6 +220,6 @@ def library(name: str) -> Any:
         return importlib.import_module(f"numcodecs.{name}")
     except ImportError as error:
         raise FailedError(
-            f"numcodecs: got {error}, expected the library that unpacks Zarr chunks; "
+            f"cannot load numcodecs, which unpacks Zarr chunks ({error}). Run: "
             "pip install numcodecs"
         ) from error

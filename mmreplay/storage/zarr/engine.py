@@ -156,8 +156,8 @@ class ZarrStore:
             if (self._states.take(range_ids) == numbers).all():
                 return result
         raise StarvedError(
-            f"{self.path}: got shards that changed {TRIES} times while rows were "
-            "copied, expected them to last; the files are damaged: run mmreplay verify"
+            f"{self.path}: shards changed {TRIES} times while rows were copied. Run "
+            "mmreplay verify to look for damage."
         )
 
     def _fetched(

@@ -132,10 +132,9 @@ def check_names(schema: Schema) -> None:
         long = longest > MAX_NAME_NBYTES and not field.mutable
         if path == FLAGS_NAME or long:
             raise SchemaError(
-                f"field {path!r}: got a path of which a Zarr group has no array, "
-                f"expected another than {FLAGS_NAME!r}, of at most {MAX_NAME_NBYTES} "
-                "bytes a segment, percent-encoded; rename the field, or leave the "
-                "engine out"
+                f"field {path!r} cannot be the name of a Zarr array: it must differ "
+                f"from {FLAGS_NAME!r} and have at most {MAX_NAME_NBYTES} bytes a "
+                "segment, percent-encoded. Rename the field, or leave out engine=."
             )
 
 

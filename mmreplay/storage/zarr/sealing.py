@@ -190,17 +190,17 @@ MAX_WAITING_NBYTES = 256 << 20
 """Raw rows that may wait to be sealed before who writes waits too."""
 UNPACK_ROWS = 1024
 SHORT = {
-    errno.EMFILE: ("no file to open", "close some files"),
-    errno.ENFILE: ("no file to open", "close some files"),
-    errno.ENOMEM: ("no memory", "free some memory"),
-    errno.EAGAIN: ("no thread", "end other threads or processes"),
+    errno.EMFILE: ("too many open files", "Close some files"),
+    errno.ENFILE: ("too many open files", "Close some files"),
+    errno.ENOMEM: ("not enough memory", "Free some memory"),
+    errno.EAGAIN: ("no thread left", "End other threads or processes"),
 }
-"""What the group was in want of but space, and what helps."""
+"""What the system ran out of, other than disk space, and what to do about it."""
 CLOSED = (
-    "expected all there when a buffer is closed; nothing is lost, but other readers of "
-    "Zarr miss these rows: {}, open the buffer with mode 'r+' and close it"
+    "no row is lost, but other readers of Zarr do not see them. {}, open the buffer "
+    "with mode='r+', and close it."
 )
-COPIED = "expected all there in a new buffer, which is not made: {}, call again"
+COPIED = "the new buffer was not made. {}, and call again."
 
 
 class Sealing:
@@ -484,11 +484,11 @@ class Sealing:
             after = (reached // self._steps + 1) * self._steps
             reached = np.where(in_shard, after, reached)
 
-    def raise_if_unsealed(self, expected: str = CLOSED) -> None:
+    def raise_if_unsealed(self, consequence: str = CLOSED) -> None:
         """Raise where rows that were to be sealed at last were not.
 
         Args:
-            expected: How that was, and what of it; what helps comes in.
+            consequence: Second half of the message; ``{}`` is what to do.
 
         Raises:
             FullError: No space is left.
@@ -496,11 +496,11 @@ class Sealing:
         """
         if self.unsealed:
             number = self._sealer.short
-            got, help_ = SHORT.get(number, ("no space", "free some space"))
+            reason, way_out = SHORT.get(number, ("no space left", "Free some space"))
             kind = FailedError if number in SHORT else FullError
             raise kind(
-                f"{self._folder / group.FOLDER}: got {got} for the newest rows "
-                f"in shards, {expected.format(help_)}",
+                f"{self._folder / group.FOLDER}: cannot seal the newest rows "
+                f"({reason}); {consequence.format(way_out)}",
                 errno_=number or None,
             )
 
@@ -512,7 +512,7 @@ class Sealing:
         """
         failure, path = self._sealer.failure, self._folder / group.FOLDER
         if failure is not None:
-            reason = str(failure) or type(failure).__name__
+            reason = str(failure).rstrip(".") or type(failure).__name__
             number = failure.errno if isinstance(failure, OSError) else None
             raise ShardError(
                 f"cannot seal {path}: {reason}", errno_=number

@@ -223,7 +223,7 @@ class Shard:
         self.path = file.path
         size = 16 * array.num_chunks + 4
         if file.nbytes < size:
-            raise self.damaged(f"{file.nbytes} bytes", f"an index of {size}")
+            raise self.damaged(f"it has {file.nbytes} bytes, its index alone {size}")
         # Whoever still unpacks holds the shard, and with it the file or its mapping.
         self._file, self.pages = file, None
         self._data = memoryview(b"")
@@ -235,7 +235,7 @@ class Shard:
         footer = self.packed([file.nbytes - size, size])
         index = bytes(footer[:-4])
         if google_crc32c.value(index) != struct.unpack("<I", footer[-4:])[0]:
-            raise self.damaged("an index that differs", "one of its checksum")
+            raise self.damaged("its index does not match its checksum")
         table = np.frombuffer(index, "<u8").reshape(-1, 2)
         there = table[:, 0] != MISSING
         data_nbytes = np.uint64(file.nbytes - size)
@@ -244,7 +244,7 @@ class Shard:
             table[there, 0] > data_nbytes - table[there, 1]
         )
         if wrong.any():
-            raise self.damaged("a chunk past the end", "chunks before the index")
+            raise self.damaged("a chunk ends behind the data")
         self._table = table
 
     def where(self, chunks: Ids) -> list[list[int]]:
@@ -277,8 +277,10 @@ class Shard:
         try:
             array.codec.unpack(self.packed(extent), out)
         except UNREADABLE as error:
-            got = f"a chunk at byte {extent[0]}: {error}"
-            raise self.damaged(got, f"{len(out)} bytes") from error
+            raise self.damaged(
+                f"the chunk at byte {extent[0]} does not unpack to {len(out)} bytes: "
+                f"{error}"
+            ) from error
 
     def packed(self, extent: list[int]) -> memoryview:
         """Bytes of a chunk that is there, as they are stored.
@@ -294,11 +296,11 @@ class Shard:
         self._file.pread_into(data, offset)
         return data
 
-    def damaged(self, got: str, expected: str) -> CorruptError:
-        """The error for what cannot be read."""
+    def damaged(self, problem: str) -> CorruptError:
+        """The error for a shard that cannot be read."""
         return CorruptError(
-            f"{self.path}: got {got}, expected {expected}; the shard is damaged: "
-            f"restore it from a copy{OR_REPAIR}"
+            f"shard {self.path} is damaged: {problem}. Restore it from a "
+            f"copy{OR_REPAIR}."
         )
 
 
@@ -482,7 +484,7 @@ class ShardReader:
             raise
         except FormatError as error:
             # A link, folder, pipe or socket costs its rows, as any damaged shard does.
-            raise CorruptError(f"{error}{OR_REPAIR}") from error
+            raise CorruptError(f"{str(error).rstrip('.')}{OR_REPAIR}.") from error
         try:
             return Shard(file, array, self._mapped, self._advise)
         except BaseException:

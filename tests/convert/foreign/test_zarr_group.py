@@ -62,9 +62,9 @@ def test_options_say_what_arrays_are(tmp_path, rng):
     [
         ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\]: got 3, expected a"),
         ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\]: got \[1\], exp"),
-        ({"episode_ends": [1]}, r"episode_ends: got \[1\], expected a text; leave it"),
-        ({"endpoint": 3}, "endpoint: got 3, expected a text"),
-        ({"region": 3}, "region: got 3, expected a text"),
+        ({"episode_ends": [1]}, r"episode_ends must be a str, got \[1\]\. Leave it"),
+        ({"endpoint": 3}, "endpoint must be a str, got 3"),
+        ({"region": 3}, "region must be a str, got 3"),
     ],
 )
 def test_options_that_are_no_texts_are_refused(tmp_path, rng, options, match):
@@ -166,7 +166,7 @@ def test_ends_that_would_take_hours_to_read_are_refused(tmp_path):
     made = zarr.open_group(tmp_path / "a", mode="w")
     for name, chunk in (("obs", 1 << 20), ("done", 1)):
         made.create_array(name, shape=(1 << 23,), chunks=(chunk,), dtype="u1")
-    with pytest.raises(FormatError, match=r"array 'done' has \d+ rows in chunks of 1,"):
+    with pytest.raises(FormatError, match=r"array 'done' must .* in chunks of 1\."):
         mr.ReplayBuffer.open(tmp_path / "a")
 
 
@@ -204,7 +204,9 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
         edited(
             tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v})
         )
-        with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
+        with pytest.raises(
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses) .*[;.] "
+        ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
 
@@ -235,7 +237,9 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
         edited(
             tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v})
         )
-        with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
+        with pytest.raises(
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses) .*[;.] "
+        ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
 
@@ -245,7 +249,7 @@ def test_names_that_lead_out_of_the_group_are_refused(tmp_path, rng):
     (tmp_path / "a/.zmetadata").write_text(
         json.dumps({"zarr_consolidated_format": 1, "metadata": nodes})
     )
-    with pytest.raises(FormatError, match=r"names an array '../b', expected names wit"):
+    with pytest.raises(FormatError, match=r"must not have empty segments.* got '../b'"):
         mr.load(tmp_path / "a", tmp_path / "b")
 
 
@@ -270,7 +274,7 @@ def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
                 name = str(each.relative_to(tmp_path / "a"))
                 bomb = name == "data/img/3.0.0.0"
                 archive.writestr(name, bytes(1 << 26) if bomb else each.read_bytes())
-    with pytest.raises((FormatError, CorruptError), match=r"img/3.0.0.0.*expected"):
+    with pytest.raises((FormatError, CorruptError), match=r"img/3.*(allow|say)"):
         mr.load(tmp_path / "a.zip", tmp_path / "b")
 
 
