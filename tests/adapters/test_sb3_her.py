@@ -211,7 +211,7 @@ def test_steps_and_goals_follow_the_distribution_of_the_original(
 
 
 def test_half_the_disk_gives_the_same_transitions(tmp_path, rng):
-    steps = list(walk(rng, 2, 60, early=0))
+    steps = list(walk(rng, 2, 60, time_limits=0))
     ours, found = {}, {}
     for once in (False, True):
         ours[once] = HerReplayBuffer(
@@ -389,7 +389,7 @@ def test_infos_are_restored_with_their_size_limit(tmp_path, rng):
 
 def test_infos_go_on_behind_a_pickle(tmp_path, rng):
     ours, _ = both(tmp_path, copy_info_dict=True)
-    steps = list(walk(rng, 1, 12, ends=0, early=0))
+    steps = list(walk(rng, 1, 12, ends=0, time_limits=0))
     for step in steps[:6]:
         give(ours, step)
     data = pickle.dumps(ours)
