@@ -82,8 +82,8 @@ def _networks(torch: Any, kind: str, shape: Mapping[str, Any]) -> dict[str, Any]
             torch.nn.ReLU(), torch.nn.Linear(64, 1),
         )  # fmt: skip
 
-    def joined(given: Mapping[str, Any], inputs: int) -> Any:
-        taken = given["observations"], given.get("taken_actions")
+    def joined(inputs_by_name: Mapping[str, Any], inputs: int) -> Any:
+        taken = inputs_by_name["observations"], inputs_by_name.get("taken_actions")
         return torch.cat([part for part in taken if part is not None], 1)[:, :inputs]
 
     def fixed(inputs: int, bound: bool) -> Any:
@@ -168,8 +168,8 @@ def skrl(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) ->
     )
 
 
-def _tensors(torch: Any, found: Any) -> Any:
-    return torch.from_numpy(np.asarray(found[0])), found[1]
+def _tensors(torch: Any, result: Any) -> Any:
+    return torch.from_numpy(np.asarray(result[0])), result[1]
 
 
 def velora(

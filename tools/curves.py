@@ -159,7 +159,7 @@ def plot(curves: dict[str, dict[str, list[Curve]]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def told_of(curves: dict[str, dict[str, list[Curve]]]) -> dict[str, object]:
+def scores_of(curves: dict[str, dict[str, list[Curve]]]) -> dict[str, object]:
     """Scores, and how likely they are, were the sides of one law."""
     told: dict[str, object] = {}
     for name, sides in curves.items():
@@ -234,7 +234,7 @@ def main() -> None:
             for name, sides in curves.items()
         }
         options.keep.write_text(json.dumps(kept))
-    print(json.dumps({"curves": told_of(curves)}), flush=True)
+    print(json.dumps({"curves": scores_of(curves)}), flush=True)
     if options.plot:
         plot(curves, options.plot)
 

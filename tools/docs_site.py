@@ -103,7 +103,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         text = text.replace("](docs/", "](")
         text = re.sub(
             r"\]\((" + "|".join(ROOT_PAGES) + ")",
-            lambda found: f"]({found[1].lower()}",
+            lambda match: f"]({match[1].lower()}",
             text,
         )
         files.append(File.generated(config, name.lower(), content=text))
@@ -119,7 +119,7 @@ def on_page_markdown(
     markdown = markdown.replace("](../README.md)", "](index.md)")
     return re.sub(
         r"\]\(\.\./(" + "|".join(ROOT_PAGES) + ")",
-        lambda found: f"]({found[1].lower()}",
+        lambda match: f"]({match[1].lower()}",
         markdown,
     )
 

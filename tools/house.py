@@ -322,7 +322,7 @@ def densities(sources: Sources, seed: int) -> list[Density]:
                     nodes / lines)  # fmt: skip
     drawn = random.Random(seed).sample(functions, min(SAMPLE, len(functions)))
     mean = _mean(f"mean of {len(functions)} functions", functions)
-    return [whole, mean, *sorted(drawn, key=lambda each: each.name)]
+    return [whole, mean, *sorted(drawn, key=lambda density: density.name)]
 
 
 def _mean(name: str, functions: Sequence[Density]) -> Density:
@@ -390,8 +390,13 @@ def main() -> int:
     elif options.density:
         rows = [("code", "lines", "characters/line", "nodes/line")]
         rows += [
-            (each.name, str(each.lines), f"{each.characters:.1f}", f"{each.nodes:.2f}")
-            for each in densities(at_revision(options.density), options.seed)
+            (
+                density.name,
+                str(density.lines),
+                f"{density.characters:.1f}",
+                f"{density.nodes:.2f}",
+            )
+            for density in densities(at_revision(options.density), options.seed)
         ]
         print("\n".join(columns(rows)))
     else:

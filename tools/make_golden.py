@@ -30,7 +30,7 @@ from mmreplay.nesting import unflatten
 from mmreplay.storage.zarr.engine import ZarrStore
 
 TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
-BOOT = bytes([0x11]) * 16
+BOOT_ID = bytes([0x11]) * 16
 IDENTITY = (2049, 77, bytes(16))  # as version 0.1 wrote it: no time of creation
 CREATED = time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0))
 TIME_NS = 1_767_323_045_000_000_000
@@ -58,7 +58,7 @@ def fixed(number: int) -> Iterator[None]:
             ("secrets.token_bytes", uuid),
             ("time.gmtime", CREATED),
             ("time.time_ns", TIME_NS),
-            ("mmreplay.process.boot_id", BOOT),
+            ("mmreplay.process.boot_id", BOOT_ID),
         ):
             stack.enter_context(mock.patch(name, return_value=value))
         identity = mock.patch.object(File, "identity", return_value=IDENTITY)

@@ -333,6 +333,7 @@ EXCEPTIONS = [
         (
             "mmreplay/episodes/*", "mmreplay/samplers/*", "mmreplay/buffer/*",
             "tests/contracts/sampler.py", "tests/samplers/moving.py",
+            "tools/bench/simulated.py",
         ),
         "StartView.home, of the documented view",
     ),

@@ -55,7 +55,7 @@ def test_figures_without_a_peer_stand_in_a_table_with_their_names():
 
 
 RECORDS = {
-    **json.loads((page.ROOT / "docs/figures" / page.KEPT).read_text()),
+    **json.loads((page.ROOT / "docs/figures" / page.RECORDED).read_text()),
     **json.loads((page.ROOT / "docs/figures" / page.RAW).read_text()),
 }
 
@@ -66,7 +66,7 @@ def test_the_page_and_the_readme_hold_the_recorded_figures():
     written = (page.ROOT / "docs/benchmarks.md").read_text()
     assert written == page.page(RECORDS, plots), "run: python -m tools.bench.page"
     readme = (page.ROOT / "README.md").read_text()
-    assert readme == tables.between(readme, "readme", page.readme_table(RECORDS))
+    assert readme == tables.with_block(readme, "readme", page.readme_table(RECORDS))
 
 
 def test_every_record_answers_a_question_and_every_question_finds_its_figures():
@@ -112,7 +112,7 @@ def test_a_target_is_met_by_the_worst_of_its_figures(
 
 def test_targets_are_of_scripts_that_there_are():
     assert {target.script for target in held_to.TARGETS} <= set(every.SCRIPTS)
-    assert set(every.BESIDE) <= set(every.SCRIPTS)
+    assert set(every.PEERS_OF) <= set(every.SCRIPTS)
 
 
 def test_a_script_that_is_run_otherwise_has_its_options(monkeypatch, tmp_path):
@@ -133,10 +133,10 @@ def test_a_script_that_is_run_otherwise_has_its_options(monkeypatch, tmp_path):
 
 def test_text_outside_the_generated_blocks_stays():
     text = "a\n<!-- bench:x -->old<!-- /bench:x -->\nb\n"
-    new = tables.between(text, "x", ["new"])
+    new = tables.with_block(text, "x", ["new"])
     assert new == "a\n<!-- bench:x -->\n\nnew\n\n<!-- /bench:x -->\nb\n"
-    assert tables.between(new, "x", ["new"]) == new
-    assert tables.between("a\n", "x", ["new"]).startswith("a\n\n<!-- bench:x -->")
+    assert tables.with_block(new, "x", ["new"]) == new
+    assert tables.with_block("a\n", "x", ["new"]).startswith("a\n\n<!-- bench:x -->")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_text_outside_the_generated_blocks_stays():
 )
 def test_unbalanced_block_comments_are_refused(text):
     with pytest.raises(ValueError, match=r"markers of 'x': got \d and \d, expected"):
-        tables.between(text, "x", [])
+        tables.with_block(text, "x", [])
 
 
 def test_plots_have_the_limits_and_logarithmic_axes(results, tmp_path):

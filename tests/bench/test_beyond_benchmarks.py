@@ -8,10 +8,10 @@ import pytest
 
 from tests.bench.test_disk_benchmarks import leaves_the_cache
 from tools.bench import bench_beyond, bench_cold, disk_peers
-from tools.bench.disk_peers import LOADER, MAKERS, RINGS, Shape
+from tools.bench.disk_peers import LOADER, MAKERS, RINGS, RingShape
 from tools.bench.turns import OURS
 
-SMALL = Shape((84, 84), 1_000, 8, 50)
+SMALL = RingShape((84, 84), 1_000, 8, 50)
 # The loader holds five batches of 7 MB, beside what is not written yet.
 BEYOND = bench_beyond.Sizes(limit_mib=64, turns=1, seconds=0.01)
 
@@ -81,7 +81,7 @@ def test_every_side_draws_its_own_rows(tmp_path, name, length):
 def test_a_full_ring_goes_on(tmp_path, name):
     if find_spec(RINGS[name][0]) is None:
         pytest.skip("not installed; see tools/bench/peers.txt")
-    shape = Shape(bench_beyond.SHAPE, 256, 32)
+    shape = RingShape(bench_beyond.SHAPE, 256, 32)
     side = disk_peers.make(name, tmp_path / name, shape)
     for first in range(0, 256, bench_beyond.ADDS):
         side.extend(bench_cold.block(first, bench_beyond.ADDS))
@@ -95,7 +95,7 @@ def test_a_full_ring_goes_on(tmp_path, name):
 
 def test_a_run_whose_rows_do_not_follow_each_other_is_refused():
     rows = bench_cold.block(0, bench_cold.BLOCK, (84, 84))
-    shape = Shape((84, 84), 250, 2, 125)
+    shape = RingShape((84, 84), 250, 2, 125)
     bench_cold.refuse_wrong(rows, "peer", shape)
     with pytest.raises(AssertionError, match="peer: a run's rows do not follow"):
         bench_cold.refuse_wrong(np.roll(rows, 1, 0), "peer", shape)

@@ -1,4 +1,4 @@
-"""The demo's own checks can fail: what it says of a kill is worth something."""
+"""The demo notices lost and changed rows."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tools.demo import crash, play
 
 
 def written(path, steps=40):
-    """A buffer and what its writer would have told."""
+    """A buffer and what its writer would have reported."""
     rng = np.random.default_rng(0)
     schema = mr.Schema(
         {
@@ -31,29 +31,29 @@ def written(path, steps=40):
         for row in rows:
             buffer.add(row)
     positions = np.arange(steps)[:, None] + np.zeros(play.NUM_ENVS, np.int64)
-    return positions, np.array([crash._sums(row) for row in rows], np.uint32)
+    return positions, np.array([crash._crcs(row) for row in rows], np.uint32)
 
 
 def test_all_reported_rows_are_found(tmp_path):
-    told = crash.Told(*written(tmp_path / "b"), seconds=1.0)
-    found = crash.look_for(tmp_path / "b", told)
-    assert (found.missing, found.different, found.damage) == (0, 0, 0)
-    assert found.heads == [40] * play.NUM_ENVS
+    reported = crash.Reported(*written(tmp_path / "b"), seconds=1.0)
+    comparison = crash.compare(tmp_path / "b", reported)
+    assert (comparison.missing, comparison.different, comparison.damage) == (0, 0, 0)
+    assert comparison.heads == [40] * play.NUM_ENVS
 
 
 def test_a_reported_row_that_is_absent_is_missing(tmp_path):
-    positions, sums = written(tmp_path / "b")
-    told = crash.Told(positions + 1, sums, 1.0)
-    found = crash.look_for(tmp_path / "b", told)
-    assert found.missing == play.NUM_ENVS
-    assert found.different == 39 * play.NUM_ENVS
+    positions, crcs = written(tmp_path / "b")
+    reported = crash.Reported(positions + 1, crcs, 1.0)
+    comparison = crash.compare(tmp_path / "b", reported)
+    assert comparison.missing == play.NUM_ENVS
+    assert comparison.different == 39 * play.NUM_ENVS
 
 
 def test_a_row_that_holds_something_else_is_different(tmp_path):
-    positions, sums = written(tmp_path / "b")
-    sums[7, 2] ^= 1
-    found = crash.look_for(tmp_path / "b", crash.Told(positions, sums, 1.0))
-    assert (found.missing, found.different) == (0, 1)
+    positions, crcs = written(tmp_path / "b")
+    crcs[7, 2] ^= 1
+    comparison = crash.compare(tmp_path / "b", crash.Reported(positions, crcs, 1.0))
+    assert (comparison.missing, comparison.different) == (0, 1)
 
 
 def test_frames_are_means_of_two_by_two_pixels():

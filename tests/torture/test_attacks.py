@@ -63,13 +63,13 @@ def test_nothing_is_found_in_many_kills():
 @pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(mutant, marks=[pytest.mark.slow] if mutant.early else [])
+        pytest.param(mutant, marks=[pytest.mark.slow] if mutant.early_crashes else [])
         for mutant in MUTANTS
     ],
     ids=lambda mutant: mutant.name,
 )
 def test_a_protocol_without_one_of_its_rules_is_caught(mutant):
-    most = 9000 if mutant.early else 3000
+    most = 9000 if mutant.early_crashes else 3000
     report = mutant.attack(most, 1)
     assert report.findings
     assert report.states < most

@@ -182,7 +182,7 @@ def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(
                 disk.crash(work, np.random.default_rng(100 * at + seed))
                 known = b"another boot...."
             else:
-                disk.cut()
+                disk.lose_power()
             boots = mock.patch.object(process, "boot_id", return_value=known)
             with boots, using(Unsynced()):
                 check(work / "buffer", name)

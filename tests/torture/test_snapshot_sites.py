@@ -124,7 +124,7 @@ def test_a_power_cut_or_kill_at_a_call_leaves_a_copy_whole_or_marked(
                 disk.crash(work, np.random.default_rng(100 * at + seed))
                 now = b"another boot...."
             else:
-                disk.cut()
+                disk.lose_power()
             boots = mock.patch.object(process, "boot_id", return_value=now)
             with boots, using(Unsynced()):
                 check(work, make)

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from tools.bench import make_peers
-from tools.bench.all import BESIDE, OTHERWISE, SCRIPTS
+from tools.bench.all import OTHERWISE, PEERS_OF, SCRIPTS
 from tools.bench.turns import OURS
 
 Line = tuple[str, ...]
@@ -86,9 +86,9 @@ def own_lines(result: Mapping[str, Any]) -> Figures:
     }
 
 
-def _figures(found: Mapping[str, Any], above: Line) -> Iterator[tuple[Line, float]]:
-    several = any(key.startswith(OURS) for key in found)
-    for key, value in found.items():
+def _figures(results: Mapping[str, Any], above: Line) -> Iterator[tuple[Line, float]]:
+    several = any(key.startswith(OURS) for key in results)
+    for key, value in results.items():
         if several and not key.startswith(OURS):
             continue
         if isinstance(value, Mapping):
@@ -131,14 +131,14 @@ def table(lines: Sequence[Compared], bound: float) -> str:
     header = ("", "now/before: best", "median", "median now", "before", "line")
     rows = [header] + [
         (
-            "slower" if each.speed < bound else "",
-            f"{each.best:.3f}",
-            f"{each.middle:.3f}",
-            f"{each.now[1]:.4g}",
-            f"{each.before[1]:.4g}",
-            f"{each.script}: {' '.join(each.line)}",
+            "slower" if line.speed < bound else "",
+            f"{line.best:.3f}",
+            f"{line.middle:.3f}",
+            f"{line.now[1]:.4g}",
+            f"{line.before[1]:.4g}",
+            f"{line.script}: {' '.join(line.line)}",
         )
-        for each in sorted(lines, key=lambda each: each.speed)
+        for line in sorted(lines, key=lambda line: line.speed)
     ]
     widths = [max(len(row[k]) for row in rows) for k in range(len(header) - 1)]
     return "\n".join(
@@ -194,7 +194,7 @@ def run(script: str, tree: Path, options: argparse.Namespace) -> Figures:
     command = [str(options.python), "-m", f"tools.bench.{module}", *given]
     command += ["--quick"] if options.quick else []
     command += ["--folder", options.folder] if options.folder else []
-    command += ["--peers", ""] if script in BESIDE else []
+    command += ["--peers", ""] if script in PEERS_OF else []
     try:
         done = subprocess.run(
             command, cwd=tree, capture_output=True, text=True, check=False,
@@ -277,7 +277,7 @@ def _options() -> argparse.Namespace:
                         help="least speed over the revision's")  # fmt: skip
     parser.add_argument("--folder", help="where scripts put files; default: TMPDIR")
     parser.add_argument("--timeout", type=float, default=3600, help="of a run, s")
-    found = make_peers.python_of(make_peers.HOME)
+    found = make_peers.python_of(make_peers.FOLDER)
     python = found if found.exists() else Path(sys.executable)
     parser.add_argument("--python", type=Path, default=python, help="runs the scripts")
     return parser.parse_args()

@@ -43,7 +43,7 @@ OTHERWISE = {
 """Other ways to run a script: its name, and options."""
 _FILES = [path.stem for path in Path(__file__).parent.glob("bench_*.py")]
 SCRIPTS = tuple(sorted([*_FILES, *OTHERWISE]))
-BESIDE: dict[str, Collection[str]] = {
+PEERS_OF: dict[str, Collection[str]] = {
     "bench_adapters": bench_adapters.MODULES,
     "bench_adapters_beyond": bench_adapters.MODULES,
     "bench_add": peers.MODULES,
@@ -196,7 +196,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--docs", type=Path, help="where results go instead of docs")
     parser.add_argument("--redraw", action="store_true", help="run nothing, write anew")
     parser.add_argument("--timeout", type=float, default=3600, help="of a script, s")
-    found = make_peers.python_of(make_peers.HOME)
+    found = make_peers.python_of(make_peers.FOLDER)
     python = found if found.exists() else Path(sys.executable)
     parser.add_argument("--python", type=Path, default=python, help="runs the scripts")
     return parser.parse_args()
@@ -207,8 +207,8 @@ def _passed(script: str, options: argparse.Namespace) -> list[str]:
     passed = ["--quick"] if options.quick else []
     if options.folder is not None:
         passed += ["--folder", options.folder]
-    if options.peers is not None and script in BESIDE:
-        known = [name for name in options.peers.split(",") if name in BESIDE[script]]
+    if options.peers is not None and script in PEERS_OF:
+        known = [name for name in options.peers.split(",") if name in PEERS_OF[script]]
         passed += ["--peers", ",".join(known)]
     return passed
 

@@ -86,8 +86,8 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
     return {
         "rows": capacity,
         "first_lap_over_bare_copy": rounded(_total(first[OURS]) / _total(bare)),
-        "speedup": _each(speedups, first, steady, begun, full),
-        "median_us": _each(medians_us, first, steady, begun, full),
+        "speedup": _over_rings(speedups, first, steady, begun, full),
+        "median_us": _over_rings(medians_us, first, steady, begun, full),
     }
 
 
@@ -108,7 +108,7 @@ def _only(sides: dict[str, Peer], name: str) -> dict[str, Peer]:
     return {name: sides[name]} if name in sides else {}
 
 
-def _each(
+def _over_rings(
     what: Callable[[Times], dict[str, float]],
     first: Times,
     steady: Times,
@@ -166,8 +166,8 @@ def _step(row: Columns) -> dict[str, Any]:
     return {p: c[0] if c.ndim > 1 else c[0].item() for p, c in row.items()}
 
 
-def _fed(store: Callable[[Any], None], given: list[Any]) -> Side:
-    values: Iterator[Any] = cycle(given)
+def _fed(store: Callable[[Any], None], rows: list[Any]) -> Side:
+    values: Iterator[Any] = cycle(rows)
     return lambda: store(next(values))
 
 

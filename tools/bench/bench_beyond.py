@@ -31,15 +31,15 @@ import numpy as np
 from tools.bench import cold, disk_peers
 from tools.bench.bench_memory import MIB, Group, limited
 from tools.bench.bench_pixels import SHAPE, block, check
-from tools.bench.disk_peers import LOADER, RINGS, Pixels, Shape, Side
+from tools.bench.disk_peers import LOADER, RINGS, Pixels, RingShape, Side
 from tools.bench.turns import OURS, Times, arguments, report, rounded, speedups
 
 BATCH = 256
 ADDS = 64
-PACE = 500
+ADDS_PER_S = 500
 """Adds a second of every side, 14 MB: whoever draws fast would else write more than
 the disk takes, and be held against who hardly writes."""
-MOST = 4
+MAX_ADDS = 4
 """Times 64 adds between two batches: what is not written yet counts for the limit."""
 FILL_NBYTES = 1 << 20
 """Of small rows filled in at once."""
@@ -106,8 +106,8 @@ class Contestant:
         if not line:
             code = self._process.wait()
             raise RuntimeError(f"{self._name}: its process ended with {code}")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def turn(self, seconds: float) -> dict[str, Any]:
         """Let it draw and add for a while."""
@@ -138,16 +138,18 @@ def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, objec
             stack.callback(sides[name].close)
             sides[name].wait()
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
-        # The first turn waits for what filling left to be written, and is not told.
+        # The first turn waits for what filling left to be written, and is not reported.
         for turn in range(-1, sizes.turns):
             for name in order if turn % 2 else reversed(order):
                 found = sides[name].turn(sizes.seconds)
                 if turn >= 0:
                     turns[name].append(found)
-        return told(turns, sizes, {name: side.group for name, side in sides.items()})
+        return figures_of(
+            turns, sizes, {name: side.group for name, side in sides.items()}
+        )
 
 
-def told(
+def figures_of(
     turns: Mapping[str, list[dict[str, Any]]],
     sizes: Sizes,
     groups: Mapping[str, Group | None],
@@ -198,7 +200,7 @@ def _memory(
     return found
 
 
-def child(name: str, folder: Path, shape: Shape, join: str) -> None:
+def child(name: str, folder: Path, shape: RingShape, join: str) -> None:
     """Be one side: fill, then a turn for each line that comes."""
     folder, rows = folder / name, shape.rows
     _warm(name, folder.with_name(f"{name}-small"), shape.row)
@@ -221,7 +223,7 @@ def child(name: str, folder: Path, shape: Shape, join: str) -> None:
 
 def _warm(name: str, folder: Path, row: tuple[int, ...]) -> None:
     """Fill and draw from a small one, for which libraries load all that they need."""
-    side = disk_peers.make(name, folder, Shape(row, BATCH, BATCH))
+    side = disk_peers.make(name, folder, RingShape(row, BATCH, BATCH))
     for first in range(0, BATCH, ADDS):
         side.extend(block(first, ADDS, row))
     side.draw()
@@ -232,7 +234,7 @@ def turn(
     name: str,
     side: Side,
     head: int,
-    shape: Shape,
+    shape: RingShape,
     seconds: float,
     files: Sequence[Path] = (),
 ) -> tuple[int, dict[str, Any]]:
@@ -252,8 +254,8 @@ def turn(
         if not batches:
             refuse_wrong(got, name, head, shape.rows)
         batches += 1
-        due = first + max(ADDS, int(PACE * (perf_counter() - begun)))
-        due = min(due, head + MOST * ADDS)
+        due = first + max(ADDS, int(ADDS_PER_S * (perf_counter() - begun)))
+        due = min(due, head + MAX_ADDS * ADDS)
         while head + ADDS <= due:
             rows = block(head, ADDS, shape.row)
             start = perf_counter()
@@ -271,7 +273,7 @@ def refuse_wrong(got: Pixels, name: str, head: int, capacity: int) -> None:
     begins = np.ascontiguousarray(got.reshape(len(got), -1)[:, :8])
     numbers = begins.view(np.int64)[:, 0]
     # A loader draws ahead: what it copied may have been overwritten since.
-    oldest = head - capacity - (8 * MOST * ADDS if name == LOADER else 0)
+    oldest = head - capacity - (8 * MAX_ADDS * ADDS if name == LOADER else 0)
     if (numbers < oldest).any() or (numbers >= head).any():
         raise AssertionError(f"{name}: drew a row that is not in the ring")
 
@@ -299,7 +301,7 @@ def main() -> int:
     row = (options.row_nbytes,) if options.row_nbytes else SHAPE
     if options.child:
         np.random.seed(0)  # noqa: NPY002  what cpprb draws with
-        shape = Shape(row, options.rows, BATCH)
+        shape = RingShape(row, options.rows, BATCH)
         child(options.child, Path(options.folder), shape, options.join)
         return 0
     base = QUICK if options.quick else Sizes()

@@ -25,7 +25,7 @@ import numpy as np
 
 from tools.bench import cold, disk_peers
 from tools.bench.bench_pixels import Preadv, block, check
-from tools.bench.disk_peers import Pixels, Shape, Side
+from tools.bench.disk_peers import Pixels, RingShape, Side
 from tools.bench.turns import (
     OURS,
     Times,
@@ -43,8 +43,8 @@ REST_S = 0.5
 """Before each batch: a virtual disk that was asked for much is slower for a while, and
 what the kernel reads ahead for one side's batch of 11 MB can be hundreds."""
 KINDS = {
-    "uniform_256_x_28_kb": Shape((84, 84, 4), 20_000, 256),
-    "runs_32_x_50_x_7_kb": Shape((84, 84), 80_000, 32, 50),
+    "uniform_256_x_28_kb": RingShape((84, 84, 4), 20_000, 256),
+    "runs_32_x_50_x_7_kb": RingShape((84, 84), 80_000, 32, 50),
 }
 THREADS = "preadv_32_threads"
 Drawer = Callable[[], Pixels]
@@ -73,11 +73,11 @@ def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, objec
         shape = replace(shape, rows=shape.rows // sizes.divisor)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             times = race(Path(place), shape, sizes.turns, [OURS, *names])
-        found[kind] = told(times, shape)
+        found[kind] = figures_of(times, shape)
     return found
 
 
-def told(times: Times, shape: Shape) -> dict[str, object]:
+def figures_of(times: Times, shape: RingShape) -> dict[str, object]:
     """What is printed of one kind."""
     threads = {name: t for name, t in times.items() if name.startswith(THREADS)}
     others = {name: t for name, t in times.items() if name not in threads}
@@ -91,7 +91,7 @@ def told(times: Times, shape: Shape) -> dict[str, object]:
     }
 
 
-def race(folder: Path, shape: Shape, turns: int, names: Sequence[str]) -> Times:
+def race(folder: Path, shape: RingShape, turns: int, names: Sequence[str]) -> Times:
     """Time cold batches of every side, one of each a turn."""
     with ExitStack() as stack:
         sides = {name: filled(folder / name, name, shape) for name in names}
@@ -115,7 +115,7 @@ def race(folder: Path, shape: Shape, turns: int, names: Sequence[str]) -> Times:
         return times
 
 
-def filled(folder: Path, name: str, shape: Shape) -> Side:
+def filled(folder: Path, name: str, shape: RingShape) -> Side:
     """Make one side, full."""
     cold.touch_memory(folder.parent, 2 * BLOCK * int(np.prod(shape.row)))
     side = disk_peers.make(name, folder, shape)
@@ -139,7 +139,7 @@ def iced(draw: Drawer, files: Sequence[Path]) -> tuple[float, Pixels]:
     return perf_counter() - start, got
 
 
-def refuse_wrong(rows: Pixels, side: str, shape: Shape) -> None:
+def refuse_wrong(rows: Pixels, side: str, shape: RingShape) -> None:
     """Refuse a batch whose rows are not whole, or do not follow each other in a run."""
     check(rows, side, BLOCK)
     if len(rows) != shape.batch * shape.length:
@@ -151,7 +151,7 @@ def refuse_wrong(rows: Pixels, side: str, shape: Shape) -> None:
 
 
 @contextmanager
-def threads(path: Path, shape: Shape) -> Iterator[dict[str, Drawer]]:
+def threads(path: Path, shape: RingShape) -> Iterator[dict[str, Drawer]]:
     """Threads that read what a batch is of, a call a run, and a call a row."""
     rng, nbytes = np.random.default_rng(1), int(np.prod(shape.row))
     whole = shape.row if shape.length == 1 else (shape.length, *shape.row)
@@ -173,7 +173,7 @@ def threads(path: Path, shape: Shape) -> Iterator[dict[str, Drawer]]:
         yield ways
 
 
-def files_of_rows(folder: Path, shape: Shape) -> list[Path]:
+def files_of_rows(folder: Path, shape: RingShape) -> list[Path]:
     """Files of a side that hold rows, and not a byte or two of each."""
     least = max(2 * shape.rows, 16 << 10)
     found: list[Path] = [p for p in folder.rglob("*") if p.is_file()]

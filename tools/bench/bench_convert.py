@@ -338,9 +338,9 @@ def measure(
     return result
 
 
-def _clear(place: Path) -> None:
+def _clear(folder: Path) -> None:
     """Remove what a format's sides wrote: disks are not that large."""
-    for path in place.glob("*") if place.exists() else ():
+    for path in folder.glob("*") if folder.exists() else ():
         if path.name not in ("buffer", "small"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -40,13 +40,13 @@ class Sizes:
     Attributes:
         capacity: Steps of each environment.
         steps_per_s: The pace, of each environment.
-        stretch_s: Seconds of each turn.
+        slice_s: Seconds of each turn.
         turns: Turns of each level.
     """
 
     capacity: int = 20_000
     steps_per_s: int = 250
-    stretch_s: float = 1.5
+    slice_s: float = 1.5
     turns: int = 4
 
 
@@ -95,7 +95,7 @@ class Paced:
 
     def turn(self) -> None:
         """Add at the pace for a stretch."""
-        count = max(1, int(self.sizes.steps_per_s * self.sizes.stretch_s))
+        count = max(1, int(self.sizes.steps_per_s * self.sizes.slice_s))
         busy, start = 0.0, perf_counter()
         for number in range(1, count + 1):
             begin = perf_counter()
@@ -121,11 +121,11 @@ def checksum_percent(root: Path, sizes: Sizes) -> float:
     spent = 0.0
     summed = Committer._sum_blocks
 
-    def timed(self: Committer, *given: Any) -> bool:
+    def timed(self: Committer, *args: Any) -> bool:
         nonlocal spent
         begin = perf_counter()
         try:
-            return summed(self, *given)
+            return summed(self, *args)
         finally:
             spent += perf_counter() - begin
 

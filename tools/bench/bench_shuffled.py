@@ -63,11 +63,11 @@ class IndexedView(FixedView):
         each = rows // ENVS
         span = Span(np.zeros(ENVS, np.int64), np.full(ENVS, each))
         index = EpisodeIndex(ENVS, derived=True, final_follows=False)
-        index.update(span, self._between)
+        index.update(span, self._flags_between)
         super().__init__(span, index, index.starts)
         self.num_illegal = index.num_illegal
 
-    def _between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+    def _flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         flags = np.zeros(stop - first, np.uint8)
         flags[-first % EPISODE :: EPISODE] = START
         flags[(EPISODE - 1 - first) % EPISODE :: EPISODE] = TRUNCATED

@@ -122,16 +122,16 @@ def measure(sizes: Sizes, names: list[str]) -> dict[str, object]:
     # Apart: what the twin writes between would leave no cache as the others find it.
     twins = {OURS: kinds[OURS], TWIN: lambda leaves: Ours(leaves, "numpy")}
     check({name: kind(CHECKED_LEAVES) for name, kind in {**twins, **kinds}.items()})
-    found = {leaves: _race(leaves, kinds, sizes) for leaves in sizes.leaves}
+    times_of = {leaves: _race(leaves, kinds, sizes) for leaves in sizes.leaves}
     beside = _race(min(sizes.leaves), twins, replace(sizes, turns=TWIN_TURNS))
     return {
-        "speedup": _over_all(found, speedups),
-        "times_as_long_among_most_leaves": _growth(found, sizes),
+        "speedup": _over_all(times_of, speedups),
+        "times_as_long_among_most_leaves": _growth(times_of, sizes),
         "bytes_per_leaf": {
             f"{leaves:,}": SumTree(leaves).nbytes / leaves for leaves in sizes.leaves
         },
         "speedup_over_twin": {call: speedups(t)[TWIN] for call, t in beside.items()},
-        "median_us": _over_all(found, medians_us),
+        "median_us": _over_all(times_of, medians_us),
     }
 
 
@@ -149,8 +149,8 @@ def check(trees: dict[str, Tree]) -> None:
     order = rng.permutation(CHECKED_LEAVES)
     for name, tree in trees.items():
         tree.set(order, values[order].astype(tree.real))
-        found = tree.find(sums.astype(tree.real))
-        assert np.array_equal(found, expected), f"{name} finds other leaves"
+        times_of = tree.find(sums.astype(tree.real))
+        assert np.array_equal(times_of, expected), f"{name} finds other leaves"
 
 
 def _race(
@@ -160,12 +160,12 @@ def _race(
     trees = {name: kind(leaves) for name, kind in kinds.items()}
     for tree in trees.values():
         _fill(tree, leaves)
-    found = {}
+    times_of = {}
     for batch in sizes.batches:
         for call, sides in (("set", _sets), ("find", _finds)):
             by_name = {n: sides(t, leaves, batch, sizes) for n, t in trees.items()}
-            found[f"{call}_{batch}"] = race(by_name, sizes.turns, sizes.calls)
-    return found
+            times_of[f"{call}_{batch}"] = race(by_name, sizes.turns, sizes.calls)
+    return times_of
 
 
 def _fill(tree: Tree, leaves: int) -> None:
@@ -203,17 +203,17 @@ def _finds(tree: Tree, leaves: int, batch: int, sizes: Sizes) -> Side:
 
 
 def _over_all(
-    found: dict[int, dict[str, Times]], tell: Callable[[Times], dict[str, float]]
+    times_of: dict[int, dict[str, Times]], figures: Callable[[Times], dict[str, float]]
 ) -> dict[str, dict[str, dict[str, float]]]:
     return {
-        f"{leaves:,}": {call: tell(times) for call, times in calls.items()}
-        for leaves, calls in found.items()
+        f"{leaves:,}": {call: figures(times) for call, times in calls.items()}
+        for leaves, calls in times_of.items()
     }
 
 
-def _growth(found: dict[int, dict[str, Times]], sizes: Sizes) -> dict[str, float]:
+def _growth(times_of: dict[int, dict[str, Times]], sizes: Sizes) -> dict[str, float]:
     """Time of a set and a find among most leaves, over that among fewest."""
-    few, many = found[min(sizes.leaves)], found[max(sizes.leaves)]
+    few, many = times_of[min(sizes.leaves)], times_of[max(sizes.leaves)]
     return {
         str(batch): rounded(_both(many, batch) / _both(few, batch))
         for batch in sizes.batches

@@ -157,13 +157,13 @@ def cold_race(
     return times
 
 
-def check(expected: NDArray[Any], found: NDArray[Any]) -> None:
+def check(expected: NDArray[Any], actual: NDArray[Any]) -> None:
     """Refuse to time a side that reads other rows.
 
     Raises:
         ValueError: The rows differ.
     """
-    if not np.array_equal(expected, found):
+    if not np.array_equal(expected, actual):
         raise ValueError("the sides read different rows, expected the same")
 
 

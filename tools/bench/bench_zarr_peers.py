@@ -64,7 +64,7 @@ def opened(path: Path, cache_nbytes: int) -> Any:
     return tensorstore.open(spec, read=True, open=True).result()
 
 
-def taken(array: Any, positions: Callable[[], NDArray[np.int64]]) -> object:
+def tensorstore_rows(array: Any, positions: Callable[[], NDArray[np.int64]]) -> object:
     """Rows of the only environment."""
     return array[0, positions()].read().result()
 
@@ -89,7 +89,7 @@ def reading(
             array = opened(buffer.zarr_path, nbytes)
             found = np.asarray(array[0, some].read().result())
             check(buffer.get_field("observation", 0, some), found)
-            sides[name] = partial(taken, array, positions)
+            sides[name] = partial(tensorstore_rows, array, positions)
     times = race(sides, turns, calls=2)
     return {"speedup_over": speedups(times), "median_us": medians_us(times)}
 

@@ -13,7 +13,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
-PIECE_NBYTES = 8 << 20
+CHUNK_NBYTES = 8 << 20
 
 
 def touch_memory(folder: Path, nbytes: int) -> None:
@@ -24,9 +24,9 @@ def touch_memory(folder: Path, nbytes: int) -> None:
     so the pages are touched just before they are needed.
     """
     path = folder / "touched"
-    piece = bytes(PIECE_NBYTES)
+    piece = bytes(CHUNK_NBYTES)
     with path.open("wb") as file:
-        for _ in range(-(-nbytes // PIECE_NBYTES)):
+        for _ in range(-(-nbytes // CHUNK_NBYTES)):
             file.write(piece)
     path.unlink()
 

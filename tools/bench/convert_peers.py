@@ -37,10 +37,10 @@ class Peer:
     images: bool = True
 
 
-def flat(held: Columns) -> Columns:
+def flat(columns: Columns) -> Columns:
     """A column a value, as tables have them."""
     found = {}
-    for name, column in held.items():
+    for name, column in columns.items():
         wide = column.reshape(len(column), -1)
         for number in range(wide.shape[1]):
             label = f"{name}.{number}" if column.ndim > 1 else name
@@ -48,12 +48,12 @@ def flat(held: Columns) -> Columns:
     return found
 
 
-def frame(held: Columns) -> Any:
+def frame(columns: Columns) -> Any:
     """A data frame with a column a field: vectors in cells, images as bytes."""
     import pandas
 
     found: dict[str, object] = {}
-    for name, column in held.items():
+    for name, column in columns.items():
         if column.dtype == np.uint8 and column.ndim > 1:
             found[name] = [row.tobytes() for row in column]
         else:
@@ -61,8 +61,8 @@ def frame(held: Columns) -> Any:
     return pandas.DataFrame(found)
 
 
-def _savez(held: Columns) -> Prepared:
-    return lambda path: np.savez(path, allow_pickle=False, **dict(held))
+def _savez(columns: Columns) -> Prepared:
+    return lambda path: np.savez(path, allow_pickle=False, **dict(columns))
 
 
 def _load_npz(path: Path) -> object:
@@ -70,10 +70,10 @@ def _load_npz(path: Path) -> object:
         return {name: found[name] for name in found}
 
 
-def _torch_save(held: Columns) -> Prepared:
+def _torch_save(columns: Columns) -> Prepared:
     import torch
 
-    tensors = {name: torch.from_numpy(column) for name, column in held.items()}
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     return lambda path: torch.save(tensors, path)
 
 
@@ -83,10 +83,10 @@ def _torch_load(path: Path) -> object:
     return torch.load(path, weights_only=True)
 
 
-def _save_file(held: Columns) -> Prepared:
+def _save_file(columns: Columns) -> Prepared:
     from safetensors.numpy import save_file
 
-    return lambda path: save_file(held, path)
+    return lambda path: save_file(columns, path)
 
 
 def _load_file(path: Path) -> object:
@@ -95,10 +95,10 @@ def _load_file(path: Path) -> object:
     return load_file(path)
 
 
-def _to_csv(held: Columns) -> Prepared:
+def _to_csv(columns: Columns) -> Prepared:
     import pandas
 
-    made = pandas.DataFrame(flat(held))
+    made = pandas.DataFrame(flat(columns))
     return lambda path: made.to_csv(path, index=False)
 
 
@@ -135,8 +135,8 @@ def _arrow_csv(path: Path) -> object:
     )
 
 
-def _to_parquet(held: Columns) -> Prepared:
-    made = frame(held)
+def _to_parquet(columns: Columns) -> Prepared:
+    made = frame(columns)
     return lambda path: made.to_parquet(path, compression="zstd")
 
 
@@ -146,13 +146,15 @@ def _read_parquet(path: Path) -> object:
     return pandas.read_parquet(path)
 
 
-def _torchrl_to_parquet(held: Columns) -> Prepared:
+def _torchrl_to_parquet(columns: Columns) -> Prepared:
     """TensorDict's own: a column a value, as it takes tensors of one number only."""
     import torch
 
     tensordict: Any = import_module("tensordict")
-    columns = {name: torch.from_numpy(each) for name, each in flat(held).items()}
-    made = tensordict.TensorDict(columns, batch_size=[len(next(iter(held.values())))])
+    tensors = {name: torch.from_numpy(each) for name, each in flat(columns).items()}
+    made = tensordict.TensorDict(
+        tensors, batch_size=[len(next(iter(tensors.values())))]
+    )
     return lambda path: made.to_parquet(path)
 
 

@@ -26,7 +26,7 @@ SHARD = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RingShape:
     """What is stored and drawn.
 
     Attributes:
@@ -69,7 +69,7 @@ class Side(Protocol):
 class Ours:
     """Our ring, through `ReplayBuffer.sample`."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: RingShape) -> None:
         """Create it."""
         # No observation role, so that a draw reads this field alone, once.
         schema = Schema({"pixels": Field(shape.row, "uint8")})
@@ -100,7 +100,7 @@ class Ours:
 class Loaded:
     """Our ring, through a `ReplayLoader` beside the writer."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: RingShape) -> None:
         """Create it."""
         self._ours, self._shape = Ours(folder, shape), shape
         self.extend, self.add = self._ours.extend, self._ours.add
@@ -124,7 +124,7 @@ class Loaded:
 class LazyMemmap:
     """TorchRL's ReplayBuffer over LazyMemmapStorage; runs by its SliceSampler."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: RingShape) -> None:
         """Make one."""
         self._torch = import_module("torch")
         self._dict = import_module("tensordict").TensorDict
@@ -168,7 +168,7 @@ class LazyMemmap:
 class Cpprb:
     """cpprb's ReplayBuffer with mmap_prefix; it has no runs, and is asked for rows."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: RingShape) -> None:
         """Make one; its file is as large as the ring from here on."""
         self._shape, self._rng = shape, np.random.default_rng(2)
         fields = {"pixels": {"shape": shape.row, "dtype": np.uint8}}
@@ -201,7 +201,7 @@ class Cpprb:
 class Memmap:
     """numpy's memmap, indexed by an array of rows."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: RingShape) -> None:
         """Make the file, sparse."""
         self._shape, self._rng = shape, np.random.default_rng(3)
         self.file = folder / "rows"
@@ -233,7 +233,7 @@ class Memmap:
 class Columns:
     """A dataset of h5py's or an array of zarr-python's, as large as the ring."""
 
-    def __init__(self, shape: Shape, rows: Any, picked: Callable[..., Any]) -> None:
+    def __init__(self, shape: RingShape, rows: Any, picked: Callable[..., Any]) -> None:
         """Wrap one.
 
         Args:
@@ -269,14 +269,14 @@ class Columns:
             self._rows.file.close()
 
 
-def h5py(folder: Path, shape: Shape) -> Columns:
+def h5py(folder: Path, shape: RingShape) -> Columns:
     """h5py's contiguous dataset."""
     file = import_module("h5py").File(folder / "rows.h5", "w")
     rows = file.create_dataset("pixels", (shape.rows, *shape.row), "u1")
     return Columns(shape, rows, lambda picked: rows[picked])
 
 
-def zarr(folder: Path, shape: Shape) -> Columns:
+def zarr(folder: Path, shape: RingShape) -> Columns:
     """zarr-python's array of one row a chunk, uncompressed, in shards."""
     shard = min(SHARD, shape.rows)
     array = import_module("zarr").create_array(
@@ -286,7 +286,7 @@ def zarr(folder: Path, shape: Shape) -> Columns:
     return Columns(shape, array, lambda picked: array.oindex[picked])
 
 
-MAKERS: dict[str, tuple[str, Callable[[Path, Shape], Side]]] = {
+MAKERS: dict[str, tuple[str, Callable[[Path, RingShape], Side]]] = {
     OURS: ("mmreplay", Ours),
     "np_memmap": ("numpy", Memmap),
     "torchrl_lazy_memmap": ("torchrl", LazyMemmap),
@@ -295,7 +295,7 @@ MAKERS: dict[str, tuple[str, Callable[[Path, Shape], Side]]] = {
     "zarr_python": ("zarr", zarr),
 }
 LOADER = "mmreplay_loader"
-RINGS: dict[str, tuple[str, Callable[[Path, Shape], Side]]] = {
+RINGS: dict[str, tuple[str, Callable[[Path, RingShape], Side]]] = {
     **{name: MAKERS[name] for name in list(MAKERS)[:4]},
     LOADER: ("torch", Loaded),
 }
@@ -310,7 +310,7 @@ def installed(
     return chosen(theirs, wanted)
 
 
-def make(name: str, folder: Path, shape: Shape) -> Side:
+def make(name: str, folder: Path, shape: RingShape) -> Side:
     """Make one in a new folder of its own."""
     folder.mkdir(parents=True)
     return (MAKERS | RINGS)[name][1](folder, shape)

@@ -14,18 +14,18 @@ KINDS = {
 }
 
 
-def least(
+def at_least(
     question: str, script: str, path: tuple[str, ...] | str, bound: float
 ) -> Target:
     """A figure that is to be at least so much; the path by keys, or in one word."""
     return Target(question, script, _keys(path), bound)
 
 
-def most(
+def at_most(
     question: str, script: str, path: tuple[str, ...] | str, bound: float
 ) -> Target:
     """A figure that is to be at most so much."""
-    return Target(question, script, _keys(path), bound, least=False)
+    return Target(question, script, _keys(path), bound, is_minimum=False)
 
 
 def _keys(path: tuple[str, ...] | str) -> tuple[str, ...]:
@@ -37,10 +37,12 @@ COLD = tuple(
     for kind, words in KINDS.items()
     for target in (
         *(
-            least(f"{words}, over {name}", "bench_cold", f"{kind} speedup {name}", 30)
+            at_least(
+                f"{words}, over {name}", "bench_cold", f"{kind} speedup {name}", 30
+            )
             for name in (MAPPED, "cpprb_mmap", "np_memmap")
         ),
-        most(
+        at_most(
             f"{words}, time over that of the best 32 threads", "bench_cold",
             f"{kind} over_the_best_threads", 1.2,
         ),
@@ -59,21 +61,21 @@ BEYOND = tuple(
             each
             for way in (OURS, LOADER)
             for each in (
-                least(f"{words}, {way}, draws over {MAPPED}", script,
+                at_least(f"{words}, {way}, draws over {MAPPED}", script,
                       f"draw_speedup_of_{way} {MAPPED}", 100),
-                least(f"{words}, {way}, draws over cpprb_mmap", script,
+                at_least(f"{words}, {way}, draws over cpprb_mmap", script,
                       f"draw_speedup_of_{way} cpprb_mmap", 100),
-                most(f"{words}, {way}, memory over the limit", script,
+                at_most(f"{words}, {way}, memory over the limit", script,
                      f"memory {way} peak_over_limit", 1),
-                most(f"{words}, {way}, MiB in swap", script,
+                at_most(f"{words}, {way}, MiB in swap", script,
                      f"memory {way} swapped_mib", 0),
-                most(f"{words}, {way}, last turns over the first", script,
+                at_most(f"{words}, {way}, last turns over the first", script,
                      f"memory {way} last_quarter_takes_times_the_first", 1.2),
             )
         ),
-        least(f"{words}, adds over np.memmap's", script,
+        at_least(f"{words}, adds over np.memmap's", script,
               f"add_speedup_of_{OURS} np_memmap", 1),
-        least(f"{words}, adds while a loader draws, over np.memmap's", script,
+        at_least(f"{words}, adds while a loader draws, over np.memmap's", script,
               f"add_speedup_of_{LOADER} np_memmap", 1),
     )
 )  # fmt: skip
@@ -82,30 +84,30 @@ LIBRARY = {"npz": "np_savez", "pt": "torch_save", "safetensors": "save_file"}
 FILES = (("vectors", tuple(SUFFIX)), ("pixels", tuple(n for n in SUFFIX if n != "csv")))
 CONVERT = (
     *(
-        least(f"{kind} to {name}, over {LIBRARY[name]}", "bench_convert",
+        at_least(f"{kind} to {name}, over {LIBRARY[name]}", "bench_convert",
               f"{kind} {name} export speedup {LIBRARY[name]}", bound)
         for kind, _ in FILES
         for name, bound in (("npz", 1), ("pt", 0.5), ("safetensors", 0.5))
     ),
     *(
-        least(f"{kind} from {name}, over {LIBRARY[name]}'s reader", "bench_convert",
+        at_least(f"{kind} from {name}, over {LIBRARY[name]}'s reader", "bench_convert",
               f"{kind} {name} read speedup {LIBRARY[name]}", 0.5)
         for kind, _ in FILES
         for name in ("pt", "safetensors")
     ),
     *(
-        least(f"{kind}, {direction} of {name}, over a synced copy", "bench_convert",
+        at_least(f"{kind}, {direction} of {name}, over a synced copy", "bench_convert",
               f"{kind} {name} {direction} speedup synced_copy", 0.9)
         for kind, _ in FILES
         for name in ("pt", "safetensors")
         for direction in ("export", "load")
     ),
-    least("csv, written, over pandas", "bench_convert",
+    at_least("csv, written, over pandas", "bench_convert",
           "vectors csv export speedup pandas", 5),
-    least("csv, read exactly, over pandas", "bench_convert",
+    at_least("csv, read exactly, over pandas", "bench_convert",
           "vectors csv read speedup pandas", 5),
     *(
-        most(f"{kind}, {direction} of {name}, MiB of its own", "bench_convert",
+        at_most(f"{kind}, {direction} of {name}, MiB of its own", "bench_convert",
              f"{kind} {name} {direction} peak_anon_mib", 200)
         for kind, names in FILES
         for name in names
@@ -114,7 +116,7 @@ CONVERT = (
 )  # fmt: skip
 
 SHARDS = tuple(
-    least(f"256 rows of {codec}, {words}, over tensorstore", "bench_zarr_peers",
+    at_least(f"256 rows of {codec}, {words}, over tensorstore", "bench_zarr_peers",
           f"{kind} {codec} speedup_over *", bound)
     for kind, words, codec, bound in (
         ("one_row_a_chunk", "one a chunk", "blosc-lz4", 1),
@@ -126,87 +128,89 @@ SHARDS = tuple(
 
 SEALED = (
     *(
-        least(f"256 rows of {codec}, over {side}", "bench_zarr",
+        at_least(f"256 rows of {codec}, over {side}", "bench_zarr",
               f"{codec} speedup_over {side}", bound)
         for codec in ("blosc-lz4", "zstd")
         for side, bound in (("zarr-python", 50), ("mmreplay_memmap", 0.125))
     ),
     *(
-        least(f"256 cold rows of {codec}, over cold raw files", "bench_zarr",
+        at_least(f"256 cold rows of {codec}, over cold raw files", "bench_zarr",
               f"{codec} cold speedup_over mmreplay_memmap", 1)
         for codec in ("blosc-lz4", "zstd")
     ),
-    least("a step of 8 environments into shards, over raw files", "bench_zarr",
+    at_least("a step of 8 environments into shards, over raw files", "bench_zarr",
           "add speedup_over mmreplay_memmap", 0.5),
-    least("sealing, over 20,000 rows a second", "bench_zarr",
+    at_least("sealing, over 20,000 rows a second", "bench_zarr",
           "seal blosc-lz4 rows_per_s_over_20000", 1),
-    least("sealing, over zarr-python", "bench_zarr",
+    at_least("sealing, over zarr-python", "bench_zarr",
           "seal blosc-lz4 speedup_over zarr-python", 20),
 )  # fmt: skip
 
 TRANSFORMS = (
     *(
-        least(f"3 steps folded, 256, over {name}", "bench_transforms",
+        at_least(f"3 steps folded, 256, over {name}", "bench_transforms",
               f"n_step speedup_of_mmreplay {name}", bound)
         for name, bound in (
             ("stable_baselines3", 4), ("cpprb", 3), ("tianshou", 3), ("torchrl", 3),
         )
     ),
-    most("4 frames stacked, 256, time over that of a bare take", "bench_transforms",
+    at_most("4 frames stacked, 256, time over that of a bare take", "bench_transforms",
          "stacked_frames over_the_bare_take", 1.3),
     *(
-        least(f"4 frames and the next 4 stacked, 256, over {name}", "bench_transforms",
+        at_least(f"4 frames and the next 4 stacked, 256, over {name}",
+              "bench_transforms",
               f"stacked_frames with_next_ones speedup_of_mmreplay {name}", 3)
         for name in ("cpprb", "tianshou")
     ),
-    least("prioritized, folded and stacked, loader, over the fastest",
+    at_least("prioritized, folded and stacked, loader, over the fastest",
           "bench_transforms", "prioritized_n_step_stacked speedup_of_mmreplay fastest",
           3),
-    least("goals of the future, 256, over Stable-Baselines3", "bench_transforms",
+    at_least("goals of the future, 256, over Stable-Baselines3", "bench_transforms",
           "her_future speedup_of_mmreplay stable_baselines3", 3),
-    least("uniform 256, contiguous, over cpprb", "bench_transforms",
+    at_least("uniform 256, contiguous, over cpprb", "bench_transforms",
           "contiguous speedup_of_mmreplay cpprb", 3),
 )  # fmt: skip
 
 TARGETS: tuple[Target, ...] = (
-    least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
-    least("add 1, over Stable-Baselines3", "bench_add",
+    at_least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
+    at_least("add 1, over Stable-Baselines3", "bench_add",
           "speedup add_1_full_ring stable_baselines3", 0.5),
-    most("add 1,024 in a first lap, time over that of a bare copy", "bench_add",
+    at_most("add 1,024 in a first lap, time over that of a bare copy", "bench_add",
          "first_lap_over_bare_copy", 1.5),
-    least("add 1,024, over skrl", "bench_add", "speedup add_1024_full_ring skrl", 0.8),
-    least("add 1,024, over the fastest", "bench_add", "speedup add_1024_full_ring *",
+    at_least("add 1,024, over skrl", "bench_add", "speedup add_1024_full_ring skrl",
+          0.8),
+    at_least("add 1,024, over the fastest", "bench_add", "speedup add_1024_full_ring *",
           1),
-    least("uniform 256, over the fastest", "bench_sample",
+    at_least("uniform 256, over the fastest", "bench_sample",
           "sample_256 speedup_of_mmreplay fastest", 3),
-    least("uniform 4,096, over the fastest", "bench_sample",
+    at_least("uniform 4,096, over the fastest", "bench_sample",
           "sample_4096 speedup_of_mmreplay fastest", 3),
-    least("prioritized 256 with its update, over the fastest", "bench_prioritized",
+    at_least("prioritized 256 with its update, over the fastest", "bench_prioritized",
           "turn_256 speedup_of_mmreplay fastest", 3),
-    least("prioritized 4,096 with its update, over the fastest", "bench_prioritized",
+    at_least("prioritized 4,096 with its update, over the fastest", "bench_prioritized",
           "turn_4096 speedup_of_mmreplay fastest", 2.5),
-    least("sequences, over TorchRL", "bench_sequences", "speedup torchrl", 4),
-    least("sequences, over skrl", "bench_sequences", "speedup skrl", 1),
+    at_least("sequences, over TorchRL", "bench_sequences", "speedup torchrl", 4),
+    at_least("sequences, over skrl", "bench_sequences", "speedup skrl", 1),
     *TRANSFORMS,
-    least("filling pixels, over TorchRL, of a turn", "bench_pixels",
+    at_least("filling pixels, over TorchRL, of a turn", "bench_pixels",
           "fill_speedup turn_by_turn", 2),
-    least("filling pixels, over TorchRL, in all", "bench_pixels",
+    at_least("filling pixels, over TorchRL, in all", "bench_pixels",
           "fill_speedup total", 2),
-    most("warm pixels, time over that of a bare take", "bench_pixels",
+    at_most("warm pixels, time over that of a bare take", "bench_pixels",
          "warm_over_take", 1.3),
     *COLD,
     *BEYOND,
     *CONVERT,
     *SHARDS,
     *SEALED,
-    least("loader, pixels, over the bare gather", "bench_loader",
+    at_least("loader, pixels, over the bare gather", "bench_loader",
           "pixels_256 over_the_bare_gather loader", 0.9),
-    least("loader, 256 vectors, batches a second", "bench_loader",
+    at_least("loader, 256 vectors, batches a second", "bench_loader",
           "vectors_256 batches_a_second", 20_000),
-    least("loader, 4,096 vectors, over the bare gather", "bench_loader",
+    at_least("loader, 4,096 vectors, over the bare gather", "bench_loader",
           "vectors_4096 over_the_bare_gather loader", 0.5),
-    most("share that a learner of 5 ms waits, vectors", "bench_loader",
+    at_most("share that a learner of 5 ms waits, vectors", "bench_loader",
          "learner_waits vectors_256 *", 0.05),
-    most("share that a learner of 5 ms waits, pixels", "bench_loader",
+    at_most("share that a learner of 5 ms waits, pixels", "bench_loader",
          "learner_waits pixels_256 *", 0.05),
 )  # fmt: skip

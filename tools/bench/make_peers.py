@@ -15,18 +15,18 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HOME = ROOT / "build" / "peers"
+FOLDER = ROOT / "build" / "peers"
 PINS = ROOT / "tools" / "bench" / "peers.txt"
 
 
-def python_of(home: Path) -> Path:
+def python_of(folder: Path) -> Path:
     """The interpreter of an environment."""
-    return home / "bin" / "python"
+    return folder / "bin" / "python"
 
 
-def steps(home: Path) -> list[list[str]]:
+def steps(folder: Path) -> list[list[str]]:
     """Commands that fill an environment, in order."""
-    python = str(python_of(home))
+    python = str(python_of(folder))
     pip = [python, "-m", "pip", "install", "--quiet"]
     # The build runs in the environment itself, so that it too is pinned.
     pinned = ["--constraint", str(ROOT / "constraints.txt")]
@@ -41,16 +41,16 @@ def steps(home: Path) -> list[list[str]]:
 def main() -> int:
     """Make it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=HOME)
-    home = parser.parse_args().folder.absolute()
-    if not python_of(home).exists():
-        venv.create(home, with_pip=True)
-    for command in steps(home):
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    folder = parser.parse_args().folder.absolute()
+    if not python_of(folder).exists():
+        venv.create(folder, with_pip=True)
+    for command in steps(folder):
         print(" ".join(command), flush=True)
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
             return done.returncode
-    print(f"peers are in {home}")
+    print(f"peers are in {folder}")
     return 0
 
 

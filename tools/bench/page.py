@@ -18,7 +18,7 @@ from tools.bench import held_to, tables
 from tools.bench.questions import QUESTIONS, Figure, Question, Ratios
 
 ROOT = Path(__file__).resolve().parents[2]
-RAW, KEPT = "benchmarks.json", "recorded.json"
+RAW, RECORDED = "benchmarks.json", "recorded.json"
 NAMES = {
     "cpprb": "cpprb",
     "cpprb_mmap": "cpprb, mmap",
@@ -296,14 +296,14 @@ def write(records: Records, document: Path, figures: Path, plots: Sequence[Path]
     Returns:
         What was written.
     """
-    kept = figures / KEPT
+    kept = figures / RECORDED
     others = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
     both = {**others, **records}
     shown = [Path(os.path.relpath(plot, document.parent)).as_posix() for plot in plots]
     document.write_text(page(both, shown), "utf-8")
     if readme is None:
         return [document]
-    text = tables.between(readme.read_text("utf-8"), "readme", readme_table(both))
+    text = tables.with_block(readme.read_text("utf-8"), "readme", readme_table(both))
     readme.write_text(text, "utf-8")
     return [document, readme]
 

@@ -38,7 +38,7 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
         kind: Part of the name of the groups, `RATES` or `TIMES`.
         limits: Of the machine, MB a second by name.
     """
-    found = []
+    lines = []
     for script, record in results.items():
         if script == "bench_limits":
             continue
@@ -53,8 +53,8 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
             }
             if sides:
                 title = _title(script[6:], [part.replace(kind, "") for part in path])
-                found.append((title, sides, _least_us(script, path, limits)))
-    return found
+                lines.append((title, sides, _least_us(script, path, limits)))
+    return lines
 
 
 def _title(script: str, path: list[str]) -> str:
@@ -82,23 +82,23 @@ def _least_us(
 
 
 def draw(
-    found: list[Line], limits: Mapping[str, float], unit: str, target: Path
+    lines: list[Line], limits: Mapping[str, float], unit: str, target: Path
 ) -> None:
     """Draw lines of marks, with the limits of the whole axis, into an SVG file."""
-    sides = sorted({side for _, figures, _ in found for side in figures})
+    sides = sorted({side for _, figures, _ in lines for side in figures})
     # Ours first, in the same colour in every figure.
     sides.sort(key=lambda side: not side.startswith(OURS))
-    height = 1.2 + 0.16 * len(sides) / 3 + 0.24 * len(found)
+    height = 1.2 + 0.16 * len(sides) / 3 + 0.24 * len(lines)
     figure, axis = plt.subplots(figsize=(9, height), layout="constrained")
     for number, side in enumerate(sides):
-        places = [(f[side], -row) for row, (_, f, _) in enumerate(found) if side in f]
+        places = [(f[side], -row) for row, (_, f, _) in enumerate(lines) if side in f]
         ours = side.startswith(OURS)
         x, y = zip(*places, strict=True)
         axis.scatter(
             x, y, s=34, label=words(side), color=COLOURS[number % len(COLOURS)],
             marker="D" if ours else "o", zorder=3 if ours else 2,
         )  # fmt: skip
-    least = [(us, -row) for row, (_, _, us) in enumerate(found) if us is not None]
+    least = [(us, -row) for row, (_, _, us) in enumerate(lines) if us is not None]
     if least:
         x, y = zip(*least, strict=True)
         label = "memcpy of as many bytes"
@@ -107,7 +107,7 @@ def draw(
         axis.axvline(limit, color="0.3", linewidth=1, linestyle=style, label=name)
     axis.set_xscale("log")
     axis.set_xlabel(unit)
-    axis.set_yticks([-row for row in range(len(found))], [t for t, _, _ in found])
+    axis.set_yticks([-row for row in range(len(lines))], [t for t, _, _ in lines])
     axis.tick_params(axis="y", labelsize=8)
     axis.grid(visible=True, color="0.9")
     axis.set_axisbelow(True)
@@ -128,8 +128,8 @@ def limits_of(results: Mapping[str, Any]) -> dict[str, float]:
     """MB a second of the machine by name; empty where they were not measured."""
     result = results.get("bench_limits", {}).get("result", {})
     memory, disk = result.get("memory_mb_per_s", {}), result.get("disk_mb_per_s", {})
-    found = {"memcpy": memory.get("memcpy"), "disk": max(disk.values(), default=None)}
-    return {name: rate for name, rate in found.items() if rate}
+    lines = {"memcpy": memory.get("memcpy"), "disk": max(disk.values(), default=None)}
+    return {name: rate for name, rate in lines.items() if rate}
 
 
 def draw_all(results: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -58,10 +58,10 @@ class SimulatedView(FixedView):
         self._episode = episode
         span = Span(np.zeros(1, np.int64), np.array([rows]))
         index = EpisodeIndex(1, derived=False, final_follows=False)
-        index.update(span, self._between)
+        index.update(span, self._flags_between)
         super().__init__(span, index, span)
 
-    def _between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+    def _flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         return self._flags(np.arange(first, stop))
 
     def _flags(self, positions: Ids) -> NDArray[np.uint8]:

@@ -22,16 +22,16 @@ class Target:
         path: Keys from the result's root to the figure; the last may be ``*``, the
             worst of all figures there.
         bound: What it is compared with.
-        least: Whether it is to be at least that, or at most.
+        is_minimum: Whether it is to be at least that, or at most.
     """
 
     question: str
     script: str
     path: tuple[str, ...]
     bound: float
-    least: bool = True
+    is_minimum: bool = True
 
-    def found(self, results: Mapping[str, Any]) -> float | None:
+    def figure(self, results: Mapping[str, Any]) -> float | None:
         """The figure, or None where it was not measured."""
         place = results.get(self.script, {}).get("result", {})
         for key in self.path:
@@ -39,18 +39,18 @@ class Target:
                 return None
             if key == "*":
                 figures = [v for v in place.values() if isinstance(v, int | float)]
-                worst = min if self.least else max
+                worst = min if self.is_minimum else max
                 return worst(figures) if figures else None
             place = place.get(key)
         return place if isinstance(place, int | float) else None
 
     def row(self, results: Mapping[str, Any]) -> str:
         """A line of the table of targets."""
-        figure = self.found(results)
-        bound = f"at {'least' if self.least else 'most'} {self.bound:g}"
+        figure = self.figure(results)
+        bound = f"at {'least' if self.is_minimum else 'most'} {self.bound:g}"
         if figure is None:
             return f"| {self.question} | `{self.script}` | not measured | {bound} | |"
-        met = figure >= self.bound if self.least else figure <= self.bound
+        met = figure >= self.bound if self.is_minimum else figure <= self.bound
         told = "met" if met else "**missed**"
         return f"| {self.question} | `{self.script}` | {figure:g} | {bound} | {told} |"
 
@@ -100,7 +100,7 @@ def targets(results: Mapping[str, Any], those: tuple[Target, ...]) -> list[str]:
     return [*head, *(target.row(results) for target in those)]
 
 
-def between(text: str, name: str, lines: list[str]) -> str:
+def with_block(text: str, name: str, lines: list[str]) -> str:
     """A document with other lines between two markers; all else stays by hand.
 
     Args:

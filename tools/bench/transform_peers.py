@@ -21,7 +21,7 @@ from tools.bench.turns import chosen
 
 N, GAMMA, K = 3, 0.99, 4
 ALPHA, BETA = 0.6, 0.4
-MAX_LANES = 100
+MAX_ENVS = 100
 """Environments of the libraries that add a step of all of them at once."""
 GOAL = 3
 Draw = Callable[[int], Mapping[str, Any]]
@@ -166,15 +166,15 @@ def torch_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     return {path: torch.from_numpy(array) for path, array in arrays.items()}
 
 
-def num_lanes(rows: int) -> int:
+def num_envs_of(rows: int) -> int:
     """Environments that each hold whole episodes, of so many steps in all."""
-    return min(MAX_LANES, rows // EPISODE)
+    return min(MAX_ENVS, rows // EPISODE)
 
 
-def lanes(rows: int) -> list[Ids]:
+def steps_of_envs(rows: int) -> list[Ids]:
     """Numbers of the steps of all environments, one array each time they step."""
-    each = rows // num_lanes(rows)
-    first = np.arange(num_lanes(rows)) * each
+    each = rows // num_envs_of(rows)
+    first = np.arange(num_envs_of(rows)) * each
     return [first + step for step in range(each)]
 
 
@@ -186,9 +186,9 @@ def sb3_n_steps(rows: int) -> Draw:
     box = import_module("gymnasium").spaces.Box
     buffer = import_module("stable_baselines3.common.buffers").NStepReplayBuffer(
         rows, box(-np.inf, np.inf, (17,), np.float32), box(-1, 1, (6,), np.float32),
-        device="cpu", n_envs=num_lanes(rows), n_steps=N, gamma=GAMMA,
+        device="cpu", n_envs=num_envs_of(rows), n_steps=N, gamma=GAMMA,
     )  # fmt: skip
-    for numbers in lanes(rows):
+    for numbers in steps_of_envs(rows):
         data = vectors(numbers)
         buffer.add(
             data["observation"], data["next_observation"], data["action"],
@@ -256,8 +256,8 @@ def _tianshou(
     name: str, rows: int, data_of: Callable[[Ids], Columns], **options: Any
 ) -> Any:
     data = import_module("tianshou.data")
-    buffer = getattr(data, name)(rows, num_lanes(rows), **options)
-    for numbers in lanes(rows):
+    buffer = getattr(data, name)(rows, num_envs_of(rows), **options)
+    for numbers in steps_of_envs(rows):
         step = data_of(numbers)
         given = {
             "obs": step["observation"], "act": step["action"], "rew": step["reward"],

@@ -32,9 +32,9 @@ def main() -> int:
     return 0
 
 
-def _wait(told: threading.Event) -> None:
+def _wait(stop: threading.Event) -> None:
     sys.stdin.readline()
-    told.set()
+    stop.set()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A writer that is killed while it writes, and the search for what it published.
+"""A writer that is killed while it writes, and the comparison of what it published.
 
-After each `add` the writer tells, over a pipe, the positions it wrote and a
-checksum of each row. What was told before the kill has to be in the files.
+After each `add` the writer sends, over a pipe, the positions that it wrote and a
+checksum of each row. All rows that it reported before the kill have to be in the files.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from tools.demo.processes import spawned
 
 Row = dict[str, NDArray[np.generic]]
 
-# Steps played before the first of them is written: so many are then written
-# without a pause, and the kill falls into the writing, not into the emulator.
+# Steps that are played before the first of them is written: they are written without a
+# pause, so that the kill interrupts the writer and not the emulator.
 PLAYED = 600
-TOLD = np.dtype([("position", np.int64, NUM_ENVS), ("sum", np.uint32, NUM_ENVS)])
+MESSAGE = np.dtype([("position", np.int64, NUM_ENVS), ("crc", np.uint32, NUM_ENVS)])
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a killed writer had told.
+class Reported:
+    """The rows that a writer reported before it was killed.
 
     Attributes:
         positions: int64 ``[N, E]``.
-        sums: uint32 ``[N, E]``, CRC-32 of each row.
+        crcs: uint32 ``[N, E]``, CRC-32 of each row.
         seconds: From the first message to the kill.
     """
 
     positions: NDArray[np.int64]
-    sums: NDArray[np.uint32]
+    crcs: NDArray[np.uint32]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a reader found after the kill.
+class Comparison:
+    """The buffer after the kill, compared with the reported rows.
 
     Attributes:
-        how: How the buffer had been left, as opening it found.
+        how: How the last writer ended, as opening the buffer reports it.
         heads: The next position of each environment.
-        missing: Rows told that lie at or above the head.
-        different: Rows told that hold something else.
-        damage: What `verify_buffer` found wrong.
+        missing: Reported rows at or above the head.
+        different: Reported rows that hold other values.
+        damage: Number of damages that `verify_buffer` finds.
     """
 
     how: str
@@ -64,8 +64,8 @@ class Found:
     damage: int
 
 
-def kill_a_writer(path: Path) -> Told:
-    """Start a writer, read what it tells, and kill it in the middle of its work."""
+def kill_a_writer(path: Path) -> Reported:
+    """Start a writer, read its messages, and kill it in the middle of its work."""
     ours, theirs = spawned.Pipe(duplex=False)
     process = spawned.Process(target=_write_on, args=(theirs, path))
     process.start()
@@ -80,12 +80,12 @@ def kill_a_writer(path: Path) -> Told:
     seconds = perf_counter() - started
     messages += _rest(ours)
     process.join()
-    told = np.frombuffer(b"".join(messages), TOLD)
-    return Told(told["position"], told["sum"], seconds)
+    rows = np.frombuffer(b"".join(messages), MESSAGE)
+    return Reported(rows["position"], rows["crc"], seconds)
 
 
 def _rest(pipe: Connection) -> Iterator[bytes]:
-    """What the pipe still holds; the last message may be cut short."""
+    """The messages that the pipe still holds; the last one may be incomplete."""
     while True:
         try:
             yield pipe.recv_bytes()
@@ -94,7 +94,7 @@ def _rest(pipe: Connection) -> Iterator[bytes]:
 
 
 def _write_on(pipe: Connection, path: Path) -> None:
-    """Add steps and tell of each, without end."""
+    """Add steps and report each, without end."""
     played = _play()
     ready = [next(played) for _ in range(PLAYED)]
     with mr.ReplayBuffer.open(path, "r+") as buffer:
@@ -106,13 +106,13 @@ def _write_on(pipe: Connection, path: Path) -> None:
 
 def _add(buffer: mr.ReplayBuffer, row: Row, pipe: Connection) -> None:
     buffer.add(row)
-    told = np.zeros((), TOLD)
-    told["position"] = buffer.heads - 1
-    told["sum"] = _sums(row)
-    pipe.send_bytes(told.tobytes())
+    message = np.zeros((), MESSAGE)
+    message["position"] = buffer.heads - 1
+    message["crc"] = _crcs(row)
+    pipe.send_bytes(message.tobytes())
 
 
-def _sums(row: Row) -> list[int]:
+def _crcs(row: Row) -> list[int]:
     columns = [np.ascontiguousarray(row[name]) for name in ("observation", "action")]
     return [
         zlib.crc32(columns[1][i].tobytes(), zlib.crc32(columns[0][i].tobytes()))
@@ -121,7 +121,7 @@ def _sums(row: Row) -> list[int]:
 
 
 def _play() -> Iterator[Row]:
-    """Steps of random play, for ever; rows after an end are final rows."""
+    """Steps of random play, without end; rows after an end are final rows."""
     env = make_pongs()
     env.action_space.seed(SEED + 1)
     observation, _ = env.reset(seed=SEED + 1)
@@ -138,18 +138,18 @@ def _play() -> Iterator[Row]:
         observation = following
 
 
-def look_for(path: Path, told: Told) -> Found:
-    """Open the buffer and compare it with what was told."""
+def compare(path: Path, reported: Reported) -> Comparison:
+    """Open the buffer and compare it with the reported rows."""
     with mr.ReplayBuffer.open(path) as buffer:
-        env_ids = np.broadcast_to(np.arange(NUM_ENVS), told.positions.shape)
-        there = told.positions < buffer.heads
+        env_ids = np.broadcast_to(np.arange(NUM_ENVS), reported.positions.shape)
+        there = reported.positions < buffer.heads
         missing = int((~there).sum())
-        env_ids, positions = env_ids[there], told.positions[there]
+        env_ids, positions = env_ids[there], reported.positions[there]
         row = {
             name: buffer.get_field(name, env_ids, positions)
             for name in ("observation", "action")
         }
-        different = int((np.array(_sums(row)) != told.sums[there]).sum())
+        different = int((np.array(_crcs(row)) != reported.crcs[there]).sum())
         how, heads = buffer.recovery.how, buffer.heads.tolist()
     damage = sum(finding.damage for finding in mr.verify_buffer(path).findings)
-    return Found(how, heads, missing, different, damage)
+    return Comparison(how, heads, missing, different, damage)

@@ -1,7 +1,7 @@
 """A small network, trained from the buffer: where will the next frame differ?
 
 A frame is 12 x 12 blocks of 7 x 7 pixels. The network sees one frame and the
-action, and tells for each block whether the next frame will differ there.
+action, and predicts for each block whether the next frame differs there.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ ACTIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training gave.
+    """Result of the training.
 
     Attributes:
         first: Mean loss of the first 50 updates.
         last: Mean loss of the last 50.
-        guess: Loss of always telling how often each block changes, over the
-            batches of the last 50 updates.
+        baseline: Loss of always predicting the mean frequency of each block's
+            changes, over the batches of the last 50 updates.
         updates_per_s: Updates a second, waiting for data included.
         drawn_per_s: Batches of 256 a second that the loader alone hands over.
-        memory: Of the learner, as `resident` tells it.
+        memory: Of the learner, by `resident`.
     """
 
     first: float
     last: float
-    guess: float
+    baseline: float
     updates_per_s: float
     drawn_per_s: float
     memory: dict[str, int]
@@ -55,7 +55,7 @@ class Learned:
 class Network(nn.Module):
     """A frame and an action to one logit a block.
 
-    The same for every block but for how often it changes, which is learned apart.
+    The same weights for every block, and a bias per block.
     """
 
     def __init__(self) -> None:
@@ -111,23 +111,23 @@ def learn(path: Path) -> Learned:
     return Learned(
         float(np.mean(losses[:WINDOW])),
         float(np.mean(losses[-WINDOW:])),
-        _guess(often),
+        _baseline(often),
         updates_per_s,
         _drawn_per_s(path),
         memory,
     )
 
 
-def _guess(often: Tensor) -> float:
-    """Loss of telling each block's frequency over all updates, in the last ones."""
-    told = often.mean(dim=0).clamp(1e-6, 1 - 1e-6)
-    asked = often[-WINDOW:].mean(dim=0)
-    return float(functional.binary_cross_entropy(told, asked))
+def _baseline(often: Tensor) -> float:
+    """Loss of predicting each block's mean over all updates, in the last ones."""
+    predicted = often.mean(dim=0).clamp(1e-6, 1 - 1e-6)
+    actual = often[-WINDOW:].mean(dim=0)
+    return float(functional.binary_cross_entropy(predicted, actual))
 
 
 def _drawn_per_s(path: Path) -> float:
     found = batches(path, DRAWN_BATCH_SIZE, DRAWN)
-    next(found)  # The workers' start is not what is asked for.
+    next(found)  # The start of the workers is not measured.
     started = perf_counter()
     count = sum(1 for _ in found)
     return count / (perf_counter() - started)

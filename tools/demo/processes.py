@@ -1,4 +1,4 @@
-"""Processes that share nothing but a folder, and what they take of memory."""
+"""Processes that share nothing but a folder, and their resident memory."""
 
 from __future__ import annotations
 

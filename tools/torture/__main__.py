@@ -41,29 +41,29 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     def attack(
-        name: str, told: str, counted: str, count: int
+        name: str, description: str, counted: str, count: int
     ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=told)
+        added = commands.add_parser(name, help=description)
         added.add_argument(f"--{counted}", type=int, default=count)
         added.add_argument("--seed", type=int, default=1)
         return added
 
-    for name, told, counted, count in (
+    for name, description, counted, count in (
         ("powerloss", "simulated power cuts", "states", 5000),
         ("kills", "writers killed with SIGKILL", "points", 300),
     ):
-        crash = attack(name, told, counted, count)
+        crash = attack(name, description, counted, count)
         crash.add_argument("--engine", choices=ENGINES, default="memmap")
         if name == "powerloss":
             crash.add_argument("--jobs", type=int, default=1, help="processes")
     attack("mutants", "protocols with a rule missing", "states", 8000)
-    for name, told in (
+    for name, description in (
         ("forged", "files that were tampered with"),
         ("mutate", "buffers whose files were damaged"),
     ):
-        harm = attack(name, told, "count", 10_000)
+        harm = attack(name, description, "count", 10_000)
         harm.add_argument("--first", type=int, default=0, help="number of the first")
-        harm.add_argument("--tell", action="store_true", help="print each try")
+        harm.add_argument("--verbose", action="store_true", help="print each try")
         if name == "forged":
             harm.add_argument("--format", choices=forged.FORMATS, default=None)
     attack("actors", "eight writers and a learner", "kills", 1000)
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     loaders = attack("loading", "loaders, whatever happens to them", "count", 100)
     loaders.add_argument("--seconds", type=float, default=0.0, help="at least")
     loaders.add_argument("--first", type=int, default=0, help="number of the first")
-    loaders.add_argument("--tell", action="store_true", help="print each try")
+    loaders.add_argument("--verbose", action="store_true", help="print each try")
     beside = attack("peers", "other ways to keep steps, by one measure", "points", 200)
     beside.add_argument("--side", choices=peers.SIDES, default=None)
     beside.add_argument("--how", choices=peers.ATTACKS, default=None)
@@ -98,24 +98,31 @@ def main() -> int:
 
 def _mutate(arguments: argparse.Namespace) -> Report:
     return mutate.attack(
-        arguments.count, arguments.seed, arguments.first, arguments.tell
+        arguments.count, arguments.seed, arguments.first, arguments.verbose
     )
 
 
 ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
-    "powerloss": lambda told: powerloss.attacks(
-        told.states, told.seed, told.jobs, ENGINES[told.engine]
+    "powerloss": lambda description: powerloss.attacks(
+        description.states,
+        description.seed,
+        description.jobs,
+        ENGINES[description.engine],
     ),
-    "kills": lambda told: kills.attack(
-        told.points, told.seed, geometries=ENGINES[told.engine]
+    "kills": lambda description: kills.attack(
+        description.points, description.seed, geometries=ENGINES[description.engine]
     ),
-    "loading": lambda told: loading.attack(
-        told.count, told.seed, told.first, told.seconds, told.tell
+    "loading": lambda description: loading.attack(
+        description.count,
+        description.seed,
+        description.first,
+        description.seconds,
+        description.verbose,
     ),
     "mutate": _mutate,
-    "actors": lambda told: actors.attack(told.kills, told.seed),
-    "soak": lambda told: soak.attack(
-        soak.Size(told.rows, told.seconds), told.seed, tell=True
+    "actors": lambda description: actors.attack(description.kills, description.seed),
+    "soak": lambda description: soak.attack(
+        soak.Size(description.rows, description.seconds), description.seed, verbose=True
     ),
 }
 
@@ -144,7 +151,7 @@ def _forged(arguments: argparse.Namespace, started: float) -> int:
     code = 0
     for name in [arguments.format] if arguments.format else forged.FORMATS:
         report = forged.attack(
-            name, arguments.count, arguments.seed, arguments.first, arguments.tell
+            name, arguments.count, arguments.seed, arguments.first, arguments.verbose
         )
         code |= show(f"forged {name}", report, started)
     return code

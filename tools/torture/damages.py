@@ -27,8 +27,8 @@ SPARSE_NBYTES = 1 << 40
 OUTSIDE = "outside"
 SECTOR = 512
 JSON_FILES = ("metadata.json", "statistics.json", "LOCK")
-KEPT_SIZE = (forged._flip, forged._flip, forged._scrawl, forged._lie)
-IN_FORCE = ("flags.bin", "records.bin", "sums.bin")
+SAME_SIZE = (forged._flip, forged._flip, forged._scrawl, forged._lie)
+CURRENT = ("flags.bin", "records.bin", "sums.bin")
 
 Odd = Callable[[Path], None]
 """Puts something in the place of a file that is no file of bytes."""
@@ -41,14 +41,14 @@ class Damage:
     Attributes:
         files: What is written.
         odd: What is done after that, by path.
-        told: In words.
+        descriptions: In words.
         lawful: Whether an accident could have done it: no checksum was made anew.
         older: Whether a whole file of before was put back, checksums and all.
     """
 
     files: Contents
     odd: dict[str, Odd]
-    told: list[str]
+    descriptions: list[str]
     lawful: bool = True
     older: bool = False
 
@@ -59,7 +59,7 @@ def damaged(specimen: Specimen, rng: Rng) -> Damage:
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
         way = WAYS[int(rng.integers(len(WAYS)))]
         name = _name(damage.files, rng)
-        damage.told.append(f"{way.__name__.strip('_')} {name}")
+        damage.descriptions.append(f"{way.__name__.strip('_')} {name}")
         way(damage, name, specimen, rng)
     return damage
 
@@ -73,7 +73,7 @@ def _name(files: Contents, rng: Rng) -> str:
     if shards and which < 0.5:
         return str(rng.choice([*shards, _last(files, "places.bin")]))
     if which < 0.6:
-        return _last(files, str(rng.choice(IN_FORCE)))
+        return _last(files, str(rng.choice(CURRENT)))
     return str(rng.choice(list(files)))
 
 
@@ -87,7 +87,7 @@ def _bytes(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
     data = bytearray(damage.files[name])
     ways: Sequence[Callable[[bytearray, Rng], bytearray]] = forged.WAYS
     if name not in JSON_FILES and rng.random() < 0.8:
-        ways = KEPT_SIZE
+        ways = SAME_SIZE
     way = ways[int(rng.integers(len(ways)))]
     damage.files[name] = bytes(way(data, rng) if data else data)
 
@@ -114,7 +114,7 @@ def _swap(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
     other = str(rng.choice(list(damage.files)))
     files = damage.files
     files[name], files[other] = files[other], files[name]
-    damage.told.append(f"with {other}")
+    damage.descriptions.append(f"with {other}")
     damage.older = True
 
 
@@ -161,13 +161,13 @@ def _sealed_state(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> No
     damage.files[name] = bytes(data)
 
 
-def _number(part: bytearray, rng: Rng, places: list[int]) -> None:
-    at = int(rng.choice(places))
+def _number(data: bytearray, rng: Rng, offsets: list[int]) -> None:
+    at = int(rng.choice(offsets))
     number = int.from_bytes(rng.bytes(8), "little") >> int(rng.integers(64))
     if rng.random() < 0.5:
-        near = struct.unpack_from("<Q", part, at)[0]
+        near = struct.unpack_from("<Q", data, at)[0]
         number = (near + int(rng.integers(-40, 40))) % (1 << 64)
-    struct.pack_into("<Q", part, at, number)
+    struct.pack_into("<Q", data, at, number)
 
 
 def _sealed_metadata(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
@@ -197,11 +197,11 @@ def _numbers(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
 def _odd(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
     """Put something that is no file of bytes in its place."""
     odd = ODDS[int(rng.integers(len(ODDS)))]
-    damage.told.append(odd.__name__.strip("_"))
+    damage.descriptions.append(odd.__name__.strip("_"))
     damage.odd[name] = odd
 
 
-def _gone(path: Path) -> None:
+def _removed(path: Path) -> None:
     path.unlink()
 
 
@@ -242,5 +242,5 @@ WAYS = (
     *(_sealed_commit, _sealed_state, _sealed_metadata, _numbers, _odd),
 )
 ODDS: tuple[Odd, ...] = (
-    *(_gone, _link, _link_to_itself, _link_to_device, _pipe, _folder, _terabyte),
+    *(_removed, _link, _link_to_itself, _link_to_device, _pipe, _folder, _terabyte),
 )

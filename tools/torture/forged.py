@@ -6,7 +6,7 @@ named error that tells of the file, or as the rows that were written; in little 
 and time, and with nothing left where the target would be. What is tried depends on the
 seed and the number of a try alone, and each finding comes with the options that try
 it again: ``python -m tools.torture forged --format csv --seed 1 --first 7 --count 1``.
-A reader that crashes takes this process along: ``--tell`` names the try first.
+A reader that crashes takes this process along: ``--verbose`` names the try first.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Files = dict[str, bytes]
 """A source: contents by name; the first is the one that is loaded."""
 Columns = Mapping[str, NDArray[np.generic]]
 
-ROOM_NBYTES = 2 << 30
+BOUND_NBYTES = 2 << 30
 """Address space that one try may add; a claim that is believed takes more."""
 TRY_S = 60
 """Far beyond what any takes, also on a machine that is busy: 20 were not."""
-EXTREMES = (0, 1, -1, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1, -(2**63))
+LIMITS = (0, 1, -1, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1, -(2**63))
 NAMED = (FormatError, SourceError, SchemaError)
 
 
@@ -246,7 +246,7 @@ def bases(format: str) -> list[Base]:
 Rng = np.random.Generator
 
 
-def _place(rng: Rng, size: int) -> int:
+def _offset(rng: Rng, size: int) -> int:
     """A byte, mostly where headers are: near either end."""
     near = min(size, 2048)
     which = rng.random()
@@ -257,18 +257,18 @@ def _place(rng: Rng, size: int) -> int:
     return int(rng.integers(size))
 
 
-def _cut(data: bytearray, rng: Rng) -> bytearray:
-    return data[: _place(rng, len(data))]
+def _truncate(data: bytearray, rng: Rng) -> bytearray:
+    return data[: _offset(rng, len(data))]
 
 
 def _flip(data: bytearray, rng: Rng) -> bytearray:
     for _ in range(int(rng.choice([1, 1, 1, 2, 8]))):
-        data[_place(rng, len(data))] ^= 1 << int(rng.integers(8))
+        data[_offset(rng, len(data))] ^= 1 << int(rng.integers(8))
     return data
 
 
 def _scrawl(data: bytearray, rng: Rng) -> bytearray:
-    at, size = _place(rng, len(data)), int(rng.integers(1, 40))
+    at, size = _offset(rng, len(data)), int(rng.integers(1, 40))
     fill = rng.choice([b"\0" * size, b"\xff" * size, rng.bytes(size)])
     data[at : at + size] = bytes(fill)[: len(data) - at]
     return data
@@ -276,7 +276,7 @@ def _scrawl(data: bytearray, rng: Rng) -> bytearray:
 
 def _splice(data: bytearray, rng: Rng) -> bytearray:
     """Put a piece of the file somewhere else, over what is there or between it."""
-    at, origin = _place(rng, len(data)), _place(rng, len(data))
+    at, origin = _offset(rng, len(data)), _offset(rng, len(data))
     piece = data[origin : origin + int(rng.integers(1, 200))]
     stop = at + (len(piece) if rng.random() < 0.5 else 0)
     data[at:stop] = piece
@@ -284,7 +284,7 @@ def _splice(data: bytearray, rng: Rng) -> bytearray:
 
 
 def _drop(data: bytearray, rng: Rng) -> bytearray:
-    at = _place(rng, len(data))
+    at = _offset(rng, len(data))
     del data[at : at + int(rng.integers(1, 200))]
     return data
 
@@ -296,8 +296,8 @@ def _grow(data: bytearray, rng: Rng) -> bytearray:
 def _lie(data: bytearray, rng: Rng) -> bytearray:
     """Write an extreme number where a binary one may be."""
     size, code = [(2, "H"), (4, "I"), (8, "Q")][int(rng.integers(3))]
-    at = min(_place(rng, len(data)), max(0, len(data) - size))
-    number = EXTREMES[int(rng.integers(len(EXTREMES)))] & (1 << 8 * size) - 1
+    at = min(_offset(rng, len(data)), max(0, len(data) - size))
+    number = LIMITS[int(rng.integers(len(LIMITS)))] & (1 << 8 * size) - 1
     data[at : at + size] = struct.pack(f"<{code}", number)
     return data
 
@@ -308,7 +308,7 @@ def _lie_in_text(data: bytearray, rng: Rng) -> bytearray:
     if not found:
         return _lie(data, rng)
     digits = found[int(rng.integers(len(found)))]
-    number = str(EXTREMES[int(rng.integers(len(EXTREMES)))]).encode()
+    number = str(LIMITS[int(rng.integers(len(LIMITS)))]).encode()
     if rng.random() < 0.5:
         # As long as before, so that all that follows stays where it is.
         number = number.rjust(len(digits[0]))[: len(digits[0])]
@@ -316,7 +316,7 @@ def _lie_in_text(data: bytearray, rng: Rng) -> bytearray:
     return data
 
 
-WAYS = (_cut, _flip, _flip, _scrawl, _splice, _drop, _grow, _lie, _lie_in_text)
+WAYS = (_truncate, _flip, _flip, _scrawl, _splice, _drop, _grow, _lie, _lie_in_text)
 
 
 def tampered(base: Base, rng: Rng) -> tuple[str, Files]:
@@ -333,7 +333,7 @@ def tampered(base: Base, rng: Rng) -> tuple[str, Files]:
 
 
 @contextmanager
-def bounded(room_nbytes: int = ROOM_NBYTES) -> Iterator[None]:
+def bounded(bound_nbytes: int = BOUND_NBYTES) -> Iterator[None]:
     """Bound what the block may allocate, and how long it may take."""
 
     def late(number: int, frame: FrameType | None) -> None:
@@ -341,7 +341,7 @@ def bounded(room_nbytes: int = ROOM_NBYTES) -> Iterator[None]:
 
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    room = pages * resource.getpagesize() + room_nbytes
+    room = pages * resource.getpagesize() + bound_nbytes
     handler = signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
     signal.setitimer(signal.ITIMER_REAL, TRY_S, 1)
@@ -354,7 +354,7 @@ def bounded(room_nbytes: int = ROOM_NBYTES) -> Iterator[None]:
 
 
 def attack(
-    format: str, count: int, seed: int, first: int = 0, tell: bool = False
+    format: str, count: int, seed: int, first: int = 0, verbose: bool = False
 ) -> Report:
     """Load files of a format that were tampered with.
 
@@ -363,7 +363,7 @@ def attack(
         count: Tries.
         seed: With the number of a try says what is done.
         first: Number of the first try.
-        tell: Print each try before it is made, so that a crash can be found.
+        verbose: Print each try before it is made, so that a crash can be found.
     """
     report = Report()
     started = bases(format)
@@ -378,36 +378,36 @@ def attack(
             where = (
                 f"--format {format} --seed {seed} --first {number} --count 1 ({told})"
             )
-            if tell:
+            if verbose:
                 print(where, flush=True)
             report.states += 1
             report.add(_try(Path(folder), base, found, report), where)
     return report
 
 
-def put(folder: Path, found: Files) -> Path:
+def put(folder: Path, files: Files) -> Path:
     """Write a source, and return its path: a file, or the folder of all its files."""
-    for name, data in found.items():
+    for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    return folder / next(iter(found)).split("/")[0]
+    return folder / next(iter(files)).split("/")[0]
 
 
-def _try(folder: Path, base: Base, found: Files, report: Report) -> list[str]:
+def _try(folder: Path, base: Base, files: Files, report: Report) -> list[str]:
     """Load one file, and tell what is wrong with how that ended."""
-    place = folder / "try"
-    place.mkdir()
+    work = folder / "try"
+    work.mkdir()
     try:
-        source, target = put(place, found), place / "target"
+        source, target = put(work, files), work / "target"
         begin = time.monotonic()
         faults = _load(source, target, base, report)
         if time.monotonic() - begin > TRY_S / 2:
             faults.append(f"slow: {time.monotonic() - begin:.0f} s")
-        known = {name.split("/")[0] for name in found} | {"target"}
-        left = {each.name for each in place.iterdir()} - known
+        known = {name.split("/")[0] for name in files} | {"target"}
+        left = {each.name for each in work.iterdir()} - known
         return faults + [f"left over: {name}" for name in sorted(left)]
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(work)
 
 
 def _load(source: Path, target: Path, base: Base, report: Report) -> list[str]:

@@ -26,7 +26,7 @@ MISSING = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GroupRows:
     """What a group says of its rows, and what its arrays hold there.
 
     Attributes:
@@ -54,7 +54,7 @@ def group_of(folder: Path) -> Path:
     return folder / f"data-{said['generation']:06d}" / "zarr"
 
 
-def read_group(root: Path) -> Told | None:
+def read_group(root: Path) -> GroupRows | None:
     """Read every row that a group tells of; None where it tells of none.
 
     Args:
@@ -85,7 +85,7 @@ def read_group(root: Path) -> Told | None:
         if not field["mutable"]
     }
     flags = read_array(root / "%flags", env_ids, slots)
-    return Told(first, stop, sealed, env_ids, positions, columns, flags)
+    return GroupRows(first, stop, sealed, env_ids, positions, columns, flags)
 
 
 def read_array(folder: Path, env_ids: Array, slots: Array) -> NDArray[Any]:

@@ -21,8 +21,8 @@ import numpy as np
 from mmreplay.buffer.copy_files import snapshot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
-from tools.torture.groups import Told
-from tools.torture.powerloss import Report, abandon, told_by
+from tools.torture.groups import GroupRows
+from tools.torture.powerloss import Report, abandon, rows_of_group
 from tools.torture.rows import (
     GEOMETRIES,
     Array,
@@ -194,10 +194,10 @@ class Victim:
     def _look(self) -> None:
         """Open for reading, and every third time for writing too."""
         try:
-            told = told_by(self.path, self.geometry, self.report)
+            group = rows_of_group(self.path, self.geometry, self.report)
             heads = self._opened("r")
-            if told is not None:
-                self._compare(told, heads)
+            if group is not None:
+                self._compare(group, heads)
             if self.rng.random() < 0.3:
                 self._opened("r+")
                 if self.geometry.engine == "zarr" and self.rng.random() < CLOSED:
@@ -214,8 +214,8 @@ class Victim:
         else:
             buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         notes = self.notes
-        low, high, gone = notes.acked, notes.attempted, notes.gone
-        self._add(broken_promises(buffer, notes, low, high, gone))
+        low, high, removed = notes.acked, notes.attempted, notes.removed
+        self._add(broken_promises(buffer, notes, low, high, removed))
         self._add(faults(buffer, self.geometry, self.starts))
         self._add(broken_sums(buffer, self.rng))
         self.report.seen[f"how {buffer.recovery.how}"] += 1
@@ -225,11 +225,11 @@ class Victim:
         abandon(buffer)
         return heads
 
-    def _compare(self, told: Told, heads: Array) -> None:
+    def _compare(self, group: GroupRows, heads: Array) -> None:
         """What is told was written; and nothing that was published is ever cut."""
-        self._add(group_faults(told, self.geometry, self.starts, heads))
-        if (told.stop > heads).any():
-            self._add([f"group invented: stop {told.stop}, heads {heads}"])
+        self._add(group_faults(group, self.geometry, self.starts, heads))
+        if (group.stop > heads).any():
+            self._add([f"group invented: stop {group.stop}, heads {heads}"])
 
     def _close(self) -> None:
         """Close in order for once, so that the group has rows to tell."""
@@ -237,10 +237,10 @@ class Victim:
         span, seal = buffer.span, bool(self.rng.random() < 0.5)
         buffer.close(seal)
         self.report.seen["closed"] += 1
-        told = told_by(self.path, self.geometry, self.report)
-        self._add(broken_closing(told, span, seal))
-        if told is not None:
-            self._compare(told, span.stop)
+        group = rows_of_group(self.path, self.geometry, self.report)
+        self._add(broken_closing(group, span, seal))
+        if group is not None:
+            self._compare(group, span.stop)
 
     def _add(self, lines: list[str]) -> None:
         self.report.add(lines, f"{self.geometry.name}, lineage {self.lineage}")

@@ -20,11 +20,11 @@ LAYOUTS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 """Files and folders that are known by their names, and the options that make them."""
 
 
-def layouts(format: str, buffer: Path, place: Path) -> dict[str, dict[str, bytes]]:
+def layouts(format: str, buffer: Path, folder: Path) -> dict[str, dict[str, bytes]]:
     """Files of a format in other layouts, each with the one that is named first."""
     made = {}
     for name, options in LAYOUTS.get(format, ()):
-        target = place / name
+        target = folder / name
         mr.export(buffer, target, format=format, **options)
         # Of a folder the index comes first.
         paths = sorted(target.iterdir(), reverse=True) if target.is_dir() else [target]

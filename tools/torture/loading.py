@@ -36,14 +36,14 @@ from tools.torture.loading_worlds import (
     Random,
     World,
     block,
+    buffers_of,
+    check_steps,
     closed,
-    each,
+    next_batch,
     put_back,
     refuse_other,
     sampled,
     state_of,
-    taken,
-    whole,
 )
 from tools.torture.powerloss import Report
 
@@ -59,13 +59,13 @@ class Pair:
         self.world = World.made(rng, folder, bool(rng.random() < 0.4))
         self.alone = self.world.opened()
         self.armed = [0]
-        self.kept: list[tuple[Any, Any]] = []
+        self.batches: list[tuple[Any, Any]] = []
         self.begin()
 
     def begin(self) -> None:
         """Open what the loader draws from, and make it."""
         self.drawn = self.world.opened()
-        for buffer in each(self.drawn):
+        for buffer in buffers_of(self.drawn):
             _make_fail(buffer.reading, self.armed)
         self.loader = mr.ReplayLoader(
             self.drawn, self.world.batch_size, **self.world.loading
@@ -81,7 +81,7 @@ class Pair:
         elif what == 2:
             state, other = self.loader.state_dict(), state_of(self.alone)
             for _ in range(int(self.rng.integers(0, 5))):
-                taken(self.loader)
+                next_batch(self.loader)
             self.armed[0] = 0
             self.loader.load_state_dict(state)
             put_back(self.alone, other)
@@ -95,16 +95,16 @@ class Pair:
 
     def step(self) -> None:
         """Compare the next batch."""
-        found = taken(self.loader)
+        found = next_batch(self.loader)
         expected = sampled(self.alone, self.world.batch_size)
         refuse_other(found, expected)
-        if len(self.kept) < 3:
-            self.kept.append((found, expected))
+        if len(self.batches) < 3:
+            self.batches.append((found, expected))
 
     def end(self) -> None:
         """End everything, in one way or another."""
         # What the learner kept is as it was.
-        for found, expected in self.kept:
+        for found, expected in self.batches:
             refuse_other(found, expected)
         end(self.rng, self.loader)
         del self.loader
@@ -212,7 +212,7 @@ def _learn(rng: Random, world: World, loader: Any, num_envs: int) -> None:
         return
     if batch is None:
         return
-    whole(batch, num_envs)
+    check_steps(batch, num_envs)
     if world.sampler in KEEPING and rng.random() < 0.5:
         shape = batch.positions.shape if batch.mask is None else batch.mask.shape
         loader.update_priorities(batch, rng.random(tuple(shape)) + 0.1)
@@ -234,12 +234,12 @@ def workers(rng: Random, folder: Path) -> str:
         sampler = SAMPLERS[world.sampler](world.seed)
         return mr.ReplayStream(world.paths[0], sampler, size, batches)
 
-    def given(made: Any, count: int) -> list[Any]:
+    def loaded(made: Any, count: int) -> list[Any]:
         return list(DataLoader(made, batch_size=None, num_workers=count))
 
     alone = world.opened()
     expected = [sampled(alone, size) for _ in range(batches)]
-    found = given(stream(), int(rng.integers(0, 3)))
+    found = loaded(stream(), int(rng.integers(0, 3)))
     assert len(found) == batches
     for one, other in zip(found, expected, strict=True):
         refuse_other(one, other)
@@ -252,7 +252,7 @@ def workers(rng: Random, folder: Path) -> str:
     del going
     rest = stream()
     rest.load_state_dict(state)
-    found = given(rest, int(rng.integers(0, 3)))
+    found = loaded(rest, int(rng.integers(0, 3)))
     for one, other in zip(found, expected[done:], strict=True):
         refuse_other(one, other)
     closed(alone)
@@ -287,7 +287,7 @@ def loaders() -> list[threading.Thread]:
 
 
 def attack(
-    count: int, seed: int, first: int = 0, seconds: float = 0.0, tell: bool = False
+    count: int, seed: int, first: int = 0, seconds: float = 0.0, verbose: bool = False
 ) -> Report:
     """Make tries, and report what was found.
 
@@ -296,13 +296,13 @@ def attack(
         seed: They follow from it and from their numbers.
         first: Number of the first.
         seconds: Go on for so long, whatever the count.
-        tell: Print each before it is made.
+        verbose: Print each before it is made.
     """
     report, stop = Report(), time.monotonic() + seconds
     torch.set_num_threads(1)
     number = first
     while number < first + count or time.monotonic() < stop:
-        if tell:
+        if verbose:
             print(f"try {number}", flush=True)
         rng = np.random.default_rng([seed, number])
         running = set(loaders())

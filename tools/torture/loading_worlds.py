@@ -171,14 +171,14 @@ class World:
         return mr.concat(buffers, self.shares, seed=self.seed)
 
 
-def each(drawn: Any) -> list[Any]:
+def buffers_of(drawn: Any) -> list[Any]:
     """The buffers of one or several."""
     return list(getattr(drawn, "buffers", [drawn]))
 
 
 def closed(drawn: Any) -> None:
     """Close one or several."""
-    for buffer in each(drawn):
+    for buffer in buffers_of(drawn):
         buffer.close()
 
 
@@ -205,27 +205,27 @@ def sampled(drawn: Any, size: int) -> Any:
         return error
 
 
-def taken(loader: Any) -> Any:
+def next_batch(loader: Any) -> Any:
     """The next batch of a loader, whatever the epoch, or what failed."""
     try:
         for batch in loader:
             return batch
-        return taken(loader)
+        return next_batch(loader)
     except (OddError, DeviceError) as error:
         return error
 
 
-def refuse_other(found: Any, expected: Any) -> None:
+def refuse_other(actual: Any, expected: Any) -> None:
     """Raise AssertionError unless both are the same batch, or failed alike."""
-    if isinstance(found, DeviceError):
+    if isinstance(actual, DeviceError):
         return
-    assert type(found) is type(expected), (found, expected)
+    assert type(actual) is type(expected), (actual, expected)
     if isinstance(expected, Exception):
         return
-    assert set(found) == set(expected)
+    assert set(actual) == set(expected)
     names = ("env_ids", "positions", "probabilities", "weights", "mask", "buffer_ids")
-    pairs = {n: (getattr(found, n), getattr(expected, n)) for n in names}
-    pairs |= {f"field {p}": (found[p], expected[p]) for p in expected}
+    pairs = {n: (getattr(actual, n), getattr(expected, n)) for n in names}
+    pairs |= {f"field {p}": (actual[p], expected[p]) for p in expected}
     for name, (one, other) in pairs.items():
         assert (one is None) == (other is None), name
         if other is not None:
@@ -234,7 +234,7 @@ def refuse_other(found: Any, expected: Any) -> None:
             assert same.all(), (name, one, other)
 
 
-def whole(batch: Any, num_envs: int) -> None:
+def check_steps(batch: Any, num_envs: int) -> None:
     """Raise AssertionError where a step is not that of its place."""
     positions, env_ids = batch.positions, batch.env_ids
     if batch.window_positions is not None:

@@ -42,7 +42,7 @@ class Mutant:
         name: What the report calls it.
         rule: What it no longer does.
         patches: Object, attribute and what takes its place.
-        early: Cuts come mostly in recovery and soon after.
+        early_crashes: Cuts come mostly in recovery and soon after.
         live: A reader of a live writer notices, no opening does.
         geometries: Buffers to attack.
     """
@@ -50,7 +50,7 @@ class Mutant:
     name: str
     rule: str
     patches: tuple[Patch, ...]
-    early: bool = False
+    early_crashes: bool = False
     live: bool = False
     geometries: tuple[Geometry, ...] = GEOMETRIES
 
@@ -62,7 +62,11 @@ class Mutant:
             if self.live:
                 return kills.attack(states, seed, until_found=True)
             return powerloss.attack(
-                states, seed, self.geometries, until_found=True, early=self.early
+                states,
+                seed,
+                self.geometries,
+                until_found=True,
+                early_crashes=self.early_crashes,
             )
 
 
@@ -203,13 +207,13 @@ MUTANTS = (
         "RestartSlot0",
         "overwrite the older slot first when opening",
         ((recovery, "_oldest_first", lambda slots, which: list(which)),),
-        early=True,
+        early_crashes=True,
     ),
     Mutant(
         "InheritUnsynced",
         "sync what a killed writer left before overwriting a slot",
         ((recovery, "_sync_inherited", _nothing),),
-        early=True,
+        early_crashes=True,
     ),
     Mutant(
         "TrustOldBoot",

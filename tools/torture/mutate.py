@@ -43,7 +43,7 @@ from tools.torture import forged
 from tools.torture.damages import Damage, damaged
 from tools.torture.powerloss import Report
 from tools.torture.specimens import (
-    PLACE,
+    FOLDER,
     Contents,
     Specimen,
     alive,
@@ -51,7 +51,7 @@ from tools.torture.specimens import (
     specimens,
 )
 
-ROOM_NBYTES = 256 << 20
+BOUND_NBYTES = 256 << 20
 """Address space that a try may add; buffers here have less than a MiB."""
 SLOW_S = forged.TRY_S
 """Of all that is done in a try; each part has as long."""
@@ -96,7 +96,7 @@ class Try:
     def _guarded(self, do: Callable[[], None]) -> None:
         step = do.__name__.strip("_")
         try:
-            with forged.bounded(ROOM_NBYTES):
+            with forged.bounded(BOUND_NBYTES):
                 do()
         except FormatError as error:
             self.report.seen[f"{step}: {type(error).__name__}"] += 1
@@ -201,34 +201,34 @@ class Try:
             alive(buffer)
 
 
-def attack(count: int, seed: int, first: int = 0, tell: bool = False) -> Report:
+def attack(count: int, seed: int, first: int = 0, verbose: bool = False) -> Report:
     """Look at damaged buffers.
 
     Args:
         count: Tries.
         seed: With the number of a try says what is done.
         first: Number of the first try.
-        tell: Print each try before it is made.
+        verbose: Print each try before it is made.
     """
     report = Report()
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="torture-", dir=shm if shm.is_dir() else None
-    ) as folder:
-        place = Path(folder)
+    ) as name:
+        folder = Path(name)
         bases = specimens()
         stop = first + count
         while first < stop:
-            first = _chunk(place, bases, (first, stop), seed, tell, report)
+            first = _chunk(folder, bases, (first, stop), seed, verbose, report)
     return report
 
 
 def _chunk(
-    place: Path,
+    folder: Path,
     bases: list[Specimen],
     numbers: tuple[int, int],
     seed: int,
-    tell: bool,
+    verbose: bool,
     report: Report,
 ) -> int:
     """Make tries in a child process; the number of the first that is left."""
@@ -241,32 +241,32 @@ def _chunk(
             part = Report()
             for number in range(first, stop):
                 reached[:] = struct.pack("<q", number)
-                _one(place, bases, number, seed, tell, part)
-                (place / "report").write_text(json.dumps(_told(part)))
+                _one(folder, bases, number, seed, verbose, part)
+                (folder / "report").write_text(json.dumps(_as_list(part)))
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if (place / "report").exists():
-        _take(report, json.loads((place / "report").read_text()))
-        (place / "report").unlink()
+    if (folder / "report").exists():
+        _take(report, json.loads((folder / "report").read_text()))
+        (folder / "report").unlink()
     if code == 0:
         return stop
     number = int(struct.unpack("<q", reached[:])[0])
     report.states += 1
     report.add([f"crash: the process ended with {code}"], _again(seed, number))
-    shutil.rmtree(place / PLACE, ignore_errors=True)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return number + 1
 
 
-def _told(report: Report) -> list[object]:
+def _as_list(report: Report) -> list[object]:
     return [report.states, report.findings, report.examples, report.seen]
 
 
-def _take(report: Report, told: list[object]) -> None:
-    states, findings, examples, happened = told
+def _take(report: Report, values: list[object]) -> None:
+    states, findings, examples, happened = values
     assert isinstance(states, int)
     assert isinstance(findings, dict)
     assert isinstance(examples, dict)
@@ -289,20 +289,20 @@ def put(path: Path, files: Contents) -> None:
 
 
 def _one(
-    place: Path,
+    folder: Path,
     bases: list[Specimen],
     number: int,
     seed: int,
-    tell: bool,
+    verbose: bool,
     report: Report,
 ) -> None:
     rng = np.random.default_rng([seed, number])
     specimen = bases[number % len(bases)]
     damage = damaged(specimen, rng)
-    where = f"{_again(seed, number)} ({', '.join(damage.told)})"
-    if tell:
+    where = f"{_again(seed, number)} ({', '.join(damage.descriptions)})"
+    if verbose:
         print(where, flush=True)
-    path = place / PLACE
+    path = folder / FOLDER
     try:
         put(path, damage.files)
         for name, odd in damage.odd.items():

@@ -50,7 +50,7 @@ class FileNode:
         room[: len(self.durable)] = self.durable
         return size, room
 
-    def torn(self, rng: np.random.Generator) -> Bytes:
+    def after_power_cut(self, rng: np.random.Generator) -> Bytes:
         """One content that a power cut could leave: uint8 ``[N]``.
 
         Each sector holds its durable bytes, or those after any of the writes that
@@ -67,7 +67,7 @@ class FileNode:
         if style in ("last", "page"):
             fate = rng.random(len(image) // sector) < chance
         self._tear(image, sector, lambda at: _luck(at, fate, chance, rng))
-        return image[: self._torn_size(size, style, rng)]
+        return image[: self._size_after_power_cut(size, style, rng)]
 
     def _tear(
         self, image: Bytes, sector: int, luck: Callable[[slice], NDArray[np.bool_]]
@@ -85,7 +85,9 @@ class FileNode:
             kept = luck(touched)
             old[touched][kept] = new[touched][kept]
 
-    def _torn_size(self, size: int, style: str, rng: np.random.Generator) -> int:
+    def _size_after_power_cut(
+        self, size: int, style: str, rng: np.random.Generator
+    ) -> int:
         """The size is metadata of its own: any that the file had since its sync."""
         sizes = [len(self.durable), size]
         sizes += [offset for offset, data in self.ops if data is None]

@@ -37,7 +37,7 @@ NO_LOG_FLUSH = 2
 IMAGE_NBYTES = 320 << 20
 MOST_S = 0.06
 OPENING_S = 10.0
-CUTS = 25
+NUM_OUTAGES = 25
 """Of one buffer, before a fresh one is taken."""
 FAILED = 3
 
@@ -77,7 +77,7 @@ class Device:
         """Mount it, which replays its journal."""
         _run("mount", "-o", "loop", self.image, self.folder)
 
-    def cut(self) -> None:
+    def lose_power(self) -> None:
         """Cut its power: nothing more reaches the image."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -119,8 +119,8 @@ class Outage:
         self.notes = Notes.over(memoryview(shared)[8 + heads :], geometry.num_envs)
         self.starts: list[tuple[int, Array]] = []
         self.lineage = 0
-        self.boot = rng.bytes(16)
-        with self._boot():
+        self.boot_id = rng.bytes(16)
+        with self._patched_boot_id():
             ReplayBuffer.create(
                 self.path,
                 geometry.schema,
@@ -131,8 +131,8 @@ class Outage:
                 commit_every=None,
             ).close()
 
-    def _boot(self) -> mock._patch[mock.MagicMock]:
-        return mock.patch.object(process, "boot_id", return_value=self.boot)
+    def _patched_boot_id(self) -> mock._patch[mock.MagicMock]:
+        return mock.patch.object(process, "boot_id", return_value=self.boot_id)
 
     def point(self) -> None:
         """Let a process write, cut the power, mount again and look."""
@@ -147,20 +147,20 @@ class Outage:
                 break
             time.sleep(0.0005)
         time.sleep(MOST_S * float(self.rng.random()))
-        self.device.cut()
+        self.device.lose_power()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         if self.began[0] == self.lineage:
             self.starts.append((self.lineage, self.heads.copy()))
         self.device.unmount()
         self.device.mount()
-        self.boot = self.rng.bytes(16)
+        self.boot_id = self.rng.bytes(16)
         self._look()
 
     def _write(self, seed: int) -> None:
         """Open and write until the disk is gone; never returns."""
         try:
-            with self._boot():
+            with self._patched_boot_id():
                 buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
                 rng = np.random.default_rng(seed)
                 scribe = Scribe(buffer, self.geometry, self.lineage, self.notes, rng)
@@ -179,7 +179,7 @@ class Outage:
     def _look(self) -> None:
         notes, where = self.notes, f"{self.device.kind}, {self.geometry.name}"
         try:
-            with self._boot():
+            with self._patched_boot_id():
                 buffer = ReplayBuffer.open(self.path)
         except ReplayError as error:
             self.report.add([f"failed: {error}"], where)
@@ -195,16 +195,16 @@ class Outage:
         # What was not committed is gone for good, and will not come back.
         notes.acked[:] = notes.committed[:] = notes.committing[:] = buffer.heads
         notes.tails[:] = np.maximum(notes.tails, buffer.span.first)
-        notes.gone[:] = notes.buried
+        notes.removed[:] = notes.buried
         abandon(buffer)
 
 
-def attack(kind: str, cuts: int, seed: int) -> Report:
+def attack(kind: str, count: int, seed: int) -> Report:
     """Cut the power of a file system under a writer, and check what is left.
 
     Args:
         kind: One of `KINDS`.
-        cuts: How often.
+        count: How often.
         seed: Decides what is written, not what the cut strikes.
 
     Raises:
@@ -216,11 +216,11 @@ def attack(kind: str, cuts: int, seed: int) -> Report:
         device = Device(kind, root)
         device.mount()
         try:
-            while report.states + report.findings.total() < cuts:
-                number = report.states // CUTS
+            while report.states + report.findings.total() < count:
+                number = report.states // NUM_OUTAGES
                 geometry = GEOMETRIES[number % len(GEOMETRIES)]
                 outage = Outage(geometry, device, rng, report)
-                for _ in range(min(CUTS, cuts - report.states)):
+                for _ in range(min(NUM_OUTAGES, count - report.states)):
                     outage.point()
                 shutil.rmtree(outage.path)
         finally:

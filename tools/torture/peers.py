@@ -51,7 +51,7 @@ Rows = NDArray[np.int64]
 class Side(Protocol):
     """One way to keep steps."""
 
-    def write(self, path: Path, acked: Acked, most: int) -> None:
+    def write(self, path: Path, acked: Acked, num_steps: int) -> None:
         """Write steps 0, 1, … for so many steps, noting what is said to last."""
 
     def read(self, path: Path) -> Rows:
@@ -64,13 +64,13 @@ class Ours:
     def __init__(self, power: bool) -> None:
         self._power = power
 
-    def write(self, path: Path, acked: Acked, most: int) -> None:
+    def write(self, path: Path, acked: Acked, num_steps: int) -> None:
         """See `Side`."""
         schema = mr.Schema(
             {"step": mr.Field((), "int64"), "wide": mr.Field((WIDTH,), "int64")}
         )
         buffer = mr.ReplayBuffer.create(path, schema, CAPACITY, commit_every=None)
-        for step in range(most):
+        for step in range(num_steps):
             buffer.add(step=step, wide=np.full(WIDTH, step))
             if not self._power:
                 acked[0] = step + 1
@@ -88,11 +88,11 @@ class Ours:
 class Naive:
     """A memory map a field, and a JSON file that says how far it is."""
 
-    def write(self, path: Path, acked: Acked, most: int) -> None:
+    def write(self, path: Path, acked: Acked, num_steps: int) -> None:
         """See `Side`."""
         path.mkdir()
         steps, wide = self._maps(path, "w+")
-        for step in range(most):
+        for step in range(num_steps):
             steps[step % CAPACITY] = step
             wide[step % CAPACITY] = step
             if (step + 1) % EVERY == 0:
@@ -125,10 +125,10 @@ class TorchRL:
         self._dict: Any = import_module("tensordict").TensorDict
         logging.disable(logging.INFO)
 
-    def write(self, path: Path, acked: Acked, most: int) -> None:
+    def write(self, path: Path, acked: Acked, num_steps: int) -> None:
         """See `Side`."""
         torch, buffer = self._torch, self._made()
-        for first in range(0, most, EVERY):
+        for first in range(0, num_steps, EVERY):
             steps = torch.arange(first, first + EVERY)
             wide = steps[:, None].expand(EVERY, WIDTH).contiguous()
             buffer.extend(self._dict({"step": steps, "wide": wide}, [EVERY]))
@@ -225,9 +225,9 @@ class Trial:
         self.path = path
         self.acked: Acked = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
-    def start(self, most: int = 1 << 40) -> int:
+    def start(self, num_steps: int = 1 << 40) -> int:
         """Let a process write; its pid."""
-        return _child(lambda: self.side.write(self.path, self.acked, most))
+        return _child(lambda: self.side.write(self.path, self.acked, num_steps))
 
     def await_lap(self, rng: np.random.Generator) -> None:
         """Wait until it has written a while, a lap or so."""
@@ -253,7 +253,7 @@ def _kill(side: Side, root: Path, rng: np.random.Generator) -> str:
     return told
 
 
-def _cut(side: Side, device: Device, rng: np.random.Generator) -> str:
+def _power_cut(side: Side, device: Device, rng: np.random.Generator) -> str:
     trial = Trial(side, device.folder / "kept")
     pid = trial.start()
     trial.await_lap(rng)
@@ -261,7 +261,7 @@ def _cut(side: Side, device: Device, rng: np.random.Generator) -> str:
     subprocess.run(["sync", "-f", device.folder], check=True)
     trial.await_lap(rng)
     acked = int(trial.acked[0])
-    device.cut()
+    device.lose_power()
     trial.end(pid)
     device.unmount()
     device.mount()
@@ -323,7 +323,7 @@ def attack(name: str, how: str, points: int, seed: int) -> Report:
             device = Device("ext4", root)
             device.mount()
             try:
-                told.update(_cut(side, device, rng) for _ in range(points))
+                told.update(_power_cut(side, device, rng) for _ in range(points))
             finally:
                 device.unmount()
         elif how == "kills":

@@ -50,7 +50,7 @@ class SimulatedDisk(WatchedDisk):
         on_call: Called with each primitive's name before it is made.
 
     Attributes:
-        part: How much of a write in flight is made when the power goes, in [0, 1].
+        share: How much of a write in flight is made when the power goes, in [0, 1].
         shares: Files can share blocks.
     """
 
@@ -66,7 +66,7 @@ class SimulatedDisk(WatchedDisk):
         self.root = root.resolve()
         self.calls_left = calls_left
         self.dead = False
-        self.part = 0.5
+        self.share = 0.5
         self.shares = False
         self.on_call = on_call
         self._fds: dict[int, Node] = {}
@@ -119,9 +119,9 @@ class SimulatedDisk(WatchedDisk):
         with self._lock:
             try:
                 done = super().pwrite(fd, data, offset)
-            except PowerCut as cut:
-                if cut.in_flight:
-                    half = whole[: int(len(whole) * self.part)]
+            except PowerCut as lose_power:
+                if lose_power.in_flight:
+                    half = whole[: int(len(whole) * self.share)]
                     os.pwrite(fd, half, offset)
                     self._file(fd).ops.append((offset, half))
                 raise
@@ -133,9 +133,9 @@ class SimulatedDisk(WatchedDisk):
         with self._lock:
             try:
                 super().store(fd, mapping, offset, data)
-            except PowerCut as cut:
-                if cut.in_flight:
-                    data = data[: int(len(data) * self.part)]
+            except PowerCut as lose_power:
+                if lose_power.in_flight:
+                    data = data[: int(len(data) * self.share)]
                     mapping[offset : offset + len(data)] = data
                     self._file(fd).ops.append((offset, bytes(data)))
                 raise
@@ -227,7 +227,7 @@ class SimulatedDisk(WatchedDisk):
             super().rmdir(path)
             self._change([(*self._entry(path), None)])
 
-    def cut(self) -> None:
+    def lose_power(self) -> None:
         """Cut the power now: descriptors are gone, every later call raises."""
         with self._lock:
             self.dead = True
@@ -240,7 +240,7 @@ class SimulatedDisk(WatchedDisk):
         Files that are in target keep their inodes, so that the working folder
         itself can be crashed as a disk is.
         """
-        self.cut()
+        self.lose_power()
         target.mkdir(exist_ok=True)
         self._build(self._tree, target, rng, {})
 
@@ -249,13 +249,13 @@ class SimulatedDisk(WatchedDisk):
         folder: FolderNode,
         target: Path,
         rng: np.random.Generator,
-        kept: dict[int, bool],
+        happened: dict[int, bool],
     ) -> None:
         entries = dict(folder.durable)
         chance = float(rng.choice([0.0, 0.5, 1.0]))
         for change in folder.changes:
             # A rename between two folders happened in both or in neither.
-            if kept.setdefault(id(change), bool(rng.random() < chance)):
+            if happened.setdefault(id(change), bool(rng.random() < chance)):
                 change.apply(folder, entries)
         for path in sorted(target.iterdir()):
             if path.name not in entries:
@@ -264,9 +264,9 @@ class SimulatedDisk(WatchedDisk):
             path = target / name
             if isinstance(node, FolderNode):
                 path.mkdir(exist_ok=True)
-                self._build(node, path, rng, kept)
+                self._build(node, path, rng, happened)
             else:
-                _overwritten(path, node.torn(rng))
+                _overwritten(path, node.after_power_cut(rng))
 
     def _entry(self, path: Path) -> tuple[FolderNode, str]:
         """The folder that holds a path, and the path's name in it."""

@@ -24,7 +24,7 @@ from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
 from mmreplay.testing.disks import using
-from tools.torture.groups import Told, group_of, read_group
+from tools.torture.groups import GroupRows, group_of, read_group
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, group_faults
 from tools.torture.scribe import (
@@ -89,7 +89,7 @@ def abandon(buffer: ReplayBuffer) -> None:
         parts.lock.release()
 
 
-def told_by(path: Path, geometry: Geometry, report: Report) -> Told | None:
+def rows_of_group(path: Path, geometry: Geometry, report: Report) -> GroupRows | None:
     """What a buffer's group tells other readers; None where there is none, or no row.
 
     It is read beside `files.disk`: no call of a simulated one is counted.
@@ -128,7 +128,7 @@ class Trial:
         self.values = Values()
         self.starts: list[tuple[int, Array]] = []
         self.killed = False
-        self.boot = rng.bytes(16)
+        self.boot_id = rng.bytes(16)
         ReplayBuffer.create(
             self.path,
             geometry.schema,
@@ -142,16 +142,16 @@ class Trial:
         self.disk = SimulatedDisk(folder)
         self.scribe: Scribe | None = None
         self._open_checked = False
-        self.early = False
+        self.early_crashes = False
 
     def session(self) -> bool:
         """Open, check, write, crash; False once something is wrong."""
         self.disk.calls_left = self._calls()
-        self.disk.part = float(self.rng.random())
+        self.disk.share = float(self.rng.random())
         self.scribe = None
         with ExitStack() as stack:
             stack.enter_context(
-                mock.patch.object(process, "boot_id", return_value=self.boot)
+                mock.patch.object(process, "boot_id", return_value=self.boot_id)
             )
             stack.enter_context(using(self.disk))
             try:
@@ -176,13 +176,13 @@ class Trial:
 
     def _calls(self) -> int:
         """Where the cut comes: in recovery, soon, or after laps."""
-        if self.early and self.rng.random() < 0.5:
+        if self.early_crashes and self.rng.random() < 0.5:
             return int(self.rng.integers(*SLOT_CALLS))
-        most = (OPENING_CALLS, 60) if self.early else (OPENING_CALLS, 60, 600)
+        most = (OPENING_CALLS, 60) if self.early_crashes else (OPENING_CALLS, 60, 600)
         return int(self.rng.integers(1, int(self.rng.choice(most))))
 
     def _live(self) -> list[str]:
-        told = told_by(self.path, self.geometry, self.report)
+        told = rows_of_group(self.path, self.geometry, self.report)
         heads = self._peek()
         buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         scribe = Scribe(
@@ -198,7 +198,7 @@ class Trial:
         if lines:
             return lines
         self.starts.append((scribe.lineage, buffer.heads))
-        self.disk.on_call = self._between
+        self.disk.on_call = self._add_meanwhile
         try:
             return self._written(scribe)
         finally:
@@ -217,7 +217,7 @@ class Trial:
         self.report.seen["closed"] += 1
         if not sharded:
             return []
-        told = told_by(self.path, self.geometry, self.report)
+        told = rows_of_group(self.path, self.geometry, self.report)
         lines = broken_closing(told, span, seal)
         if told is not None:
             lines += group_faults(told, self.geometry, self.starts, span.stop)
@@ -239,7 +239,7 @@ class Trial:
         low, high = notes.committed, notes.committing
         if self.killed:
             low, high = notes.acked, notes.attempted
-        gone = notes.gone if self.killed else notes.buried
+        gone = notes.removed if self.killed else notes.buried
         lines = broken_promises(buffer, notes, low, high, gone)
         lines += self.values.broken(buffer, self.geometry, killed=self.killed)
         lines += faults(buffer, self.geometry, self.starts)
@@ -254,10 +254,10 @@ class Trial:
         if not self.killed:
             # What was not committed is gone for good, and will not come back.
             notes.committed[:] = notes.committing[:] = buffer.heads
-            notes.gone[:] = notes.buried
+            notes.removed[:] = notes.buried
         return lines
 
-    def _between(self, name: str) -> None:
+    def _add_meanwhile(self, name: str) -> None:
         """Add while a commit waits for the disk, as another thread would."""
         scribe = self.scribe
         if name != "datasync" or scribe is None or not scribe.busy:
@@ -283,7 +283,7 @@ class Trial:
 
     def _crash(self) -> None:
         checked, self._open_checked = self._open_checked, False
-        if self.rng.random() < (0.5 if self.early else 0.3):
+        if self.rng.random() < (0.5 if self.early_crashes else 0.3):
             # A kill after a power cut that nobody has looked at since is one still.
             self.killed = self.killed or checked
             self.disk.revive()
@@ -291,7 +291,7 @@ class Trial:
         self.killed = False
         self.disk.crash(self.folder, self.rng)
         self.disk = SimulatedDisk(self.folder)
-        self.boot = self.rng.bytes(16)
+        self.boot_id = self.rng.bytes(16)
 
 
 def attacks(
@@ -311,8 +311,8 @@ def attacks(
             pool.submit(attack, states // jobs, (seed, job), geometries)
             for job in range(jobs)
         ]
-        for part in parts:
-            report.join(part.result())
+        for share in parts:
+            report.join(share.result())
     return report
 
 
@@ -321,7 +321,7 @@ def attack(
     seed: int | tuple[int, ...],
     geometries: tuple[Geometry, ...] = GEOMETRIES,
     until_found: bool = False,
-    early: bool = False,
+    early_crashes: bool = False,
 ) -> Report:
     """Check openings after simulated power cuts and kills.
 
@@ -330,7 +330,7 @@ def attack(
         seed: Equal seeds give equal attacks.
         geometries: Buffers to attack.
         until_found: Stop at the first finding.
-        early: Let cuts come mostly in recovery and soon after.
+        early_crashes: Let cuts come mostly in recovery and soon after.
     """
     rng = np.random.default_rng(seed)
     report = Report()
@@ -343,11 +343,11 @@ def attack(
             folder = root / "disk"
             folder.mkdir()
             trial = Trial(geometries[which], folder, rng, report)
-            trial.early = early
+            trial.early_crashes = early_crashes
             for _ in range(SESSIONS):
                 if report.states >= states or not trial.session():
                     break
-            trial.disk.cut()
+            trial.disk.lose_power()
             shutil.rmtree(folder)
             if until_found and report.findings:
                 break

@@ -19,7 +19,7 @@ from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.format.metadata import Engine
 from mmreplay.ring import Layout
 from mmreplay.schema import Field, Schema
-from tools.torture.groups import Told
+from tools.torture.groups import GroupRows
 
 Array = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
@@ -158,7 +158,7 @@ def faults(
 
 
 def group_faults(
-    told: Told, geometry: Geometry, starts: list[tuple[int, Array]], heads: Array
+    group: GroupRows, geometry: Geometry, starts: list[tuple[int, Array]], heads: Array
 ) -> list[str]:
     """What is wrong with the rows that a group tells of; see `faults`.
 
@@ -166,16 +166,16 @@ def group_faults(
     did not end: they are those of one of the sessions that could write them.
 
     Args:
-        told: Read before anything wrote to the buffer again.
+        group: Read before anything wrote to the buffer again.
         geometry: Of the buffer.
         starts: ``(lineage, heads)`` of each session before.
         heads: int64 ``[E]``, of the buffer.
     """
-    env_ids, positions = told.env_ids, told.positions
+    env_ids, positions = group.env_ids, group.positions
     if not len(positions):
         return []
     lineages = _lineages(starts, env_ids, positions)
-    said = told.columns["origin"][:, 2]
+    said = group.columns["origin"][:, 2]
     able = np.zeros(len(positions), bool)
     for lineage, began in starts:
         able |= (said == lineage) & (began[env_ids] <= positions)
@@ -183,7 +183,7 @@ def group_faults(
     lineages[cut] = said[cut]
     rows = (env_ids, positions, lineages)
     return [
-        f"group's {line}" for line in _wrong(geometry, rows, told.columns, told.flags)
+        f"group's {line}" for line in _wrong(geometry, rows, group.columns, group.flags)
     ]
 
 

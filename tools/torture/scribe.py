@@ -18,7 +18,7 @@ from mmreplay.ring import Ring, Span
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import rounded_up
 from mmreplay.storage.zarr.engine import ZarrStore
-from tools.torture.groups import Told
+from tools.torture.groups import GroupRows
 from tools.torture.rows import (
     MUTABLE,
     VERSIONS,
@@ -42,7 +42,7 @@ class Notes:
         tails: Positions below may have been given up on purpose.
         committed: Heads when the last commit returned.
         committing: Heads that a commit under way, or any before it, vouches for.
-        gone: Positions below were given up on purpose when the last call returned.
+        removed: Positions below were given up on purpose when the last call returned.
         buried: The same of what the last commit that returned vouches for.
     """
 
@@ -51,7 +51,7 @@ class Notes:
     tails: Array
     committed: Array
     committing: Array
-    gone: Array
+    removed: Array
     buried: Array
 
     @classmethod
@@ -171,17 +171,17 @@ class Scribe:
         tails = self.notes.tails
         tails[env_ids] = np.maximum(tails[env_ids], firsts)
         self.buffer.dequeue(count, self._named(env_ids))
-        self.notes.gone[env_ids] = firsts
+        self.notes.removed[env_ids] = firsts
 
     def commit(self) -> None:
         """Commit what is published."""
         heads = self._commit_begins()
-        gone = self.notes.gone.copy()
+        removed = self.notes.removed.copy()
         self.busy = True
         self.buffer.commit()
         self.busy = False
         self._commit_ends(heads)
-        self.notes.buried[:] = np.maximum(self.notes.buried, gone)
+        self.notes.buried[:] = np.maximum(self.notes.buried, removed)
 
     def clear(self) -> None:
         """Give up some environments' rows, which commits too."""
@@ -190,9 +190,9 @@ class Scribe:
         self.notes.tails[env_ids] = np.maximum(self.notes.tails, heads)[env_ids]
         self.buffer.clear(self._named(env_ids))
         self._commit_ends(heads)
-        gone = self.notes.gone
-        gone[env_ids] = np.maximum(gone[env_ids], heads[env_ids])
-        self.notes.buried[:] = gone
+        removed = self.notes.removed
+        removed[env_ids] = np.maximum(removed[env_ids], heads[env_ids])
+        self.notes.buried[:] = removed
 
     def resize(self) -> None:
         """Move to another ring, which commits too."""
@@ -273,13 +273,13 @@ class Scribe:
         self.notes.committed[:] = np.maximum(self.notes.committed, heads)
 
 
-def highest_lift(notes: Notes, ring: Ring, grain: int) -> Array:
+def highest_lift(notes: Notes, ring: Ring, multiple: int) -> Array:
     """Positions below may have been given up for what was being written."""
-    return rounded_up(notes.attempted + ring.reserve, grain) - ring.slots
+    return rounded_up(notes.attempted + ring.reserve, multiple) - ring.slots
 
 
 def broken_promises(
-    buffer: ReplayBuffer, notes: Notes, low: Array, high: Array, gone: Array
+    buffer: ReplayBuffer, notes: Notes, low: Array, high: Array, removed: Array
 ) -> list[str]:
     """What an opening lost, invented or gave up against the notes.
 
@@ -288,7 +288,7 @@ def broken_promises(
         notes: Of the writers before.
         low: int64 ``[E]``, heads that must be there.
         high: int64 ``[E]``, heads above which nothing may be.
-        gone: int64 ``[E]``, positions below which nothing may be.
+        removed: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
     lift = highest_lift(notes, ring, buffer._files.store.limit_step)
@@ -300,27 +300,27 @@ def broken_promises(
     allowed = np.maximum(np.maximum(span.stop - ring.capacity, lift), notes.tails)
     if (span.first > np.maximum(allowed, 0)).any():
         found.append(f"given up: first {span.first}, expected at most {allowed}")
-    if (span.first < np.minimum(gone, span.stop)).any():
-        found.append(f"came back: first {span.first}, expected at least {gone}")
+    if (span.first < np.minimum(removed, span.stop)).any():
+        found.append(f"came back: first {span.first}, expected at least {removed}")
     return found
 
 
-def broken_closing(told: Told | None, span: Span, seal: bool) -> list[str]:
+def broken_closing(group: GroupRows | None, span: Span, seal: bool) -> list[str]:
     """What the group of a buffer that was closed in order tells otherwise than it held.
 
     Args:
-        told: By the group.
+        group: By the group.
         span: Of the buffer when it was closed.
         seal: Its newest rows were to be in shards too.
     """
-    if told is None:
+    if group is None:
         return ["group silent: its buffer was closed in order"]
-    same = (told.first == span.first).all() and (told.stop == span.stop).all()
-    if same and ((told.sealed == told.stop).all() or not seal):
+    same = (group.first == span.first).all() and (group.stop == span.stop).all()
+    if same and ((group.sealed == group.stop).all() or not seal):
         return []
     return [
-        f"group closed otherwise: first {told.first}, stop {told.stop}, sealed "
-        f"{told.sealed}, expected {span} and seal={seal}"
+        f"group closed otherwise: first {group.first}, stop {group.stop}, sealed "
+        f"{group.sealed}, expected {span} and seal={seal}"
     ]
 
 

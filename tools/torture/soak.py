@@ -280,13 +280,13 @@ class Soak:
             self.counts[role, LEARNED] += 1
 
 
-def attack(size: Size, seed: int, tell: bool = False) -> Report:
+def attack(size: Size, seed: int, verbose: bool = False) -> Report:
     """Let five processes use one buffer, and hold them to what they promise.
 
     Args:
         size: How long, and how large.
         seed: Of the draws; who comes when is up to the machine.
-        tell: Print how far it is once a minute.
+        verbose: Print how far it is once a minute.
     """
     report = Report()
     root = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -298,7 +298,7 @@ def attack(size: Size, seed: int, tell: bool = False) -> Report:
             deadline = time.monotonic() + OPENING_S
             while not soak.counts[role, READY] and time.monotonic() < deadline:
                 time.sleep(0.001)
-        seen = _watched(soak, pids, report, tell)
+        seen = _watched(soak, pids, report, verbose)
         soak.counts[0, STOP] = 1
         _ended(pids, report, ENDING_S)
         _judged(seen, report)
@@ -312,7 +312,7 @@ def attack(size: Size, seed: int, tell: bool = False) -> Report:
 
 
 def _watched(
-    soak: Soak, pids: dict[int, str], report: Report, tell: bool
+    soak: Soak, pids: dict[int, str], report: Report, verbose: bool
 ) -> dict[str, list[Usage]]:
     """Take what each process uses until rows and seconds are reached, or one ends."""
     size, seen = soak.size, defaultdict(list)
@@ -328,7 +328,7 @@ def _watched(
         nbytes = disk_nbytes(soak.path)
         seen["disk"].append(Usage(nbytes, 0, 0))
         now, rows = time.monotonic(), int(soak.counts[0, WRITTEN])
-        if tell and now - told > 60:
+        if verbose and now - told > 60:
             told = now
             print(f"soak: {now - begin:.0f} s, {rows:,} rows, {nbytes:,} bytes "
                   f"{ {k: v[-1] for k, v in seen.items()} }", flush=True)  # fmt: skip

@@ -41,8 +41,8 @@ Rows = dict[tuple[int, int], bytes]
 Contents = dict[str, bytes]
 """Contents of files by their path in the buffer's folder."""
 
-PLACE = "buffer"
-BOOT = bytes(range(1, 17))
+FOLDER = "buffer"
+BOOT_ID = bytes(range(1, 17))
 STEPS = 60
 SERVED = ("terminated", "truncated")
 
@@ -78,7 +78,7 @@ def one_boot() -> Iterator[None]:
         return 7, number, BIRTH.pack(number, 0, 1)
 
     with (
-        mock.patch.object(process, "boot_id", return_value=BOOT),
+        mock.patch.object(process, "boot_id", return_value=BOOT_ID),
         mock.patch.object(File, "identity", identity),
         using(Unsynced()),
     ):
@@ -116,10 +116,10 @@ def contents(folder: Path) -> Contents:
 
 @cache
 def specimens() -> list[Specimen]:
-    """Make the specimens, once; they may be put anywhere, as `PLACE`."""
+    """Make the specimens, once; they may be put anywhere, as `FOLDER`."""
     made = []
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, one_boot():
-        path = Path(folder) / PLACE
+        path = Path(folder) / FOLDER
         for number, geometry in enumerate(GEOMETRIES + SHARDED):
             for closed in (True, False):
                 rng = np.random.default_rng([number, closed])

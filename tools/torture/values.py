@@ -50,7 +50,7 @@ class Values:
         self, buffer: ReplayBuffer, geometry: Geometry, *, killed: bool
     ) -> list[str]:
         """Which rows of a buffer just opened have a value that they may not have."""
-        found = self._found(buffer, geometry)
+        found = self._values_in(buffer, geometry)
         lines = []
         for row, version in found.items():
             allowed = self._allowed(row, killed)
@@ -62,7 +62,7 @@ class Values:
         self._take(found, killed)
         return lines[:1]
 
-    def _found(self, buffer: ReplayBuffer, geometry: Geometry) -> dict[Row, int]:
+    def _values_in(self, buffer: ReplayBuffer, geometry: Geometry) -> dict[Row, int]:
         span = buffer.span
         rows = sorted(self.durable.keys() | self.since.keys())
         alive = [
@@ -84,7 +84,7 @@ class Values:
             return set(versions)
         return set(versions[-2:] if row in self.under_way else versions[-1:])
 
-    def _take(self, found: dict[Row, int], killed: bool) -> None:
+    def _take(self, values: dict[Row, int], killed: bool) -> None:
         """Go on from what is there.
 
         Rows that were taken out, and not committed since, may be back after a power
@@ -92,7 +92,7 @@ class Values:
         """
         self.under_way.clear()
         if killed:
-            for row in found.keys() & self.since.keys():
-                self.since[row].append(found[row])
+            for row in values.keys() & self.since.keys():
+                self.since[row].append(values[row])
         else:
-            self.durable, self.since = found, {}
+            self.durable, self.since = values, {}
