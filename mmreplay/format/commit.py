@@ -113,6 +113,9 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
      cut_epoch, cut_rows, birth), (heads, limits, tails, cuts) = slot  # fmt: skip
     if own_uuid != uuid:
         return None
+    # Checked although the checksum fits: a forged slot has a fitting one, too. Heads
+    # outside of these bounds would make positions negative, or rows alive that the
+    # ring does not have.
     if (tails > heads).any() or (heads > limits).any() or (tails < 0).any():
         return None
     if cut_epoch > epoch or (cuts < 0).any():
@@ -156,6 +159,9 @@ class Identity:
 
     def trusts(self, record: Record) -> bool:
         """Tell whether a live record speaks of this boot's page cache."""
+        # Boot: another one began with an empty page cache. Zero: the system has no boot
+        # id, and nothing proves anything. Device and inode: a copied folder has pages
+        # of its own. Birth: ext4 gives the inode of a removed file to the next new one.
         return (
             any(self.boot_id)
             and record.boot_id == self.boot_id
@@ -227,12 +233,18 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
     durable = newest_durable(slots)
     if live is None or durable is None:
         return live
+    # After a failed sync the kernel counts pages as clean that it never wrote. They
+    # look whole until they are evicted, so that live records of that epoch prove
+    # nothing.
     poisoned = bool(durable.flags & POISONED)
     return live if live.epoch >= durable.epoch + poisoned else None
 
 
 def highest_limit(slots: Slots) -> NDArray[np.int64]:
     """int64 ``[E]``: rows below may have been overwritten, whoever's slot says so."""
+    # Untrusted ones count here: they may be wrong about rows that exist, but a limit in
+    # any of them was in force before its rows were overwritten. Without this, readers
+    # after a power cut got rows of the next lap.
     limits = [record.limits for record in slots if record is not None]
     highest: NDArray[np.int64] = np.max(limits, axis=0)
     return highest
@@ -249,6 +261,8 @@ PAGE_NBYTES = 4096
 
 def slot_nbytes(num_envs: int, num_columns: int = NUM_COLUMNS) -> int:
     """Bytes of one slot: the pages that hold header, columns and checksum."""
+    # Whole pages: the kernel writes them back one by one, and a torn page of one slot
+    # must not hold bytes of another. From 124 environments on a slot has several.
     needed = HEADER_NBYTES + 8 * num_columns * num_envs + CHECKSUM.size
     return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
 
@@ -271,6 +285,8 @@ def encode_slot(header: bytes, columns: NDArray[np.int64]) -> bytes:
 
 def seal(data: bytearray) -> None:
     """Store the checksum of a slot's bytes at their end."""
+    # At the end, over all pages, zeros included: a slot of which only some pages
+    # reached the disk does not pass.
     end = len(data) - CHECKSUM.size
     CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
 

@@ -91,14 +91,18 @@ class CopyTuner:
         """Whether the next batch goes past them."""
         call = self._calls
         self._calls = (call + 1) % EVERY
+        # Forgotten now and then: a virtual machine may move to another host.
         if call == 0:
             self._best = {True: inf, False: inf}
+        # In the order A B B A: batches of steps and of those after alternate, and each
+        # way is tried on both.
         if call < 2 * TRIES:
             return call % 4 in (0, 3)
         return self._best[True] <= self._best[False]
 
     def note(self, past: bool, seconds: float) -> None:
         """Take note of what a byte of a batch took."""
+        # The least of them: what delays a copy, such as another process, only adds.
         self._best[past] = min(self._best[past], seconds)
 
 
@@ -124,6 +128,8 @@ class MappedRows:
             # The kernel's own read-ahead reads 128 KiB for every missing row.
             self.mapping.madvise(mmap.MADV_RANDOM)
         self._file = file
+        # A view keeps the mapping alive: a thread that copies while another closes the
+        # buffer ends its copy, and a mapping taken away under it would be a SIGSEGV.
         flat: Array = np.frombuffer(self.mapping, dtype)
         self.array = flat.reshape(-1, *shape)
         self._nbytes = _row_nbytes(dtype, shape)
@@ -132,6 +138,8 @@ class MappedRows:
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
+        # Pages were missing lately and the batch is large: read it. A fault for each
+        # page, one after the other, took 9 ms for what the disk reads in 9 by itself.
         if self.pages.reads(len(rows)):
             if _read_rows(self._file, self._nbytes, rows, out, ask=True):
                 return out
@@ -141,6 +149,9 @@ class MappedRows:
                 return _read_each(self._file, self._nbytes, rows, out)
         if out.nbytes < PAST_NBYTES or self._nbytes < SMALL_ROW_NBYTES:
             return self._copy(rows, out)
+        # Past the caches 7 MB take 0.9 ms, after 1.26, and the next read of them is no
+        # slower; on a host whose caches hold four such batches that way was a fifth
+        # slower. So both are timed, and the faster one is used.
         past, began = self._tuner.past(), perf_counter()
         if past:
             wanted = np.ascontiguousarray(rows)
@@ -207,6 +218,8 @@ def _read_rows(
     Returns:
         Whether all were read; `_read_each` tells why not.
     """
+    # C copies the descriptor (dup) before it lets other threads run: a number that is
+    # closed and given to another file meanwhile is not read in its place.
     fd = file.fd
     done: bool = _copies.read_rows(fd, nbytes, np.ascontiguousarray(rows), out, ask)
     # A number that another thread gave back may be another file's by now.
@@ -222,6 +235,7 @@ def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> 
     """
     target = out.reshape(-1).view(np.uint8).data
     spans = runs(rows) if len(rows) else []
+    # All asked for first, then read: the requests wait together, not one by one.
     for row, first, stop in spans:
         file.will_need(row * nbytes, (stop - first) * nbytes)
     for row, first, stop in spans:
@@ -369,8 +383,10 @@ class Records:
         pages = self._rows.pages
         if pages.warm():
             return False
-        # To get Python's lock back may take milliseconds, where others compute: it is
-        # kept unless pages are missing now, or were when a loader drew.
+        # To get Python's lock back may take 5 ms where others compute, a hundred times
+        # as long as a short batch: it is kept unless pages are missing now, or were
+        # when a loader drew. Kept while pages were missing, it held up adds: 54,000 to
+        # 58,000 a second beside a loader beyond memory, now 93,000 to 100,000.
         return self._prefetch(env_ids, positions, wide) > 0 or read_ahead.gathers()
 
     def columns(self, rows: Ids, count: int, layout: ColumnLayouts) -> NDArray[np.void]:
@@ -493,6 +509,8 @@ class ColumnLayouts:
 
     def of(self, count: int) -> ColumnLayout:
         """The dtype for N steps, and the numbers that describe it to the kernel."""
+        # Looked up by the number of steps: batches of a loader have one length, and
+        # a dtype of ten fields takes 4 us to make, a fifth of a small batch.
         layout = self._known.get(count)
         if layout is not None:
             return layout
@@ -574,6 +592,8 @@ def gathered(
     """
     count, record = len(rows), placement.record
     assert record is not None
+    # A scan: many rows that lie together, in memory. Random rows stay packed, as one
+    # copy moves all their fields: 20 us for 256 rows of six fields, 43 field by field.
     if (
         count >= SPLIT_ROWS
         and isinstance(reader, MappedRows)
@@ -700,6 +720,8 @@ class BufferPool:
             shape: Its shape.
             dtype: Its dtype.
         """
+        # A thread of a loader gathers into the loader's own memory, pinned where it is
+        # copied to a device, whichever engine is asked.
         other = _serving.pool
         if other is not None and other is not self:
             return other.empty(shape, dtype)
@@ -713,8 +735,12 @@ class BufferPool:
                 array, references = _next(pool, at)
             except IndexError:
                 break
+            # Nobody else refers to it, nor can anybody get at it: it is out of its pool
+            # while it is counted, so that two threads never get the same array.
             if references == UNSHARED:
                 return array
+        # New memory costs a page fault for every 4 KiB and the zeroing of each: for
+        # large rows as much as the copy itself.
         fresh: NDArray[np.generic] = self._make(shape, dtype)
         if len(pool) < self._max_arrays and fresh.nbytes <= self._max_nbytes:
             pool.insert(0, fresh)
@@ -725,6 +751,8 @@ class BufferPool:
 
     def _let_go(self) -> None:
         """Keep no more than a few times what was in use, the latest shapes of it."""
+        # Twice what was ever in use: whole episodes come in ever new shapes, and arrays
+        # of shapes that never come again would add up to all memory.
         used, unused = 0, []
         for key, pool in list(self._pools.items()):
             for at in range(len(pool)):

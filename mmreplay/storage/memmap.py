@@ -112,6 +112,7 @@ class ReadFlags:
         self._file = file
         self._cache: Flags = np.zeros(file.nbytes, np.uint8)
         self.every = self._cache.view()
+        # A caller that wrote into it would change flags for every later draw.
         self.every.flags.writeable = False
         self._rows = ReadRows(file, np.dtype(np.uint8), (), "never")
 
@@ -148,6 +149,8 @@ class BlockSums:
         blocks = np.arange(first, first + len(sums))
         values = np.empty(len(sums), SUM_DTYPE)
         values["crc"] = sums
+        # With the lap: after a power cut a checksum may be of an earlier one, or of a
+        # timeline that was dropped, and must not be taken for this block's.
         values["lap"] = (blocks // self._ring.num_blocks) & 0xFFFFFFFF
         entries = env_id * self._ring.num_blocks + blocks % self._ring.num_blocks
         for entry, start, stop in runs(entries):
@@ -314,6 +317,8 @@ class MemmapStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
+        # In any order: all of these rows are above the heads, and no process looks at
+        # them before the publication.
         self._write_large(runs, columns, len(flags))
         if self._writer is not None:
             self._write_records(self._writer, runs, columns)
@@ -341,10 +346,13 @@ class MemmapStore:
         stride, packer, stage = self._stride, self.packer, self._stage
         staged, max_rows = self._staged, len(stage)
         begin, end = runs[0][1], runs[-1][2]
+        # One row: it was packed into memory that the cache holds, and put where its
+        # pages are ready: 0.5 us instead of a call of the system.
         if end - begin == 1:
             packer.pack(stage, columns, begin, end)
             writer.put(staged[:stride], runs[0][0] * stride, stride)
             return
+        # Few rows for many environments: packed at once, then a write for each run.
         short = (end - begin) * stride < len(runs) * LEAST_NBYTES
         if short and len(runs) > 1 and end - begin <= max_rows:
             packer.pack(stage, columns, begin, end)
@@ -401,6 +409,7 @@ class MemmapStore:
         """Let rows be overwritten; see `Store.give_up`."""
         # Then rows from the head on hold nothing yet, and `allocate` reserved their
         # space: their pages are stored into without a look.
+        # A block of 1,024 then takes 18 us instead of 55 through `pwrite`.
         self._first_lap = bool((limits <= self.ring.slots).all())
         for filler in self._fillers:
             filler.free(limits)
@@ -485,6 +494,10 @@ class MemmapStore:
 
     def sync(self) -> None:
         """Make every row survive a power cut; see `Store.sync`."""
+        # File by file: fdatasync covers every earlier write of its file, stores through
+        # mappings included, and no order between data files matters, since the record
+        # that vouches for them is written after all. The sums are synced later, by
+        # themselves: they are written once the rows that they cover are durable.
         for file in self._data_files:
             file.sync()
 
@@ -512,6 +525,8 @@ class MemmapStore:
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
+        # Names go first: a thread that comes now gets an error that names the folder,
+        # never a view of memory that is not mapped any more, which is a SIGSEGV.
         closed: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = closed
         self.records = closed
