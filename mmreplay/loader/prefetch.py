@@ -420,7 +420,7 @@ class Prefetcher:
         # Written down before the batch is out: a draw that failed is over only once.
         self._failure_raised = self._failed is pending
         drawn.popleft()
-        # One batch fewer is drawn ahead of the learner: an idle thread may draw the next.
+        # One batch fewer is drawn ahead: an idle thread may draw the next one.
         if not self._timing.quick:
             self._wake_thread()
         return pending
