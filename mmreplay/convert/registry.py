@@ -15,7 +15,8 @@ format; `LAYOUTS` lists them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -208,6 +209,28 @@ def formats() -> dict[str, Format]:
         if isinstance(loaded, Format):
             known[loaded.name] = loaded
     return known
+
+
+@contextmanager
+def registered(own: Format) -> Iterator[None]:
+    """Add a format for a while, as an entry point adds it, to this process.
+
+    Raises:
+        SchemaError: Another format has its name.
+    """
+    known = formats()
+    if known.get(own.name, own) != own:
+        raise SchemaError(
+            f"format {own.name!r} exists already. Give the new format another name."
+        )
+    if own.name in known:
+        yield
+        return
+    known[own.name] = own
+    try:
+        yield
+    finally:
+        del known[own.name]
 
 
 def _points() -> list[EntryPoint]:

@@ -12,6 +12,9 @@ or rule by rule, as in ``@pytest.mark.parametrize("rule", SAMPLER_RULES)`` with
 needed. mmreplay's own samplers, formats and engines are held to the same rules.
 """
 
+from mmreplay.testing.formats import FORMAT_RULES as FORMAT_RULES
+from mmreplay.testing.formats import check_format as check_format
+from mmreplay.testing.formats import with_one_nan as with_one_nan
 from mmreplay.testing.rules import ContractError as ContractError
 from mmreplay.testing.samplers import SAMPLER_RULES as SAMPLER_RULES
 from mmreplay.testing.samplers import check_sampler as check_sampler

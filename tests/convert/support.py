@@ -1,4 +1,4 @@
-"""Buffers with a past, drawn at random, and what it means that two are the same."""
+"""Pasts of buffers drawn by hypothesis, and what it means that two are the same."""
 
 import json
 import struct
@@ -8,9 +8,20 @@ from hypothesis import strategies as st
 
 import mmreplay as mr
 from mmreplay.schema.dtypes import DTYPES
-
-OBSERVATION = mr.Field((2,), "float32")
-ENDS = {"terminated": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
+from mmreplay.testing.buffers import (
+    ENDS,
+    NAMES,
+    OBSERVATION,
+    OPERATIONS,
+    difference_of_metadata,
+    difference_of_rows,
+    every,
+)
+from mmreplay.testing.buffers import bits as bits
+from mmreplay.testing.buffers import every_kind as every_kind
+from mmreplay.testing.buffers import nested as nested
+from mmreplay.testing.buffers import play as play
+from mmreplay.testing.buffers import steps as steps
 
 shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
@@ -25,7 +36,7 @@ def fields(dtypes):
     )
 
 
-names = st.sampled_from(["a", "b/c", "b/d e", "x.npy", "ä/ö", "..", "__metadata", "0"])
+names = st.sampled_from(NAMES)
 
 
 @st.composite
@@ -45,39 +56,10 @@ def schemas(draw, dtypes=DTYPES):
     return mr.Schema.from_flat(flat)
 
 
-def bits(field, lead, rng):
-    """Any bits at all: NaNs with payloads, infinities and -0 among them."""
-    count = int(np.prod((*lead, *field.shape)))
-    if field.dtype == "bool":
-        return rng.integers(0, 2, (*lead, *field.shape)).astype(bool)
-    raw = rng.bytes(count * field.numpy.itemsize)
-    return np.frombuffer(raw, field.numpy).reshape(*lead, *field.shape)
-
-
-def steps(schema, lead, rng):
-    """Values of steps, of which few end."""
-    found = {path: bits(each, lead, rng) for path, each in schema.fields.items()}
-    for role in ("terminated", "truncated"):
-        if schema.role(role):
-            found[schema.role(role)] = rng.random(lead) < 0.2
-    return found
-
-
-def nested(flat):
-    found = {}
-    for path, value in flat.items():
-        *tops, last = path.split("/")
-        branch = found
-        for top in tops:
-            branch = branch.setdefault(top, {})
-        branch[last] = value
-    return found
-
-
 @st.composite
 def histories(draw, dtypes=DTYPES):
     """A schema, a ring, and what was done to it."""
-    ops = st.sampled_from(["add", "extend", "final", "clear", "reopen", "truncate"])
+    ops = st.sampled_from(OPERATIONS)
     return {
         "schema": draw(schemas(dtypes)),
         "capacity": draw(st.integers(1, 20)),
@@ -89,39 +71,6 @@ def histories(draw, dtypes=DTYPES):
     }
 
 
-def play(path, past):
-    """Make the buffer of a history and return it open for writing."""
-    schema, num_envs = past["schema"], past["num_envs"]
-    rng = np.random.default_rng(past["seed"])
-    buffer = mr.ReplayBuffer.create(
-        path, schema, past["capacity"], num_envs, layout=past["layout"],
-        autoreset=past["autoreset"], commit_every=None,
-        user_metadata={"seed": past["seed"]},
-    )  # fmt: skip
-    finals = schema.role("observation") and not schema.role("next_observation")
-    finals = finals and past["autoreset"] != "next_step"
-    for op, count in past["ops"]:
-        if op in ("reopen", "truncate"):
-            buffer.close()
-            how = "break" if op == "reopen" else "truncate"
-            buffer = mr.ReplayBuffer.open(path, "r+", on_resume=how, commit_every=None)
-        elif op == "clear":
-            buffer.clear([count % num_envs])
-        else:
-            given = steps(schema, (count, num_envs), rng)
-            options = {}
-            if op == "final" and finals:
-                seen = bits(OBSERVATION, (count, num_envs), rng)
-                options["final_observation"] = {"o": seen}
-            buffer.extend(nested(given), **options)
-    buffer.set_statistics({"mean": [0.5, count_of(past)]})
-    return buffer
-
-
-def count_of(past):
-    return sum(count for _, count in past["ops"])
-
-
 def same(one, other):
     """Everything that the format promises to carry is equal, to the bit."""
     same_but_rows(one, other)
@@ -130,28 +79,12 @@ def same(one, other):
 
 def same_but_rows(one, other):
     """Schema, sizes, statistics and user metadata are equal."""
-    assert one.schema == other.schema
-    assert (one.num_envs, one.capacity) == (other.num_envs, other.capacity)
-    assert one.autoreset == other.autoreset
-    assert one.metadata.ring.layout == other.metadata.ring.layout
-    assert one.statistics == other.statistics
-    assert one.metadata.user == other.metadata.user
+    assert difference_of_metadata(one, other) is None
 
 
 def same_rows(one, other, convert=np.ascontiguousarray):
-    """Spans, rows and flags are equal, to the bit, as held makes them."""
-    np.testing.assert_array_equal(one.span.first, other.span.first)
-    np.testing.assert_array_equal(one.span.stop, other.span.stop)
-    left, right = one.gather_all(), other.gather_all()
-    np.testing.assert_array_equal(left.env_ids, right.env_ids)
-    np.testing.assert_array_equal(left.positions, right.positions)
-    assert set(left) == set(right)
-    for path in left:
-        a, b = (convert(each[path]) for each in (left, right))
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert a.tobytes() == b.tobytes(), path
-    flags = [each.view.flags(left.env_ids, left.positions) for each in (one, other)]
-    np.testing.assert_array_equal(*flags)
+    """Spans, rows and flags are equal, to the bit, as convert makes them."""
+    assert difference_of_rows(one, other, convert) is None
 
 
 def seven_and_eight(path):
@@ -172,22 +105,4 @@ def retold(path, change):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
 
 
-def every(dtypes):
-    return mr.Schema.from_flat(
-        {f"all/{name}": mr.Field((3, 2), name) for name in dtypes}
-        | {f"single/{name}": mr.Field((), name) for name in dtypes}
-        | {"observation/o": OBSERVATION, **ENDS}
-    )
-
-
 EVERY = every(DTYPES)
-
-
-def every_kind(path, num_envs=2, count=40, capacity=24, dtypes=DTYPES):
-    """A ring of every dtype that has wrapped, with both ends and final rows."""
-    past = {
-        "schema": every(dtypes), "capacity": capacity, "num_envs": num_envs,
-        "layout": "env_major", "autoreset": "disabled", "seed": 7,
-        "ops": [("final", count), ("truncate", 1), ("add", 3)],
-    }  # fmt: skip
-    return play(path, past)

@@ -14,28 +14,17 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.csv import Cells
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema.dtypes import DTYPES
+from mmreplay.testing import with_one_nan
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind, same_rows
-
-
-def as_text_holds(column):
-    """A column whose NaNs are all the one that text has."""
-    column = np.array(column)
-    if column.dtype.kind == "f":
-        column[np.isnan(column)] = np.nan
-    return column
 
 
 class Texts(FormatContract):
     dtypes = tuple(name for name in DTYPES if name != "bfloat16")
     options: ClassVar = {"force": True}
-    image = (40,)
+    large_shape = (40,)
     large_nbytes = 40 << 20
-    # The header, the rows, and the sidecar.
-    full_at = (0, 1, 2)
-
-    def same_rows(self, one, other):
-        same_rows(one, other, as_text_holds)
+    stored_as = staticmethod(with_one_nan)
 
 
 class TestCsv(Texts):
@@ -45,8 +34,6 @@ class TestCsv(Texts):
 @pytest.mark.slow
 class TestCsvGzipped(Texts):
     suffix = ".csv.gz"
-    # One member is written at the end, and then the sidecar.
-    full_at = (0, 1)
 
 
 @pytest.fixture
@@ -82,10 +69,10 @@ def test_columns_are_values_and_vectors_have_one_each(source, tmp_path):
 def test_every_float_reads_back_to_the_same_bits(tmp_path, dtype):
     kind = np.dtype(dtype)
     raw = np.random.default_rng(0).bytes(60_000 * kind.itemsize)
-    values = as_text_holds(np.frombuffer(raw, kind))
+    values = with_one_nan(np.frombuffer(raw, kind))
     values[:5] = [np.nan, np.inf, -np.inf, -0.0, np.finfo(kind).smallest_subnormal]
     if dtype == "float16":
-        values = as_text_holds(np.arange(1 << 16, dtype="u2").view("f2"))
+        values = with_one_nan(np.arange(1 << 16, dtype="u2").view("f2"))
     schema = mr.Schema({"x": mr.Field((), dtype)})
     with mr.ReplayBuffer.create(tmp_path / "s", schema, len(values)) as buffer:
         buffer.extend(x=values[:, None])

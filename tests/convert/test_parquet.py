@@ -24,7 +24,7 @@ from tests.convert.support import every_kind, same_rows
 class TestParquet(FormatContract):
     suffix = ".parquet"
     # A row group of 32 MiB is held on top of the blocks.
-    most_nbytes = 6 * BLOCK_NBYTES
+    memory_nbytes = 6 * BLOCK_NBYTES
 
 
 @pytest.fixture
