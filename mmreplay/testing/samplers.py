@@ -687,7 +687,7 @@ def draws_from_restricted_views(case: SamplerCase) -> None:
     with case.buffer() as buffer:
         view = buffer.view
         restricted = [
-            part.sampler(case.sampler()) for part in split(buffer, [0.6, 0.4])
+            subset.sampler(case.sampler()) for subset in split(buffer, [0.6, 0.4])
         ]
         restricted.append(ignore_earliest(3, case.sampler()))
         for sampler in restricted:
