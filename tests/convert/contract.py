@@ -1,5 +1,6 @@
 """What all formats share beyond `mmreplay.testing.check_format`; subclass, name one."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -17,9 +18,8 @@ from mmreplay.convert.registry import target_format
 from mmreplay.disk import files
 from mmreplay.errors import FullError, LockedError, ReplayError
 from mmreplay.schema.dtypes import DTYPES
-from mmreplay.testing import FORMAT_RULES, check_format
+from mmreplay.testing import FORMAT_RULES, check_format, formats
 from mmreplay.testing.buffers import make_large as make_large
-from mmreplay.testing.formats import peak as peak
 from mmreplay.testing.formats import text_of as text_of
 from tests.convert.support import every_kind
 
@@ -160,3 +160,10 @@ def error_of(call):
     except ReplayError as error:
         return error
     return None
+
+
+def peak(call):
+    """Most bytes that Python and numpy held during a call beyond those before."""
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401  # what an import costs is not the call's
+    return formats.peak(call)
