@@ -31,13 +31,13 @@ def sealed(monkeypatch):
     monkeypatch.setattr(sites, "STRIDE", int(os.environ.get("TORTURE_STRIDE", "11")))
     monkeypatch.setattr(copies, "GEOMETRY", geometry)
 
-    def give(self, work):
+    def submit(self, work):
         if self.failure is None:
-            self._given += 1
-            given = iter([work, None])
-            self._run(SimpleNamespace(get=lambda: next(given)))
+            self._submitted += 1
+            items = iter([work, None])
+            self._run(SimpleNamespace(get=lambda: next(items)))
 
-    monkeypatch.setattr(Sealer, "give", give)
+    monkeypatch.setattr(Sealer, "submit", submit)
 
 
 def sealings(path):
