@@ -260,8 +260,8 @@ class MemmapStore:
         )
         if ring.num_envs > 1 and ring.layout == "env_major":
             # Steps to come do not follow: other environments' rows lie between.
-            self._flags_writer.only_write()
-            self.only_write()
+            for writer in (self._flags_writer, *self._row_writers):
+                writer.only_write()
 
     def _writer_of(self, name: str, reader: RowReader) -> MappedWriter:
         filler = PartialPageFiller(self._files[name], reader.pages, self.ring)
@@ -394,12 +394,16 @@ class MemmapStore:
                     writer.put(rows, row * stride, len(rows))
         self._write_flags(runs, flags)
 
-    def only_write(self) -> None:
-        """Store no step through a mapping: the space of rows will be given back."""
-        for writer in filter(
-            None, (self._writer, *(large[1] for large in self._large))
-        ):
-            writer.only_write()
+    @property
+    def _row_writers(self) -> list[MappedWriter]:
+        """Writers of all files but those of flags and sums."""
+        records = [] if self._writer is None else [self._writer]
+        return records + [writer for _, writer, _ in self._large]
+
+    def recycle_pages(self) -> None:
+        """Expect that the space of rows is given back; see `MappedWriter`."""
+        for writer in self._row_writers:
+            writer.recycle_pages()
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""

@@ -294,10 +294,16 @@ class MappedWriter:
         self.near = self.far = 0
         self.until = 0.0
         self._rests = self._jumps = 0
+        self._new_pages_nbytes = files.NEW_PAGES_NBYTES
 
     def only_write(self) -> None:
         """Store no step from now on: another thread may give the space of rows back."""
         self._stays = False
+
+    def recycle_pages(self) -> None:
+        """The same, where new pages are those that a short time ago were given back."""
+        self.only_write()
+        self._new_pages_nbytes = files.RECYCLED_PAGES_NBYTES
 
     def put(self, data: Data, offset: int, nbytes: int) -> None:
         """Store one step's bytes, or write them.
@@ -323,7 +329,7 @@ class MappedWriter:
             return
         if self._filler is not None:
             self._filler.make(offset, offset + len(data))
-        self.file.pwrite_new_pages(data, offset)
+        self.file.pwrite_new_pages(data, offset, self._new_pages_nbytes)
         self._reached = max(self._reached, offset + len(data))
 
     def ready(self, offset: int, stop: int, fresh_stop: int = 0) -> bool:
@@ -462,7 +468,7 @@ class MappedWriter:
         if offset < self._reached:
             self.file.pwrite(data, offset)
         else:
-            self.file.pwrite_new_pages(data, offset)
+            self.file.pwrite_new_pages(data, offset, self._new_pages_nbytes)
         self._reached = max(self._reached, offset + len(data))
 
     def _map(self) -> mmap.mmap | None:

@@ -51,7 +51,7 @@ class ZarrStore:
         self.packed = frozenset[str]()
         self.path = folder / group.FOLDER
         self._staging = staging
-        staging.only_write()
+        staging.recycle_pages()
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
         self._reader = ShardReader(

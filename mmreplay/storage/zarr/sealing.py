@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32c
+from mmreplay.disk.files import RECYCLED_PAGES_NBYTES
 from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import Worker
@@ -146,12 +147,14 @@ def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> No
         packed = np.zeros((count, placement.stride), np.uint8)
         staging.packer.pack(packed, columns, 0, count)
         offset = row * placement.stride
-        staging.file(RECORDS).pwrite_new_pages(packed.reshape(-1).data, offset)
+        staging.file(RECORDS).pwrite_new_pages(
+            packed.reshape(-1).data, offset, RECYCLED_PAGES_NBYTES
+        )
     for path, name in placement.large.items():
         if not schema.fields[path].mutable:
             data = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
             staging.file(name).pwrite_new_pages(
-                data.data, row * schema.fields[path].nbytes
+                data.data, row * schema.fields[path].nbytes, RECYCLED_PAGES_NBYTES
             )
 
 

@@ -172,32 +172,42 @@ FEW = 8
 """Chunks for which no second thread is started."""
 
 
-def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
-    """Pack a place's rows; return the parts of its file, in order.
+PACKED_NBYTES = 256 << 10
+"""Rows that are read at once, to be packed while a cache holds them."""
+
+
+def encode(array: ShardedArray, read: Callable[[int, int], Array]) -> list[Any]:
+    """Pack the rows of a shard; return the chunks of its file, in order, and its index.
 
     Args:
-        array: Whose.
-        rows: ``[R, *shape]``, in the order of the ring's rows.
-        ring: The ring.
+        array: The array of the shard.
+        read: Returns rows ``[first, stop)`` of the shard, ``[N, *shape]``, in the order
+            of the ring's rows. It is called from two threads.
     """
     wide, steps = array.shard
     envs, size = array.chunk
-    grid = rows.reshape(steps, wide, *array.shape)
-    corners = [(e, s) for e in range(0, wide, envs) for s in range(0, steps, size)]
-    packed: list[Any] = [None] * len(corners)
+    per_env, num_chunks = steps // size, array.num_chunks
+    packed: list[Any] = [None] * num_chunks
+    at_once = max(1, PACKED_NBYTES // (wide * size * array.row_nbytes)) * size
 
     def pack(first: int, stop: int) -> None:
-        for number in range(first, stop):
-            env, step = corners[number]
-            block = grid[step : step + size, env : env + envs].swapaxes(0, 1)
-            raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-            packed[number] = memoryview(array.codec.pack(raw)).cast("B")
+        for start in range(first, stop, at_once):
+            end = min(start + at_once, stop)
+            grid = read(start * wide, end * wide)
+            grid = grid.reshape(end - start, wide, *array.shape)
+            for step in range(0, end - start, size):
+                number = (start + step) // size
+                for env in range(0, wide, envs):
+                    block = grid[step : step + size, env : env + envs].swapaxes(0, 1)
+                    raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+                    packed[number] = memoryview(array.codec.pack(raw)).cast("B")
+                    number += per_env
 
-    half = len(corners) // 2
-    if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
-        pack(0, len(corners))
+    if num_chunks < 2 * FEW or array.chunk_nbytes < array.codec.nbytes_apart:
+        pack(0, steps)
     else:
-        run_both(lambda: pack(half, len(corners)), lambda: pack(0, half))
+        middle = per_env // 2 * size
+        run_both(lambda: pack(middle, steps), lambda: pack(0, middle))
     lengths = np.array([chunk.nbytes for chunk in packed], "<u8")
     index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
@@ -618,7 +628,7 @@ WRITE_NBYTES = 1 << 20
 
 
 class ShardMaker:
-    """Writes and removes shard files; memory: one shard of one field."""
+    """Writes and removes shard files; memory: one packed shard of one field."""
 
     def __init__(self, root: Path, metadata: Metadata, staging: MemmapStore) -> None:
         self._root = root
@@ -675,9 +685,12 @@ class ShardMaker:
         return self._root / group.shard_name(array, self._ring, range_id)
 
     def _write(self, path: Path, array: ShardedArray, range_id: int) -> None:
-        size = array.shard[0] * array.shard[1]
-        rows = np.arange(size) + range_id * size
-        chunks = encode(array, self._values(array.path, rows), self._ring)
+        base = range_id * array.shard[0] * array.shard[1]
+
+        def read(first: int, stop: int) -> Array:
+            return self._values(array.path, np.arange(base + first, base + stop))
+
+        chunks = encode(array, read)
         files.remove_tree(path)
         file = File.create(path, sum(len(chunk) for chunk in chunks))
         try:
