@@ -14,11 +14,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from mmreplay import kernels
+
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 FICLONE = 0x40049409
 PUNCH_HOLE = 3  # keeps the size
-POPULATE_WRITE = 23
 AT_EMPTY_PATH = 0x1000
 STATX_BTIME = 0x800
 # struct statx: its mask, and stx_btime, seconds and nanoseconds.
@@ -31,10 +32,8 @@ Data = bytes | bytearray | memoryview
 Pack = Callable[..., None]
 """Writes every byte of its first argument, a memoryview."""
 
+_copies = kernels.load("copies")
 _libc = ctypes.CDLL(None, use_errno=True)
-_madvise = getattr(_libc, "madvise", None)
-if _madvise is not None:
-    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _statx = getattr(_libc, "statx", None)
 if _statx is not None:
     _statx.argtypes = [
@@ -70,8 +69,8 @@ class Disk:
         What a store would die of (SIGBUS) is an error here: a full disk, a page that
         cannot be read.
         """
-        if _madvise is None or _madvise(address, nbytes, POPULATE_WRITE):
-            raise OSError(ctypes.get_errno(), "cannot populate")
+        if number := _copies.populate(address, nbytes):
+            raise OSError(number, "cannot populate")
 
     def fill(
         self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,

@@ -1,5 +1,5 @@
-/* Long rows, copied out of a mapping or read from its file; copies.py says what each
- * does. Other threads run meanwhile. */
+/* Long rows, copied out of a mapping or read from its file, and pages of a mapping made
+ * ready; copies.py says what each does. Other threads run meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -225,11 +226,36 @@ read_rows(PyObject *module, PyObject *args)
     return release(&held, PyBool_FromLong(done));
 }
 
+/* ---- populate ---------------------------------------------------------------- */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static PyObject *
+populate(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "populate: got %zd arguments, expected 2",
+                            given);
+    void *address = PyLong_AsVoidPtr(args[0]);
+    size_t nbytes = PyLong_AsSize_t(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = madvise(address, nbytes, MADV_POPULATE_WRITE) ? errno : 0;
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(failed);
+}
+
 /* ---- module ------------------------------------------------------------------ */
 
 static PyMethodDef functions[] = {
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"read_rows", read_rows, METH_VARARGS, NULL},
+    {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{0, NULL}};

@@ -1,11 +1,14 @@
-"""Long rows, copied out of a mapping or read from its file: the twin of ``_copies.c``.
+"""Long rows, and pages of a mapping: the twin of ``_copies.c``.
 
+Rows are copied out of a mapping or read from its file.
 Functions take contiguous arrays; C reads and writes their bytes, past the caches where
 it copies, and lets other threads run meanwhile.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 
 import numpy as np
@@ -15,6 +18,11 @@ Ids = NDArray[np.int64]
 Array = NDArray[np.generic]
 
 ASKED_NBYTES = 128 << 10
+POPULATE_WRITE = 23
+
+_madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
@@ -72,6 +80,21 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool
         )
     finally:
         os.close(own)
+
+
+def populate(address: int, nbytes: int, /) -> int:
+    """Make pages of a mapping ready to be stored into, their space included.
+
+    Args:
+        address: Of the first page.
+        nbytes: Bytes from there on.
+
+    Returns:
+        0, or the number of the error that a store would die of.
+    """
+    if _madvise is None:
+        return errno.ENOSYS
+    return ctypes.get_errno() if _madvise(address, nbytes, POPULATE_WRITE) else 0
 
 
 def _read(fd: int, target: memoryview, offset: int) -> bool:

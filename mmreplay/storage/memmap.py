@@ -319,7 +319,8 @@ class MemmapStore:
         """Write a batch of rows; see `Store.write`."""
         # In any order: all of these rows are above the heads, and no process looks at
         # them before the publication.
-        self._write_large(runs, columns, len(flags))
+        if self._large:
+            self._write_large(runs, columns, len(flags))
         if self._writer is not None:
             self._write_records(self._writer, runs, columns)
         self._write_flags(runs, flags)

@@ -314,7 +314,9 @@ class MappedWriter:
             nbytes: How many they are.
         """
         stop = offset + nbytes
-        if self.ready(offset, stop) and self.file.fd >= 0:
+        # As `ready` does, whose call a step would notice.
+        near = self.near <= offset and stop <= self.far and monotonic() < self.until
+        if (near or self._approach(offset, stop, 0)) and self.file.fd >= 0:
             files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
             return
         if self._filler is not None:
