@@ -457,6 +457,10 @@ class Appender:
         if head + count > self._lowest_limit:
             self._raise_limits(heads)
         row, num_rows = head % self._slots * ring.num_envs, count * ring.num_envs
+        fast = self._fast_append
+        if fast is not None and fast.extend(columns, skipped, block_flags, row, heads):
+            self._note_rows(heads, head + count, block_flags)
+            return
         # Without a wrap the block goes to the store as it came, packed straight into
         # the mapping: 18 us for 1,024 rows of 168 bytes, where packing first and
         # writing takes 40 to 57 (tools/bench/bench_add.py).
@@ -472,11 +476,17 @@ class Appender:
         # A kill before this leaves rows above the heads, which nobody looks at and the
         # next writer overwrites.
         self._commit.publish(heads, self._limits, self._tails)
+        self._note_rows(heads, head + count, block_flags)
+
+    def _note_rows(
+        self, heads: Array, head: int, block_flags: NDArray[np.uint8]
+    ) -> None:
+        """Note a block that was published, and the head after it."""
         self._flags.note_all(block_flags[-1])
-        self._common_head = head + count
+        self._common_head = head
         # Last: see `_recover_interrupted`.
         self._heads = heads
-        if head + count >= self._refill_at:
+        if head >= self._refill_at:
             self._wake_committer()
 
     def _add_apart(
@@ -689,7 +699,7 @@ rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 
 class FastAppend:
-    """Adds plain steps to one store and publishes them, both in one call of C.
+    """Adds plain steps and blocks to one store and publishes them, in one call of C.
 
     It stores through mappings, into rows that were reserved for it: rows below the
     limits, whose pages `MappedWriter` made ready. The reservation holds for the limits
@@ -713,7 +723,7 @@ class FastAppend:
         """
         self._commit, self._writers = commit, writers
         self._kernel = rows.Append(store.packer, commit.slot)
-        self._add = self._kernel.add
+        self._add, self._extend = self._kernel.add, self._kernel.extend
         commit.fast_append = self._kernel
         self._stride = store.placement.stride
         self._envs, self._slots = store.ring.num_envs, store.ring.slots
@@ -774,6 +784,68 @@ class FastAppend:
             raise
         return heads
 
+    def extend(
+        self,
+        columns: Columns,
+        skipped: int,
+        flags: NDArray[np.uint8],
+        row: int,
+        heads: Array,
+    ) -> bool:
+        """Store and publish a block below the limits.
+
+        Args:
+            columns: Per path C-contiguous rows in the order of the ring's.
+            skipped: Rows of the columns before the block's.
+            flags: uint8 ``[T, E]`` of the block, C-contiguous.
+            row: The block's first row.
+            heads: int64 ``[E]``, published with it.
+
+        Returns:
+            Whether the block was added; if not, nothing was stored.
+        """
+        commit, stride, stop = self._commit, self._stride, row + flags.size
+        if (
+            commit.closed
+            or files.disk.__class__ is not Disk  # as in `add`
+            or stop > self._slots * self._envs
+        ):
+            return False
+        records, marks = self._writers
+        fresh = self._fresh_rows()
+        offset, nbytes = row * stride, flags.size * stride
+        if not marks.ready(row, stop, fresh) or not records.ready_to_fill(
+            offset, nbytes, fresh=stop <= fresh
+        ):
+            return False
+        live = commit.next_live
+        try:
+            self._extend(
+                columns, skipped, flags, records.mapping, row, marks.mapping,
+                commit.mapping, commit.size * live, next(commit.numbers), heads,
+                commit.limits, commit.tails,
+            )  # fmt: skip
+            commit.next_live = BOTH_LIVE - live
+            commit.heads, commit.published = heads, (heads, commit.tails)
+        except BaseException:
+            # As in `add`.
+            commit.recall()
+            raise
+        return True
+
+    def _fresh_rows(self) -> int:
+        """Rows below this one hold nothing yet, where the head has not passed them.
+
+        In the first lap those are rows below the limits: `Store.allocate` reserved
+        their space before the limits were published.
+        """
+        limits = self._commit.limits
+        if self._fresh_of is not limits:
+            first_lap = int(limits.max()) <= self._slots
+            self._fresh = int(limits.min()) * self._envs if first_lap else 0
+            self._fresh_of = limits
+        return self._fresh
+
     def _heads_after(self, head: int) -> Array:
         """Heads after a position; those of the next steps are made with them."""
         every = np.arange(head + 1, head + 1 + NUM_HEADS, dtype=np.int64)
@@ -785,18 +857,13 @@ class FastAppend:
         """Reserve rows from one on, as far as their pages are ready."""
         commit, stride, stop = self._commit, self._stride, row + self._envs
         limits, tails = commit.limits, commit.tails
-        if self._fresh_of is not limits:
-            # In the first lap rows below the limits hold nothing yet, and
-            # `Store.allocate` reserved their space before the limits were published.
-            first_lap = int(limits.max()) <= self._slots
-            self._fresh = int(limits.min()) * self._envs if first_lap else 0
-            self._fresh_of = limits
+        fresh = self._fresh_rows()
         # Both files or none: a step is two stores, and a row without its flags would be
         # published with those of the last lap.
         records, flags = self._writers
-        if not records.ready(row * stride, stop * stride, self._fresh * stride):
+        if not records.ready(row * stride, stop * stride, fresh * stride):
             return False
-        if not flags.ready(row, stop, self._fresh):
+        if not flags.ready(row, stop, fresh):
             return False
         # Whole rows within the ready pages of both files. C checks a row against these
         # two numbers alone.

@@ -1,4 +1,4 @@
-/* Steps prepared, stored and published by one call; append.py says what each does. */
+/* Steps and blocks stored and published by one call; append.py says what each does. */
 
 #include <time.h>
 
@@ -214,10 +214,76 @@ Append_add(Append *self, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_TRUE;
 }
 
+/* Whether a block lies inside the files, and its publication in COMMIT. */
+static int
+block_fits(const Append *self, const Py_buffer *flags, const Py_buffer *files,
+           Py_ssize_t first, Py_ssize_t row, Py_ssize_t offset)
+{
+    Py_ssize_t stride = self->packer->stride, count = flags->len;
+    return stride > 0 && count > 0 && first >= 0 && first <= PY_SSIZE_T_MAX - count &&
+           row >= 0 && row <= files[FLAGS].len - count &&
+           row <= files[RECORDS].len / stride - count && offset >= 0 &&
+           offset <= files[COMMIT].len - self->slot->view.len;
+}
+
+static int
+extend_files(Append *self, PyObject *const *args, const Py_buffer *flags,
+             const Py_buffer *files)
+{
+    RecordPacker *packer = self->packer;
+    Slot *slot = self->slot;
+    Py_ssize_t first = PyLong_AsSsize_t(args[1]), row = PyLong_AsSsize_t(args[4]);
+    Py_ssize_t offset = PyLong_AsSsize_t(args[7]);
+    unsigned long long number = PyLong_AsUnsignedLongLong(args[8]);
+    if (PyErr_Occurred())
+        return -1;
+    if (!block_fits(self, flags, files, first, row, offset)) {
+        PyErr_Format(PyExc_ValueError,
+                     "extend: expected rows of the files, and an offset of a publication");
+        return -1;
+    }
+    char *out = (char *)files[RECORDS].buf + row * packer->stride;
+    if (pack_columns(packer, args[0], out, first, first + flags->len, stream_rows) < 0)
+        return -1;
+    memcpy((char *)files[FLAGS].buf + row, flags->buf, (size_t)flags->len);
+    for (int which = 0; which < 3; which++)
+        if (put_column(slot, which, args[9 + which]) < 0)
+            return -1;
+    seal(slot, (uint64_t)number);
+    /* A reader that sees the publication sees the rows. */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    memcpy((char *)files[COMMIT].buf + offset, slot->view.buf, (size_t)slot->view.len);
+    return 0;
+}
+
+static PyObject *
+Append_extend(Append *self, PyObject *const *args, Py_ssize_t given)
+{
+    enum { GIVEN = 12, COLUMN_FLAGS = 2, FILES = 3 };
+    /* Where the mappings stand among the arguments. */
+    static const int at[FILES] = {[RECORDS] = 3, [FLAGS] = 5, [COMMIT] = 6};
+    Py_buffer flags, files[FILES];
+    int held = 0, done = -1;
+    if (given != GIVEN)
+        return PyErr_Format(PyExc_TypeError, "extend: got %zd arguments, expected %d",
+                            given, GIVEN);
+    if (contiguous(args[COLUMN_FLAGS], &flags, 0) < 0)
+        return NULL;
+    while (held < FILES && contiguous(args[at[held]], &files[held], 1) == 0)
+        held++;
+    if (held == FILES)
+        done = extend_files(self, args, &flags, files);
+    while (held--)
+        PyBuffer_Release(&files[held]);
+    PyBuffer_Release(&flags);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef Append_methods[] = {
     {"reserve", (PyCFunction)(void (*)(void))Append_reserve, METH_VARARGS, NULL},
     {"release", (PyCFunction)(void (*)(void))Append_release, METH_NOARGS, NULL},
     {"add", (PyCFunction)(void (*)(void))Append_add, METH_FASTCALL, NULL},
+    {"extend", (PyCFunction)(void (*)(void))Append_extend, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot Append_slots[] = {

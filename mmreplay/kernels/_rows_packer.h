@@ -450,46 +450,53 @@ enum { LENGTHY = 1 << 20 };
 
 typedef void (*PackRows)(RecordPacker *, const Py_buffer *, char *, Py_ssize_t, Py_ssize_t);
 
+/* Packs rows [first, stop) of columns; fails where a column has too few. */
+static int
+pack_columns(RecordPacker *self, PyObject *columns, char *out, Py_ssize_t first,
+             Py_ssize_t stop, PackRows way)
+{
+    Py_buffer *views = PyMem_Calloc((size_t)self->count + 1, sizeof(Py_buffer));
+    if (views == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Py_ssize_t held = hold(self, columns, views, stop);
+    int done = held == self->count ? 0 : -1;
+    if (done == 0) {
+        /* Long ones let others go on meanwhile; to ask for that takes time, too. */
+        int lengthy = stop - first >= LENGTHY / self->stride;
+        PyThreadState *state = lengthy ? PyEval_SaveThread() : NULL;
+        way(self, views, out, first, stop);
+        if (state)
+            PyEval_RestoreThread(state);
+    }
+    while (held--)
+        if (views[held].obj)
+            PyBuffer_Release(&views[held]);
+    PyMem_Free(views);
+    return done;
+}
+
 static PyObject *
 pack_with(RecordPacker *self, PyObject *args, PackRows way)
 {
-    PyObject *given, *target, *result = NULL;
-    Py_ssize_t first, stop, held;
+    PyObject *given, *target;
+    Py_ssize_t first, stop;
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "OOnn:pack", &target, &given, &first, &stop))
+    int done = -1;
+    if (!PyArg_ParseTuple(args, "OOnn:pack", &target, &given, &first, &stop) ||
+        contiguous(target, &out, 1) < 0)
         return NULL;
-    Py_buffer *views = PyMem_Calloc((size_t)self->count + 1, sizeof(Py_buffer));
-    if (views == NULL)
-        return PyErr_NoMemory();
-    if (contiguous(target, &out, 1) < 0) {
-        PyMem_Free(views);
-        return NULL;
-    }
     if (self->stride < 1 || first < 0 || first > stop ||
         out.len / self->stride < stop - first)
         PyErr_Format(PyExc_ValueError,
                      "pack: got %zd bytes for rows %zd to %zd of %zd bytes, expected "
                      "room for each",
                      out.len, first, stop, self->stride);
-    else {
-        held = hold(self, given, views, stop);
-        if (held == self->count) {
-            /* Long ones let others go on meanwhile; to ask for that takes time, too. */
-            int lengthy = stop - first >= LENGTHY / self->stride;
-            PyThreadState *state = lengthy ? PyEval_SaveThread() : NULL;
-            way(self, views, out.buf, first, stop);
-            if (state)
-                PyEval_RestoreThread(state);
-            result = Py_None;
-            Py_INCREF(result);
-        }
-        while (held--)
-            if (views[held].obj)
-                PyBuffer_Release(&views[held]);
-    }
+    else
+        done = pack_columns(self, given, out.buf, first, stop, way);
     PyBuffer_Release(&out);
-    PyMem_Free(views);
-    return result;
+    return done < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *

@@ -1,4 +1,4 @@
-"""Steps prepared, stored and published by one call: the twin of ``_rows_append.h``."""
+"""Steps and blocks stored and published by one call: twin of ``_rows_append.h``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class StepPacker(Protocol):
 
     def prepare(self, data: Mapping[str, object], /) -> int:
         """Check and pack one step, or return -1."""
+
+    def stream(
+        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+    ) -> None:
+        """Pack rows of columns."""
 
 
 class AppendKernel(Protocol):
@@ -69,6 +74,34 @@ class AppendKernel(Protocol):
 
         Raises:
             ValueError: The offset lies outside the COMMIT file.
+        """
+
+    def extend(
+        self, columns: Mapping[str, Any], first: int, flags: NDArray[np.uint8],
+        records: Any, row: int, marks: Any, commit: Any, offset: int, number: int,
+        heads: Array, limits: Array, tails: Array, /,
+    ) -> None:  # fmt: skip
+        """Store rows and their flags through mappings, and publish them.
+
+        No reservation is needed: the pages of the rows are ready.
+
+        Args:
+            columns: C-contiguous arrays of whole rows, for each field of the record.
+            first: Rows of the columns that come before the block.
+            flags: uint8, a byte of each row of the block, C-contiguous.
+            records: A mapping of the records.
+            row: The block's first row.
+            marks: A mapping of the flags.
+            commit: A mapping of the COMMIT file.
+            offset: Where the publication goes in the COMMIT file.
+            number: The publication's sequence number.
+            heads: int64 ``[E]``, published with it.
+            limits: int64 ``[E]``, likewise.
+            tails: int64 ``[E]``, likewise.
+
+        Raises:
+            ValueError: There are no such rows, or the offset lies outside the COMMIT
+                file.
         """
 
 
@@ -124,3 +157,22 @@ class Append:
         flags[row : row + envs] = bytes(envs)
         commit[offset : offset + len(publication)] = publication
         return True
+
+    def extend(
+        self, columns: Mapping[str, Any], first: int, flags: NDArray[np.uint8],
+        records: Any, row: int, marks: Any, commit: Any, offset: int, number: int,
+        heads: Array, limits: Array, tails: Array, /,
+    ) -> None:  # fmt: skip
+        """See `AppendKernel.extend`."""
+        stride, count = self._packer.stride, flags.size
+        fits = stride > 0 and count > 0 and first >= 0
+        fits = fits and 0 <= row <= min(len(marks), len(records) // stride) - count
+        if not fits or not 0 <= offset <= len(commit) - len(self._slot.data):
+            raise ValueError(
+                "extend: expected rows of the files, and an offset of a publication"
+            )
+        out = memoryview(records)[row * stride : (row + count) * stride]
+        self._packer.stream(out, columns, first, first + count)
+        marks[row : row + count] = flags.tobytes()
+        publication = self._slot.publish(number, heads, limits, tails)
+        commit[offset : offset + len(publication)] = publication

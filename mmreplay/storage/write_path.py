@@ -432,12 +432,29 @@ class MappedWriter:
         Returns:
             False, and nothing was stored, where `write` is to be called.
         """
+        if not self.ready_to_fill(offset, nbytes, fresh=fresh):
+            return False
+        mapping = self.mapping
+        assert mapping is not None
+        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, arguments)
+        return True
+
+    def ready_to_fill(self, offset: int, nbytes: int, *, fresh: bool) -> bool:
+        """Make the pages of a block ready to be stored into.
+
+        Args:
+            offset: The block's first byte.
+            nbytes: How many.
+            fresh: Its rows hold nothing yet, and their space is reserved.
+
+        Returns:
+            Whether they are; if not, the block is to be written.
+        """
         if nbytes < LEAST_NBYTES or not self._open:
             return False
         if offset >= self._reached and not fresh:
             return False
-        mapping = self.mapping or self._map()
-        if mapping is None:
+        if (self.mapping or self._map()) is None:
             return False
         first = offset & PAGE_MASK
         # Pages that are not in memory would be read first, 43 of them for 1,024 rows of
@@ -449,7 +466,6 @@ class MappedWriter:
         except OSError:
             # `write` says why, in an error that names the file.
             return False
-        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, arguments)
         self._reached = max(self._reached, offset + nbytes)
         return True
 

@@ -338,6 +338,95 @@ def test_heads_handed_out_stay_as_they_were(tmp_path, appended):
     assert appended
 
 
+@pytest.fixture
+def blocks(monkeypatch):
+    """Rows of the blocks that it took, short ones as well."""
+    found, extend = [], FastAppend.extend
+
+    def note(self, columns, skipped, flags, row, heads):
+        done = extend(self, columns, skipped, flags, row, heads)
+        if done:
+            found.append(flags.size)
+        return done
+
+    monkeypatch.setattr(FastAppend, "extend", note)
+    monkeypatch.setattr(write_path, "LEAST_NBYTES", 256)
+    return found
+
+
+def block_of(number, steps, num_envs, rng):
+    rows = [
+        step_of(number + k, num_envs, (rng.random(2) < 0.1).tolist())
+        for k in range(steps)
+    ]
+    return {path: np.stack([row[path] for row in rows]) for path in FIELDS}
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_blocks_leave_what_other_ways_leave(
+    tmp_path, blocks, num_envs, layout, autoreset
+):
+    found, counts = [], []
+    for way in ("fast", "watched"):
+        rng, path = np.random.default_rng(6), tmp_path / way
+        blocks.clear()
+        with using(WatchedDisk()) if way == "watched" else using(files.disk):
+            buffer = make(path, num_envs, layout, autoreset=autoreset)
+            for _ in range(150):
+                number, steps = int(buffer.heads[0]), int(rng.integers(1, 100))
+                block = block_of(number, steps, num_envs, rng)
+                if rng.random() < 0.1:
+                    buffer.end_episodes()
+                if rng.random() < 0.2:
+                    block["reward"] = np.asarray(block["reward"], np.float64)
+                buffer.extend(block)
+                buffer.add(step_of(number + steps, num_envs))
+            found.append([files_of(path), state_of(buffer)])
+            buffer.close()
+        counts.append(sum(blocks))
+        assert verify_buffer(path).ok
+    assert found[0] == found[1]
+    assert counts[0] > 2000 * num_envs
+    assert counts[1] == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_ctrl_c_in_a_block_loses_none_and_doubles_none(
+    tmp_path, blocks, num_envs, layout, after
+):
+    rng = np.random.default_rng(0)
+    with make(tmp_path / "b", num_envs, layout) as buffer:
+        fast = buffer._files.appender._fast_append
+        extend = fast._extend
+
+        def struck(*given):
+            if after:
+                extend(*given)
+            raise KeyboardInterrupt
+
+        number = 0
+        for _ in range(60):
+            fast._extend = struck if rng.random() < 0.3 else extend
+            try:
+                buffer.extend(block_of(number, 30, num_envs, rng))
+            except KeyboardInterrupt:
+                number += 30 * after
+            else:
+                number += 30
+            assert buffer.heads.tolist() == [number] * num_envs
+        fast._extend = extend
+        rewards = buffer.gather_all()["reward"].reshape(-1)
+        first = buffer.span.first.tolist()[0]
+        expected = [
+            float(10 * n + e) for e in range(num_envs) for n in range(first, number)
+        ]
+        assert sorted(rewards.tolist()) == sorted(expected)
+    assert blocks
+    assert verify_buffer(tmp_path / "b").ok
+
+
 def test_a_concurrent_reader_finds_every_row_complete(tmp_path, appended):
     torn, stop = [], threading.Event()
     with make(tmp_path / "b", commit_every=0.01) as buffer:

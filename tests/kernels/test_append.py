@@ -184,6 +184,82 @@ def test_a_reservation_beyond_what_is_there_is_refused(bench, rng, changes):
     assert bench.untouched()
 
 
+def block(bench, rng, rows):
+    return {
+        path: rng.integers(-99, 99, (rows, *f.shape)).astype(f.numpy)
+        for path, f in FIELDS.items()
+    }
+
+
+def extend(bench, columns, first, flags, row, place=0, number=7, **changes):
+    given = {
+        name: getattr(bench, name) for name in ("records", "flags", "commit")
+    } | changes
+    heads = np.arange(bench.num_envs) + 50
+    return bench.append.extend(
+        columns, first, flags, given["records"], row, given["flags"], given["commit"],
+        place, number, heads, bench.limits, bench.tails,
+    )  # fmt: skip
+
+
+def test_a_block_is_stored_as_the_packer_packs_it_and_the_slot_publishes_it(bench, rng):
+    packer = layout.packer(SCHEMA, record_layout(SCHEMA), bench.num_envs)
+    expected = bytearray(bench.records), bytearray(bench.flags), bytearray(bench.commit)
+    other, size = bench.new_slot(), bench.size
+    for number in range(1, 20):
+        count, first = int(rng.integers(1, 20)), int(rng.integers(5))
+        row = int(rng.integers(ROWS - count + 1))
+        columns = block(bench, rng, first + count + 2)
+        flags = rng.integers(16, size=count).astype(np.uint8)
+        assert extend(bench, columns, first, flags, row, size, number) is None
+        out = memoryview(expected[0])[row * STRIDE : (row + count) * STRIDE]
+        packer.stream(out, columns, first, first + count)
+        expected[1][row : row + count] = flags.tobytes()
+        heads = np.arange(bench.num_envs) + 50
+        told = other.publish(number, heads, bench.limits, bench.tails)
+        expected[2][size : 2 * size] = told
+        found = bytes(bench.records), bytes(bench.flags), bytes(bench.commit)
+        assert found == tuple(map(bytes, expected))
+
+
+@pytest.mark.parametrize(
+    ("row", "first", "count", "place"),
+    [
+        (-1, 0, 8, 0),
+        (ROWS - 7, 0, 8, 0),
+        (1 << 60, 0, 8, 0),
+        (0, -1, 8, 0),
+        (0, 0, 0, 0),
+        (0, 0, 8, -1),
+        (0, 0, 8, 1 << 60),
+    ],
+)
+def test_a_block_outside_the_files_is_refused(bench, rng, row, first, count, place):
+    flags = np.zeros(count, np.uint8)
+    with pytest.raises(ValueError, match="extend: expected rows of the files, and an"):
+        extend(bench, block(bench, rng, 8), first, flags, row, place)
+    assert bench.untouched()
+
+
+def test_a_block_of_too_few_rows_is_not_published(bench, rng):
+    before = bytes(bench.commit)
+    for first in (1, (1 << 62)):
+        with pytest.raises(ValueError, match="bytes for"):
+            extend(bench, block(bench, rng, 8), first, np.zeros(8, np.uint8), 0)
+    assert bytes(bench.commit) == before
+
+
+def test_a_block_goes_into_files_that_may_be_written(bench, rng):
+    flags, columns = np.zeros(8, np.uint8), block(bench, rng, 8)
+    for name in ("records", "flags", "commit"):
+        read_only = {name: bytes(getattr(bench, name))}
+        with pytest.raises((BufferError, TypeError, ValueError)):
+            extend(bench, columns, 0, flags, 0, **read_only)
+    extend(bench, columns, 0, flags, 0)
+    for mapping in (bench.records, bench.flags, bench.commit):
+        mapping.close()
+
+
 def test_mappings_are_let_go(rows, monkeypatch, rng):
     bench = Bench(rows, 1, monkeypatch, rng)
     bench.reserve()
