@@ -256,8 +256,8 @@ def main() -> int:
                 continue
             lines += found
             print(f"{script}: {summary(found, options.bound)}", flush=True)
-            if slower := [each for each in found if each.speed < options.bound]:
-                print(table(slower, options.bound), flush=True)
+            if below := [each for each in found if each.speed < options.bound]:
+                print(table(below, options.bound), flush=True)
     print(table(lines, options.bound))
     print(f"in all: {summary(lines, options.bound)}")
     if failed:
