@@ -1,4 +1,4 @@
-"""The raw calls that change or lock files, one method each.
+"""The raw system calls that change or lock files, one method each.
 
 `mmreplay.disk.files` is built on them, and everything else on that.
 """

@@ -1,8 +1,8 @@
-"""The lock of a buffer's one writer; it ends with its process, however that ends.
+"""The lock of a buffer's one writer, which ends with its process in any case.
 
-flock rather than POSIX locks, which a second open in the same process passes and
-any close of the file drops. A forked child closes its copy at once, or the lock
-would live on in a DataLoader worker after the writer was killed.
+It is a flock: a POSIX lock lets a second open in the same process through, and any
+close of the file drops it. A forked child closes its copy at once, or the lock would
+live on in a DataLoader worker after the writer was killed.
 """
 
 from __future__ import annotations

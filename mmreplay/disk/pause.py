@@ -1,8 +1,8 @@
 """A pause of the ring: while a process holds it, the writer overwrites no row.
 
-A process that copies rows takes it; the writer asks before it lets rows be
-overwritten, and adds within its reserve meanwhile. It is a flock, which ends with its
-process: a copy that was killed stops no writer.
+A process that copies rows takes it. The writer looks for it before it lets rows be
+overwritten, and adds within its reserve until it is released. It is a flock, which ends
+with its process: a copy that was killed stops no writer.
 """
 
 from __future__ import annotations

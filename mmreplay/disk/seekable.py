@@ -1,4 +1,4 @@
-"""Bytes that are read at offsets, as a file with a position for other libraries."""
+"""A file object with a position, for other libraries, over bytes read at offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the Zarr engine cuts a ring into shards, and what it packs them with."""
+"""How the Zarr engine divides a ring into shards, and how it packs them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Loops that numpy cannot run well: each in C, beside a numpy twin that defines it.
+"""Loops that numpy cannot run well, in C and as numpy twins that define the results.
 
-``_name.c`` is an optional extension, ``name.py`` its twin: the same functions, the
-same results to the last bit. `load` gives whichever runs. ``MMREPLAY_KERNELS``,
-read once, forces a choice: ``numpy`` the twins, ``c`` the extensions.
+``_name.c`` is an optional extension, ``name.py`` its numpy twin: the same functions,
+the same results to the last bit. `load` returns the one that runs.
+``MMREPLAY_KERNELS``, read once, forces a choice: ``numpy`` the twins, ``c`` the
+extensions.
 """
 
 from __future__ import annotations

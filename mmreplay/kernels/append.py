@@ -1,4 +1,4 @@
-"""Steps and blocks stored and published by one call: twin of ``_rows_append.h``."""
+"""Stores and publishes steps and blocks by one call: twin of ``_rows_append.h``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays as the kernels of trees take them."""
+"""Arrays in the form that the kernels of trees take."""
 
 from __future__ import annotations
 

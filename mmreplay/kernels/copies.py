@@ -1,8 +1,8 @@
-"""Long rows, and pages of a mapping: the twin of ``_copies.c``.
+"""Copies or reads long rows, and populates pages: the numpy twin of ``_copies.c``.
 
-Rows are copied out of a mapping or read from its file.
-Functions take contiguous arrays; C reads and writes their bytes, past the caches where
-it copies, and lets other threads run meanwhile.
+Rows are copied out of a mapping or read from its file. Functions take contiguous arrays.
+C reads and writes their bytes, past the caches where it copies, and lets other threads
+run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checksums of bytes: the twin of ``_rows_sum.h``."""
+"""Checksums of bytes, CRC-32C: the numpy twin of ``_rows_sum.h``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that come as DLPack capsules: the twin of ``_rows_exchange.h``."""
+"""Values in DLPack capsules, as arrays: the numpy twin of ``_rows_exchange.h``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Rows of bytes, packed, marked and published: the numpy twin of ``_rows.c``.
+"""Packs, flags and publishes rows of bytes: the numpy twin of ``_rows.c``.
 
-A *record* is one row of small fields; a *slot* one publication of heads, limits and
-tails with its checksum (slot.py); an *append* stores and publishes by one call
-(append.py).
-Functions take contiguous arrays; C writes into their bytes.
+A *record* is one row of small fields. A *slot* of COMMIT is one publication of heads,
+limits and tails with its checksum (slot.py). An *append* stores and publishes by one
+call (append.py). Functions take contiguous arrays; C writes into their bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Drawn steps: their legality, rows and fields; the numpy twin of ``_steps.c``.
+"""Drawn steps: which are legal, where they lie, their fields: twin of ``_steps.c``.
 
-Functions take contiguous arrays; C reads and writes their bytes. A ring is given as
-slots, environments, and whether a step of all of them lies together (`ring.Ring`).
+Functions take contiguous arrays; C reads and writes their bytes. A ring is passed as
+slots, environments, and whether a step of all environments lies together (`ring.Ring`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Heads, limits and tails as a reader follows them, in any process.
+"""Published and committed heads: writes and follows the COMMIT file of a generation.
 
-Heads, limits and tails: the COMMIT file in use by its writer; what readers ask.
-
-Publishing is a store into a mapped page: it survives the process, because the
-page cache does. Durable slots are written and synced: they survive the power.
+`CommitWriter` belongs to the one writer, `CommitReader` to a reader in any process,
+`MemoryCommitState` to a buffer in RAM. To publish is a store into a mapped page, which
+survives the process, because the page cache does. A durable slot is written and synced,
+and survives a power cut.
 """
 
 from __future__ import annotations

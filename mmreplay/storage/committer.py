@@ -1,8 +1,8 @@
-"""Commits: what survives a power cut, made in the right order and never retried.
+"""Commits: makes published rows safe from a power cut, whenever it comes.
 
-Data and flags reach the disk before the checksums, those before the slot that
-vouches for both. A thread commits every so many seconds, and raises the durable
-limits before an add has to wait for it.
+Data and flags reach the disk before the checksums, and those before the durable slot
+that vouches for both. A failed sync is never tried again. A thread commits every so
+many seconds, and raises the durable limits before an add would have to wait for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far ahead a writer asks for room, and whether its disk has enough."""
+"""How far ahead a writer reserves disk space, and whether the disk has enough of it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Copies rows out of a file, through a mapping or by reading, into pooled arrays.
+"""Copies rows out of files, through a mapping or by reading, into reused arrays.
 
-`Records` copies steps with their flags, or rows, as columns. `BufferPool` hands out the
-arrays of batches, and hands them out again once nobody holds the batch. A batch of new
-memory costs a page fault for every 4 KiB and the kernel's zeroing of it: for large
-rows, as much as the copy itself. An array's reference count tells when its last view is
-gone.
+`MappedRows` and `ReadRows` copy rows of one file, `Records` copies steps with their
+flags, or rows as columns. `BufferPool` hands out the arrays of batches, and hands them
+out again once no batch refers to them. A batch of new memory costs a page fault for
+every 4 KiB and the zeroing of it: for large rows as much as the copy itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which file holds a field, where in a record, and how rows are packed into records.
+"""Record layout: which file holds a field, and how rows are packed into records.
 
-Fields below 4 KiB per step share records.bin, so that a batch of six small fields
-is one gather and one page of disk instead of six. Larger fields, and mutable ones
-whatever their size, have a file of their own.
+Fields below 4 KiB per step share records.bin, so that a batch of six small fields is
+one gather and one page of disk instead of six. Larger fields, and mutable ones whatever
+their size, have a file of their own.
 """
 
 from __future__ import annotations

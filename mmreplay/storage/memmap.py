@@ -1,14 +1,11 @@
-"""The flags of all rows, a byte each: mapped, or read and kept.
+"""The memmap engine: rows in files, written with pwrite and read through mappings.
 
-Checksums of blocks, kept beside the rows with the lap that each is of.
-
-Rows in memory-mapped files: written with pwrite, read through mappings.
-
-A store through a sparse mapping on a full disk kills the process with SIGBUS on
-every file system tried, while pwrite raises. And advising a mapping for random
-reads slows whoever writes through it twentyfold. So the mappings here are
-read-only, and advised as the reading wants; what is stored has a mapping of its own,
-whose pages are populated first (`write_path`).
+A store through a sparse mapping on a full disk kills the process with SIGBUS on every
+file system tried, while pwrite raises. And to advise a mapping for random reads slows
+writes through it twentyfold. So the mappings here are read-only, and advised for
+reading. Rows are stored through mappings of their own, whose pages are populated first
+(`write_path`). `FlagReader` reads the flags of all rows, `BlockSums` keeps the
+checksums of blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same rows in RAM, for tests and small jobs; nothing survives the process."""
+"""The memory engine: rows in RAM, for tests and small jobs; nothing is stored."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Memory of the machine, or of the group of processes that this one is in.
-
-What of some files is in memory, and whose it is.
-"""
+"""Memory of the machine or control group, and the memory that a buffer's files take."""
 
 from __future__ import annotations
 

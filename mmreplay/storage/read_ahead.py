@@ -1,15 +1,11 @@
-"""Whether this thread gathers what was asked for when it was drawn.
+"""Asks the disk for all rows of a batch before one of them is read.
 
-Such rows are in memory by then, or on their way, whatever the rest of the file is: a
-look at them tells of themselves alone.
-
-Read-ahead by hand: ask the disk for all rows of a batch before touching one.
-
-A batch of random rows read one after the other waits for the disk once per row; asked
-for at once, the requests queue together. On data four times the memory that is the
-difference between 3 and 700 MB/s (tools/bench/bench_pixels.py). Where the pages are
-there it would cost 0.4 ms per 256 rows, so a few of the batch's pages are looked at
-first.
+A batch of random rows read one after the other waits for the disk once per row. Asked
+for at once, the requests queue together: on data four times the memory that is the
+difference between 3 and 700 MB/s (tools/bench/bench_pixels.py). Where the pages are in
+memory it would cost 0.4 ms per 256 rows, so a few of a batch's pages are looked at
+first (`Pages`). A loader asks for a batch when it is drawn. Its gather, later, finds
+all of it in memory, which says nothing about the rest of the file (`Gathering`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What opening a buffer decides from its COMMIT file, with no repair step.
+"""Decides at open, from COMMIT alone, which rows are alive; there is no repair step.
 
-Within the boot that wrote them, live slots are the truth: the page cache outlived
-the process, so everything published is there. Otherwise the newest durable slot
-is: everything above its heads is cut. Nothing else is stored that could disagree.
+Within the boot that wrote them live slots are the truth: the page cache outlived the
+process, so everything published is there. Otherwise the newest durable slot is, and
+everything above its heads is discarded. Nothing else is stored that could disagree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Store`, the protocol of every engine: rows in, rows out, by row number.
+"""The protocol of every engine: rows in, rows out, by row number.
 
 An engine knows rows, not positions or episodes; the commit state knows heads, not data;
 the buffer brings both together. `ReadPolicy` says how rows are read.

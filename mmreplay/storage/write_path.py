@@ -1,29 +1,28 @@
-"""Space of rows to come, reserved in the files before they are written.
+"""How rows get into files: space reserved, pages filled, bytes stored or written.
 
-Pages of rows to come, made before they are written in part.
+`SpaceReservation` reserves the disk space of rows to come before they are written.
 
-A row whose size is no whole number of pages ends within one. To write that part of a
-page the kernel reads the page first, unless it is in memory; in a ring larger than
-memory it seldom is, and each such write waits for the disk. But the rest of the page
-belongs to rows that are written next, over others that the ring has given up: nobody
-reads those again, nor would they be there after a power cut. So the page is written
-whole, as zeros, right before the row. Left to the kernel are the pages where a limit or
-the ring ends, and all of environments side by side once their heads are apart.
+`PartialPageFiller` makes pages that a row fills in part. To write part of a page the
+kernel reads the page first, unless it is in memory; in a ring larger than memory it
+seldom is, and each such write waits for the disk. The rest of the page belongs to rows
+that are written next, over rows that no reader asks for again and no power cut brings
+back. So the page is written as a whole, as zeros, right before the row. Left to the
+kernel are pages where a limit or the ring ends, and those of environments side by side
+once their heads differ.
 
-Rows stored through a mapping, where that is safe and shorter than a write.
-
-Rows that are packed for `pwrite` are copied twice, and the kernel looks at each page
-by itself: 1,024 rows of 168 bytes take 50 us so, and 17 when they are packed into the
-mapping (tools/bench/bench_add.py). A store cannot fail: on a full or failing disk it is
-a SIGBUS. So its pages are asked for first, with `MADV_POPULATE_WRITE`, which says what
-is wrong; what it refuses is left to `pwrite`, and so are pages that would have to be
-read from the disk first, and new ones, which a store would take one by one.
+`MappedWriter` stores rows through a mapping where that is safe and faster. Rows packed
+for `pwrite` are copied twice, and the kernel looks at each page: 1,024 rows of 168
+bytes take 50 us so, and 17 when they are packed into the mapping
+(tools/bench/bench_add.py). A store cannot fail: on a full or failing disk it is a
+SIGBUS. So its pages are populated first, with `MADV_POPULATE_WRITE`, which returns an
+error instead. What it refuses is left to `pwrite`, and so are pages that would have to
+be read from the disk first, and new ones, which a store would take one by one.
 
 Single steps are short, and a call for each is what they cost: two writes take 2 to 5
-us, two stores 0.5. So pages are asked for some steps ahead, and stored into for a
-second at most: where space stays with what was written once (`KEEPS_SPACE`), they are
-in memory, or on a device that was read just now. Only bytes below the highest that
-this opening wrote are stored over: a first lap is written.
+us, two stores 0.5. So pages are populated some steps ahead, and stored into for a
+second at most: where a written block keeps its space (`KEEPS_SPACE`) they are in
+memory, or on a device that was read just now. Only bytes below the highest that this
+opening wrote are stored over: a first lap is written.
 """
 
 from __future__ import annotations

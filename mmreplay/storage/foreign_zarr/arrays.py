@@ -1,4 +1,4 @@
-"""Rows of Zarr arrays that others wrote: chunks fetched, unpacked, kept for a while."""
+"""Reads rows of Zarr arrays of other writers: fetches, unpacks and caches chunks."""
 
 from __future__ import annotations
 

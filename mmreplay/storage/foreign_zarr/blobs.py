@@ -1,4 +1,4 @@
-"""Named bytes below one root, read only: a folder's files, or a zip file's members."""
+"""Named bytes below one root, to read: files of a folder, or members of a zip."""
 
 from __future__ import annotations
 

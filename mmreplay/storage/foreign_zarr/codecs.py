@@ -1,8 +1,8 @@
-"""Unpacks chunks of Zarr arrays that others wrote, by codecs of an allow-list.
+"""Unpacks chunks of Zarr arrays of other writers, by codecs of an allow-list.
 
 Every length that a chunk states of itself is checked before anything is unpacked, and
 nothing unpacks to more bytes than the array's own metadata gives a chunk. The codecs
-themselves are numcodecs' and the standard library's.
+themselves are those of numcodecs and the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the arrays of a Zarr group are to a buffer: fields, ends of episodes, roles."""
+"""Maps the arrays of a Zarr group to fields, episode ends and roles of a buffer."""
 
 from __future__ import annotations
 

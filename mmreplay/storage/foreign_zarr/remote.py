@@ -1,7 +1,7 @@
-"""Objects of an S3 bucket, through obstore, which this module alone knows.
+"""Objects of an S3 bucket, through obstore (extra ``remote``), imported only here.
 
-Extra remote. Requests run side by side, a bounded number of them; ranges of one object
-that lie near each other are one request.
+A bounded number of requests run side by side. Ranges of one object that lie near each
+other are one request.
 """
 
 from __future__ import annotations

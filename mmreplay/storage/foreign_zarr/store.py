@@ -1,8 +1,7 @@
-"""A store whose rows are a Zarr group's as it is; it is read only.
+"""The read-only store of a Zarr group: of other writers, or a buffer's group alone.
 
-A group that mmreplay wrote, opened without its buffer: what its shards hold.
-
-The group's attributes say what the rows are, and which of them are in shards.
+`GroupStore` reads rows of any group. `read` checks what the attributes of a group that
+mmreplay wrote say: what its rows are, and which of them are in shards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Unpacked chunks and the like, kept for a while: so many bytes of them."""
+"""A cache of unpacked chunks, bounded by their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chunks are packed with: numcodecs, loaded when the first chunk is."""
+"""The codecs of chunks, from numcodecs, which is loaded with the first chunk."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rows in compressed Zarr shards, and in staging files until they are sealed.
+"""The Zarr engine: rows in compressed shards, in staging files until sealed.
 
 New rows are staged in the memmap engine's files, sparse over the whole ring. `sealing`
-moves full shards' rows into the Zarr group, and back before they are written again. A
-number per shard says where its rows are: odd in the group, even in the staging files.
-Readers look at it before and after they copy.
+packs the rows of full shard ranges into the Zarr group, and copies them back before
+they are written again. A number per range says where its rows are: odd in a shard, even
+in the staging files. Readers look at it before and after they copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Zarr v3 hierarchy that a data folder holds: its arrays, and their metadata.
+"""The Zarr v3 group that a data folder holds: its arrays, and their metadata.
 
-Written by hand: a few JSON files. An array a field, ``[E, slots, *shape]``, and one
-more of the rows' flags.
+It is a few JSON files, written without zarr-python: an array for each field, ``[E,
+slots, *shape]``, and one of the rows' flags.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""The thread that seals places, and frees what shards have taken over.
+"""Seals full shard ranges, and copies sealed ones back before they are written again.
 
-What the Zarr engine asks of the memmap engine's files beyond rows.
-
-Which rows of a ring shards hold: full places go there, written ones come back.
-
-A place whose last row was written is packed into one shard a field by a thread,
-written whole under another name, synced and renamed; then the place's number says so,
-durably; then the space of its staging rows is given back. A sealed place that is
-written again is put back into the staging files first; but where all its rows were
-given up it is retired whole, and nothing of it is unpacked.
+`Sealer` is the thread. It packs a range whose last row was written into one shard a
+field, writes each under a temporary name, syncs and renames it. Then the range's number
+says so, durably, and only then the space of its staging rows is freed. A sealed range
+that is written again is first copied back to the staging files; where none of its rows
+is alive it is retired as a whole, and nothing is unpacked. `Sealing` decides which of
+this is done, and when.
 """
 
 from __future__ import annotations

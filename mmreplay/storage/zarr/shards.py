@@ -1,18 +1,11 @@
-"""Read-ahead of compressed chunks: ask the disk for a draw's before unpacking one.
+"""Shards of the sharding_indexed codec: written once as a whole, read chunk by chunk.
 
-A draw's chunks are some hundred bytes each, all over some hundred shards: faulted in
-one after the other, each waits for the disk alone. Whether any is missing is looked up
-for a few of them, as `pages` does for rows.
-
-Shards of the sharding_indexed codec: written whole, read chunk by chunk.
-
-Which places of a ring are sealed: one number each, in a file of their own.
-
-A *place* is a stretch of rows as long as a shard. Its number is odd where a shard
-holds it and even where the tail does, and one more at every change: who reads looks
-before and after, and reads again where it changed.
-
-Makes the shards of one place out of the tail's rows, under temporary names.
+`ShardMaker` packs the staging rows of one shard range under temporary names.
+`ShardReader` reads rows out of shards. `ShardStates` is places.bin: a number for each
+range, odd where a shard holds its rows, even where the staging files do, and one more
+at every change, so that a reader looks before and after it copies. `ChunkPages` and
+`ChunksAhead` ask the disk for the chunks of a draw before one is unpacked: some hundred
+bytes each, all over some hundred shards, each would wait for the disk alone.
 """
 
 from __future__ import annotations
