@@ -117,7 +117,7 @@ class Disk:
         fcntl.ioctl(fd, FICLONE, source)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file that nobody writes again a second name."""
+        """Give a file that is never written again a second name."""
         os.link(source, target, follow_symlinks=False)
 
     def datasync(self, fd: int) -> None:
@@ -129,11 +129,11 @@ class Disk:
         os.fsync(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put source in target's place, in one step."""
+        """Rename source to target, in one step."""
         os.replace(source, target)
 
     def exchange(self, one: Path, other: Path) -> None:
-        """Let two entries change places in one step."""
+        """Exchange two entries in one step."""
         here, both = ctypes.c_int(AT_FDCWD), ctypes.c_uint(RENAME_EXCHANGE)
         if _libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), both):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

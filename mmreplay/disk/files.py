@@ -51,7 +51,7 @@ KEEPS_SPACE = {"ext4", "tmpfs"}
 BIRTH = struct.Struct("<qII")
 """A file's creation: seconds and nanoseconds of Unix time, and 1."""
 NO_BIRTH = b"\xff" * 16
-"""In its place where the file system has none."""
+"""Stands for the creation time where the file system has none."""
 
 Identity = tuple[int, int, bytes]
 """st_dev, st_ino and 16 bytes that tell a file from an earlier one of that number."""
@@ -207,17 +207,17 @@ class File:
     def pwrite_new_pages(
         self, data: memoryview, offset: int, nbytes: int = NEW_PAGES_NBYTES
     ) -> None:
-        """Write all of data where pages are new, in pieces that the file is cut into.
+        """Write all of data where pages are new, so many bytes at a time, aligned.
 
-        The kernel takes new pages in pieces as large as the write. Small ones it has at
-        hand; large ones may take five times as long, from a virtual machine's host. Of
-        pages that were freed a short time ago it has large ones as well, and those take
-        a third of the time: 5 us for 28 KB in pieces of 256 KiB, 13 in pieces of 16.
+        The kernel allocates new pages as large as the write. Small ones it has ready;
+        large ones may take five times as long, from a virtual machine's host. Of pages
+        that were freed a short time ago it has large ones as well, and those take a
+        third of the time: 5 us for 28 KB in writes of 256 KiB, 13 in writes of 16.
 
         Args:
             data: The bytes.
             offset: Where they go.
-            nbytes: Bytes of a piece.
+            nbytes: Bytes of a write.
         """
         first, stop = 0, nbytes - offset % nbytes
         while first < len(data):
@@ -331,7 +331,7 @@ class File:
 
         Raises:
             FailedError: It is not, also where the cause is a full disk: the pages
-                that found no room are lost, and a second sync would not say so. Nor
+                that found no space are lost, and a second sync would not say so. Nor
                 would it where the first one ended in any other error, such as for
                 want of memory.
         """
@@ -362,7 +362,7 @@ class File:
         return status.st_dev, status.st_ino, birth
 
     def close(self) -> None:
-        """Give the descriptor back, and the mapping to whoever looks at it still."""
+        """Close the descriptor; the mapping goes with its last user."""
         if self.fd >= 0:
             # Forgotten first: closing a number twice closes somebody else's file.
             fd, self.fd, self._mapping = self.fd, -1, None
@@ -372,7 +372,7 @@ class File:
                 disk.close(fd)
 
     def __del__(self) -> None:
-        """Give back what Ctrl-C kept from being closed."""
+        """Close what Ctrl-C kept from being closed."""
         # Without globals, which may be gone when the interpreter ends.
         dropped = getattr(self, "_dropped", None)
         if dropped is not None and self.fd >= 0:
@@ -465,14 +465,14 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Put source in target's place, durably."""
+    """Rename source to target, durably."""
     with _system_errors("rename", source):
         disk.rename(source, target)
     sync_folder(target.parent)
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two folders of one parent change places in one step, durably."""
+    """Exchange two folders of one parent in one step, durably."""
     with _system_errors("exchange", one):
         disk.exchange(one, other)
     for parent in {one.parent, other.parent}:
@@ -514,7 +514,7 @@ def refuse_link(folder: Path) -> None:
     """Refuse a folder of a buffer's own that leads out of the buffer.
 
     Raises:
-        FormatError: It is a link, as somebody else may have made it.
+        FormatError: It is a link.
     """
     if folder.is_symlink():
         raise FormatError(

@@ -108,7 +108,7 @@ def _create(path: Path) -> None:
 
 
 def holder(folder: Path) -> str:
-    """Say who wrote the lock's text last, such as ``"pid 12 on host"``."""
+    """Return the last writer of the lock's text, such as ``"pid 12 on host"``."""
     text = held_by(folder)
     if text is None:
         return "another process"

@@ -62,7 +62,7 @@ class Record:
         time_ns: Unix time of a durable record in ns; informs, decides nothing.
         heads: int64 ``[E]``, next position to be written.
         limits: int64 ``[E]``, rows below may have been overwritten already.
-        tails: int64 ``[E]``, positions below are given up.
+        tails: int64 ``[E]``, the oldest positions that may be read.
         cuts: int64 ``[E]``, rows at and above were published after the last cut, or
             cuts, of this boot.
         cut_epoch: Of the opening that last cut rows; 0 if none did.
@@ -222,7 +222,7 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
     """The newest live record to be trusted, if none durable is of a later epoch.
 
     Within one epoch the live record outranks durable ones of a higher sequence:
-    those that give up more of the ring repeat the last *committed* heads.
+    those that raise the limits repeat the last *committed* heads.
     """
     records = [slots[slot] for slot in LIVE_SLOTS]
     live = max(
@@ -241,7 +241,7 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
 
 
 def highest_limit(slots: Slots) -> NDArray[np.int64]:
-    """int64 ``[E]``: rows below may have been overwritten, whoever's slot says so."""
+    """int64 ``[E]``: rows below may have been overwritten, whichever slot says so."""
     # Untrusted ones count here: they may be wrong about rows that exist, but a limit in
     # any of them was in force before its rows were overwritten. Without this, readers
     # after a power cut got rows of the next lap.

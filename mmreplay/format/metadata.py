@@ -63,7 +63,7 @@ class Metadata:
     Attributes:
         uuid: 16 bytes that name the buffer for ever.
         created: UTC time, ISO 8601.
-        generation: Number of the data folder in force, from 1.
+        generation: Number of the current data folder, from 1.
         engine: ``"memmap"``, ``"zarr"`` or ``"memory"``.
         autoreset: What follows an episode's end in one environment.
         ring: Capacity, environments, layout and slots.
@@ -86,7 +86,7 @@ class Metadata:
 
     @property
     def folder(self) -> str:
-        """Name of the data folder in force."""
+        """Name of the current data folder."""
         return f"data-{self.generation:06d}"
 
     @property
@@ -95,7 +95,7 @@ class Metadata:
         return tuple(sorted(set(self.ro_compat) - RO_COMPAT))
 
     def next_generation(self, ring: Ring, schema: Schema) -> Metadata:
-        """Return the metadata of the folder that takes this one's place."""
+        """Return the metadata of the folder that replaces this one."""
         sharding = self.sharding
         if sharding is not None:
             sharding = sharding.resized(ring, schema.row_nbytes)

@@ -91,7 +91,7 @@ class Sharding:
     def fit(self, ring: Ring) -> Ring:
         """The ring with as many slots more as make whole shards, and one to spare.
 
-        That one is given up whole before the first of its rows is overwritten.
+        All rows of that one may be overwritten before the first of them is.
         """
         unit = max(self.shard_rows, ring.block_rows)
         return replace(ring, slots=(-(-ring.slots // unit) + 1) * unit)

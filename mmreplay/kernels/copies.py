@@ -32,10 +32,10 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
         array: Of any dtype.
         stride: Bytes a row.
         rows: int64 ``[N]``.
-        out: Room for N rows, written.
+        out: Space for N rows, written.
 
     Raises:
-        ValueError: There are no such rows, or the room is another.
+        ValueError: There are no such rows, or the space does not fit.
     """
     _check("copy_rows", array.nbytes, stride, rows, out)
     nbytes = array.nbytes // stride * stride
@@ -47,18 +47,18 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool
     """Read rows of a file, in the order in which they lie there.
 
     Args:
-        fd: Which may be closed meanwhile.
+        fd: Another thread may close it during the call.
         stride: Bytes a row.
         rows: int64 ``[N]``; those that follow each other are read by one call.
-        out: Room for N rows, written as far as they could be read.
+        out: Space for N rows, written as far as they could be read.
         ask: The disk is to be asked for all of them at once; C does so in a thread,
             beside what it reads.
 
     Returns:
-        Whether all were; what was in the way the next read tells.
+        Whether all were; if not, the next read raises the reason.
 
     Raises:
-        ValueError: There can be no such rows, or the room is another.
+        ValueError: There can be no such rows, or the space does not fit.
     """
     _check("read_rows", np.iinfo(np.int64).max, stride, rows, out)
     target = out.reshape(-1).view(np.uint8).data

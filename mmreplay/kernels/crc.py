@@ -12,7 +12,7 @@ Buffer = bytes | bytearray | memoryview
 def crc32c(data: Buffer, before: int = 0, /) -> int:
     """CRC-32C (Castagnoli) of C-contiguous bytes, going on from that of those before.
 
-    C lets other threads run meanwhile.
+    C lets other threads run.
     """
     # The library takes bytes only. Larger copies come fresh from the system each time,
     # and cost eight times what the checksum does.

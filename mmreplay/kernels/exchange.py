@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 NAME = b"dltensor"
 MOST_AXES = 16
-"""More are left to who makes arrays of them."""
+"""Values with more axes are left to the caller."""
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )

@@ -38,14 +38,14 @@ def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
 def pick(
     seed: int, step: int, ends: Ids, stops: Ids, env_ids: Ids, positions: Ids, /
 ) -> None:
-    """Draw rows of some stretches, one an environment, each as likely.
+    """Draw rows of some spans, one an environment, each as likely.
 
     Args:
         seed: See `shares`.
         step: See `shares`.
-        ends: int64 ``[E]``, rows of the stretches up to the end of each, 1 in all at
+        ends: int64 ``[E]``, rows of the spans up to the end of each, 1 in all at
             least.
-        stops: int64 ``[E]``, the position after each stretch.
+        stops: int64 ``[E]``, the position after each span.
         env_ids: int64 ``[N]``, written.
         positions: int64 ``[N]``, written.
 
@@ -70,7 +70,7 @@ def pick_legal(
     flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
     heads: Ids, after: int, tries: int, env_ids: Ids, positions: Ids, /,
 ) -> int:  # fmt: skip
-    """Pick rows, keep those that are legal, and stop where there is no more room.
+    """Pick rows, keep those that are legal, and stop when N are found.
 
     Args:
         seed: See `pick`, as the next three.
@@ -159,7 +159,7 @@ def locate_rows(
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
     time_major: bool, bits: bytes, bare: bool, rows: Ids, ends: Bools, /,
 ) -> None:  # fmt: skip
-    """Find the rows of steps, of those after if there is room, and how they end.
+    """Find the rows of steps, of those after if rows has two columns, and how they end.
 
     Args:
         flags: uint8, of every row of the ring.
@@ -248,7 +248,7 @@ def take(
     time_major: bool, bits: bytes, bare: bool, out: NDArray[np.generic], ends: Bools,
     waits: bool, /,
 ) -> None:  # fmt: skip
-    """Place steps, and copy their records, and those after if there is room.
+    """Find rows of steps, and copy their records, and those after if out has space.
 
     Args:
         records: Of every row of the ring, of any dtype.
@@ -264,7 +264,7 @@ def take(
         bare: See `locate_rows`.
         out: Room for N records, or 2 N: of each step its own and the one after.
         ends: bool ``[K, N]``, written; see `locate_rows`.
-        waits: Pages may have to be waited for: C lets other threads run meanwhile, as
+        waits: Pages may have to be waited for: C lets other threads run, as
             it does beside a long batch.
 
     Raises:

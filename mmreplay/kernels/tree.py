@@ -7,8 +7,8 @@ node of the next. Beside the root, ``nodes[1]`` counts the leaves that are not z
 bit: within a node of four blocks of four, a block is ``(a + b) + (c + d)``, and the
 blocks are added from left to right.
 
-Functions return the place of the first argument that is refused, or -1; the tree is
-then as it was. Not thread-safe: one may set while nobody else reads.
+Functions return the index of the first argument that is refused, or -1; the tree is
+then as it was. Not thread-safe: no thread may read while another one writes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def set_leaves(
         values: float64 ``[B]``.
 
     Returns:
-        Place of the first pair refused, or -1.
+        Index of the first pair refused, or -1.
     """
     legal = (indices >= 0) & (indices < capacity) & (values >= low) & (values <= high)
     if not legal.all():
@@ -160,7 +160,7 @@ def get_leaves(nodes: Floats, capacity: int, indices: Indices, out: Floats, /) -
         out: float64 of that shape, written to.
 
     Returns:
-        Place of the first index refused, counted in C order, or -1.
+        Index of the first index refused, counted in C order, or -1.
     """
     legal = (indices >= 0) & (indices < capacity)
     if not legal.all():
@@ -185,7 +185,7 @@ def find_leaves(
         values: float64 ``[B]``, written to: the leaf's value.
 
     Returns:
-        Place of the first sum refused, or -1.
+        Index of the first sum refused, or -1.
     """
     total = nodes[0]
     legal = (sums >= 0) & (sums <= total) & (total > 0)
@@ -222,7 +222,7 @@ def draw_leaves(
         ratios: float64 ``[B]``, written to: the scale over each leaf's value.
 
     Returns:
-        Place of the first share refused, or -1; all are where the total is 0.
+        Index of the first share refused, or -1; all are where the total is 0.
     """
     total = nodes[0]
     legal = (shares >= 0) & (shares <= 1) & (total > 0)

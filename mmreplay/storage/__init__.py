@@ -1,1 +1,1 @@
-"""Engines: how rows are kept. `base` is the protocol, each other file one kind."""
+"""Engines, which store rows; `store` is their protocol."""

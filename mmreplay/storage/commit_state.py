@@ -53,10 +53,10 @@ rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 
 class CommitState(Protocol):
-    """What a buffer asks to know what is alive.
+    """The heads, limits and tails of a buffer.
 
-    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, of one moment: an array
-    is replaced, never changed, once it was handed out.
+    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, all of one publication. An
+    array is replaced, never changed, once it was handed out.
 
     Attributes:
         cuts: See `Record`, likewise the next one.
@@ -70,15 +70,15 @@ class CommitState(Protocol):
     cut_epoch: int
 
     def refresh(self) -> bool:
-        """Look again; True if something changed."""
+        """Read COMMIT again; return whether something changed."""
 
     @property
     def moved(self) -> bool:
-        """The buffer is another one, in its folder or by a cut; open it again."""
+        """Whether to open the buffer again: it was resized, or rows were discarded."""
 
     @property
     def discarded(self) -> bool:
-        """Rows that were published are no more: a sync of theirs failed."""
+        """Whether published rows were discarded, because their sync failed."""
 
     def close(self) -> None:
         """Give the file back."""
@@ -92,7 +92,7 @@ class WritableCommitState(CommitState, Protocol):
 
 
 class CommitWriter:
-    """The one writer's hold of a COMMIT file.
+    """Publishes and commits in a COMMIT file, for its one writer.
 
     Threads: one may publish while another writes durable slots; the caller
     serialises each kind.
@@ -155,16 +155,16 @@ class CommitWriter:
         return self._file
 
     def refresh(self) -> bool:
-        """Tell that nothing changed: only we write."""
+        """Return False: this process is the only writer."""
         return False
 
     def publish(self, heads: Array, limits: Array, tails: Array) -> None:
-        """Make rows visible to every reader, and to whoever opens after a kill.
+        """Make rows visible to every reader, and to the next open after a kill.
 
         Args:
             heads: int64 ``[E]``; rows below are whole.
             limits: int64 ``[E]``, at least heads.
-            tails: int64 ``[E]``; rows below are given up.
+            tails: int64 ``[E]``, the oldest positions that may be read.
         """
         data = self.slot.publish(next(self.numbers), heads, limits, tails)
         # Rows and flags were stored before, and x86-64 keeps stores in order: a reader
@@ -189,10 +189,10 @@ class CommitWriter:
         return self._file.mapping
 
     def recall(self) -> None:
-        """Look up what was published last, after a call that was interrupted.
+        """Read back the last publication, after a call that was interrupted.
 
-        Ctrl-C may come right after the store: a row that readers may have seen
-        must not be written anew, nor the slot that says so be the next to go.
+        Ctrl-C may come right after the store: a row that readers may have seen must not
+        be written again, nor may the slot that publishes it be overwritten next.
         """
         # Read back, not remembered: nothing in the process says whether Ctrl-C came
         # before the store or after it. A slot that it tore decodes to None, and the
@@ -213,7 +213,7 @@ class CommitWriter:
         self.published = (heads, tails)
 
     def give_up(self, limits: Array) -> None:
-        """Let rows below limits be overwritten, durably, before the first one is.
+        """Make limits durable, before the first row below them is overwritten.
 
         The record repeats the committed heads: the rows above them may not be on
         the disk yet, and a power cut now must not make them look as if they were.
@@ -225,7 +225,7 @@ class CommitWriter:
         self._write_durable(replace(self.committed, limits=limits))
 
     def commit(self, heads: Array, tails: Array, flags: int = 0) -> None:
-        """Vouch for rows whose data and checksums were synced before.
+        """Write the durable record of rows whose data and checksums were synced.
 
         Args:
             heads: int64 ``[E]``, what was published when the syncing began.
@@ -242,10 +242,10 @@ class CommitWriter:
         self._write_durable(record)
 
     def distrust_page_cache(self) -> None:
-        """Have the next opening cut what was published and is not committed.
+        """Make the next open discard what was published and is not committed.
 
-        It needs no sync: within this boot the page cache says it, and in another one
-        live slots say nothing anyway.
+        It needs no sync: within this boot the record is in the page cache, and after a
+        reboot live slots are not trusted anyway.
         """
         # To the slot whose turn it is: the last synced record stays in the other one,
         # and a power cut that tears this one still finds it.
@@ -274,7 +274,7 @@ class CommitWriter:
         return record
 
     def mark_moved(self) -> None:
-        """Tell live readers to open again; the last thing before close."""
+        """Make live readers open the buffer again; the last call before close."""
         # By a publication, which readers look for anyway: its higher sequence makes
         # them decode the record, and with it the flag.
         data = self.slot.data
@@ -302,7 +302,7 @@ class MemoryCommitState:
         self.cuts = self.heads
 
     def refresh(self) -> bool:
-        """Tell that nothing changed."""
+        """Return False: nothing else writes it."""
         return False
 
     def publish(self, heads: Array, limits: Array, tails: Array) -> None:
@@ -314,10 +314,10 @@ class MemoryCommitState:
 
 
 def refuse_discarded(commit_state: CommitState) -> None:
-    """Refuse rows, once they were copied, that were cut before.
+    """Refuse rows that were copied, if a writer discarded them before.
 
     Raises:
-        FailedError: Another writer may have written others in their place.
+        FailedError: Another writer may have stored other rows at their positions.
     """
     commit_state.refresh()
     if commit_state.discarded:
@@ -396,7 +396,7 @@ PATIENCE_S = 2.0
 
 
 class CommitReader:
-    """A reader's view of a COMMIT file that somebody may be writing.
+    """A reader's view of a COMMIT file, which a writer may be changing.
 
     Never goes back: a lower sequence than one seen is not accepted.
     """
@@ -478,7 +478,7 @@ class CommitReader:
         return record
 
     def _neither_valid(self) -> bool:
-        """Tell that nobody publishes: a writer always leaves one slot whole.
+        """Whether no writer is publishing: it always leaves one slot valid.
 
         A power cut may tear both, and they stay so until the next writable open.
         """

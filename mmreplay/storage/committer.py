@@ -72,7 +72,7 @@ class Committer:
         return self._commit_state.committed.heads
 
     def check(self) -> None:
-        """Make up for a commit that the thread could not make.
+        """Make a commit that the thread could not make.
 
         Raises:
             FailedError: A sync failed before, or the commit fails again.
@@ -104,17 +104,17 @@ class Committer:
             )
 
     def free_blocks(self) -> Array:
-        """int64 ``[E]``, blocks that no power cut brings back: writing is free there.
+        """int64 ``[E]``, blocks that no power cut brings back, free to be overwritten.
 
-        None in a new buffer's first lap, of which nothing is overwritten; after a
-        clear, or in a ring made larger, all those below its first row.
+        0 in a new buffer; after a clear, or in an enlarged ring, all blocks below its
+        first row.
         """
         return self._commit_state.committed.tails // self._store.ring.block_rows
 
     def durable_limits(self, needed: Array, target: Array) -> Array:
         """Durable limits of at least needed; raised to target where they are not.
 
-        Waits while somebody pauses the ring, to copy rows that would go.
+        Waits while a snapshot pauses the ring to copy rows.
         """
         # Looked for here and not at each add: a raise comes once in half a reserve, and
         # up to it no row is overwritten that a paused copy may still read.
@@ -136,11 +136,11 @@ class Committer:
     def commit(self, flags: int = 0) -> None:
         """Make what is published now survive a power cut.
 
-        What comes out of it but a failed sync may be tried again: nothing is noted as
-        done before it is, and everything is written anew.
+        After any error but a failed sync the call may be made again: nothing is noted
+        as done before it is, and everything is written again.
 
         Raises:
-            AsideError: All is committed; something else failed, and goes on doing so.
+            ShardError: All rows are committed; sealing failed, and will fail again.
             RemovedError: All is committed to a folder that was deleted or replaced.
             FailedError: The device refuses, and this writer commits no more.
             FullError: No space is left.
@@ -203,7 +203,7 @@ class Committer:
         return None
 
     def _distrust_page_cache(self) -> None:
-        """Keep the next opening from believing what a sync has lost.
+        """Keep the next open from trusting pages that a failed sync has lost.
 
         The page cache, whose pages count as clean now, would pass for the disk there.
         """
@@ -305,7 +305,7 @@ class Committer:
         return bool(moved or self.rows_modified)
 
     def poison(self, why: str) -> None:
-        """Refuse all later work."""
+        """Refuse all later commits."""
         self.failure = why
 
 

@@ -30,7 +30,7 @@ def targets(
 
     Args:
         ring: Of the rows.
-        committer: Who knows what no power cut brings back; None in RAM.
+        committer: Knows which blocks no power cut brings back; None in RAM.
         heads: int64 ``[E]``, what is written.
         limits: int64 ``[E]``, what may be.
         needed: int64 ``[E]``, what is to be.
@@ -56,7 +56,7 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
         heads: int64 ``[E]``, what is written of it; all is by default.
 
     Returns:
-        0 where nobody can know: in RAM, and in compressed shards.
+        0 where it is not known: in RAM, and in compressed shards.
     """
     if metadata.engine != "memmap":
         return 0

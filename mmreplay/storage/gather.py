@@ -67,7 +67,7 @@ class RowReader(Protocol):
     def iter_bytes(
         self, row: int, step: int, count: int
     ) -> Iterator[bytes | memoryview]:
-        """Bytes of count rows from one on, every step-th, piece by piece.
+        """Bytes of count rows from one on, every step-th, in several buffers.
 
         Each is good until the next. Large ones are read: of rows that are no longer in
         memory a mapping fetches a page at a time, and who looks has the lock of Python
@@ -212,10 +212,10 @@ class ReadRows:
 def _read_rows(
     file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool
 ) -> bool:
-    """Read rows in the order of the file, others' Python running meanwhile.
+    """Read rows in the order of the file, while other threads run Python.
 
     Returns:
-        Whether all were read; `_read_each` tells why not.
+        Whether all were read; if not, `_read_each` raises the reason.
     """
     # C copies the descriptor (dup) before it lets other threads run: a number that is
     # closed and given to another file meanwhile is not read in its place.
@@ -245,7 +245,7 @@ def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> 
 def _read(
     file: File, row_nbytes: int, row: int, step: int, count: int
 ) -> Iterator[memoryview]:
-    """Read every step-th of rows, those that lie together at most a piece at once."""
+    """Read every step-th of rows, those that lie together at most a MiB at once."""
     span_nbytes = row_nbytes * (count if step == 1 else 1)
     buffer = memoryview(bytearray(min(READ_NBYTES, span_nbytes)))
     for first in range(row, row + step * count, step if step > 1 else count):
@@ -260,7 +260,7 @@ def _row_nbytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:
 
 
 class ClosedStore:
-    """Stands where readers were, and says so to whoever still asks."""
+    """Stands in for readers after a close; every use of it raises."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -281,7 +281,7 @@ SPLIT_ROWS = 1024
 """Fewer are copied whole; their fields are looked at where they are."""
 LINE = 64
 MAX_COUNTS = 16
-"""Lengths of batches whose layout is kept."""
+"""Lengths of batches whose layout is cached."""
 
 Ids = NDArray[np.int64]
 Ends = NDArray[np.bool_]
@@ -635,14 +635,14 @@ def _columns(
 
 
 MAX_ARRAYS = 4
-"""Arrays kept of each shape: one being filled, and a few with the learner."""
+"""Arrays of each shape: one being filled, and a few with the learner."""
 MAX_SHAPES = 8
 MAX_NBYTES = 64 << 20
 SPARE = 2
 """Times as much as ever was in use at a time is kept in all: shapes that never come
 again, as of whole episodes, would else add up."""
 LITTLE_NBYTES = 64 << 20
-"""What is kept in any case."""
+"""Bytes that may stay in any case."""
 
 T = TypeVar("T")
 
@@ -669,10 +669,10 @@ Make = Callable[[tuple[int, ...], np.dtype[np.generic]], NDArray[Any]]
 
 
 class _Serving(threading.local):
-    """Whom this thread is given arrays by, whichever recycler it asks.
+    """The pool that serves this thread, whichever pool it asks.
 
     A default of the class: to miss an attribute of a thread's own costs as much as all
-    else that `Recycler.empty` does.
+    else that `BufferPool.empty` does.
     """
 
     pool: BufferPool | None = None
@@ -699,9 +699,9 @@ class BufferPool:
         """Make one that holds nothing yet.
 
         Args:
-            max_arrays: Arrays kept of each shape.
-            max_shapes: Shapes kept.
-            max_nbytes: Bytes of the largest array kept.
+            max_arrays: Arrays of each shape, at most.
+            max_shapes: Shapes, at most.
+            max_nbytes: Bytes of the largest array that stays in the pool.
             make: Where the arrays come from.
         """
         self._max_arrays, self._max_shapes = max_arrays, max_shapes
@@ -749,7 +749,7 @@ class BufferPool:
         return fresh
 
     def _let_go(self) -> None:
-        """Keep no more than a few times what was in use, the latest shapes of it."""
+        """Drop unused arrays above twice what was in use, oldest shapes first."""
         # Twice what was ever in use: whole episodes come in ever new shapes, and arrays
         # of shapes that never come again would add up to all memory.
         used, unused = 0, []
@@ -773,24 +773,24 @@ class BufferPool:
         self._pooled_nbytes = retained
 
     def __enter__(self) -> None:
-        """Give this thread arrays whichever recycler it asks, until the exit.
+        """Serve this thread, whichever pool it asks, until the exit.
 
-        So who gathers ahead has memory of its own kind, and of its own number.
+        So a loader's thread gathers into memory of its own kind and number.
         """
         _serving.pool = self
 
     def __exit__(self, *_: object) -> None:
-        """Let others give it arrays again."""
+        """Let each pool serve this thread again."""
         _serving.pool = None
 
     def clear(self) -> None:
-        """Keep nothing; what was handed out stays as it is."""
+        """Drop all arrays; those that were handed out stay valid."""
         self._pools.clear()
         self._pooled_nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays kept, whoever holds them."""
+        """Bytes of the pool's arrays, in use or not."""
         pools = list(self._pools.values())
         return sum(array.nbytes for pool in pools for array in list(pool))
 

@@ -79,7 +79,7 @@ def served_ends(schema: Schema) -> dict[str, str]:
 
 
 def record_layout(schema: Schema) -> RecordLayout:
-    """Decide the place of every field.
+    """Decide the file and offset of every field.
 
     Record members are sorted by item size, largest first, and by schema order
     within: each is then aligned without padding, and the stride, a multiple of 8,

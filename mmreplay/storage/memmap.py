@@ -60,8 +60,8 @@ class FlagReader(Protocol):
     """Flags of one store.
 
     Attributes:
-        every: uint8 ``[num_rows]``, of those rows whose stretch was asked for, or that
-            were taken as new.
+        every: uint8 ``[num_rows]``, valid for rows that `span` returned, or `take` as
+            new.
     """
 
     every: Flags
@@ -97,11 +97,11 @@ class MappedFlags:
 
 
 class ReadFlags:
-    """Read when they are asked for, and kept; see `FlagReader`.
+    """Read on demand, and cached; see `FlagReader`.
 
-    What draws look at are those of the episode index, which asks for a stretch, or for
-    new rows, before it knows of them; and published flags never change. Nobody else
-    has them kept: who looks at old rows may have read them before they were replaced.
+    Draws look at flags that the episode index has asked for before, as a span or as
+    new rows, and published flags never change. Other calls do not fill the cache: they
+    may have read old rows before these were overwritten.
     """
 
     def __init__(self, file: File) -> None:
@@ -138,11 +138,11 @@ class BlockSums:
     """One file of them, environment by environment."""
 
     def __init__(self, ring: Ring, file: File) -> None:
-        """Keep those of a ring in a file."""
+        """Store the checksums of a ring in a file."""
         self._ring, self._file = ring, file
 
     def write(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
-        """Keep the checksums of blocks from first on, with their laps."""
+        """Store the checksums of blocks from first on, with their laps."""
         blocks = np.arange(first, first + len(sums))
         values = np.empty(len(sums), SUM_DTYPE)
         values["crc"] = sums
@@ -155,7 +155,7 @@ class BlockSums:
             self._file.pwrite(data.data, entry * SUM_DTYPE.itemsize)
 
     def read(self, env_id: int, block: int) -> tuple[int, int]:
-        """Return the (checksum, lap) kept in a block's place."""
+        """Return the stored (checksum, lap) of a block's entry."""
         entry = env_id * self._ring.num_blocks + block % self._ring.num_blocks
         data = self._file.pread(SUM_DTYPE.itemsize, entry * SUM_DTYPE.itemsize)
         crc, lap = struct.unpack("<II", data)
@@ -458,7 +458,7 @@ class MemmapStore:
         return self._flags.take(rows, new)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a stretch; see `Store.flags_between`."""
+        """Flags of a span; see `Store.flags_between`."""
         return self._flags.span(self.ring, env_id, first, stop)
 
     def set(
@@ -487,11 +487,11 @@ class MemmapStore:
         return crc
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
-        """Keep checksums; see `Store.write_sums`."""
+        """Store checksums; see `Store.write_sums`."""
         self._sums.write(env_id, first, sums)
 
     def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
-        """Return a block's kept (checksum, lap)."""
+        """Return a block's stored (checksum, lap)."""
         return self._sums.read(env_id, block)
 
     def sync(self) -> None:

@@ -95,7 +95,7 @@ class MemoryStore:
         return self._flags.take(rows)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a stretch; see `Store.flags_between`."""
+        """Flags of a span; see `Store.flags_between`."""
         return flags_between(self._flags, self.ring, env_id, first, stop)
 
     def set(

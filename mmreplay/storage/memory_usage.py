@@ -39,7 +39,7 @@ def available_nbytes() -> int:
 
 
 def _meminfo(name: str) -> int:
-    """Bytes that the machine tells under a name; 0 if unknown."""
+    """Bytes that /proc/meminfo has under a name; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             if line.startswith(f"{name}:"):
@@ -61,7 +61,7 @@ def _groups() -> list[tuple[int, int]]:
 CACHESTAT = 451
 """The system call of Linux 6.5, the same number on every machine."""
 STACKED = {"overlay"}
-"""File systems of which it tells nothing: pages are those of the file below."""
+"""File systems without it: the pages are those of the file below."""
 MINCORE_NBYTES = 1 << 30
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ .{4} [0-9a-f]+ \S+ \d+ +(\S.*)")
 VALUE = re.compile(r"(\w+): +(\d+) kB")
@@ -79,7 +79,7 @@ class MemoryUsage:
             counted in its RSS, and the kernel's to take back at any time.
         private: What the process has of its own, all of it, buffers or not.
         page_cache: Pages of the buffer's files in memory, whoever read or wrote them;
-            None where the system does not tell this user.
+            None where this user may not know.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
@@ -120,7 +120,7 @@ def measure(paths: Sequence[Path]) -> MemoryUsage:
 
 
 def opened(paths: Iterable[Path]) -> Iterator[File]:
-    """Open files one after the other; a writer may have removed some meanwhile."""
+    """Open files one after the other; those that a writer removed are left out."""
     for path in paths:
         try:
             file = File.open(path, None)
@@ -170,7 +170,7 @@ def cached_nbytes(file: File, first: int, stop: int) -> int | None:
         stop: At most the file's size.
 
     Returns:
-        None where the system does not tell this user.
+        None where this user may not know.
     """
     answer = (ctypes.c_uint64 * 5)()
     asked = (ctypes.c_uint64 * 2)(first, stop - first)

@@ -44,8 +44,8 @@ def lacks(resident: Callable[[], bool]) -> bool:
 
     Args:
         resident: Looks at a few of them; once some were missing the rest of the gather
-            is asked for without a look. Nobody foresaw them when they were drawn: steps
-            to the end of an episode, or what is drawn in the place of others.
+            is asked for without a look. Such rows were not known when the batch was
+            drawn: steps to the end of an episode, or draws that replace others.
     """
     # Once is enough: rows of one gather lie all over the file, and where one that was
     # not asked for is missing the others are likely to be. A look at each costs 1 us.
@@ -54,7 +54,7 @@ def lacks(resident: Callable[[], bool]) -> bool:
 
 
 class Gathering:
-    """Has looks of this thread tell of nothing else, until the exit.
+    """Makes looks of this thread count for this gather alone, until the exit.
 
     A class of its own: Ctrl-C between a generator's two frames would leave it on.
     """
@@ -236,7 +236,7 @@ class Pages:
         return bool(self._mapped(offset))
 
     def lacks(self, offset: int) -> bool:
-        """Whether the page of a byte is known to be missing, to who writes the file.
+        """Whether the page of a byte is known to be missing, for a writer of the file.
 
         Unlike `holds`, this begins no read where there is a mapping; and a file system
         that cannot tell has no disk, or none that is asked a page at a time.

@@ -59,7 +59,7 @@ class Recovery:
             it); ``"killed"`` (the writer died, nothing published is lost);
             ``"power_cut"`` (the machine stopped, or the folder is a copy: rows
             above the last commit are cut); ``"failed"`` (a sync failed: they are cut
-            likewise, for nobody knows which of them reached the disk).
+            likewise, as it is not known which of them reached the disk).
         heads: int64 ``[E]``, where each environment goes on.
         committed: int64 ``[E]``, heads that a power cut would leave.
         cut_rows: Rows known to have been published and cut; a lower bound.
@@ -195,7 +195,7 @@ def _how(live: Record | None, durable: Record) -> How:
 
 
 def _interrupted(live: Record, durable: Record) -> bool:
-    """Tell that an opening which cut rows was killed, and reported to nobody."""
+    """Whether an open that discarded rows was killed before it reported them."""
     return live.cut_epoch == live.epoch > durable.epoch
 
 
@@ -236,7 +236,7 @@ def _read_whole(file: File, data: bytes, metadata: Metadata) -> Slots:
     """Read again while a live writer keeps both live slots torn under our eyes.
 
     The durable slot would do, but it is older than what was published, and would
-    be told as a power cut. Torn slots that do not change have nobody storing them.
+    be reported as a power cut. Torn slots that do not change are not being stored.
     """
     deadline = time.monotonic() + commit_state.PATIENCE_S
     while True:
@@ -319,8 +319,8 @@ def _record_discard(fresh: Record, live: Record, report: Recovery) -> Record:
 def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:
     """Make durable what a killed writer may have written and not synced.
 
-    Its last durable slot is the newest here and kept till last, but what a power cut
-    would find in its place may be torn, or older than the slot that goes first. It is
+    Its last durable slot is the newest here and overwritten last, but what a power cut
+    would leave of it may be torn, or older than the slot that goes first. It is
     written again, as it is: after a sync that failed the kernel owes it no more.
     """
     file.pwrite(data[size * newest : size * (newest + 1)], size * newest)
@@ -353,7 +353,7 @@ class FolderWatch:
     )  # fmt: skip
 
     def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
-        """Remember a place.
+        """Remember a folder that was opened.
 
         Args:
             root: The buffer's folder; links to it are resolved now.
@@ -369,7 +369,7 @@ class FolderWatch:
         self._due_s = 0.0
 
     def look(self) -> bool:
-        """See `refuse_removed`; for readers, who ask before each draw.
+        """Check as `refuse_removed` does, for readers, before each draw.
 
         A deleted folder is noticed at once. What the path leads to takes longer to
         look up, and is looked at again after `LOOK_EVERY_S`.
@@ -466,7 +466,7 @@ def mark_half(folder: Path) -> None:
 def clear_half(folder: Path) -> None:
     """Empty a folder that was being filled when its process was stopped.
 
-    Only whoever holds the folder's lock calls it, which is left in place.
+    Called with the folder's lock held, which stays.
     """
     if not (folder / HALF).exists():
         return
@@ -482,8 +482,8 @@ def clear_half(folder: Path) -> None:
 def withdraw(folder: Path, data: str, there: bool, error: BaseException) -> None:
     """Give back what a creation that failed had made, but for what was there before.
 
-    Only whoever holds the folder's lock calls it. What was interrupted is left for the
-    next creation, which goes on from there.
+    Called with the folder's lock held. What Ctrl-C interrupted is left for the next
+    creation, which continues from there.
     """
     # Why it failed is what is told, not what could not be removed.
     with suppress(OSError):

@@ -62,7 +62,7 @@ Columns = Mapping[str, NDArray[np.generic]]
 def flags_between(
     flags: NDArray[np.uint8], ring: Ring, env_id: int, first: int, stop: int
 ) -> NDArray[np.uint8]:
-    """Copy a stretch out of all rows' flags; see `Store.flags_between`."""
+    """Copy flags of a span out of those of all rows; see `Store.flags_between`."""
     spans = [
         flags[row : row + step * count : step]
         for row, step, count in ring.split_at_wrap(env_id, first, stop)
@@ -76,7 +76,7 @@ def rounded_up(limits: NDArray[np.int64], limit_step: int) -> NDArray[np.int64]:
 
 
 class ShardError(FailedError):
-    """What failed beside the rows, every one of which survives a power cut."""
+    """Sealing failed; every row survives a power cut all the same."""
 
 
 class Store(Protocol):
@@ -86,7 +86,7 @@ class Store(Protocol):
     power cut, until `sync` returns; a killed process loses nothing of it. Order:
     a sync covers every write before it. Threads: one may write while others read;
     a reader may see part of a row that is being overwritten, and must find out
-    from the ledger's limit whether that can have happened.
+    from the published limit whether that can have happened.
     """
 
     ring: Ring
@@ -94,7 +94,7 @@ class Store(Protocol):
     packed: frozenset[str]
     """Paths whose values lie together, so that to read one is to read all."""
     limit_step: int
-    """Rows of an environment to give up at once: limits are multiples of it."""
+    """Rows of an environment to overwrite at once: limits are multiples of it."""
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
@@ -107,7 +107,7 @@ class Store(Protocol):
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
-        """Write a batch of rows; nothing is visible until the ledger publishes.
+        """Write a batch of rows; nothing is visible until the heads are published.
 
         Args:
             runs: Which items of the batch go to which consecutive rows.
@@ -130,7 +130,7 @@ class Store(Protocol):
         What is packed, and references to large values, stay until `write_prepared`.
 
         Args:
-            data: A nested or flat mapping of values that nobody checked yet.
+            data: A nested or flat mapping of values that were not checked.
 
         Returns:
             The bits TERMINATED and TRUNCATED that it says of some environment, or -1:
@@ -148,9 +148,9 @@ class Store(Protocol):
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for each environment's positions ``[first, stop)``.
 
-        What holds rows already stays as it is, so that it may be asked for again. What
-        was written a lap before stop and earlier is given up for good: no reader will
-        ask for it, nor will anybody after a power cut.
+        Space that holds rows stays as it is, so a repeated call changes nothing. Rows a
+        lap before stop and earlier are gone for good: no reader will ask for them, nor
+        will the next open after a power cut.
 
         Args:
             first: int64 ``[E]``.
@@ -196,7 +196,7 @@ class Store(Protocol):
 
         Args:
             rows: int64, of any shape.
-            new: `all_flags` has them from here on, as those of a stretch.
+            new: `all_flags` has them from here on, as after `flags_between`.
         """
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
@@ -211,7 +211,7 @@ class Store(Protocol):
         """Make every row written so far survive a power cut.
 
         Raises:
-            AsideError: They do; something else that was to be done for them failed.
+            ShardError: They do; sealing some of them failed.
             FailedError: The device refuses.
         """
 
@@ -239,10 +239,10 @@ class CheckedStore(Store, Protocol):
         """CRC32C of one block, block numbered over all laps."""
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
-        """Keep the checksums of blocks from first on, with their laps."""
+        """Store the checksums of blocks from first on, with their laps."""
 
     def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
-        """Return the (checksum, lap) kept in a block's place."""
+        """Return the stored (checksum, lap) of a block's entry."""
 
     def sync_sums(self) -> None:
         """Make the checksums survive a power cut."""

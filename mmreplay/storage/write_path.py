@@ -53,7 +53,7 @@ Ids = NDArray[np.int64]
 
 
 class SpaceReservation:
-    """What is reserved of a ring's files, each piece once an opening."""
+    """The space that is reserved in a ring's files, each MiB once an opening."""
 
     def __init__(self, ring: Ring, files: Mapping[str, File]) -> None:
         """Begin with nothing.
@@ -85,7 +85,7 @@ class SpaceReservation:
                     self._reserve(name, file, row, row + count * wide)
 
     def _reserve(self, name: str, file: File, row: int, last: int) -> None:
-        """Reserve the pieces that hold rows ``[row, last)``."""
+        """Reserve the space that holds rows ``[row, last)``."""
         size, row_nbytes = ALLOCATION_NBYTES, file.nbytes // self._ring.num_rows
         if name not in self._reserved:
             self._reserved[name] = np.zeros(-(-file.nbytes // size), bool)
@@ -116,7 +116,7 @@ PAGE = mmap.PAGESIZE
 LOOK_NBYTES = 1 << 21
 """Written between two looks whether pages are in memory."""
 LOOKS = 4
-"""Pages of the next stretch that are looked at: whoever draws leaves some there."""
+"""Pages that are looked at in the next bytes: draws leave some of them in memory."""
 CLEARED_NBYTES = 256 << 10
 """Cleared at once, at most."""
 ZEROS = memoryview(bytes(CLEARED_NBYTES))
@@ -125,7 +125,7 @@ ZEROS = memoryview(bytes(CLEARED_NBYTES))
 class PartialPageFiller:
     """The pages of one file that a row shares with those after it.
 
-    Every write that it is told of begins at the head of an environment.
+    Every write begins at the head of an environment.
 
     Attributes:
         file: The file.
@@ -419,7 +419,7 @@ class MappedWriter:
         *,
         fresh: bool = False,
     ) -> bool:
-        """Have a kernel pack a block into the mapping, in place of a write.
+        """Pack a block straight into the mapping, instead of a write.
 
         Args:
             offset: The block's first byte.

@@ -1,1 +1,1 @@
-"""Zarr groups that other programs wrote, read in place."""
+"""Zarr groups of other writers, opened as read-only buffers."""

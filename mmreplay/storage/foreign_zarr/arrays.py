@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 Coordinates = tuple[int, ...]
 Key = tuple[str, Coordinates]
 CACHE_NBYTES = 64 << 20
-"""Unpacked chunks that are kept."""
+"""Bytes of unpacked chunks that are cached."""
 INDEX_CACHE_NBYTES = 32 << 20
 FETCH_NBYTES = 32 << 20
 FETCH_CHUNKS = 256
@@ -91,7 +91,7 @@ class ChunkedReader:
         array: ForeignArray, chunk: Array, behind: Coordinates, within: list[Ids],
         some: Ids, out: Array,
     ) -> None:  # fmt: skip
-        """Put what one chunk has of some items in their place."""
+        """Copy what one chunk has of some items into the result."""
         lead = len(within)
         into: list[Any] = [some]
         source: list[Any] = [within_axis[some] for within_axis in within]
@@ -106,7 +106,7 @@ class ChunkedReader:
     def _take_chunks(
         self, array: ForeignArray, wanted: list[Coordinates]
     ) -> dict[Coordinates, Array]:
-        """Unpacked chunks, those that are not kept fetched at once."""
+        """Unpacked chunks; those that are not cached are fetched at once."""
         unpacked: dict[Coordinates, Array] = {}
         missing: list[Coordinates] = []
         for coordinates in wanted:

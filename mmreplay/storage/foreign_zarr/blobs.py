@@ -64,7 +64,7 @@ class Blobs(Protocol):
         """
 
     def look(self, names: Sequence[str], max_nbytes: int) -> list[bytes | None]:
-        """Read whole blobs of which some are there, None for the others.
+        """Read complete blobs; None for those that do not exist.
 
         Args:
             names: At least one of them is expected.

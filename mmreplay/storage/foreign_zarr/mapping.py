@@ -64,7 +64,7 @@ class Mapped:
 
     Attributes:
         schema: The fields.
-        arrays: Of each field but those that flags tell, by path.
+        arrays: Of each field that flags do not hold, by path.
         flags: uint8 ``[rows]``.
     """
 

@@ -277,7 +277,7 @@ def _check(url: str, bucket: str, endpoint: str | None) -> None:
 def _options(
     endpoint: str | None, region: str | None, anonymous: bool
 ) -> Mapping[str, Any]:
-    """Options of the library's store; what is not told it looks up in AWS_*."""
+    """Options of the library's store; it looks the others up in AWS_*."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoints = [os.environ[name] for name in named if os.environ.get(name)]
     endpoint = endpoint or (endpoints[0] if endpoints else None)

@@ -14,7 +14,7 @@ from mmreplay.storage.foreign_zarr.blobs import Blobs, FolderBlobs, ZipBlobs
 from mmreplay.storage.foreign_zarr.remote import RemoteBlobs, url_of
 
 MARKS = ("zarr.json", ".zgroup", ".zmetadata")
-"""Files of which a group has one."""
+"""A group has one of these files."""
 ZIP_MAGIC = b"PK\3\4"
 ENDS = ("terminated", "truncated")
 

@@ -52,7 +52,7 @@ class GroupStore:
         Args:
             ring: Where rows lie.
             schema: The fields.
-            arrays: Of each field but those that flags tell.
+            arrays: Of each field that flags do not hold.
             flags: uint8 ``[num_rows]``.
             blobs: The group, closed with the store.
             reader: Reads it.
@@ -106,7 +106,7 @@ class GroupStore:
         return self._flags.take(rows)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a stretch; see `Store.flags_between`."""
+        """Flags of a span; see `Store.flags_between`."""
         return flags_between(self._flags, self.ring, env_id, first, stop)
 
     @property
@@ -115,7 +115,7 @@ class GroupStore:
         return []
 
     def disk_nbytes(self) -> tuple[int, int]:
-        """Return (bytes of the rows unpacked, 0): nobody counted the files."""
+        """Return (bytes of the rows unpacked, 0): the files are not counted."""
         return self.ring.num_rows * self.schema.row_nbytes, 0
 
     def unmap(self) -> None:
@@ -177,14 +177,14 @@ class SealedGroup:
 
     Attributes:
         ring: Capacity, environments, slots and layout.
-        schema: Fields that have an array, or are told by flags.
+        schema: Fields that have an array, or that flags hold.
         autoreset: What follows an episode's end.
         first: int64 ``[E]``, oldest positions.
         stop: int64 ``[E]``; rows below are in shards.
         uuid: 16 bytes, the buffer's.
         generation: Of its data.
         user_metadata: The user's own JSON.
-        arrays: By field's path, but for those that flags tell.
+        arrays: By path of the field, of those that flags do not hold.
         flags: The array of the rows' flags.
     """
 

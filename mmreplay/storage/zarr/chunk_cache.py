@@ -14,26 +14,26 @@ K = TypeVar("K", bound=Hashable)
 
 
 class ChunkCache(Generic[K]):
-    """Arrays by key, the oldest given up first.
+    """Arrays by key; the oldest is dropped first.
 
     Threads: any. Two that unpack the same chunk both put it, and it counts once.
 
     Attributes:
-        nbytes: Of what is kept.
+        nbytes: Of the cached arrays.
     """
 
     def __init__(self, max_nbytes: int) -> None:
-        """Keep at most so many bytes, and the newest array in any case."""
+        """Cache at most so many bytes, and the newest array in any case."""
         self._max_nbytes, self.nbytes = max_nbytes, 0
         self._arrays: dict[K, Array] = {}
         self._lock = Lock()
 
     def get(self, key: K) -> Array | None:
-        """What is kept of that name."""
+        """Return the array of a key, or None."""
         return self._arrays.get(key)
 
     def put(self, key: K, array: Array) -> None:
-        """Keep an array, unless another thread is keeping one just now."""
+        """Cache an array, unless another thread is caching one now."""
         # Never waited for: a fork may have taken the lock along, held for good.
         if not self._lock.acquire(blocking=False):
             return

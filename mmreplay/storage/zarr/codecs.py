@@ -69,7 +69,7 @@ class Blosc(ChunkCodec):
     nbytes_apart = 1 << 18
 
     def __init__(self, level: int, itemsize: int) -> None:
-        """Make one; bytes of an item's like places lie together before packing."""
+        """Make one; the n-th bytes of all items lie together before packing."""
         self._options = (b"lz4", level, shuffle_of(itemsize), 0, itemsize)
 
     def pack(self, data: Bytes) -> Any:

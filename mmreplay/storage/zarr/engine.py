@@ -163,7 +163,7 @@ class ZarrStore:
     def _fetched(
         self, rows: Ids, paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
-        """Copy rows out that nobody has asked the disk for."""
+        """Ask the disk for rows, then copy them out."""
         self.prefetch(rows, paths)
         return self.gather(rows, paths)
 
@@ -214,7 +214,7 @@ class ZarrStore:
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
         """The same before all is committed and closed, which a full disk never keeps.
 
-        What the group lacks then is told later, by `Sealing.raise_if_unsealed`.
+        What could not be sealed is reported later, by `Sealing.raise_if_unsealed`.
 
         Args:
             tails: int64 ``[E]``; a row that the capacity does not hold may be above.
@@ -257,7 +257,7 @@ class ZarrStore:
         return self._staging.flags(rows, new)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a stretch; see `Store.flags_between`."""
+        """Flags of a span; see `Store.flags_between`."""
         return self._staging.flags_between(env_id, first, stop)
 
     def set(
@@ -277,11 +277,11 @@ class ZarrStore:
         return checksum(self, block * size, rows)
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
-        """Keep checksums; see `CheckedStore.write_sums`."""
+        """Store checksums; see `CheckedStore.write_sums`."""
         self._staging.write_sums(env_id, first, sums)
 
     def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
-        """Return a block's kept (checksum, lap)."""
+        """Return a block's stored (checksum, lap)."""
         return self._staging.read_sum(env_id, block)
 
     def sync(self) -> None:
@@ -337,7 +337,7 @@ class ZarrStore:
 
 
 def _count(metadata: Metadata) -> int:
-    """Places of a ring."""
+    """Shard ranges of a ring."""
     ring, sharding = metadata.ring, metadata.sharding
     assert sharding is not None
     return ring.num_rows // (sharding.shard_rows * ring.wide)

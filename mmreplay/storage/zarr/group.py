@@ -217,7 +217,7 @@ def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str,
 
 
 def shard_name(array: ShardedArray, ring: Ring, range_id: int) -> str:
-    """File of one place's shard, below the group's folder."""
+    """File of one range's shard, below the group's folder."""
     per_env = ring.slots // array.shard[1]
     env_id, step = (0, range_id) if array.shard[0] > 1 else divmod(range_id, per_env)
     suffix = ".0" * len(array.shape)
@@ -225,7 +225,7 @@ def shard_name(array: ShardedArray, ring: Ring, range_id: int) -> str:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Files of all shards in a group's folder; a writer may remove some meanwhile."""
+    """Files of all shards in a group's folder; a writer may be removing some."""
     return [
         Path(within, name)
         for within, _, names in os.walk(folder)

@@ -40,8 +40,8 @@ Work = Callable[[], None]
 class Sealer:
     """Does work in the order given, on a thread of its own.
 
-    A full disk leaves a place unsealed, which loses nothing, and so does a want of
-    memory, threads or files to open; another failure ends the work, told by `failure`.
+    A full disk leaves a range unsealed, which loses nothing; so does a lack of memory,
+    threads or descriptors. Any other failure ends the work; see `failure`.
 
     Attributes:
         failure: What the device refused, if it did.
@@ -104,7 +104,7 @@ class Sealer:
                 if self.failure is None:
                     work()
             except BaseException as error:
-                # Where something is short nothing is lost: the place stays in the
+                # Where something is short nothing is lost: the range stays in the
                 # staging files, and is tried again when the buffer is closed.
                 short = shortage(error)
                 self.short = short or self.short
@@ -127,7 +127,7 @@ def free(staging: MemmapStore, row: int, count: int) -> None:
 
 
 def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> None:
-    """Write rows anew that were there before, but for flags and mutable fields.
+    """Write rows back that were sealed, without flags and mutable fields.
 
     Unlike `MemmapStore.write`, it is not said of the rows after them that they are to
     come: those may be alive.
@@ -187,7 +187,7 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
 Ids = NDArray[np.int64]
 Gather = Callable[[Ids, Sequence[str]], Columns]
 MAX_WAITING_NBYTES = 256 << 20
-"""Raw rows that may wait to be sealed before who writes waits too."""
+"""Raw rows that may wait to be sealed before an add waits for the thread."""
 UNPACK_ROWS = 1024
 SHORT = {
     errno.EMFILE: ("too many open files", "Close some files"),
@@ -204,15 +204,15 @@ COPIED = "the new buffer was not made. {}, and call again."
 
 
 class Sealing:
-    """The places of one store, and who holds each.
+    """The shard ranges of one store, and where the rows of each are.
 
-    Threads: `lock` is held while rows are written and while a place changes hands.
+    Threads: `lock` is held while rows are written and while a range's number changes.
 
     Attributes:
-        states: The numbers that say who holds each.
+        states: The numbers that say where the rows of each are.
         unsealed: The group misses rows that it was to hold: something was short.
-        lock: Held by who writes staging rows.
-        range_rows: Rows of a place.
+        lock: Held while staging rows are written.
+        range_rows: Rows of a range.
         refuse_removed: Called before files of the group are read or changed by their
             path; raises `RemovedError` where it leads to another buffer.
     """
@@ -243,7 +243,7 @@ class Sealing:
         # What an earlier writer said of the group's rows holds until one is replaced.
         self._described, self.unsealed = True, False
         range_nbytes = max(1, self.range_rows * metadata.schema.row_nbytes)
-        # Every environment may fill a place in the same step.
+        # Every environment may fill a range in the same step.
         self._most_waiting = max(
             MAX_WAITING_NBYTES // range_nbytes, 2 * metadata.ring.num_envs + 2
         )
@@ -260,11 +260,11 @@ class Sealing:
         return size if ring.slots - size >= needed else 1
 
     def give_up(self, limits: Ids) -> None:
-        """Note that rows a lap before these positions are nobody's any more."""
+        """Note that no reader asks for rows a lap before these positions any more."""
         self._limits = limits.copy()
 
     def ranges_of(self, runs: Sequence[Run]) -> set[int]:
-        """Places that rows of a write are in."""
+        """Ranges that hold rows of a write."""
         size = self.range_rows
         return {
             range_id
@@ -273,11 +273,11 @@ class Sealing:
         }
 
     def unseal(self, runs: Sequence[Run], gather: Gather) -> None:
-        """Have what will be written in the staging files, and void what is made of it.
+        """Copy sealed ranges that a write touches back to the staging files.
 
         Args:
             runs: Of the write; the lock is held.
-            gather: Reads rows of sealed places.
+            gather: Reads rows of sealed ranges.
         """
         for range_id in self.ranges_of(runs):
             number = self.states.get(range_id)
@@ -291,17 +291,17 @@ class Sealing:
             self._versions[range_id] = self._versions.get(range_id, 0) + 1
 
     def _clear_group_state(self) -> None:
-        """Have the group say nothing of its rows any more, before one is replaced."""
+        """Remove what the group says of its rows, before one is replaced."""
         if self._described:
             group.write_group(self._folder, self._metadata, {})
             self._described = False
 
     def _nothing_alive(self, range_id: int, runs: Sequence[Run]) -> bool:
-        """Whether nothing in a place is alive, nor would be after a power cut.
+        """Whether no row of a range is alive, nor would be after a power cut.
 
         Rows are written in order, so what a write begins with its first step holds
         none of this lap; and none of the lap before, if the limits, which are durable
-        before they are told, have passed the whole of it.
+        before they are published, have passed all of it.
         """
         if self._limits is None:
             return False
@@ -318,10 +318,10 @@ class Sealing:
         return bool(((over == 0) | (over >= self._steps)).all())
 
     def _unpack(self, range_id: int, gather: Gather) -> None:
-        """Put what shards hold of a place's rows back into the staging files.
+        """Put what shards hold of a range's rows back into the staging files.
 
-        Flags and mutable fields are there. Of a place that was sealed before it was
-        full they have holes, which kill who looks at them where tmpfs is full.
+        Flags and mutable fields are there. Of a range that was sealed before it was
+        full they have holes, and to look at one is a SIGBUS where tmpfs is full.
         """
         size, fields = self.range_rows, self._metadata.schema.fields
         paths = [path for path, field in fields.items() if not field.mutable]
@@ -333,14 +333,14 @@ class Sealing:
         self._staging.sync()
 
     def _retire(self, range_id: int) -> None:
-        """Remove the shards of a place that is not sealed any more."""
+        """Remove the shards of a range that is not sealed any more."""
         self.states.file.sync()
         self.refuse_removed()
         if not self.states.get(range_id) & 1:
             self._maker.remove(range_id)
 
     def filled(self, runs: Sequence[Run]) -> list[int]:
-        """Places whose last step, of each environment, was written now."""
+        """Ranges whose last step, of each environment, was written now."""
         size, wide = self.range_rows, self._wide
         full = []
         for row, first, stop in runs:
@@ -358,19 +358,19 @@ class Sealing:
         return full
 
     def seal_soon(self, range_ids: list[int]) -> None:
-        """Have places sealed by the thread; waits where too many wait already."""
+        """Have ranges sealed by the thread; waits where too many wait already."""
         for range_id in range_ids:
             self._sealer.submit(partial(self._seal, range_id))
         if self._sealer.waiting > self._most_waiting:
             self._sealer.drain()
 
     def seal_now(self, range_ids: list[int]) -> None:
-        """Have places sealed, and wait until they are."""
+        """Have ranges sealed, and wait until they are."""
         self.seal_soon(range_ids)
         self._sealer.drain()
 
     def _seal(self, range_id: int) -> None:
-        """Make shards of a place, and publish them unless it is written meanwhile."""
+        """Make shards of a range, and publish them unless a row of it was written."""
         with self.lock:
             number, version = self.states.get(range_id), self._versions.get(range_id, 0)
         if number & 1:
@@ -397,7 +397,7 @@ class Sealing:
         Args:
             first: int64 ``[E]``, oldest positions.
             stop: int64 ``[E]``, the next positions.
-            seal: Seal every place that holds a row alive before.
+            seal: Seal every range that holds a row alive before.
             fresh: Nobody had the others in a buffer.
         """
         alive = self._alive(first, stop) if seal else []
@@ -425,10 +425,10 @@ class Sealing:
                     self._give_back(stop, alive_before)
 
     def _give_back(self, stop: Ids, alive: list[int] | None) -> None:
-        """Give back the space of places that are sealed, or were never written.
+        """Give back the space of ranges that are sealed, or were never written.
 
-        It is reserved by the piece, which may be longer than a place: that of others
-        was reserved again with it. What the ring has given up stays: where the power
+        It is reserved by the MiB, which may be longer than a range, so that of other
+        ranges was reserved again with it. What the ring may overwrite stays: if the power
         fails now, the last commit may still have it.
         """
         size, ring = self.range_rows, self._ring
@@ -451,7 +451,7 @@ class Sealing:
     def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
         """The same; what fails keeps no row from a commit.
 
-        It is told by `check` and, where something was short, by `raise_if_unsealed`.
+        `check` raises it and, for a lack of space or memory, `raise_if_unsealed`.
         """
         try:
             self.settle(first, stop, seal=seal)
@@ -462,7 +462,7 @@ class Sealing:
                 self._sealer.failure = error
 
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
-        """Places that hold a row alive."""
+        """Ranges that hold a row alive."""
         size = self.range_rows
         spans = [np.empty(0, np.int64)]
         for env_id, oldest in enumerate(first.tolist()):
@@ -508,7 +508,7 @@ class Sealing:
         """Raise what sealing failed with.
 
         Raises:
-            AsideError: A shard could not be written.
+            ShardError: A shard could not be written.
         """
         failure, path = self._sealer.failure, self._folder / group.FOLDER
         if failure is not None:

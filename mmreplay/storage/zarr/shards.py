@@ -49,7 +49,7 @@ from mmreplay.storage.zarr.group import ShardedArray, shard_name
 
 Ids = NDArray[np.int64]
 GAP_NBYTES = 1 << 14
-"""Chunks that lie closer are asked for as one stretch."""
+"""Chunks that lie closer are asked for as one range of bytes."""
 
 _libc = ctypes.CDLL(None)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -153,10 +153,10 @@ class ChunksAhead:
 
 Array = NDArray[np.generic]
 ChunkKey = tuple[str, int, int, int]
-"""Array, place, its number, and the chunk in it."""
+"""Array, range, its number, and the chunk in it."""
 MISSING = (1 << 64) - 1
 MAX_OPEN = 4096
-"""Shards kept open at a time, of all fields, where the process may open so many
+"""Shards open at a time, of all fields, where the process may open so many
 files: Python keeps a descriptor for each mapping, too. See `_most_open`."""
 CACHE_NBYTES = 64 << 20
 UNREADABLE = (ValueError, RuntimeError, struct.error)
@@ -308,7 +308,7 @@ class Shard:
 
 
 class ShardReader:
-    """Reads rows of sealed places, through a bounded number of open shards.
+    """Reads rows of sealed ranges, through a bounded number of open shards.
 
     Threads: any; open shards are a dict, whose single steps are whole.
     """
@@ -330,9 +330,9 @@ class ShardReader:
 
         Args:
             array: Whose.
-            range_ids: int64 ``[B]``, sealed places.
+            range_ids: int64 ``[B]``, sealed ranges.
             entries: int64 ``[B]``, what the table said of each.
-            within: int64 ``[B]``, rows counted within their places.
+            within: int64 ``[B]``, rows counted within their ranges.
             out: ``[B, *shape]``.
         """
         chunks, inner = self._where(array, within)
@@ -398,7 +398,7 @@ class ShardReader:
         inner: Ids,
         out: Array,
     ) -> None:
-        """Copy rows out of chunks of several, each unpacked once and kept."""
+        """Copy rows out of chunks of several, each unpacked once and cached."""
         keys = range_ids * array.num_chunks + chunks
         for some in _groups(order, keys[order]):
             item = some[0]
@@ -415,7 +415,7 @@ class ShardReader:
         Args:
             array: Whose.
             range_ids: See `take`, as the next two.
-            entries: Numbers of the places.
+            entries: Numbers of the ranges.
             within: Rows within them.
 
         Returns:
@@ -500,7 +500,7 @@ class ShardReader:
 
 
 def _most_open() -> int:
-    """Shards kept open: a quarter of the files that the process may have, at most."""
+    """Shards that may be open: at most a quarter of the process's descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OPEN if soft < 0 else max(1, min(MAX_OPEN, soft // 4))
 
@@ -564,7 +564,7 @@ class ShardStates:
 
     @classmethod
     def create(cls, folder: Path, count: int) -> ShardStates:
-        """Create the file, of which no place is sealed."""
+        """Create the file, of which no range is sealed."""
         nbytes = count * DTYPE.itemsize
         file = File.create(folder / FILE_NAME, nbytes)
         try:
@@ -593,15 +593,15 @@ class ShardStates:
         return cls(file, mapped)
 
     def take(self, range_ids: Ids) -> Ids:
-        """Numbers of places, int64 of their shape."""
+        """Numbers of ranges, int64 of their shape."""
         return self._all().take(range_ids).astype(np.int64)
 
     def get(self, range_id: int) -> int:
-        """Number of one place."""
+        """Number of one range."""
         return int(self._all()[range_id])
 
     def sealed(self) -> Ids:
-        """Every sealed place, int64 ``[N]``."""
+        """Every sealed range, int64 ``[N]``."""
         return np.flatnonzero(self._all() & 1)
 
     def _all(self) -> NDArray[np.uint32]:
@@ -611,7 +611,7 @@ class ShardStates:
         return np.frombuffer(data, DTYPE)
 
     def put(self, range_id: int, number: int) -> None:
-        """Change one number, for whoever looks next."""
+        """Change one number; readers see it at their next look."""
         data = np.array([number], DTYPE).tobytes()
         self.file.pwrite(data, range_id * DTYPE.itemsize)
 
@@ -633,7 +633,7 @@ class ShardMaker:
 
     @contextmanager
     def made(self, range_id: int) -> Iterator[list[tuple[Path, Path]]]:
-        """Write and sync a place's shards; those not renamed go at the end.
+        """Write and sync a range's shards; those not renamed are removed at the end.
 
         Yields:
             Temporary and final path of each.
@@ -655,14 +655,14 @@ class ShardMaker:
             rename(temporary, target)
 
     def remove(self, range_id: int) -> None:
-        """Remove a place's shards."""
+        """Remove a range's shards."""
         for array in self._arrays.values():
             files.remove_tree(self._path(array, range_id))
 
     def compression(
         self, range_ids: NDArray[np.int64], rows: int
     ) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of some places' shards, bytes of the rows in them)."""
+        """Per path, (bytes of some ranges' shards, bytes of the rows in them)."""
         nbytes_of = {}
         for path, array in self._arrays.items():
             if path != group.FLAGS_NAME:
@@ -716,7 +716,7 @@ class ShardMaker:
 def _rows_of(staging: MemmapStore) -> dict[str, ReadRows]:
     """The tail's rows by file's name, read and not mapped.
 
-    A place that is sealed before it is full has holes, which are read as zeros; read
+    A range that is sealed before it is full has holes, which are read as zeros; read
     through a mapping they kill the process where tmpfs is full.
     """
     placement = record_layout(staging.schema)
