@@ -428,8 +428,8 @@ class Sealing:
         """Give back the space of ranges that are sealed, or were never written.
 
         It is reserved by the MiB, which may be longer than a range, so that of other
-        ranges was reserved again with it. What the ring may overwrite stays: if the power
-        fails now, the last commit may still have it.
+        ranges was reserved again with it. What the ring may overwrite stays: if the
+        power fails now, the last commit may still have it.
         """
         size, ring = self.range_rows, self._ring
         firsts = np.arange(0, ring.num_rows, size)
