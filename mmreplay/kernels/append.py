@@ -25,7 +25,7 @@ class StepPacker(Protocol):
         """Check and pack one step, or return -1."""
 
     def stream(
-        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """Pack rows of columns."""
 

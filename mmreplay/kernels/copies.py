@@ -1,8 +1,8 @@
 """Copies or reads long rows, and populates pages: the numpy twin of ``_copies.c``.
 
-Rows are copied out of a mapping or read from its file. Functions take contiguous arrays.
-C reads and writes their bytes, past the caches where it copies, and lets other threads
-run.
+Rows are copied out of a mapping or read from its file. Functions take contiguous
+arrays. C reads and writes their bytes, past the caches where it copies, and lets other
+threads run.
 """
 
 from __future__ import annotations
