@@ -48,6 +48,10 @@ EXTENSIONS = (
     "mmreplay.convert.staging",
     "mmreplay.convert.episode_ends",
     "mmreplay.samplers.base",
+    "mmreplay.testing.samplers",
+    "mmreplay.testing.formats",
+    "mmreplay.testing.stores",
+    "mmreplay.testing.rules",
 )
 """Modules for those who add a sampler or a file format."""
 LOADED = {

@@ -25,7 +25,7 @@ MODULES = (
     "mmreplay.convert.registry",
     "mmreplay.convert.staging", "mmreplay.adapters.alf", "mmreplay.adapters.pytorchrl",
     "mmreplay.adapters.rofunc", "mmreplay.adapters.sb3", "mmreplay.adapters.skrl",
-    "mmreplay.adapters.tmrl", "mmreplay.adapters.velora",
+    "mmreplay.adapters.tmrl", "mmreplay.adapters.velora", "mmreplay.testing",
 )  # fmt: skip
 """Modules that README, docs or a public docstring tell to import from."""
 BETWEEN_MODULES = {
