@@ -596,9 +596,9 @@ def check_format(
     format: str | Format,
     folder: str | Path | None = None,
     *,
-    rules: Sequence[str] = FORMAT_RULES,
+    rules: Sequence[str] | None = None,
     suffix: str | None = None,
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     stored_as: Callable[[Column], Column] = np.ascontiguousarray,
     flips: int = 60,
@@ -613,7 +613,7 @@ def check_format(
     Args:
         format: A format, or the name of a registered one. It must write.
         folder: Where buffers and files are made; a temporary folder by default.
-        rules: Names of the rules to check; all by default.
+        rules: Names of the rules to check, of `FORMAT_RULES`; all by default.
         suffix: Of the files; the first of the format by default.
         dtypes: Dtypes that the format holds; all by default.
         options: Options of `export` for random buffers, such as to allow wide tables.
@@ -647,8 +647,8 @@ def check_format(
     @contextmanager
     def make_case(path: Path) -> Iterator[FormatCase]:
         case = FormatCase(
-            own, path, suffix, dtypes, options or {}, stored_as, flips, large_nbytes,
-            large_shape, memory_nbytes,
+            own, path, suffix, dtypes or DTYPES, options or {}, stored_as, flips,
+            large_nbytes, large_shape, memory_nbytes,
         )  # fmt: skip
         # No power is cut here; memory is measured as it is with the real disk.
         large = path.name.startswith(memory_is_bounded.__name__)

@@ -37,7 +37,7 @@ def by_name(*functions: Callable[[Case], None]) -> Rules[Case]:
 def run_rules(
     subject: str,
     known: Rules[Case],
-    names: Sequence[str],
+    names: Sequence[str] | None,
     folder: str | Path | None,
     make_case: Callable[[Path], AbstractContextManager[Case]],
 ) -> None:
@@ -46,7 +46,7 @@ def run_rules(
     Args:
         subject: Name of what is checked, for messages.
         known: All rules of the contract.
-        names: Of the rules to run.
+        names: Of the rules to run; None for all.
         folder: Where buffers are made; None for a temporary folder. The files of a
             broken rule stay in a folder that is given.
         make_case: Makes the case of one rule in a new folder.
@@ -55,14 +55,15 @@ def run_rules(
         ContractError: A rule is broken.
         SchemaError: There is no rule of a name.
     """
-    for name in names:
+    chosen = tuple(known) if names is None else names
+    for name in chosen:
         if name not in known:
             raise SchemaError(
                 f"rules must be among {', '.join(known)}, got {name!r}. Correct the "
                 "name."
             )
     with tempfile.TemporaryDirectory(prefix="mmreplay-testing-") as temporary:
-        for name in names:
+        for name in chosen:
             base = Path(temporary if folder is None else folder)
             own = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
             rule = known[name]

@@ -869,7 +869,7 @@ def check_sampler(
     make_sampler: Callable[[int], Any],
     folder: str | Path | None = None,
     *,
-    rules: Sequence[str] = SAMPLER_RULES,
+    rules: Sequence[str] | None = None,
     draws_every_start: bool = True,
     depends_on_seed: bool = True,
 ) -> None:
@@ -884,7 +884,7 @@ def check_sampler(
         make_sampler: Makes a sampler from a seed; a class whose first argument is the
             seed will do.
         folder: Where buffers are made; a temporary folder by default.
-        rules: Names of the rules to check; all by default.
+        rules: Names of the rules to check, of `SAMPLER_RULES`; all by default.
         draws_every_start: False for a sampler that leaves legal starts out on purpose.
         depends_on_seed: False for a sampler that draws nothing at random.
 

@@ -596,7 +596,7 @@ def check_store(
     folder: str | Path | None = None,
     *,
     open_store: MakeStore | None = None,
-    rules: Sequence[str] = STORE_RULES,
+    rules: Sequence[str] | None = None,
 ) -> None:
     """Check that an engine keeps the contract of `mmreplay.storage.store.Store`.
 
@@ -609,7 +609,7 @@ def check_store(
         folder: Where files are made; a temporary folder by default.
         open_store: Opens for writing the store that was made in a folder; None for a
             store in RAM.
-        rules: Names of the rules to check; all by default.
+        rules: Names of the rules to check, of `STORE_RULES`; all by default.
 
     Raises:
         ContractError: A rule is broken. What the store itself raises is passed on, with

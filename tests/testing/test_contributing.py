@@ -62,4 +62,4 @@ def test_the_sampler_of_the_page_on_extending_keeps_the_contract(tmp_path, monke
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "example_extending.py").write_text("\n".join(blocks))
     monkeypatch.syspath_prepend(tmp_path)
-    assert importlib.import_module("example_extending").test_my_format
+    importlib.import_module("example_extending").test_the_sampler(tmp_path)
