@@ -9,7 +9,6 @@ that are not installed are left out, and ours is then timed alone.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,12 +31,10 @@ from tools.bench.adapter_faces import (
 from tools.bench.turns import (
     OURS,
     Side,
-    arguments,
     chosen,
     medians_us,
-    one_thread,
     race,
-    report,
+    run_benchmark,
     speedups,
 )
 
@@ -268,13 +265,18 @@ def measure(folder: Path, sizes: Sizes, originals: list[str]) -> dict[str, objec
 
 
 def main() -> None:
-    """Print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    sizes = QUICK if options.quick else Sizes()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        originals = chosen(MODULES, options.peers)
-        report({"adapters": measure(Path(folder), sizes, originals)})
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__,
+        lambda folder, options: {
+            "adapters": measure(
+                folder,
+                QUICK if options.quick else Sizes(),
+                chosen(MODULES, options.peers),
+            )
+        },
+        one_torch_thread=True,
+    )
 
 
 if __name__ == "__main__":

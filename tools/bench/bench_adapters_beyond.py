@@ -24,7 +24,15 @@ import numpy as np
 from tools.bench import bench_alf
 from tools.bench.bench_adapters import FACES, MODULES, NEEDED, THEIRS, Face, check
 from tools.bench.bench_memory import MIB, TIMES_LARGER, limited, resident
-from tools.bench.turns import OURS, arguments, chosen, one_thread, report, rounded
+from tools.bench.turns import (
+    OURS,
+    arguments,
+    chosen,
+    one_thread,
+    report,
+    rounded,
+    run_benchmark,
+)
 
 ROW_NBYTES = {
     "sb3": 172, "skrl": 165, "velora": 424, "tmrl": 106, "pytorchrl": 172, "alf": 108,
@@ -149,9 +157,12 @@ def main() -> None:
         child(system, side, Path(folder), int(limit), join)
         return
     limit = (QUICK_MIB if options.quick else LIMIT_MIB) * MIB
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        originals = chosen(MODULES, options.peers)
-        report({"adapters_beyond": measure(Path(folder), limit, originals)})
+    originals = chosen(MODULES, options.peers)
+    run_benchmark(
+        __doc__,
+        lambda folder, _: {"adapters_beyond": measure(folder, limit, originals)},
+        options=options,
+    )
 
 
 if __name__ == "__main__":

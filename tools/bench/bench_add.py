@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
@@ -34,12 +32,10 @@ from tools.bench.turns import (
     OURS,
     Side,
     Times,
-    arguments,
     medians_us,
-    one_thread,
     race,
-    report,
     rounded,
+    run_benchmark,
     speedups,
 )
 
@@ -178,16 +174,17 @@ def _check(ours: ReplayBuffer, others: dict[str, Peer]) -> None:
         transitions.check(peer.sample(4 * BLOCK), name)
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    np.random.seed(0)  # noqa: NPY002  what Stable-Baselines3 and cpprb draw with
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = QUICK if options.quick else Sizes()
-        report(measure(Path(folder), sizes, peers.installed(options.peers)))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            folder, QUICK if options.quick else Sizes(), peers.installed(options.peers)
+        ),
+        one_torch_thread=True,
+        numpy_seeded=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

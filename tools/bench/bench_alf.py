@@ -9,7 +9,6 @@ length that are full. A ratio above 1 says that ours takes less time.
 
 from __future__ import annotations
 
-import tempfile
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.turns import (
-    OURS,
-    Side,
-    arguments,
-    medians_us,
-    one_thread,
-    race,
-    report,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, medians_us, race, run_benchmark, speedups
 
 ENVS, OBSERVATION, WINDOW = 16, 24, 2
 THEIRS = "tensors"
@@ -205,12 +195,14 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    sizes = QUICK if options.quick else Sizes()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report({"alf": measure(Path(folder), sizes)})
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__,
+        lambda folder, options: {
+            "alf": measure(folder, QUICK if options.quick else Sizes())
+        },
+        one_torch_thread=True,
+    )
 
 
 if __name__ == "__main__":

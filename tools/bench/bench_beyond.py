@@ -18,7 +18,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,7 +31,15 @@ from tools.bench import cold, disk_peers
 from tools.bench.bench_memory import MIB, Group, limited
 from tools.bench.bench_pixels import SHAPE, block, check
 from tools.bench.disk_peers import LOADER, RINGS, Pixels, RingShape, Side
-from tools.bench.turns import OURS, Times, arguments, report, rounded, speedups
+from tools.bench.turns import (
+    OURS,
+    Times,
+    arguments,
+    report,
+    rounded,
+    run_benchmark,
+    speedups,
+)
 
 BATCH = 256
 ADDS = 64
@@ -288,7 +295,7 @@ def memory() -> dict[str, int]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON, or be a process that is measured."""
     parser = arguments(__doc__)
     parser.add_argument("--limit-mib", type=int, help="of each side; default: 512")
@@ -303,15 +310,15 @@ def main() -> int:
         np.random.seed(0)  # noqa: NPY002  what cpprb draws with
         shape = RingShape(row, options.rows, BATCH)
         child(options.child, Path(options.folder), shape, options.join)
-        return 0
+        return
     base = QUICK if options.quick else Sizes()
     limit_mib = options.limit_mib or base.limit_mib
     sizes = Sizes(limit_mib, options.times, base.turns, base.seconds, row)
     names = disk_peers.installed(options.peers, RINGS)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), sizes, names))
-    return 0
+    run_benchmark(
+        __doc__, lambda folder, _: measure(folder, sizes, names), options=options
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,7 +7,6 @@ parquet of zstd, each as its own library writes it, of the same columns.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import mmreplay as mr
 from mmreplay.format.sharding import CODECS, Codec
 from tools.bench import recorded
-from tools.bench.turns import arguments, report, rounded
+from tools.bench.turns import rounded, run_benchmark
 
 KINDS = {"atari": recorded.ATARI, "mujoco": recorded.MUJOCO}
 ROWS = {"atari": 20_000, "mujoco": 100_000}
@@ -99,15 +98,16 @@ def measure(sizes: Mapping[str, int], folder: Path) -> dict[str, object]:
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__).parse_args()
     missing = [each for each in (*recorded.NEEDED, "h5py") if find_spec(each) is None]
     if missing:
         raise SystemExit(
             f"bench_bytes: got no {missing[0]}, expected it for real recordings; make "
             "the environment of tools/bench/peers.txt"
         )
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        report(measure(QUICK if given.quick else ROWS, Path(folder)))
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(QUICK if options.quick else ROWS, folder),
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ nothing, are over each side.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,16 +25,7 @@ import numpy as np
 from tools.bench import cold, disk_peers
 from tools.bench.bench_pixels import Preadv, block, check
 from tools.bench.disk_peers import Pixels, RingShape, Side
-from tools.bench.turns import (
-    OURS,
-    Times,
-    arguments,
-    medians_us,
-    one_thread,
-    report,
-    rounded,
-    speedups,
-)
+from tools.bench.turns import OURS, Times, medians_us, rounded, run_benchmark, speedups
 
 BLOCK = 250
 COLD = 0.01
@@ -180,16 +170,19 @@ def files_of_rows(folder: Path, shape: RingShape) -> list[Path]:
     return [path for path in found if path.stat().st_size > least]
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    np.random.seed(0)  # noqa: NPY002  what cpprb draws with
-    names = disk_peers.installed(options.peers)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), QUICK if options.quick else Sizes(), names))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            folder,
+            QUICK if options.quick else Sizes(),
+            disk_peers.installed(options.peers),
+        ),
+        one_torch_thread=True,
+        numpy_seeded=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,7 +18,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ from tools.bench.convert_peers import (
     copy,
     sync,
 )
-from tools.bench.turns import arguments, report, rounded
+from tools.bench.turns import arguments, rounded, run_benchmark
 
 OURS = "ours"
 COPIED = ("npz", "pt", "safetensors")
@@ -372,9 +371,11 @@ def main() -> None:
         tuple(options.kinds.split(",")), tuple(options.formats.split(",")),
         options.peers != "",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = measure(Path(folder), sizes, wanted, options.done)
-    report(found)
+    run_benchmark(
+        __doc__,
+        lambda folder, _: measure(folder, sizes, wanted, options.done),
+        options=options,
+    )
 
 
 if __name__ == "__main__":

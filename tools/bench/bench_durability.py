@@ -22,7 +22,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay.storage.committer import Committer
-from tools.bench.turns import arguments, report, rounded
+from tools.bench.turns import rounded, run_benchmark
 
 FIELDS = {
     "observation": mr.Field((84, 84), "uint8"),
@@ -170,6 +170,12 @@ def measure(sizes: Sizes) -> dict[str, object]:
     }
 
 
+def main() -> None:
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__, lambda folder, options: measure(QUICK if options.quick else FULL)
+    )
+
+
 if __name__ == "__main__":
-    options = arguments(__doc__).parse_args()
-    report(measure(QUICK if options.quick else FULL))
+    main()

@@ -9,14 +9,12 @@ Where torch finds no GPU it says so.
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from mmreplay import ReplayBuffer, ReplayLoader, UniformSampler
 from tools.bench.bench_loader import FULL, QUICK, SHAPE, Sizes, check_frames, pixels
-from tools.bench.turns import Side, arguments, race, report, speedups
+from tools.bench.turns import Side, race, run_benchmark, speedups
 
 BATCH = 256
 SIDE = 4096
@@ -98,13 +96,13 @@ def hidden(buffer: ReplayBuffer, turns: int, prefetch: int) -> float:
     return speedups(times, "computing")["steps"]
 
 
-def main() -> int:
-    """Measure and print."""
-    options = arguments(__doc__).parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), QUICK if options.quick else FULL))
-    return 0
+def main() -> None:
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(folder, QUICK if options.quick else FULL),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,8 +8,6 @@ rows of 28 KB of it by 32 threads, cold. Nothing here is mmreplay's.
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +16,7 @@ import numpy as np
 
 from tools.bench import cold
 from tools.bench.bench_pixels import ROW, Preadv, block, check
-from tools.bench.turns import arguments, report, rounded
+from tools.bench.turns import rounded, run_benchmark
 
 BATCH = 256
 BLOCK = 256
@@ -112,13 +110,13 @@ def _cold(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), QUICK if options.quick else Sizes()))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(folder, QUICK if options.quick else Sizes()),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,8 +11,6 @@ it waits for a GPU in the other.
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,16 +23,7 @@ from numpy.typing import NDArray
 
 from mmreplay import Field, ReplayBuffer, ReplayLoader, Schema, UniformSampler
 from tools.bench import transitions
-from tools.bench.turns import (
-    Side,
-    arguments,
-    medians_us,
-    one_thread,
-    race,
-    report,
-    rounded,
-    speedups,
-)
+from tools.bench.turns import Side, medians_us, race, rounded, run_benchmark, speedups
 
 SHAPE = (84, 84, 4)
 STEP_S = 5e-3
@@ -204,14 +193,14 @@ def waits(buffer: ReplayBuffer, sizes: Sizes) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    """Measure and print."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), QUICK if options.quick else FULL))
-    return 0
+def main() -> None:
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(folder, QUICK if options.quick else FULL),
+        one_torch_thread=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,15 +22,7 @@ from numpy.typing import NDArray
 
 import mmreplay as mr
 from mmreplay.stats import summarize
-from tools.bench.turns import (
-    OURS,
-    arguments,
-    medians_us,
-    race,
-    report,
-    rounded,
-    speedups,
-)
+from tools.bench.turns import OURS, medians_us, race, rounded, run_benchmark, speedups
 
 Columns = dict[str, NDArray[np.generic]]
 EPISODE = 22
@@ -150,13 +141,13 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
     }
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), QUICK if options.quick else Sizes()))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(folder, QUICK if options.quick else Sizes()),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

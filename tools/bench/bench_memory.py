@@ -15,7 +15,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from time import perf_counter
 import numpy as np
 
 from mmreplay import Field, ReplayBuffer, Schema
-from tools.bench.turns import report, rounded
+from tools.bench.turns import report, rounded, run_benchmark
 
 SHAPE = (84, 84, 4)
 ROW = 84 * 84 * 4
@@ -211,7 +210,7 @@ def resident() -> dict[str, int]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a limit of 96 MiB")
@@ -224,11 +223,13 @@ def main() -> int:
     limit = (96 if options.quick else options.limit_mib) * MIB
     if options.child:
         child(Path(options.child), limit, options.join)
-        return 0
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), limit, cgroup=not options.no_cgroup))
-    return 0
+        return
+    run_benchmark(
+        __doc__,
+        lambda folder, _: measure(folder, limit, cgroup=not options.no_cgroup),
+        options=options,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

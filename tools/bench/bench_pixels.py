@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import tempfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,12 +29,10 @@ from tools.bench import cold
 from tools.bench.turns import (
     OURS,
     Times,
-    arguments,
     medians_us,
-    one_thread,
     race,
-    report,
     rounded,
+    run_benchmark,
     speedups,
 )
 
@@ -303,16 +299,18 @@ class Preadv:
         os.close(self._fd)
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    peers = options.peers != "" and find_spec("torchrl") is not None
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = QUICK if options.quick else Sizes()
-        report(measure(Path(folder), sizes, peers))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            folder,
+            QUICK if options.quick else Sizes(),
+            options.peers != "" and find_spec("torchrl") is not None,
+        ),
+        one_torch_thread=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,8 +10,6 @@ rank, and what a hundred million rows cost a draw and an update, without data.
 
 from __future__ import annotations
 
-import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,11 +29,10 @@ from tools.bench.turns import (
     Side,
     arguments,
     medians_us,
-    one_thread,
     over_each,
     race,
-    report,
     rounded,
+    run_benchmark,
 )
 
 TORCH, ADDING, RANK = f"{OURS}_torch", f"{OURS}_add_1_too", f"{OURS}_rank"
@@ -169,22 +166,22 @@ def _simulated(
     return turn
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
     parser = arguments(__doc__)
     parser.add_argument(
         "--many", type=int, default=None, help="rows of the larger simulated ring"
     )
     options = parser.parse_args()
-    one_thread()
-    np.random.seed(0)  # noqa: NPY002  what cpprb and tianshou draw with
     sizes = QUICK if options.quick else Sizes()
     if options.many is not None:
         sizes = replace(sizes, many=options.many)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), sizes, peers.installed(options.peers)))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, _: measure(folder, sizes, peers.installed(options.peers)),
+        options=options, one_torch_thread=True, numpy_seeded=True,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,13 +30,11 @@ from tools.bench.transitions import BLOCK, ROW_NBYTES
 from tools.bench.turns import (
     OURS,
     Side,
-    arguments,
     medians_us,
-    one_thread,
     over_each,
     race,
-    report,
     rounded,
+    run_benchmark,
 )
 
 DERIVED = "mmreplay_derived"
@@ -180,16 +177,17 @@ class adding:
         self._process.communicate()
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    np.random.seed(0)  # noqa: NPY002  what Stable-Baselines3 and cpprb draw with
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = QUICK if options.quick else Sizes()
-        report(measure(Path(folder), sizes, peers.installed(options.peers)))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            folder, QUICK if options.quick else Sizes(), peers.installed(options.peers)
+        ),
+        one_torch_thread=True,
+        numpy_seeded=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,8 +10,7 @@ costs, data aside, as the buffer grows to 346 million rows (a simulated index).
 
 from __future__ import annotations
 
-import sys
-import tempfile
+import argparse
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,10 @@ from tools.bench.transitions import BLOCK, EPISODE
 from tools.bench.turns import (
     OURS,
     Side,
-    arguments,
     medians_us,
-    one_thread,
     race,
-    report,
     rounded,
+    run_benchmark,
     speedups,
 )
 
@@ -142,18 +139,17 @@ def _grown(rows: int, boundary: str, sizes: Sizes) -> float:
     return rounded(1e6 * float(np.median(times)))
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    names = slices.installed(options.peers)
-    start = perf_counter()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = QUICK if options.quick else Sizes()
-        result = measure(Path(folder), sizes, names)
-    report(result | {"seconds": rounded(perf_counter() - start)})
-    return 0
+
+    def timed(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+        names = slices.installed(options.peers)
+        start = perf_counter()
+        result = measure(folder, QUICK if options.quick else Sizes(), names)
+        return result | {"seconds": rounded(perf_counter() - start)}
+
+    run_benchmark(__doc__, timed, one_torch_thread=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

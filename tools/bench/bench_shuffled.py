@@ -22,7 +22,7 @@ from mmreplay.episodes import START, TRUNCATED, EpisodeIndex
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import ShuffledSampler
 from tools.bench.simulated import FixedView
-from tools.bench.turns import OURS, arguments, race, report, rounded, speedups
+from tools.bench.turns import OURS, race, rounded, run_benchmark, speedups
 
 Ids = NDArray[np.int64]
 BATCH = 256
@@ -140,6 +140,12 @@ def measure(sizes: Sizes) -> dict[str, object]:
     }
 
 
+def main() -> None:
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__, lambda folder, options: measure(QUICK if options.quick else FULL)
+    )
+
+
 if __name__ == "__main__":
-    options = arguments(__doc__).parse_args()
-    report(measure(QUICK if options.quick else FULL))
+    main()

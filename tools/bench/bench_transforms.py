@@ -12,7 +12,6 @@ fold and stack when they draw, as ours does.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,13 +30,11 @@ from tools.bench.transitions import BLOCK, EPISODE, Columns
 from tools.bench.turns import (
     OURS,
     Side,
-    arguments,
     medians_us,
-    one_thread,
     over_each,
     race,
-    report,
     rounded,
+    run_benchmark,
 )
 
 TAKE = "np_take"
@@ -275,16 +272,17 @@ def contiguous(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object
         return _race(sides, sizes)
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    np.random.seed(0)  # noqa: NPY002  what Stable-Baselines3, tianshou and cpprb draw with
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = QUICK if options.quick else Sizes()
-        report(measure(Path(folder), sizes, others.installed(options.peers)))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            folder, QUICK if options.quick else Sizes(), others.installed(options.peers)
+        ),
+        one_torch_thread=True,
+        numpy_seeded=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

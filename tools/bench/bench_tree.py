@@ -10,7 +10,6 @@ be found in its tree at all; it is timed all the same.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -26,12 +25,10 @@ from tools.bench.turns import (
     OURS,
     Side,
     Times,
-    arguments,
     medians_us,
-    one_thread,
     race,
-    report,
     rounded,
+    run_benchmark,
     speedups,
 )
 
@@ -225,14 +222,16 @@ def _both(calls: dict[str, Times], batch: int) -> float:
     return sum(float(np.median(calls[f"{c}_{batch}"][OURS])) for c in ("set", "find"))
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print one line of JSON."""
-    options = arguments(__doc__).parse_args()
-    one_thread()
-    names = peers.installed(options.peers)
-    report(measure(QUICK if options.quick else Sizes(), names))
-    return 0
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            QUICK if options.quick else Sizes(), peers.installed(options.peers)
+        ),
+        one_torch_thread=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,9 +9,8 @@ over a dataset of a few rows: the difference is what the buffer costs.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from mmreplay import Field, ReplayBuffer, ReplayStream, Schema, UniformSampler
-from tools.bench.turns import arguments, report, rounded
+from tools.bench.turns import rounded, run_benchmark
 
 SHAPE = (84, 84, 4)
 ROW = 84 * 84 * 4
@@ -80,16 +79,17 @@ def measure(
     return found
 
 
-def main() -> int:
-    """Measure and print."""
-    options = arguments(__doc__).parse_args()
-    nbytes = (128 if options.quick else 2048) * MIB
-    workers = 2 if options.quick else WORKERS
-    contexts = ["fork"] if options.quick else ["fork", "spawn"]
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report(measure(Path(folder), nbytes, workers, contexts))
-    return 0
+def main() -> None:
+    """Measure and print one line of JSON."""
+
+    def sized(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+        nbytes = (128 if options.quick else 2048) * MIB
+        workers = 2 if options.quick else WORKERS
+        contexts = ["fork"] if options.quick else ["fork", "spawn"]
+        return measure(folder, nbytes, workers, contexts)
+
+    run_benchmark(__doc__, sized)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

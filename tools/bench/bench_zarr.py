@@ -10,7 +10,6 @@ patches, as Atari's are. Both sides' rows are compared first.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,12 +28,11 @@ from tools.bench import cold, recorded
 from tools.bench.turns import (
     OURS,
     Times,
-    arguments,
     burst,
     medians_us,
     race,
-    report,
     rounded,
+    run_benchmark,
     speedups,
 )
 
@@ -240,10 +238,11 @@ def measure(sizes: Sizes, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure and print."""
-    given = arguments(__doc__).parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        report(measure(QUICK if given.quick else Sizes(), Path(folder)))
+    """Measure and print one line of JSON."""
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(QUICK if options.quick else Sizes(), folder),
+    )
 
 
 if __name__ == "__main__":

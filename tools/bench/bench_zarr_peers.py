@@ -8,7 +8,6 @@ survive. Both sides' rows are compared first.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -27,11 +26,10 @@ from tools.bench.bench_zarr import check
 from tools.bench.turns import (
     OURS,
     Side,
-    arguments,
     chosen,
     medians_us,
     race,
-    report,
+    run_benchmark,
     speedups,
 )
 
@@ -111,17 +109,19 @@ def measure(
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__).parse_args()
     missing = [name for name in recorded.NEEDED if find_spec(name) is None]
     if missing:
         raise SystemExit(
             f"bench_zarr_peers: got no {missing[0]}, expected it for real rows; make "
             "the environment of tools/bench/peers.txt"
         )
-    sizes = QUICK if given.quick else (ROWS, BATCH, TURNS)
-    named = chosen(PEERS, given.peers)
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        report(measure(*sizes, Path(folder), named))
+    full = (ROWS, BATCH, TURNS)
+    run_benchmark(
+        __doc__,
+        lambda folder, options: measure(
+            *(QUICK if options.quick else full), folder, chosen(PEERS, options.peers)
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -33,7 +35,7 @@ def race(
     names = list(sides)
     times = {name: np.empty(turns) for name in names}
     for turn in range(-warm, turns):
-        # Whoever goes second finds caches as the first one left them: swap.
+        # The second side finds the caches as the first one left them: swap.
         for name in names if turn % 2 else reversed(names):
             for _ in range(ahead):
                 sides[name]()
@@ -73,15 +75,15 @@ def over_each(times: Times, ways: Sequence[str]) -> dict[str, object]:
         times: Of all sides.
         ways: Ours, by name.
     """
-    told: dict[str, object] = {}
+    result: dict[str, object] = {}
     theirs = {name: t for name, t in times.items() if name not in ways}
     for name in ways:
         over = speedups({name: times[name], **theirs}, name)
         if theirs:
             over["fastest"] = min(over.values())
-        told[f"speedup_of_{name}"] = over
-    told["median_us"] = medians_us(times)
-    return told
+        result[f"speedup_of_{name}"] = over
+    result["median_us"] = medians_us(times)
+    return result
 
 
 def chosen(modules: Mapping[str, str], wanted: str | None) -> list[str]:
@@ -130,6 +132,34 @@ def arguments(question: str | None) -> argparse.ArgumentParser:
         "--peers", default=None, help="comma-separated; default: all installed"
     )
     return parser
+
+
+def run_benchmark(
+    question: str | None,
+    measure: Callable[[Path, argparse.Namespace], Mapping[str, object]],
+    *,
+    options: argparse.Namespace | None = None,
+    one_torch_thread: bool = False,
+    numpy_seeded: bool = False,
+) -> None:
+    """Parse options, measure in a temporary folder and print one line of JSON.
+
+    Args:
+        question: The script's docstring.
+        measure: Called with the empty folder and the options; returns the figures.
+        options: Parsed by a script that has options of its own.
+        one_torch_thread: Whether torch uses one thread.
+        numpy_seeded: Whether numpy's global generator is seeded: Stable-Baselines3,
+            tianshou and cpprb draw with it.
+    """
+    if options is None:
+        options = arguments(question).parse_args()
+    if one_torch_thread:
+        one_thread()
+    if numpy_seeded:
+        np.random.seed(0)  # noqa: NPY002
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        report(measure(Path(folder), options))
 
 
 def report(result: Mapping[str, object]) -> None:
