@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused(source, tmp_path):
 def test_a_field_that_no_array_can_be_named_after_is_refused(tmp_path):
     schema = mr.Schema.from_flat({"é" * 60: mr.Field((), "float32")})
     mr.ReplayBuffer.create(tmp_path / "a", schema, 10).close()
-    with pytest.raises(SchemaError, match="of at most 255 bytes a segment"):
+    with pytest.raises(SchemaError, match="have at most 255 bytes a segment"):
         compact(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b").exists()
 

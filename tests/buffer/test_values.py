@@ -119,22 +119,22 @@ ROUNDED = [
 def test_rounding_is_said_once_for_each_field(
     tmp_path, path, value, got, dtype, number
 ):
-    told = (
+    message = (
         rf"field '{path}': got {got} values that {dtype} does not hold exactly, "
         rf"such as {number}; .*rounded. Pass .astype\('{dtype}'\)"
     )
     with made(tmp_path) as buffer:
         exact = np.array(value, got) * 0 + 0.5
         buffer.add(STEP | {path: exact})
-        with pytest.warns(RuntimeWarning, match=told) as raised:
+        with pytest.warns(RuntimeWarning, match=message) as raised:
             buffer.add(STEP | {path: value})
         assert [each.filename for each in raised] == [__file__]
         buffer.add(STEP | {path: value})
         buffer.resize(50)
         buffer.add(STEP | {path: value})
-        dtype = buffer.gather_all()[path]
-        np.testing.assert_array_equal(dtype[-1], np.asarray(value).astype(dtype))
-    with made() as buffer, pytest.warns(RuntimeWarning, match=told) as raised:
+        stored = buffer.gather_all()[path]
+        np.testing.assert_array_equal(stored[-1], np.asarray(value).astype(dtype))
+    with made() as buffer, pytest.warns(RuntimeWarning, match=message) as raised:
         buffer.extend({key: np.stack([v]) for key, v in (STEP | {path: value}).items()})
     assert [each.filename for each in raised] == [__file__]
 
