@@ -208,8 +208,7 @@ class MemmapStore:
         self._fillers: list[PartialPageFiller] = []
         self._writer: MappedWriter | None = None
         self._large: list[Large] = []
-        # A reader's writes are refused by the file, which the error then names.
-        self._flags_writer = MappedWriter(self._flags_file, advise=self._advise)
+        self._writable = writable
         if writable:
             self._open_writers()
 
@@ -241,6 +240,7 @@ class MemmapStore:
         self.packer = packer(self.schema, placement, ring.num_envs)
         self._step = memoryview(self.packer.rows)
         self.ends: Flags = np.frombuffer(self.packer.ends, np.uint8)
+        self._flags_writer = MappedWriter(self._flags_file, advise=self._advise)
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
             count = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
@@ -314,6 +314,9 @@ class MemmapStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
+        if not self._writable:
+            # The file refuses it, in an error that names the file.
+            self._flags_file.pwrite(flags.data, runs[0][0])
         # In any order: all of these rows are above the heads, and no process looks at
         # them before the publication.
         if self._large:

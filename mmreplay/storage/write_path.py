@@ -277,8 +277,7 @@ class MappedWriter:
                 read instead.
             advise: Whether the disk may be asked; see `ReadPolicy`.
         """
-        # A reader's file is never stored into: its file system does not matter.
-        kind = file_system(file.path.parent) if file.writable else ""
+        kind = file_system(file.path.parent)
         self.file, self._filler = file, filler
         self._asks = advise in ("auto", "always")
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
