@@ -30,7 +30,7 @@ Line = tuple[str, ...]
 """Keys of one figure in the JSON of its script."""
 Figures = dict[Line, float]
 BETTER_HIGH = ("per_s", "a_second")
-BETTER_LOW = ("us", "ms", "s", "seconds", "percent")
+BETTER_LOW = ("us", "ms", "s", "seconds", "busy")
 """Units as the last word of a key, or as one of its words."""
 
 
