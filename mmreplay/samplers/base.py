@@ -294,8 +294,12 @@ class PrioritySampler(Protocol):
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`."""
 
-    def state_dict(self) -> State:
-        """Everything needed to continue exactly here."""
+    def state_dict(self, priorities: bool = False) -> State:
+        """Everything needed to continue exactly here.
+
+        Args:
+            priorities: Include the priorities, as arrays.
+        """
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
