@@ -401,9 +401,9 @@ def test_ctrl_c_in_a_block_loses_none_and_doubles_none(
         fast = buffer._files.appender._fast_append
         extend = fast._extend
 
-        def struck(*given):
+        def struck(*args):
             if after:
-                extend(*given)
+                extend(*args)
             raise KeyboardInterrupt
 
         number = 0

@@ -191,14 +191,14 @@ def block(bench, rng, rows):
     }
 
 
-def extend(bench, columns, first, flags, row, place=0, number=7, **changes):
+def extend(bench, columns, first, flags, row, offset=0, number=7, **changes):
     given = {
         name: getattr(bench, name) for name in ("records", "flags", "commit")
     } | changes
     heads = np.arange(bench.num_envs) + 50
     return bench.append.extend(
         columns, first, flags, given["records"], row, given["flags"], given["commit"],
-        place, number, heads, bench.limits, bench.tails,
+        offset, number, heads, bench.limits, bench.tails,
     )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_a_block_is_stored_as_the_packer_packs_it_and_the_slot_publishes_it(benc
 
 
 @pytest.mark.parametrize(
-    ("row", "first", "count", "place"),
+    ("row", "first", "count", "offset"),
     [
         (-1, 0, 8, 0),
         (ROWS - 7, 0, 8, 0),
@@ -234,10 +234,10 @@ def test_a_block_is_stored_as_the_packer_packs_it_and_the_slot_publishes_it(benc
         (0, 0, 8, 1 << 60),
     ],
 )
-def test_a_block_outside_the_files_is_refused(bench, rng, row, first, count, place):
+def test_a_block_outside_the_files_is_refused(bench, rng, row, first, count, offset):
     flags = np.zeros(count, np.uint8)
     with pytest.raises(ValueError, match="extend: expected rows of the files, and an"):
-        extend(bench, block(bench, rng, 8), first, flags, row, place)
+        extend(bench, block(bench, rng, 8), first, flags, row, offset)
     assert bench.untouched()
 
 

@@ -347,7 +347,7 @@ def test_a_draw_of_another_buffer_is_refused(path):
 
 
 def test_what_is_no_buffer_is_refused_at_once(tmp_path):
-    with pytest.raises(FormatError, match="expected"):
+    with pytest.raises(FormatError, match="does not exist"):
         mr.ReplayDataset(tmp_path / "none")
 
 
