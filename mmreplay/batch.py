@@ -166,8 +166,7 @@ class Batch:
                     "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate"
                 ) from None
             raise SchemaError(
-                f"batch has no field {shown(path)}, expected one of "
-                f"{list(self.fields)}; "
+                f"batch has no field {shown(path)}, only {list(self.fields)}. "
                 f"{meant(path, self.fields)}"
             ) from None
 

@@ -7,19 +7,19 @@ ReplayError
 │  └─ VersionError  a newer version wrote them
 ├─ LockedError      another writer holds the buffer (OSError)
 ├─ ForkedError      a writer was used in a forked child (RuntimeError)
-├─ FullError        the disk has no room for what was to be written (OSError)
-├─ FailedError      the device failed; this writer writes no more (OSError)
+├─ FullError        the disk has no space left for a write (OSError)
+├─ FailedError      the device failed, or the call is not possible now (OSError)
 │  └─ RemovedError   the folder was deleted, or its path leads to another one
 ├─ EmptyError       nothing to draw yet (LookupError)
-├─ StarvedError     a reader found no whole record in time (TimeoutError)
+├─ StarvedError     a wait for another process took too long (TimeoutError)
 ├─ StaleError       the steps asked for are no longer, or not yet, alive (IndexError)
-└─ SourceError      data to be read in is not what it says it is (ValueError)
+└─ SourceError      data to be converted is not what it says it is (ValueError)
 
-Each is also the builtin that callers catch. A message says what, what was got,
-what was expected and the way out, in the user's names. Errors that are an
-`OSError` take the number of the error that caused them: ``FullError(message,
-errno_=errno.ENOSPC)``. The warnings are `FullWarning`, `AutoresetWarning` and
-`DurabilityWarning`.
+Each is also the builtin that callers catch. A message says what is wrong, with the
+value and the user's name for it, and then what to do: ``capacity must be at least 1,
+got 0. Give ...``. Errors that are an `OSError` take the number of the error that
+caused them: ``FullError(message, errno_=errno.ENOSPC)``. The warnings are
+`FullWarning`, `AutoresetWarning` and `DurabilityWarning`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
-"""Ends the way out of a damaged buffer of which `repair` can keep the rest."""
+"""Ends the advice for a damaged buffer whose other rows `repair` can save."""
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
@@ -135,7 +135,7 @@ class ForkedError(ReplayError, RuntimeError):
 
 
 class FullWarning(UserWarning):
-    """A ring is larger than its disk has room for; adds will meet a `FullError`.
+    """A ring is larger than the free space of its disk; adds will raise `FullError`.
 
     Example:
         >>> import warnings
@@ -153,7 +153,7 @@ class AutoresetWarning(UserWarning):
 
 
 class DurabilityWarning(UserWarning):
-    """The file system lacks what a promise of docs/guarantees.md rests on.
+    """The file system lacks what a guarantee of docs/guarantees.md needs.
 
     Example:
         >>> import warnings
@@ -162,7 +162,7 @@ class DurabilityWarning(UserWarning):
 
 
 class FullError(_SystemError):
-    """The disk has no room for what was to be written.
+    """The disk has no space left for a write.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", "r+")
@@ -174,13 +174,13 @@ class FullError(_SystemError):
 
 
 class FailedError(_SystemError):
-    """The device failed, so this writer writes no more.
+    """The device failed, or the call is not possible in the state of the buffer.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")  # mode="r"
         >>> buffer.clear()
         Traceback (most recent call last):
-        mmreplay.errors.FailedError: ... expected it open for writing; ...
+        mmreplay.errors.FailedError: ... is open with mode='r'. ...
     """
 
 
@@ -212,14 +212,14 @@ class EmptyError(ReplayError, LookupError):
 
 
 class StarvedError(ReplayError, TimeoutError):
-    """A reader found no whole record within its time.
+    """A wait for the writer, or for learners, took too long.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
         >>> try:
         ...     batch = buffer.sample(32)
         ... except mr.StarvedError:
-        ...     print("the writer laps the reader: enlarge the capacity")
+        ...     print("the writer laps the reader: increase the capacity")
     """
 
 
@@ -235,7 +235,7 @@ class StaleError(ReplayError, IndexError):
 
 
 class SourceError(ReplayError, ValueError):
-    """Data to be read in is not what it says it is.
+    """Data to be converted is not what it says it is.
 
     Example:
         >>> np.savez("scalar.npz", x=1.0)
@@ -246,16 +246,16 @@ class SourceError(ReplayError, ValueError):
 
 
 def raise_if_out_of_files(error: BaseException) -> None:
-    """Raise an error that says nothing of the file it met: too many are open.
+    """Raise an error that says that too many files are open, and ignore any other.
 
-    For whoever else takes an error as the file's own state, and goes on.
+    For callers that take other errors as the state of the file, and go on.
     """
     if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
         raise error
 
 
 def shortage(error: BaseException) -> int:
-    """The number of what is short, and may not be later: space, files, memory; or 0."""
+    """Return the errno if space, files or memory ran out, which may pass; else 0."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if isinstance(error, FullError):
@@ -266,69 +266,62 @@ def shortage(error: BaseException) -> int:
 
 
 def no_thread(what: str, error: RuntimeError, way_out: str = "") -> FailedError:
-    """Make it ours that the system has no thread left.
+    """Return the error for a thread that the system cannot start.
 
     Args:
-        what: The thread is to do, as in ``"that commits"``.
-        error: Python's own.
-        way_out: One more, beside room for it.
+        what: What the thread does, as in ``"that commits"``.
+        error: Python's error.
+        way_out: More advice, to end the sentence.
     """
     return FailedError(
-        f"cannot start a thread {what}: {error}, expected room for one more; end other "
-        f"threads or processes, or raise the limit (ulimit -u){way_out}",
+        f"cannot start a thread {what}: {error}. End other threads or processes, or "
+        f"raise the limit (ulimit -u){way_out}.",
         errno_=errno.EAGAIN,
     )
 
 
 def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
-    """Make the system's error ours, with the file's name: its disk may be full."""
+    """Return mmreplay's error for a system call that failed, by its errno."""
     if error.errno in FULL:
-        way_out = "free space, or resize to less capacity, and call again"
+        way_out = "Free space, or resize to less capacity, and call again."
         if error.errno == errno.EFBIG:
             way_out = (
-                "the file system, or ulimit -f, takes no file so large: choose a "
-                "smaller capacity (mmreplay plan says what one takes)"
+                "Choose a smaller capacity (see mmreplay plan), as the file system or "
+                "ulimit -f allows no file this large."
             )
         return FullError(
-            f"cannot {what} {path}: {error.strerror}; what was being written is "
-            f"not published; {way_out}",
+            f"cannot {what} {path}: {error.strerror}, so what was being written is "
+            f"not published. {way_out}",
             errno_=error.errno,
         )
     return system_failure(what, path, error)
 
 
 def system_failure(what: str, path: Path, error: OSError) -> FailedError:
-    """Make the system's error ours, whatever the cause: what was tried failed."""
+    """Return the `FailedError` for a system call that failed."""
     if error.errno == errno.EBADF:
         return FailedError(
-            f"cannot {what} {path}: it was closed meanwhile, expected it open; let no "
-            "thread close the buffer while another one uses it, and open it again",
+            f"cannot {what} {path}: it was closed meanwhile. Let no thread close the "
+            "buffer while another one uses it, and open it again.",
             errno_=error.errno,
         )
-    expected = "expected the device to obey; check the disk, and open the buffer again"
+    way_out = "Check the disk, and open the buffer again."
     if error.errno in READ_ONLY:
-        expected = (
-            "expected a place that can be written; open with mode='r' to read, or "
-            "choose another path"
-        )
+        way_out = "Open with mode='r' to read, or choose a path that can be written."
     if error.errno == errno.ENOENT:
-        expected = (
-            "expected a folder that is there and takes files; check the path, or "
-            "choose another"
-        )
+        way_out = "Check the path, or choose another one."
     if error.errno == errno.ENOMEM:
-        expected = (
-            "expected memory, or address space, to be left for it; free memory, close "
-            "buffers that are not needed, or raise the limit (ulimit -v, or "
-            "vm.max_map_count), and call again"
+        way_out = (
+            "Free memory, close buffers that are not needed, or raise the limit "
+            "(ulimit -v, or vm.max_map_count), and call again."
         )
     if error.errno in OUT_OF_FILES:
-        expected = (
-            "expected fewer to be open; close files, or buffers, that are not needed, "
-            "or raise the limit (ulimit -n), and call again"
+        way_out = (
+            "Close files or buffers that are not needed, or raise the limit (ulimit "
+            "-n), and call again."
         )
     return FailedError(
-        f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",
+        f"cannot {what} {path}: {error.strerror} (errno {error.errno}). {way_out}",
         errno_=error.errno,
     )
 

@@ -173,16 +173,16 @@ def _both(path: str) -> SchemaError:
 
 
 def meant(path: object, paths: Iterable[str]) -> str:
-    """What a message advises where a path is unknown: the one that was meant, if any.
+    """Return the advice for an unknown path: the path that was probably meant, if any.
 
-    A path is also near where only its last segment, or its first ones, were given.
+    A known path also matches if one of its segments was given.
     """
     import difflib
 
-    known, given = list(paths), str(path)
-    near = difflib.get_close_matches(given, known, 1)
-    near += [each for each in known if given and given in each.split("/")]
-    return f"did you mean {near[0]!r}?" if near else "use one of these"
+    known, text = list(paths), str(path)
+    near = difflib.get_close_matches(text, known, 1)
+    near += [path for path in known if text and text in path.split("/")]
+    return f"Did you mean {near[0]!r}?" if near else "Use one of these."
 
 
 def check_path(path: str) -> None:

@@ -30,12 +30,12 @@ By = Literal["episode", "step"]
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Part:
-    """A set of steps of one buffer: stretches ``[begin, end)`` of positions.
+    """A set of steps of one buffer: ranges ``[begin, end)`` of positions.
 
-    Steps that the buffer gives up leave it; steps added later are in no part. While a
-    writer overwrites what was drawn and not yet gathered, a `ReplayDataset` puts steps
-    of the whole buffer in its place: split buffers that nobody writes, or that grow
-    only. Takes 24 bytes a stretch.
+    Steps that the ring overwrites leave the part; steps added later are in no part. If
+    a writer overwrites drawn steps before they are gathered, a `ReplayDataset` replaces
+    them by steps of the whole buffer. So split buffers without a writer, or whose ring
+    is not full. Takes 24 bytes a range.
 
     Attributes:
         buffer: The buffer's uuid, in hexadecimal.
@@ -56,23 +56,23 @@ class Part:
     ends: Ids
 
     def __len__(self) -> int:
-        """Rows that it was made of, less final rows where it is by episodes."""
+        """Rows of the part when it was made; without final rows if split by episode."""
         return int((self.ends - self.begins).sum())
 
     def __repr__(self) -> str:
-        """Say how large it is."""
+        """Show its size."""
         return f"<Part of {len(self):,} steps in {len(self.ends):,} stretches>"
 
     def sampler(self, sampler: Sampler | None = None) -> RestrictedSampler:
-        """Draw with a sampler from this part alone.
+        """Return a sampler that draws from this part only.
 
         Args:
-            sampler: One of its own for each part; `UniformSampler` by default.
+            sampler: Each part needs its own; `UniformSampler` by default.
         """
         return RestrictedSampler(self, sampler or UniformSampler())
 
     def of(self, view: StartView) -> StartView:
-        """Return a view of which only this part is left.
+        """Return a view of this part's steps only.
 
         Costs O(fragments), once for each change of the buffer.
 
@@ -80,17 +80,17 @@ class Part:
             view: Of the buffer that was split.
 
         Raises:
-            FormatError: It is a view of another buffer.
+            FormatError: The view is of another buffer.
         """
         if view.home.uuid.hex() != self.buffer:
             raise FormatError(
-                f"part: got a view of buffer {view.home.uuid.hex()}, expected "
-                f"{self.buffer}, which was split; split each buffer by itself"
+                f"the view must be of buffer {self.buffer}, which was split, got "
+                f"{view.home.uuid.hex()}. Split each buffer by itself."
             )
         return SubsetStarts(view, self)
 
     def state_dict(self) -> State:
-        """What the part is, to be drawn from in another run: JSON and arrays."""
+        """Return the part as JSON values and arrays, for another run."""
         return {
             "kind": "Part",
             "buffer": self.buffer,
@@ -107,7 +107,7 @@ class Part:
             state: What `state_dict` returned.
 
         Raises:
-            FormatError: It is none.
+            FormatError: It is no state of a part.
         """
         check_kind(state, "Part")
         env_ids, begins, ends = (
@@ -120,8 +120,8 @@ class Part:
             or not _ordered(env_ids, begins, ends)
         ):
             raise FormatError(
-                "part state: got stretches that overlap or are out of order, expected "
-                "them as state_dict returned them; split the buffer again"
+                "part state: ranges overlap or are out of order. Pass what state_dict "
+                "returned, or split the buffer again."
             )
         return cls(buffer, env_ids, begins, ends)
 
@@ -132,7 +132,7 @@ class Part:
             state: What `state_dict` returned.
 
         Raises:
-            FormatError: It is another one's.
+            FormatError: It is the state of another part.
         """
         other = Part.from_state(state)
         if (
@@ -142,9 +142,8 @@ class Part:
             or not np.array_equal(other.ends, self.ends)
         ):
             raise FormatError(
-                f"sampler state: got one over {other}, expected one over {self} of the "
-                "same steps; keep parts with state_dict and read them with "
-                "Part.from_state"
+                f"sampler state: it must be of {self}, got one of {other} with other "
+                "steps. Save parts by state_dict and load them by Part.from_state."
             )
 
 
@@ -189,21 +188,20 @@ def split(
     positive = listed and all(is_number(f) and isfinite(f) and f > 0 for f in fractions)
     if not positive or sum(fractions) > 1 + 1e-9:
         raise SchemaError(
-            f"fractions: got {shown(fractions)}, expected numbers above 0 whose sum is "
-            "at most 1; such as [0.9, 0.1]"
+            "fractions must be numbers above 0 whose sum is at most 1, got "
+            f"{shown(fractions)}. Pass such as [0.9, 0.1]."
         )
     if by not in ("episode", "step"):
         raise SchemaError(
-            f"by: got {shown(by)}, expected 'episode' or 'step'; the first is the "
-            "default"
+            f"by must be 'episode' or 'step', got {shown(by)}. Leave it out for "
+            "'episode'."
         )
     env_ids, begins, ends = _units(buffer, by)
     sizes = _counts_of_parts(len(begins), fractions)
     if min(sizes) < 1:
         raise EmptyError(
-            f"cannot split {len(begins)} {by}s by {list(fractions)}: got parts of "
-            f"{sizes}, expected at least one {by} in each; add more, or use larger "
-            "fractions"
+            f"cannot split {len(begins)} {by}s by {list(fractions)}: the parts would "
+            f"have {sizes}. Add steps, or use larger fractions, for one {by} in each."
         )
     order = StepGenerator(seed).at(0).permutation(len(begins))
     uuid = buffer.view.home.uuid.hex()
@@ -215,7 +213,7 @@ def split(
 
 
 def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
-    """What is dealt out: env_ids, begins and ends, int64 ``[N]`` each, in order."""
+    """Return the ranges to divide: env_ids, begins and ends, int64 ``[N]`` each."""
     view = buffer.view
     with view.lock:
         index = view.index
@@ -233,14 +231,14 @@ def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
 
 
 def _counts_of_parts(count: int, fractions: Sequence[float]) -> list[int]:
-    """Whole sizes whose running sums are the fractions' running sums, rounded."""
+    """Return the number of episodes or steps in each part."""
     edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
     sizes: list[int] = np.diff(np.minimum(edges, count)).astype(int).tolist()
     return sizes
 
 
 def _merged(env_ids: Ids, begins: Ids, ends: Ids) -> tuple[Ids, Ids, Ids]:
-    """Make one stretch of those that touch."""
+    """Join ranges that follow each other."""
     apart = (env_ids[1:] != env_ids[:-1]) | (begins[1:] != ends[:-1])
     first = np.append(True, apart)
     last = np.append(apart, True)

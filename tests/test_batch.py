@@ -50,7 +50,7 @@ def test_fields_are_found_by_path_and_nested(batch):
 
 
 def test_an_unknown_path_is_reported(batch):
-    told = r"batch has no field 'rewards', expected one of \['observation/state', 'rew"
+    told = r"batch has no field 'rewards', only \['observation/state', 'rew"
     with pytest.raises(SchemaError, match=told):
         batch["rewards"]
 

@@ -125,17 +125,15 @@ def test_a_dtype_of_torch_or_a_python_type_leads_to_the_name():
     ]:  # fmt: skip
         assert mr.Field((3,), dtype).dtype == name
         assert mr.Field((3,), dtype) == mr.Field((3,), name)
-    told = r"got torch.complex64, expected one of bool, .*trailing axis of 2"
+    told = r"field dtype must be one.*got torch\.complex64"
     with pytest.raises(SchemaError, match=told):
         mr.Field((3,), torch.complex64)
-    with pytest.raises(
-        SchemaError, match=r"got torch.float8_e5m2, .*; use one of them"
-    ):
+    with pytest.raises(SchemaError, match=r"got torch\.float8_e5m2\. Use one of them"):
         mr.Field((3,), torch.float8_e5m2)
-    for dtype, told in [(str, "store bytes as a uint8 field"), (complex, "axis of 2")]:
+    for dtype, told in [(str, "Store bytes as a uint8 field"), (complex, "axis of 2")]:
         with pytest.raises(SchemaError, match=told):
             mr.Field((3,), dtype)
-    with pytest.raises(SchemaError, match="field dtype: got Large, expected one of"):
+    with pytest.raises(SchemaError, match=r"field dtype must be .*, got Large"):
         mr.Field((3,), Large())
 
 

@@ -187,7 +187,9 @@ def test_a_part_is_stored_and_read_back(twin):
     fresh.load_state_dict(sampler.state_dict())
     view = twin.buffer.view
     assert steps_of(fresh.draw(view, 9)) == steps_of(sampler.draw(view, 9))
-    with pytest.raises(FormatError, match=r"got one over <Part of .*, expected one"):
+    with pytest.raises(
+        FormatError, match=r"sampler state: it must be.*with other steps"
+    ):
         other.sampler(mr.UniformSampler(0)).load_state_dict(sampler.state_dict())
     assert repr(part) == f"<Part of {len(part):,} steps in {len(part.ends)} stretches>"
 
@@ -197,8 +199,8 @@ def test_a_part_is_stored_and_read_back(twin):
     [
         ({"kind": "x"}, "got kind 'x', expected 'Part'"),
         ({"env_ids": 3}, "got env_ids 3, expected a list of integers"),
-        ({"begins": [3]}, "part state: got stretches that overlap"),
-        ({"buffer": None}, "part state: got stretches that overlap"),
+        ({"begins": [3]}, "part state: ranges overlap or are out of order"),
+        ({"buffer": None}, "part state: ranges overlap or are out of order"),
     ],
 )
 def test_a_damaged_part_is_refused(twin, damage, message):
@@ -214,7 +216,9 @@ def test_a_part_of_another_buffer_is_refused(twin, tmp_path):
     (part,) = mr.split(twin.buffer, [1.0])
     other = Twin(tmp_path / "other", 20)
     other.extend([["t"]] * 9)
-    with pytest.raises(FormatError, match=r"part: got a view of buffer .*, expected"):
+    with pytest.raises(
+        FormatError, match=r"the view must be of buffer .*, which was split, got "
+    ):
         part.sampler().draw(other.buffer.view, 3)
     other.buffer.close()
 
@@ -222,13 +226,17 @@ def test_a_part_of_another_buffer_is_refused(twin, tmp_path):
 @pytest.mark.parametrize(
     ("fractions", "by", "message"),
     [
-        ([], "episode", r"fractions: got \[\], expected numbers above 0"),
-        (3, "episode", "fractions: got 3, expected numbers above 0"),
-        (["a"], "episode", r"fractions: got \['a'\], expected numbers above 0"),
+        ([], "episode", r"whose sum is at most 1, got \[\]"),
+        (3, "episode", "fractions must be numbers.*sum is at most 1, got 3"),
+        (["a"], "episode", r"whose sum is at most 1, got \['a'\]"),
         ([0.5, 0.6], "episode", "whose sum is at most 1"),
-        ([0.0, 1.0], "step", "expected numbers above 0"),
-        ([float("nan")], "step", "expected numbers above 0"),
-        ([0.5], "row", "by: got 'row', expected 'episode' or 'step'"),
+        ([0.0, 1.0], "step", r"whose sum is at most 1, got \[0\.0, 1\.0\]"),
+        (
+            [float("nan")],
+            "step",
+            r"whose sum is at most 1, got \[nan\]",
+        ),
+        ([0.5], "row", "by must be 'episode' or 'step', got 'row'"),
     ],
 )
 def test_fractions_that_make_no_sense_are_refused(twin, fractions, by, message):

@@ -136,12 +136,12 @@ def integers(name: str, values: ArrayLike) -> Ids:
     kind = array.dtype.kind
     if array.size and kind not in "iu":
         raise SchemaError(
-            f"{name}: got {array.dtype}, expected integers; cast them first"
+            f"{name} must be integers, got {array.dtype}. Cast them first."
         )
     if array.size and kind == "u" and int(array.max()) > MAX_INT64:
         raise SchemaError(
-            f"{name}: got {array.max()}, expected at most {MAX_INT64}; no row has such "
-            "a number, look at buffer.span"
+            f"{name} must be at most {MAX_INT64}, got {array.max()}. See buffer.span "
+            "for the positions alive."
         )
     return array.astype(np.int64)
 

@@ -141,7 +141,7 @@ def new_folder(target: Path, allow_network: bool) -> Iterator[None]:
 
     A copy that fails gives its space back: a disk that was too small would stay full.
     A copy that is killed, or gets Ctrl-C, leaves what there is, and the next attempt
-    begins anew.
+    starts again.
 
     Args:
         target: The folder. The caller publishes metadata.json last, and then removes
@@ -160,7 +160,7 @@ def new_folder(target: Path, allow_network: bool) -> Iterator[None]:
     except LockedError:
         raise
     except Exception:
-        # Without the lock nothing in it is ours, however it came there.
+        # Without the lock, files in the folder may belong to another process.
         with suppress(OSError):
             if not existed:
                 files.disk.rmdir(target)
@@ -193,26 +193,24 @@ def _give_back(target: Path, others: set[str], existed: bool) -> None:
     """Remove what was made in a folder since, and the folder unless it existed."""
     for name in set(files.names(target)) - others - {recovery.HALF}:
         files.remove_tree(target / name)
-    # The mark last: without it the rest would be taken for somebody else's.
+    # The mark last: without it the other files would look like a user's.
     files.remove_tree(target / recovery.HALF)
     if not existed and others <= {LOCK}:
         files.remove_tree(target)
 
 
-def prepare_folder(path: Path, otherwise: str = "choose another, or remove it") -> None:
+def prepare_folder(path: Path, way_out: str = "Choose another path.") -> None:
     """Make a buffer's folder, or accept an empty one or a creation cut short.
 
     Args:
         path: The folder.
-        otherwise: The way out of a buffer there.
+        way_out: What to do if the folder holds a buffer.
     """
     # By os.path, to which a folder that may not be passed through is no error yet.
     for parent in (path, *path.parents):
         _check_folder_possible(parent)
     if os.path.exists(path / metadata_file.FILE_NAME):
-        raise FormatError(
-            f"{path} already holds a buffer, expected a new path; {otherwise}"
-        )
+        raise FormatError(f"{path} already holds a buffer. {way_out}")
     if os.path.isdir(path):
         strangers = [
             name
@@ -221,13 +219,13 @@ def prepare_folder(path: Path, otherwise: str = "choose another, or remove it") 
         ]
         if strangers and not (path / recovery.HALF).exists():
             raise FormatError(
-                f"{path} is a folder with other files ({strangers[0]!r}, ...), "
-                "expected a new or empty one; choose another path"
+                f"{path} is a folder with other files ({strangers[0]!r}, ...). Choose "
+                "a new or empty folder."
             )
-        # Made by a creation that was killed, perhaps, before it could sync this.
+        # A creation that was killed may not have synced this entry.
         files.sync_entry(path)
         return
-    # Likewise a folder on the way, in which nothing was made yet.
+    # Likewise a parent folder, in which nothing was made yet.
     standing = next(p for p in Path(os.path.abspath(path)).parents if os.path.exists(p))
     if os.access(standing, os.R_OK) and not files.names(standing):
         files.sync_entry(standing)
@@ -237,21 +235,19 @@ def prepare_folder(path: Path, otherwise: str = "choose another, or remove it") 
 
 
 def _check_folder_possible(folder: Path) -> None:
-    """Refuse a path where no folder can be made.
+    """Refuse a path at which no folder can be made.
 
     Raises:
         FormatError: It is a file, or a link that leads nowhere.
     """
-    # In this order: another process may make it meanwhile.
+    # In this order: another process may make the folder in between.
     if not os.path.lexists(folder) or os.path.isdir(folder):
         return
     if os.path.exists(folder):
-        raise FormatError(
-            f"{folder} is a file, expected a folder to create; choose another path"
-        )
+        raise FormatError(f"{folder} is a file, not a folder. Choose another path.")
     raise FormatError(
-        f"{folder} is a link to {os.readlink(folder)!r}, which is not there, expected "
-        "a folder to create; make that one, remove the link, or choose another path"
+        f"{folder} is a link to {os.readlink(folder)!r}, which does not exist. Make "
+        "that folder, remove the link, or choose another path."
     )
 
 

@@ -29,18 +29,18 @@ from mmreplay.storage.zarr.engine import ZarrStore
 class OpenFiles:
     """One generation of a buffer, open: in a folder, in RAM, or a foreign Zarr group.
 
-    They hold nothing of the buffer or of its readers: the buffer's finaliser holds
-    them, and a buffer that nobody refers to any more must be collected.
+    The buffer's finaliser holds this object. So it refers neither to the buffer nor to
+    its readers, and a buffer without references is collected.
 
     Attributes:
         path: The buffer's folder, or None in RAM and of a Zarr group.
         metadata: Of this generation.
         store: The rows.
         commit: Heads, limits and tails: which rows are alive.
-        recovery: What opening found.
+        recovery: The state in which opening found the files.
         appender: Adds rows; None where they are only read.
-        committer: Makes them durable; None in RAM and where they are only read.
-        lock: The writer's; a resize hands it to the next generation.
+        committer: Makes rows durable; None in RAM and where they are only read.
+        lock: The writer's lock; a resize hands it to the next generation.
         policy: How rows are read.
         closed: They were closed.
         pid: The process that opened them.
@@ -70,7 +70,7 @@ class OpenFiles:
 
     @property
     def name(self) -> str:
-        """What messages call the buffer."""
+        """The buffer's name in messages."""
         return str(self.path or self.source or "this buffer")
 
     def check_writable(self) -> Appender:
@@ -84,13 +84,12 @@ class OpenFiles:
         if self.appender is None or self.closed:
             state = "closed" if self.closed else "open with mode='r'"
             raise FailedError(
-                f"{self.name} is {state}, expected it open for writing; use "
-                "ReplayBuffer.open(path, 'r+')"
+                f"{self.name} is {state}. Use ReplayBuffer.open(path, 'r+') to write."
             )
         return self.appender
 
     def mark_changed(self) -> None:
-        """Have the next commit due although no row came or went."""
+        """Make the next commit due although no row was added or dropped."""
         if self.committer is not None:
             self.committer.rows_modified = True
 
@@ -124,7 +123,7 @@ class OpenFiles:
         self.store.close()
 
     def discard(self) -> None:
-        """Close the files of a generation that did not come into force."""
+        """Close the files of a generation that was never published."""
         self.closed = True
         try:
             if self.committer is not None:
@@ -135,7 +134,7 @@ class OpenFiles:
             self.store.unmap()
 
     def _commit_last(self) -> None:
-        """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
+        """Stop the committer and commit. No thread writes then, even on Ctrl-C."""
         if self.committer is None:
             return
         try:
@@ -148,8 +147,8 @@ class OpenFiles:
             self.committer.refuse_removed()
             raise
         finally:
-            # A thread that outlived the files would write into whichever are opened
-            # next under their numbers.
+            # A thread that outlived the files would write into files that get their
+            # numbers next.
             self.committer.stop()
 
     def __del__(
@@ -157,7 +156,7 @@ class OpenFiles:
         getpid: Callable[[], int] = os.getpid,
         ending: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        """Close what an interrupted call opened and gave to nobody."""
+        """Close files that an interrupted call opened and returned to no caller."""
         # Bound above, as globals may be gone when the interpreter ends. A close needs
         # them too: then the system closes the files, and the next opening finds every
         # published row.
@@ -174,15 +173,15 @@ def refuse_writing(name: object) -> NoReturn:
         FailedError: Always.
     """
     raise FailedError(
-        f"{name} is a Zarr group, which is only read, expected a buffer's folder to "
-        "write to; make one with mmreplay convert, or mmreplay.load"
+        f"{name} is a Zarr group, which cannot be written. Make a buffer of it with "
+        "mmreplay convert or mmreplay.load."
     )
 
 
 def close_in_owner(opened: OpenFiles, pid: int) -> None:
     """Close files in the process that opened them; a finaliser's call.
 
-    A forked child has the same numbers of files, which are its parent's to close.
+    A forked child has the same file numbers, but its parent closes those files.
     """
     if os.getpid() == pid:
         # A buffer that is collected has no caller to raise to.

@@ -1,8 +1,8 @@
-"""Create and open a buffer's files, after checking what is asked for.
+"""Create and open a buffer's files, after checking the arguments.
 
-Each step has an order that crash safety needs: a new folder is a buffer only once
+Crash safety needs the order of the steps: a new folder becomes a buffer when
 metadata.json appears in it, last; an opening for writing takes the lock first, and
-removes former generations only when the one in force is open.
+removes former generations only when the current one is open.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
 URL_SCHEME = "s3:"
-"""Of the only remote stores; one slash of a URL may be missing, see `url_of`."""
+"""Scheme of remote stores; a URL may lack one of its slashes, see `url_of`."""
 ROWS_EACH = "Give the rows to keep of each environment, int(1e6) for a million."
 
 
@@ -66,7 +66,7 @@ def holds_buffer(path: object) -> bool:
 
 
 def check_sampler(sampler: object) -> None:
-    """Refuse what cannot draw.
+    """Check the argument ``sampler``.
 
     Raises:
         SchemaError: It is neither a sampler nor None.
@@ -74,26 +74,26 @@ def check_sampler(sampler: object) -> None:
     made = sampler is not None and not isinstance(sampler, type)
     if sampler is not None and not (made and callable(getattr(sampler, "draw", None))):
         raise SchemaError(
-            f"sampler: got {shown(sampler)}, expected a sampler such as "
-            "UniformSampler(seed=0); make one, or leave it out"
+            "sampler must be a sampler such as UniformSampler(seed=0), got "
+            f"{shown(sampler)}. Make one, or leave it out."
         )
 
 
 def check_mode(mode: str) -> None:
-    """Refuse a mode that is none.
+    """Check the argument ``mode``.
 
     Raises:
         SchemaError: It is neither ``"r"`` nor ``"r+"``.
     """
     if mode not in ("r", "r+"):
         raise SchemaError(
-            f"mode: got {shown(mode)}, expected 'r' or 'r+'; to make a new buffer, use "
-            "ReplayBuffer.create"
+            f"mode must be 'r' or 'r+', got {shown(mode)}. Use ReplayBuffer.create to "
+            "make a new buffer."
         )
 
 
 def check_interval(commit_every: float | None) -> None:
-    """Refuse an interval between commits that is no time.
+    """Check the argument ``commit_every``.
 
     Raises:
         SchemaError: It is neither None nor above 0.
@@ -117,59 +117,57 @@ def describe(
     level: int | None = None,
     chunk_crc32c: bool = False,
 ) -> Metadata:
-    """Check what a user asks for and make its metadata.
+    """Check the arguments of `ReplayBuffer.create` and return the metadata.
 
     Raises:
-        SchemaError: A number or choice is not legal.
+        SchemaError: An argument is not legal.
         FormatError: user_metadata holds a value that JSON cannot.
     """
     integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
     envs = "Give the number of environments; each call of add has a step of each."
     integer("num_envs", num_envs, 1, envs, maximum=metadata_file.MAX_NUM_ENVS)
-    # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
+    # Gymnasium's enum member, as in `env.metadata["autoreset_mode"]`.
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
     if named is None:
         named = stated
     if named is None and num_envs > 1:
         raise SchemaError(
-            f"autoreset: got none with num_envs={num_envs}, expected what the "
-            "environments do after an episode ends; pass autoreset='next_step' "
-            "(Gymnasium's vector default, EnvPool: the call of step after an end "
-            "resets, with reward 0), 'same_step' (AutoresetMode.SAME_STEP, "
-            "Stable-Baselines3's VecEnv, Isaac Lab: the step that ends resets as well) "
-            "or 'disabled' (you call reset yourself). Schema.from_env(envs) reads it "
-            "from Gymnasium's vector environments"
+            f"autoreset must say what the {num_envs} environments do after an episode "
+            "ends. Use Schema.from_env(envs), or pass autoreset='next_step' "
+            "(Gymnasium's vector default, EnvPool: the next call of step resets, with "
+            "reward 0), 'same_step' (AutoresetMode.SAME_STEP, Stable-Baselines3's "
+            "VecEnv, Isaac Lab: the step that ends the episode resets) or 'disabled' "
+            "(you call reset)."
         )
     if named is None:
-        # Nothing of another episode can come unless the caller resets.
+        # One environment: a new episode begins only when the caller resets.
         named = "disabled"
     _check_choices(engine, layout, named)
     if stated not in (None, named):
         raise SchemaError(
-            f"autoreset: got {named!r}, but the environment that the schema was made "
-            f"of says {stated!r}, expected the same; leave autoreset out, or make the "
-            "schema by Schema.from_spaces if that is not what fills the buffer"
+            f"autoreset must be {stated!r} as in the schema's environment, got "
+            f"{named!r}. Leave it out, or make the schema by Schema.from_spaces if "
+            "other environments fill the buffer."
         )
     if user_metadata is not None and not isinstance(user_metadata, dict):
         raise SchemaError(
             f"user_metadata must be a dict of JSON values, got "
             f"{shown(user_metadata)}. Put the value into a dict."
         )
-    # Also in RAM, where nothing is written: an export keeps it.
+    # Also for a buffer in RAM, which an export may write.
     strict_json.dump(user_metadata or {}, "user_metadata")
     if not isinstance(schema, Schema):
         raise SchemaError(
-            f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
-            "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
+            f"schema must be a Schema, got {type(schema).__name__}. Wrap the fields in "
+            "mmreplay.Schema(...), or use Schema.from_env or Schema.from_example."
         )
     asked = {"codec": codec, "level": level, "chunk_crc32c": chunk_crc32c or None}
     for name, value in asked.items():
         if value is not None and engine != "zarr":
             raise SchemaError(
-                f"{name}: got {shown(value)} with engine={shown(engine)}, expected "
-                "one with "
-                "engine='zarr' only; leave it out, or name that engine"
+                f"{name}={shown(value)} needs engine='zarr', got "
+                f"engine={shown(engine)}. Leave it out, or pass that engine."
             )
     ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
     sharding = None
@@ -210,11 +208,11 @@ StrPath = str | os.PathLike[str]
 
 
 def absolute(path: StrPath) -> Path:
-    """The path whatever the working folder becomes; links, and URLs, are left.
+    """Return an absolute path; links and URLs stay as they are.
 
     Raises:
-        FormatError: It is no path, or starts from a home folder that is not known, or
-            from a working folder that was removed.
+        FormatError: The argument is no path, or its home folder is not known, or the
+            working folder was removed.
     """
     text = files.expanded(path)
     if text.startswith(URL_SCHEME) and url_of(text) is not None:
@@ -242,7 +240,7 @@ def create(
     check_interval(commit_every)
     metadata_file.encode(metadata)  # what cannot be written is refused first
     there = os.path.exists(path)
-    way_out = "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
+    way_out = "Open it with ReplayBuffer.open(path, 'r+'), or choose another path."
     prepare_folder(path, way_out)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
@@ -250,11 +248,10 @@ def create(
     try:
         if not lock.identifiable:
             warnings.warn(
-                f"{path}: its file system does not say when a file was created, "
-                "expected one that does (such as ext4, XFS or btrfs), to tell "
-                "the buffer from a copy in its place; if the writer is killed here, "
-                "rows since the last commit are cut: commit more often "
-                "(commit_every), or choose another disk",
+                f"{path}: its file system does not say when a file was created, so a "
+                "buffer looks like a copy of it, and a killed writer loses the rows "
+                "since its last commit. Lower commit_every, or use a disk with ext4, "
+                "XFS or btrfs.",
                 DurabilityWarning,
                 stacklevel=3,
             )
@@ -278,27 +275,25 @@ def create(
 
 
 def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:
-    """Refuse to write into a buffer's own folder, also by links.
+    """Refuse to write into a buffer's own folder, also through links.
 
     Args:
-        target: What is to be made.
+        target: The file or folder to make.
         source: The buffer.
-        folder: Where it is written; the target itself by default.
+        folder: The folder to write into; the target itself by default.
 
     Raises:
-        FormatError: That is the buffer's folder, or in it.
+        FormatError: The folder is the buffer's, or inside it.
     """
     root = os.path.realpath(source)
     if Path(os.path.realpath(folder or target)).is_relative_to(root):
         itself = os.path.realpath(target) == root
         where = "the buffer itself" if itself else f"inside the buffer {source}"
-        raise FormatError(
-            f"{target} is {where}, expected a path elsewhere; choose one beside it"
-        )
+        raise FormatError(f"{target} is {where}. Choose a path outside the buffer.")
 
 
 def open_reader(path: Path, policy: ReadPolicy = POLICY) -> OpenFiles:
-    """Open a buffer read-only; a resize in between is followed."""
+    """Open a buffer read-only, also while its writer resizes it."""
     for attempt in range(OPEN_TRIES):
         metadata = metadata_file.load(path)
         try:
@@ -333,8 +328,8 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
 def _refuse_engine(path: Path, metadata: Metadata) -> None:
     if metadata.engine not in ON_DISK:
         raise VersionError(
-            f"{path} was written with engine {metadata.engine!r}, this mmreplay opens "
-            f"{list(ON_DISK)}; install a newer mmreplay"
+            f"{path} was written with engine {metadata.engine!r}, and this mmreplay "
+            f"opens {list(ON_DISK)}. Install a newer mmreplay."
         )
 
 
@@ -356,7 +351,7 @@ def open_writer(
     if metadata.unknown_features:
         raise VersionError(
             f"{path} uses the features {list(metadata.unknown_features)}, which this "
-            "mmreplay cannot write; open it with mode='r', or install a newer mmreplay"
+            "mmreplay cannot write. Open it with mode='r', or install a newer mmreplay."
         )
     refuse_network(path, allow_network)
     lock = WriterLock(path)
@@ -367,7 +362,7 @@ def open_writer(
         # not durable; what follows builds on it, and sweeps what it replaced.
         files.sync_folder(path)
         opened = _open_locked(path, metadata, lock, policy)
-        # Only now: what opened is the generation in force, and the others are not.
+        # Only now: the generation that is open is the current one.
         removed = recovery.sweep(path, metadata)
         opened.recovery = replace(opened.recovery, removed=removed)
         assert opened.appender is not None
@@ -380,7 +375,7 @@ def open_writer(
 
 
 def _abort(opened: OpenFiles | None, lock: WriterLock) -> None:
-    """Close what an opening that failed, or was interrupted, had opened."""
+    """Close the files of an opening that failed or was interrupted."""
     if opened is None:
         lock.release()
     else:

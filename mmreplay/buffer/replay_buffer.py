@@ -1234,9 +1234,7 @@ class ReplayBuffer:
         opened = self._files
         # Another thread may have switched to another generation just now.
         if opened.closed and opened is self._files:
-            raise FailedError(
-                f"{opened.name} is closed, expected it open; use ReplayBuffer.open"
-            )
+            raise FailedError(f"{opened.name} is closed. Use ReplayBuffer.open(path).")
         reader = self._reader
         reader.refresh()
         if opened.refuse_removed is not None and not opened.commit.moved:

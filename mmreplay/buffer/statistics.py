@@ -1,4 +1,4 @@
-"""What lies beside the rows: statistics.json, and the columns of samplers."""
+"""Files beside the rows: statistics.json, and the priorities of samplers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NBYTES = 16 << 20
 
 
 def read_statistics(folder: Path | None) -> dict[str, Any]:
-    """Return what was stored, or ``{}``."""
+    """Return the stored statistics, or ``{}`` if there are none."""
     path = None if folder is None else folder / FILE_NAME
     if path is None or not path.exists():
         return {}
@@ -26,41 +26,39 @@ def write_statistics(folder: Path | None, statistics: dict[str, Any]) -> None:
     """Store statistics durably, in one step.
 
     Raises:
-        SchemaError: There is no folder, or they are too large.
+        SchemaError: The buffer has no folder, or the statistics are too large.
         FormatError: A value is no JSON.
     """
     if folder is None:
         raise SchemaError(
-            "statistics: got a buffer in RAM, expected one with a folder; keep them "
-            "in a variable, or create the buffer with a path"
+            "a buffer in RAM cannot store statistics. Keep them in a variable, or "
+            "create the buffer with a path."
         )
     data = strict_json.dump(statistics, "statistics")
     if len(data) > MAX_NBYTES:
         raise SchemaError(
-            f"statistics take {len(data)} bytes, expected at most {MAX_NBYTES}; keep "
-            "large values in a field, or a file of their own"
+            f"statistics must take at most {MAX_NBYTES} bytes, got {len(data)}. Store "
+            "large values in a field, or in a file of your own."
         )
     files.replace_bytes(folder / FILE_NAME, data)
 
 
 def stored_priorities(folder: Path | None) -> list[str]:
     """Names of the samplers whose priorities are stored beside a buffer, sorted."""
-    place = None if folder is None else folder / "samplers"
-    if place is None or not place.is_dir():
+    root = None if folder is None else folder / "samplers"
+    if root is None or not root.is_dir():
         return []
-    return sorted(
-        name for name in files.names(place) if (place / name / COLUMN).exists()
-    )
+    return sorted(name for name in files.names(root) if (root / name / COLUMN).exists())
 
 
 def left_behind(folder: Path | None) -> list[str]:
-    """What is told where stored priorities do not come along, a sentence each."""
+    """Return a sentence for each stored priority that a copy leaves behind."""
     try:
         names = stored_priorities(folder)
     except OSError as error:
-        return [f"stored priorities stay behind: {error}"]
+        return [f"stored priorities were not copied: {error}"]
     return [
-        f"the priorities {name!r} stay behind: export(..., priorities={name!r}) takes "
-        f"them along, as mmreplay convert --priorities {name} does"
+        f"the priorities {name!r} were not copied. Use export(..., "
+        f"priorities={name!r}) or mmreplay convert --priorities {name} to copy them."
         for name in names
     ]

@@ -60,21 +60,21 @@ class StepValidator:
             for path, field in schema.fields.items()
             if field.dtype in ("float16", "float32") and path not in rewards
         }
-        """Fields that were given no float yet that they do not hold exactly."""
+        """Float fields that have rounded no value yet; each warns once."""
 
     def refuse_both(self, fields: Mapping[str, object]) -> NoReturn:
-        """Refuse keywords beside a mapping.
+        """Refuse keywords together with a mapping.
 
         Raises:
             SchemaError: Always.
         """
         raise SchemaError(
-            "add: got a mapping and keywords, expected one of them; put "
-            f"{sorted(fields)} into the mapping"
+            "add takes a mapping or keywords, got both. Put "
+            f"{sorted(fields)} into the mapping."
         )
 
     def flat(self, data: Mapping[str, object] | Batch) -> Mapping[str, object]:
-        """Values by path of a nested or flat mapping.
+        """Return values by path of a nested or flat mapping.
 
         Raises:
             SchemaError: It is no mapping, or its names are not the schema's.
@@ -82,8 +82,8 @@ class StepValidator:
         if not isinstance(data, Mapping):
             if not isinstance(data, Batch):
                 raise SchemaError(
-                    f"got {type(data).__name__}, expected a mapping of "
-                    f"{list(self._names)} or keywords; pass the step's fields by name"
+                    f"data must be a mapping of {list(self._names)}, or keywords, got "
+                    f"{type(data).__name__}. Pass the fields by name."
                 )
             data = dict(data)
         if data.keys() != self._names:
@@ -93,7 +93,7 @@ class StepValidator:
         return data
 
     def plain_block(self, data: Mapping[str, object]) -> Mapping[str, Any] | None:
-        """Columns by path of a block that needs no conversion; None of any other.
+        """Return the columns of a block that needs no conversion, or None.
 
         Returns:
             C-contiguous, ``[T, E, *shape]``, or ``[T, *shape]`` of one environment; T
@@ -104,24 +104,22 @@ class StepValidator:
     def _misnamed(self, data: Mapping[str, object]) -> SchemaError:
         unknown = sorted(set(data) - set(self._names))
         missing = sorted(set(self._names) - set(data))
-        parts = []
+        differences = []
         if unknown:
-            parts.append(f"unknown fields {unknown}")
+            differences.append(f"unknown fields {unknown}")
         if missing:
-            parts.append(f"missing fields {missing}")
-        way_out = "fix the names"
+            differences.append(f"missing fields {missing}")
+        way_out = "Fix the names, or make a buffer with another schema."
         if own := [
             path for path in missing if path in ("env_ids", "final_observation")
         ]:
-            way_out = (
-                f"{own[0]} is a keyword of the call itself: pass the step as a dict"
-            )
+            way_out = f"{own[0]} is a keyword of the call: pass the step as a dict."
         if unknown and missing:
-            told = meant(unknown[0], missing)
-            way_out = told if told.endswith("?") else way_out
+            suggestion = meant(unknown[0], missing)
+            way_out = suggestion if suggestion.endswith("?") else way_out
         return SchemaError(
-            f"got {' and '.join(parts)}, expected exactly {list(self._names)}; "
-            f"{way_out}, or make a buffer with another schema"
+            f"the fields of a step must be exactly {list(self._names)}, got "
+            f"{' and '.join(differences)}. {way_out}"
         )
 
     def step(self, data: Mapping[str, object], count: int) -> Columns:
@@ -129,7 +127,7 @@ class StepValidator:
 
         Returns:
             Per path ``[count, *shape]``; of the only environment of a buffer also
-            ``[*shape]``, where it came so.
+            ``[*shape]``, if the value has that shape.
         """
         columns: Columns = {}
         single = self._num_envs == 1
@@ -156,31 +154,31 @@ class StepValidator:
         field = self._schema.fields[path]
         lead: tuple[int, ...] = (count,)
         if self._num_envs == 1:
-            given = shape_of(value, f"field {path!r}")
-            # With an axis of environments, or without; any other is one too many.
-            alone = len(given) == len(field.shape) + 1 and given[0] == 1
-            lead = lead if alone else ()
+            shape = shape_of(value, f"field {path!r}")
+            # The axis of environments may be left out.
+            has_env_axis = len(shape) == len(field.shape) + 1 and shape[0] == 1
+            lead = lead if has_env_axis else ()
         return self._rounded(path, value, field.convert(value, path, lead))
 
     def _rounded(
         self, path: str, value: object, column: NDArray[np.generic]
     ) -> NDArray[np.generic]:
-        """Pass on what a field makes of a value, and say once where it rounds."""
-        # Python's numbers have no width of their own that could be meant.
+        """Return the column that a field made of a value; warn once if it rounds."""
+        # Only arrays have a float width that the user may have meant.
         if path not in self.unrounded or not hasattr(value, "dtype"):
             return column
-        given = as_numpy(value, path)[0]
-        if given.dtype.kind != "f" or given.dtype.itemsize <= column.dtype.itemsize:
+        array = as_numpy(value, path)[0]
+        if array.dtype.kind != "f" or array.dtype.itemsize <= column.dtype.itemsize:
             return column
-        lost = (column.astype(given.dtype) != given) & ~np.isnan(given)
+        lost = (column.astype(array.dtype) != array) & ~np.isnan(array)
         if lost.any():
             self.unrounded.discard(path)
-            got, kept = given.dtype.name, column.dtype.name
-            number = given[lost].reshape(-1)[0]
+            got, stored = array.dtype.name, column.dtype.name
+            number = array[lost].reshape(-1)[0]
             warnings.warn(
-                f"field {path!r}: got {got} values that {kept} does not hold exactly, "
-                f"such as {number!s}; these and later ones are rounded. Pass .astype("
-                f"{kept!r}) where that is meant, or declare the field {got}",
+                f"field {path!r}: {stored} does not hold {got} values such as "
+                f"{number!s} exactly, so they are rounded from now on. Pass .astype("
+                f"{stored!r}) if that is meant, or declare the field {got}.",
                 RuntimeWarning,
                 stacklevel=frames_to_caller(),
             )
@@ -213,14 +211,14 @@ class StepValidator:
                 column = np.empty((0, count, *field.shape), field.numpy)
             else:
                 raise SchemaError(
-                    f"field {path!r}: got shape {list(shape)}, expected "
-                    f"[T, {count}, *{list(field.shape)}]; extend takes many steps, "
-                    "add takes one"
+                    f"field {path!r} must have shape [T, {count}, "
+                    f"*{list(field.shape)}], got {list(shape)}. extend takes many "
+                    "steps, add takes one."
                 )
             if steps >= 0 and len(column) != steps:
                 raise SchemaError(
-                    f"field {path!r}: got T={len(column)} steps, expected {steps} as "
-                    "in the fields before it; every field needs the same T"
+                    f"field {path!r} must have T={steps} steps as the fields before "
+                    f"it, got {len(column)}. Give every field the same T."
                 )
             steps = len(column)
             columns[path] = column
@@ -247,15 +245,15 @@ class StepValidator:
         """
         role = self._observation
         if role is None or self._schema.role("next_observation") is not None:
-            why = "no observation field" if role is None else "next_observation stored"
+            why = "no observation field" if role is None else "a next_observation field"
             raise SchemaError(
-                f"final_observation: got one, expected none, as the schema has {why}; "
-                "leave it out"
+                f"final_observation: the schema has {why}, so none can be stored. "
+                "Leave it out."
             )
         if self._one_by_one(observation):
             return self._final_cells(observation, ended)
         lead = ended.shape
-        found: Columns = {}
+        finals: Columns = {}
         for path, value in self._final_leaves(observation).items():
             field = self._schema[path]
             axes = len(lead) + len(field.shape)
@@ -264,23 +262,23 @@ class StepValidator:
             alone = self._num_envs == 1 and given_axes == axes - 1
             column = field.convert(value, name, lead[:-1] if alone else lead)
             column = self._rounded(path, value, column)
-            found[path] = column.reshape(*lead, *field.shape)
-        return found
+            finals[path] = column.reshape(*lead, *field.shape)
+        return finals
 
     def _final_leaves(self, observation: object, where: str = "") -> dict[str, object]:
-        """Leaves by path of all final observations, or of the one at a place."""
+        """Return leaves by path of all final observations, or of one of them."""
         paths, role = self._schema.role_paths("observation"), self._observation
         assert role is not None
         # One value of a single field may be a tuple of numbers.
         branch = not where or paths != (role,)
         nested = isinstance(observation, (Mapping, tuple) if branch else Mapping)
-        given = flatten({role: observation}) if nested else {role: observation}
-        if set(given) != set(paths):
+        leaves = flatten({role: observation}) if nested else {role: observation}
+        if set(leaves) != set(paths):
             raise SchemaError(
-                f"final_observation{where}: got {sorted(given)}, expected "
-                f"{sorted(paths)}; give the observation in the shape of the schema"
+                f"final_observation{where} must have the fields {sorted(paths)}, got "
+                f"{sorted(leaves)}. Nest it as the observation in the schema."
             )
-        return given
+        return leaves
 
     def _one_by_one(self, value: object) -> bool:
         """Whether final observations are an object array, or a list like it."""
@@ -298,10 +296,10 @@ class StepValidator:
     def _final_cells(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
         """Check final observations that come one by one; see `final`."""
         lead = ended.shape
-        found: Columns = {}
+        finals: Columns = {}
         for path in self._schema.role_paths("observation"):
             field = self._schema[path]
-            found[path] = np.zeros((*lead, *field.shape), field.numpy)
+            finals[path] = np.zeros((*lead, *field.shape), field.numpy)
         cells = np.empty(lead, object)
         _fill(cells, observation)
         for index in zip(*np.nonzero(ended), strict=True):
@@ -309,17 +307,17 @@ class StepValidator:
             where += f" in step {index[0]}" if len(lead) == 2 else ""
             if cells[index] is None:
                 raise SchemaError(
-                    f"final_observation{where}: got None where an episode ended, "
-                    "expected the observation that it ended with; pass the infos of "
-                    "the same call of step, or leave final_observation out"
+                    f"final_observation{where} must be the observation that the "
+                    "episode ended with, got None. Pass the infos of the same call of "
+                    "step, or leave final_observation out."
                 )
             for path, leaf in self._final_leaves(cells[index], where).items():
-                # numpy joins equal shapes to one object array of their numbers.
+                # numpy makes one object array of numbers from equal shapes.
                 boxed = isinstance(leaf, np.ndarray) and leaf.dtype == object
                 value = np.array(leaf.tolist()) if boxed else leaf  # type: ignore[attr-defined]  # an array
                 name = f"final_observation/{path}{where}"
-                found[path][index] = self._schema[path].convert(value, name, ())
-        return found
+                finals[path][index] = self._schema[path].convert(value, name, ())
+        return finals
 
     def env_ids(self, env_ids: object) -> NDArray[np.int64] | None:
         """Check a subset of environments; None means all.
@@ -332,20 +330,20 @@ class StepValidator:
         ids = np.atleast_1d(array_of(env_ids, "env_ids"))
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
             raise SchemaError(
-                f"env_ids: got {ids.dtype}{list(ids.shape)}, expected one or more "
-                "integers in one axis; leave it out for all environments"
+                "env_ids must be one or more integers in one axis, got "
+                f"{ids.dtype}{list(ids.shape)}. Leave it out for all environments."
             )
         ids = ids.astype(np.int64)
         bad = ids[(ids < 0) | (ids >= self._num_envs)]
         if len(bad):
             raise SchemaError(
-                f"env_ids: got {int(bad[0])}, expected values in [0, {self._num_envs})"
-                "; this buffer was created with that num_envs"
+                f"env_ids must be in [0, {self._num_envs}), got {int(bad[0])}. This "
+                "buffer was created with that num_envs."
             )
         if len(np.unique(ids)) != len(ids):
             raise SchemaError(
-                f"env_ids: got {ids.tolist()}, expected each environment once; leave "
-                "repeats out, and add several steps of one with extend"
+                f"env_ids must name each environment once, got {ids.tolist()}. Use "
+                "extend to add several steps of an environment."
             )
         return ids
 
@@ -364,14 +362,14 @@ def _fill(cells: NDArray[np.object_], values: object) -> None:
     ):
         count = len(values)
     if cells.shape == (1,) and not (count == 1 and _is_list(values)):
-        # Of an only environment, without an axis for it.
+        # Of the only environment, without an axis for it.
         cells[0] = values
         return
     if count != len(cells):
         what = "steps" if cells.ndim == 2 else "environments"
         raise SchemaError(
-            f"final_observation: got {count} values, expected one for each of the "
-            f"{len(cells)} {what}; put None where no episode ended"
+            f"final_observation must have a value for each of the {len(cells)} "
+            f"{what}, got {count}. Put None where no episode ended."
         )
     for index in range(count):
         value = values[index]  # type: ignore[index]  # a sequence, as it has a count
@@ -382,13 +380,13 @@ def _fill(cells: NDArray[np.object_], values: object) -> None:
 
 
 def _is_list(values: object) -> bool:
-    """Whether values are listed, rather than the numbers of one."""
+    """Whether values is a list of observations, rather than the numbers of one."""
     objects = isinstance(values, np.ndarray) and values.dtype == object
     return objects or isinstance(values, list)
 
 
 def frames_to_caller() -> int:
-    """The ``stacklevel`` by which a warning of the caller's names the user's line."""
+    """Return the ``stacklevel`` that makes a warning name the user's line."""
     frame, count = sys._getframe(1), 0
     while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
         frame, count = frame.f_back, count + 1
@@ -396,11 +394,11 @@ def frames_to_caller() -> int:
 
 
 def _scalars(field: Field) -> dict[type, tuple[float, float]]:
-    """Scalar types that one step of this field may come as, and their bounds.
+    """Return the scalar types that need no `Field.convert`, and their bounds.
 
-    Within them numpy casts as `Field.convert` would; NaN and whatever else is outside
-    goes the long way. The field's own type has none: to compare a numpy scalar costs
-    more than to store it.
+    Within the bounds numpy casts as `Field.convert` would; NaN and all values outside
+    go through it. The field's own type has no bounds: comparing a numpy scalar costs
+    more than storing it.
     """
     if field.shape or field.mutable or field.dtype == "bfloat16":
         return {}

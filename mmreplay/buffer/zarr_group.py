@@ -1,4 +1,4 @@
-"""Zarr groups opened as buffers, read only: anybody's, and our own alone."""
+"""Zarr groups opened as read-only buffers: mmreplay's own, and those of others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Ids = NDArray[np.int64]
 
 
 def open_reader(path: StrPath, policy: ReadPolicy) -> OpenFiles:
-    """Open what lies at a path for reading: a buffer's folder, or a Zarr group."""
+    """Open a buffer's folder or a Zarr group for reading."""
     source = source_of(path)
     if source is None:
         return opening.open_reader(opening.absolute(path), policy)
@@ -46,10 +46,10 @@ def open_reader(path: StrPath, policy: ReadPolicy) -> OpenFiles:
 
 
 def folder_of(path: StrPath) -> Path:
-    """A buffer's folder, to be written to.
+    """Return a buffer's folder, to open it for writing.
 
     Raises:
-        FailedError: It is a Zarr group.
+        FailedError: The path leads to a Zarr group.
     """
     source = source_of(path)
     if source is not None:
@@ -58,13 +58,13 @@ def folder_of(path: StrPath) -> Path:
 
 
 def open_group(source: ZarrSource) -> OpenFiles:
-    """Open a group as it is.
+    """Open a group for reading.
 
     Raises:
         FormatError: It is no group, or one that cannot be read.
-        CorruptError: It is damaged.
+        CorruptError: The group is damaged.
         SourceError: Its arrays are no rows of steps.
-        SchemaError: The source names what is not there.
+        SchemaError: The source names an array that the group lacks.
         FailedError: A remote store cannot be reached.
     """
     blobs = source.open()
@@ -84,10 +84,10 @@ def open_group(source: ZarrSource) -> OpenFiles:
 
 
 def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
-    """The group that a remote copy of a buffer's whole folder holds."""
+    """Return the source of the group inside a remote copy of a buffer's folder."""
     if not source.remote:
         return source
-    # One of them is there, which tells a refusal from a name that is not there.
+    # One of these names exists: a server that refuses all of them refuses access.
     asked = [metadata_file.FILE_NAME, *MARKS]
     data, *_ = blobs.look(asked, zarr_hierarchy.MAX_JSON_NBYTES)
     if data is None:
@@ -97,9 +97,8 @@ def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
     )
     if metadata.engine != "zarr":
         raise FormatError(
-            f"{source} is a buffer of engine {metadata.engine!r}, expected one of "
-            "'zarr', whose shards are read from afar; upload what mmreplay compact "
-            "makes of it"
+            f"{source}: a remote buffer must have engine 'zarr', got "
+            f"{metadata.engine!r}. Upload what mmreplay compact makes of it."
         )
     where = f"{source.location}/{metadata.folder}/{zarr_group.FOLDER}"
     return replace(source, location=where)
@@ -126,25 +125,25 @@ def _ours(
 def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> OpenFiles:
     reader = ChunkedReader(blobs)
     mapper = GroupMapper(hierarchy, source, reader)
-    found = mapper.map()
-    rows = len(found.flags)
+    steps = mapper.map()
+    rows = len(steps.flags)
     ring = Ring(rows, 1, "env_major", 1, 1, rows)
     metadata = Metadata(
-        _uuid(found.schema, found.flags), "", 1, "zarr", "disabled", ring,
-        found.schema, {},
+        _uuid(steps.schema, steps.flags), "", 1, "zarr", "disabled", ring,
+        steps.schema, {},
     )  # fmt: skip
     store = GroupStore(
-        ring, found.schema, found.arrays, found.flags, blobs, reader, by_env=False
+        ring, steps.schema, steps.arrays, steps.flags, blobs, reader, by_env=False
     )
-    mapping = _mapping(source, hierarchy, found.arrays, mapper.notes, ours=False)
+    mapping = _mapping(source, hierarchy, steps.arrays, mapper.notes, ours=False)
     zero = np.zeros(1, np.int64)
     return _opened(source, metadata, store, mapping, zero, zero + rows)
 
 
 def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
-    """What names a group whenever it is opened: samplers' states fit by it."""
-    told = json.dumps(schema.to_json()).encode()
-    return hashlib.sha256(told + flags.tobytes()).digest()[:16]
+    """Return the same uuid at each opening of a group; states of samplers need it."""
+    fields = json.dumps(schema.to_json()).encode()
+    return hashlib.sha256(fields + flags.tobytes()).digest()[:16]
 
 
 def _mapping(

@@ -1,11 +1,11 @@
-"""What a field takes at the door, and how it is cast.
+"""What values a field accepts, and how they are cast.
 
-Values decide, whatever wraps them: integers and bools go into any field that holds
+The values decide, not their container: integers and bools go into any field that holds
 each of them exactly, as arrays, tensors, scalars or lists. Floats go into floats,
 also narrower ones, since Gymnasium gives float64 rewards, and never into integers or
 bools. Python and numpy scalars and lists of integers are rounded in a float field. A
-field with ``exact=True`` takes only dtypes of which every value fits. All else is
-refused with the cast to write.
+field with ``exact=True`` takes only dtypes whose every value fits. Any other value is
+refused, and the error names the cast to write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGEST = {
 
 
 class _Tensor(Protocol):
-    """The part of a torch tensor that is used; torch is never imported here."""
+    """The members of a torch tensor that are used; torch is never imported here."""
 
     dtype: object
 
@@ -68,8 +68,8 @@ def convert(
         elif field.numpy.kind in "iu" and not rounds:
             info = np.iinfo(field.dtype)
             raise SchemaError(
-                f"field {path!r}: got the value {value_lost}, expected {field.dtype} "
-                f"({info.min} to {info.max}); declare a wider dtype"
+                f"field {path!r}: {field.dtype} must be {info.min} to {info.max}, got "
+                f"{value_lost}. Declare a wider dtype."
             )
         else:
             misfit = f" with the value {value_lost}"
@@ -77,8 +77,8 @@ def convert(
         way_out = _shape_way_out(field, got.shape, lead)
     if way_out is not None:
         raise SchemaError(
-            f"field {path!r}: got {_describe(value, got, brain)}{misfit}, expected "
-            f"{describe(field.dtype, shape)}; {way_out}"
+            f"field {path!r} must be {describe(field.dtype, shape)}, got "
+            f"{_describe(value, got, brain)}{misfit}. {way_out}."
         )
     if field.dtype == "bfloat16":
         return _cast_bfloat16(got, brain, path)
@@ -146,12 +146,12 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
 
 def _no_array(value: object, name: str) -> SchemaError:
     return SchemaError(
-        f"{name}: got {type(value).__name__} that makes no array, expected numbers of "
-        "one shape; pad what is ragged, and pass arrays"
+        f"{name} must be an array of numbers, got {type(value).__name__} that makes "
+        "none. Pad ragged values."
     )
 
 
-# Rewards come as float64 with every step: the same few questions each time.
+# Cached: every step brings the same few dtypes, such as float64 rewards.
 @lru_cache(maxsize=1024)
 def _refusal(
     got: np.dtype[np.generic], brain: bool, expected: str, exact: bool
@@ -163,23 +163,23 @@ def _refusal(
     if brain:
         got = np.dtype(np.float32)
     if got.kind not in "biuf":
-        return WAYS_OUT.get(got.kind, "pass an array of numbers")
+        return WAYS_OUT.get(got.kind, "Pass an array of numbers")
     if expected == "bfloat16":
         return _bfloat16_refusal(got, exact)
     target = np.dtype(expected)
     if _lossless(got, target):
         return None
     if target.kind == "b":
-        return "pass .astype('bool') if it means true and false"
+        return "Pass .astype('bool') if it means true and false"
     if target.kind in "iu":
         if got.kind == "f":
-            return f"round it and pass .astype({expected!r}), or declare {got_name}"
-        return "declare a wider dtype"
+            return f"Round it and pass .astype({expected!r}), or declare {got_name}"
+        return "Declare a wider dtype"
     if exact:
         return f"{_pass_cast(got_name, expected)}, or leave out exact=True"
     if got.kind == "f":
         return None
-    return f"pass .astype({expected!r}) to round it, or declare {got_name}"
+    return f"Pass .astype({expected!r}) to round it, or declare {got_name}"
 
 
 def _bfloat16_refusal(got: np.dtype[np.generic], exact: bool) -> str | None:
@@ -187,8 +187,8 @@ def _bfloat16_refusal(got: np.dtype[np.generic], exact: bool) -> str | None:
     if got.name == "uint16" or got.itemsize == 1:
         return None
     if exact:
-        return "pass torch.bfloat16 or its bits as uint16, or leave out exact=True"
-    return None if got.kind == "f" else "pass .astype('float32') to round it"
+        return "Pass torch.bfloat16 or its bits as uint16, or leave out exact=True"
+    return None if got.kind == "f" else "Pass .astype('float32') to round it"
 
 
 def _lossless(got: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
@@ -228,20 +228,20 @@ def _first_misfit(got: NDArray[np.generic], expected: str) -> int | None:
 
 
 def _pass_cast(got: str, expected: str) -> str:
-    return f"pass .astype({expected!r}) if its values fit, or declare {got}"
+    return f"Pass .astype({expected!r}) if its values fit, or declare {got}"
 
 
 def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) -> str:
     if not lead and len(got) and got[1:] == field.shape and got[0] > 1:
         return (
-            f"pass the value of one step; or, for the steps of {got[0]} environments, "
+            f"Pass the value of one step; or, for the steps of {got[0]} environments, "
             f"create the buffer with num_envs={got[0]}, after removing this one"
         )
     if not lead:
-        return "pass the value of one step"
+        return "Pass the value of one step"
     if got == field.shape:
-        return f"put the leading axes {list(lead)} in front"
-    return f"pass {list(field.shape)} for each of the leading axes {list(lead)}"
+        return f"Put the leading axes {list(lead)} in front"
+    return f"Pass {list(field.shape)} for each of the leading axes {list(lead)}"
 
 
 def _from_tensor(tensor: _Tensor) -> tuple[NDArray[np.generic], bool]:
@@ -258,7 +258,7 @@ def _cast(field: Field, got: NDArray[np.generic], path: str) -> NDArray[np.gener
     if target.kind != "f":
         return got.astype(target, copy=False)
     try:
-        # Infinity where a number was is a loss that nobody asked for.
+        # A finite number must not become infinity without an error.
         with np.errstate(over="raise", under="ignore", invalid="ignore"):
             return got.astype(target, copy=False)
     except FloatingPointError:
@@ -280,8 +280,8 @@ def _cast_bfloat16(
 
 def _overflow(got: NDArray[np.generic], expected: str, path: str) -> SchemaError:
     return SchemaError(
-        f"field {path!r}: got {got.dtype.name} values too large for the field, "
-        f"expected values that {expected} can hold; clip them or declare a wider dtype"
+        f"field {path!r}: {expected} cannot hold some of the {got.dtype.name} values, "
+        "which are too large. Clip them, or declare a wider dtype."
     )
 
 

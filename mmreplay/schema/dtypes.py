@@ -36,14 +36,14 @@ DTYPES = tuple(_STORED)
 
 # Why a dtype that numpy knows cannot be a field's, by its kind, as a way out.
 WAYS_OUT = {
-    "c": "store the real and imaginary parts along a trailing axis of 2",
-    "O": "store numbers, or bytes as a uint8 field",
-    "U": "store bytes as a uint8 field",
-    "T": "store bytes as a uint8 field",
-    "S": "store bytes as a uint8 field",
-    "V": "store each part as a field of its own",
-    "M": "store it as int64 by .astype('int64')",
-    "m": "store it as int64 by .astype('int64')",
+    "c": "Store the real and imaginary parts along a trailing axis of 2",
+    "O": "Store numbers, or bytes as a uint8 field",
+    "U": "Store bytes as a uint8 field",
+    "T": "Store bytes as a uint8 field",
+    "S": "Store bytes as a uint8 field",
+    "V": "Store each member as a field of its own",
+    "M": "Store it as int64 by .astype('int64')",
+    "m": "Store it as int64 by .astype('int64')",
 }
 
 
@@ -60,7 +60,7 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
         return np.dtype(_STORED[name])
     except (KeyError, TypeError):
         raise SchemaError(
-            f"field dtype: got {name!r}, expected one of {', '.join(DTYPES)}"
+            f"field dtype must be one of {', '.join(DTYPES)}, got {name!r}"
         ) from None
 
 
@@ -83,8 +83,8 @@ def canonical_name(dtype: object) -> str:
             return name
         kind = "c" if "complex" in name else ""
         raise SchemaError(
-            f"field dtype: got {dtype}, expected one of {', '.join(DTYPES)}; "
-            f"{WAYS_OUT.get(kind, 'use one of them')}"
+            f"field dtype must be one of {', '.join(DTYPES)}, got {dtype}. "
+            f"{WAYS_OUT.get(kind, 'Use one of them')}."
         )
     try:
         # numpy reads None as float64.
@@ -94,9 +94,9 @@ def canonical_name(dtype: object) -> str:
     if known is not None and known.name in _STORED:
         return str(known.name)
     got = shown(dtype) if known is None else known
-    way_out = WAYS_OUT.get(known.kind if known is not None else "", "use one of them")
+    way_out = WAYS_OUT.get(known.kind if known is not None else "", "Use one of them")
     raise SchemaError(
-        f"field dtype: got {got}, expected one of {', '.join(DTYPES)}; {way_out}"
+        f"field dtype must be one of {', '.join(DTYPES)}, got {got}. {way_out}."
     )
 
 

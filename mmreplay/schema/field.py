@@ -1,6 +1,6 @@
 """A field: one array per step, and its entry in metadata.json.
 
-Entries are read strictly, since the file may be anyone's.
+Entries are read strictly, since the file may come from anywhere.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Field:
             flag(f"field option {option}", value)
         if mutable and 0 in axes:
             raise SchemaError(
-                f"field option mutable: got True with the shape {list(axes)}, expected "
-                "False, as it has no values to rewrite; leave it out"
+                f"field option mutable must be False for the shape {list(axes)}, "
+                "which has no values to rewrite. Leave it out."
             )
         stored = storage_dtype(name)
         set_ = object.__setattr__
@@ -129,19 +129,18 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
         axes = tuple(operator.index(cast("SupportsIndex", part)) for part in parts)
     except TypeError:
         raise SchemaError(
-            f"field shape: got {shown(shape)}, expected a tuple of integers; write "
-            "(3,) "
-            "for a vector of 3 and () for a scalar"
+            f"field shape must be a tuple of integers, got {shown(shape)}. Write (3,) "
+            "for a vector of 3 and () for a scalar."
         ) from None
     if len(axes) > MAX_AXES:
         raise SchemaError(
-            f"field shape: got {len(axes)} axes, expected at most {MAX_AXES}; merge "
-            "some of them"
+            f"field shape must have at most {MAX_AXES} axes, got {len(axes)}. Merge "
+            "some of them."
         )
     if any(axis < 0 for axis in axes):
         raise SchemaError(
-            f"field shape: got {list(axes)}, expected axes of at least 0; check the "
-            "shape"
+            f"field shape must have axes of at least 0, got {list(axes)}. Check the "
+            "shape."
         )
     return axes
 
@@ -153,8 +152,8 @@ def _checked_nbytes(shape: tuple[int, ...], itemsize: int) -> int:
         nbytes *= axis
     if nbytes >= MAX_NBYTES:
         raise SchemaError(
-            f"field shape: got {list(shape)}, {nbytes} bytes per step, expected "
-            f"fewer than {MAX_NBYTES}; check the shape"
+            f"field shape must take fewer than {MAX_NBYTES} bytes per step, got "
+            f"{list(shape)}, which takes {nbytes}. Check the shape."
         )
     return nbytes
 
@@ -163,7 +162,7 @@ _KEYS = ("name", "dtype", "shape", "exact", "mutable")
 
 
 def field_to_json(path: str, field: Field) -> dict[str, object]:
-    """One field as a JSON object; see `Schema.to_json`."""
+    """Return one field as a JSON object; see `Schema.to_json`."""
     return {
         "name": path,
         "dtype": field.dtype,
@@ -174,7 +173,7 @@ def field_to_json(path: str, field: Field) -> dict[str, object]:
 
 
 def field_from_json(entry: object) -> tuple[str, Field]:
-    """Path and field of what `field_to_json` gave.
+    """Return path and field of an object that `field_to_json` made.
 
     Raises:
         SchemaError: A key is missing or unknown, or a value of the wrong type.
@@ -206,6 +205,6 @@ def _refused(what: str, got: object, expected: str) -> SchemaError:
     text = repr(got)
     text = text if len(text) <= 80 else text[:80] + "…"
     return SchemaError(
-        f"schema field {what}: got {text}, expected {expected}; the file is not one "
-        "that this version of mmreplay wrote"
+        f"schema field {what} must be {expected}, got {text}. This version of "
+        "mmreplay did not write the file."
     )

@@ -1,6 +1,6 @@
-"""Fields, roles and ends of columns without a description, found by their names.
+"""Fields, roles and episode ends of columns, inferred from their names.
 
-Everything found or guessed is noted. Fields keep the names they have.
+For sources without a description. Each guess is noted. Fields keep their names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ROLE_NAMES = {
         "truncated", "truncateds", "truncation", "truncations", "timeout", "timeouts",
     ),
 }  # fmt: skip
-"""Names that columns of each role go by, the surest first."""
+"""Usual names of the columns of each role, the surest first."""
 KNOWN = {name for names in ROLE_NAMES.values() for name in names}
 ENDS = ("terminated", "truncated")
 UNSURE = ("done", "dones")
 
 
 def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
-    """Return the path of each role, of columns or subtrees named like it."""
+    """Return the path of each role that a column or subtree is named after."""
     tops = set(paths) | {path.split("/")[0] for path in paths}
     roles = {}
     for role, names in ROLE_NAMES.items():
@@ -54,7 +54,7 @@ def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
 
 
 def left_out(notes: Notes, path: str, text: str) -> None:
-    """Note a column that was left out; one with the name of a role is a doubt.
+    """Note a column that was left out; a doubt if it has the name of a role.
 
     Args:
         notes: Receives the note.
@@ -65,10 +65,10 @@ def left_out(notes: Notes, path: str, text: str) -> None:
 
 
 class InferredColumns:
-    """Fields, roles and ends of columns known by name, dtype and row shape.
+    """A schema and episode ends, inferred from the names, dtypes and shapes of columns.
 
     Attributes:
-        schema: What they make.
+        schema: The inferred schema.
         ends: Column by role, of ``terminated`` and ``truncated``.
     """
 
@@ -80,11 +80,11 @@ class InferredColumns:
         reserved: Collection[str] = (),
         ends_known: bool = False,
     ) -> None:
-        """Find them.
+        """Infer the schema.
 
         Args:
             columns: Dtype name and row shape by name.
-            notes: Receives what was found and guessed.
+            notes: Receives facts and guesses.
             reserved: Names that no field may have.
             ends_known: Episode ends come from elsewhere.
 
@@ -99,11 +99,11 @@ class InferredColumns:
             if role in roles and _is_end(columns.get(roles[role]))
         }
         fields = self._storable(columns)
-        # Rows of no bytes are not bounded by the file's size.
+        # The file's size does not bound the number of rows without bytes.
         if not any(field.nbytes for field in fields.values()):
             raise SourceError(
-                f"got no column that can be a field among {list(columns)[:20]}, "
-                "expected arrays of one row a step; name another file"
+                f"none of the columns {list(columns)[:20]} can be a field. Name a file "
+                "with arrays of one row per step."
             )
         self.schema = self._make_schema(fields, roles)
         if self.ends or not ends_known:
@@ -139,10 +139,10 @@ class InferredColumns:
                 refused = error
                 continue
             if schema.num_agents is not None:
-                # It is unknown which of its rows end an episode.
+                # Which of its rows end an episode is unknown.
                 raise SourceError(
-                    f"got ends of {schema.num_agents} agents a row, expected one "
-                    "'terminated' and one 'truncated' a row; join them, or rename them"
+                    "each row must have one 'terminated' and one 'truncated', got ends "
+                    f"of {schema.num_agents} agents. Join them, or rename them."
                 )
             roles_text = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
             self._notes.note(f"roles by name: {roles_text or 'none'}")
@@ -153,8 +153,7 @@ class InferredColumns:
                 )
             return schema
         raise SourceError(
-            f"columns {list(fields)[:20]} make no schema ({refused}), expected "
-            "fields that do; rename them"
+            f"columns {list(fields)[:20]} make no schema: {refused} Rename them."
         ) from refused
 
     def _note_ends(self) -> None:
@@ -208,7 +207,7 @@ class InferredColumns:
             first: Number of the first of these rows, for errors.
 
         Raises:
-            SourceError: One is NaN.
+            SourceError: An end is NaN.
         """
         ends = {role: np.zeros(count, bool) for role in ENDS}
         for role, path in self.ends.items():
@@ -216,27 +215,27 @@ class InferredColumns:
             refuse_nan(f"column {path!r}", values, first)
             ends[role] = values.astype(bool)
         if self.ends.get("terminated") in UNSURE and "truncated" in self.ends:
-            # Gym's done holds both; a step at its limit is truncated only.
+            # Gym's done covers both; a step at its time limit is truncated only.
             ends["terminated"] = ends["terminated"] & ~ends["truncated"]
         return ends
 
 
 def refuse_nan(what: str, values: NDArray[np.generic], first: int) -> None:
-    """Refuse ends that are missing: as a bool, NaN would be true.
+    """Refuse missing ends: as a bool, NaN would be true.
 
     Args:
-        what: To call the column by.
+        what: The column, for the message.
         values: ``[N]``.
         first: Number of the first of these rows.
 
     Raises:
-        SourceError: One is NaN.
+        SourceError: An end is NaN.
     """
     if values.dtype.kind == "f" and np.isnan(values).any():
         row = first + int(np.flatnonzero(np.isnan(values))[0])
         raise SourceError(
-            f"{what} has no value, or NaN, in row {row}, expected 0 or 1 in every row "
-            "as it tells where episodes end; fill it in, or leave the column out"
+            f"{what} tells where episodes end and must be 0 or 1 in every row, got NaN "
+            f"or no value in row {row}. Fill it in, or leave the column out."
         )
 
 

@@ -1,4 +1,4 @@
-"""What was found and guessed of data that nobody described."""
+"""Notes and doubts about data without a description."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Notes:
-    """What is to be said of a source that nobody described.
+    """What a reader found out about a source without a description.
 
     Attributes:
         notes: Facts: how ends were found, what was left out and why.
-        doubts: What was guessed and may be wrong; errors where the user is strict.
+        doubts: Guesses that may be wrong; errors under ``strict``.
     """
 
     notes: list[str] = field(default_factory=list)

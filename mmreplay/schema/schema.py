@@ -1,4 +1,4 @@
-"""The fields of one step by path, and the roles that some of them play."""
+"""The fields of one step by path, and their roles in it."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ class Schema:
         """
         if isinstance(exclude, str):
             raise SchemaError(
-                f"exclude: got the string {exclude!r}, expected a sequence of paths; "
-                f"pass exclude=[{exclude!r}]"
+                f"exclude must be a sequence of paths, got the string {exclude!r}. "
+                f"Pass exclude=[{exclude!r}]."
             )
         # Paths that were met, and whether they are left out.
         met: dict[str, bool] = {}
@@ -176,15 +176,15 @@ class Schema:
         for path in exclude:
             if not any(under([path], top) for top in left_out):
                 raise SchemaError(
-                    f"exclude: got {path!r}, which is no part of the environment's "
-                    f"step, expected some of {listing(met)}; {meant(path, met)}"
+                    f"exclude must name some of {listing(met)}, got {path!r}. "
+                    f"{meant(path, met)}"
                 )
         flat = flatten(fields)
         for path, field in _by_path(_mapping(extra or {}, "extra")).items():
             if path in flat:
                 raise SchemaError(
-                    f"extra: got {path!r}, which the environment has already, expected "
-                    f"new fields; rename it, or pass exclude=[{path!r}] to replace it"
+                    f"extra must name new fields, got {path!r}, which the environment "
+                    f"has. Rename it, or pass exclude=[{path!r}] to replace it."
                 )
             flat[path] = field
         unflatten(flat)
@@ -259,16 +259,16 @@ class Schema:
         """
         if not isinstance(fields, list) or len(fields) > MAX_FIELDS:
             raise SchemaError(
-                f"schema fields: got {_size(fields)}, expected a list of at most "
-                f"{MAX_FIELDS} fields; the file is not one that mmreplay wrote"
+                f"schema fields must be a list of at most {MAX_FIELDS}, got "
+                f"{_size(fields)}. mmreplay did not write the file."
             )
         flat: dict[str, Field] = {}
         for entry in fields:
             path, field = field_from_json(entry)
             if path in flat:
                 raise SchemaError(
-                    f"schema fields: got {path!r} twice, expected each path once; the "
-                    "file is not one that mmreplay wrote"
+                    f"schema fields must name each path once, got {path!r} twice. "
+                    "mmreplay did not write the file."
                 )
             flat[path] = field
         return cls.from_flat(flat, _mapping(roles, "schema roles"))
@@ -298,8 +298,8 @@ class Schema:
         """
         if name not in ROLES:
             raise SchemaError(
-                f"role {name!r}: got an unknown role, expected one of "
-                f"{', '.join(ROLES)}; roles are named, fields are free"
+                f"role must be one of {', '.join(ROLES)}, got {name!r}. Get any other "
+                "field by its path."
             )
         return self.roles.get(name)
 
@@ -333,8 +333,7 @@ class Schema:
         """
         if path in self.fields:
             raise SchemaError(
-                f"field {path!r}: got a path that the schema has already, expected "
-                "another; choose another name"
+                f"the schema already has a field {path!r}. Choose another path."
             )
         schema = Schema.from_flat({**self.fields, path: field}, self.roles)
         return schema._stating(self._autoreset)
@@ -370,9 +369,8 @@ class Schema:
             return self.fields[path]
         except (KeyError, TypeError):
             raise SchemaError(
-                f"field {shown(path)}: got a path that is not in the schema, expected "
-                "one "
-                f"of {listing(self.fields)}; {meant(path, self.fields)}"
+                f"field {shown(path)} is not in the schema, which has "
+                f"{listing(self.fields)}. {meant(path, self.fields)}"
             ) from None
 
     def __contains__(self, path: object) -> bool:
@@ -412,8 +410,8 @@ class Schema:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"schema.{name}: got an assignment, expected none; a schema never "
-            "changes, make another"
+            f"schema.{name} cannot be assigned: a schema never changes. Make another "
+            "schema."
         )
 
     def _declare(
@@ -442,8 +440,8 @@ def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
         for path, leaf in flatten({name: value}).items():
             if path in flat:
                 raise SchemaError(
-                    f"field {path!r}: got it twice, nested and by its path, expected "
-                    "each once; leave one out"
+                    f"field {path!r} is declared twice, nested and by its path. Leave "
+                    "one out."
                 )
             flat[path] = leaf
     unflatten(flat)
@@ -459,15 +457,15 @@ def _made(
 def _checked(flat: Mapping[str, object]) -> dict[str, Field]:
     if not 1 <= len(flat) <= MAX_FIELDS:
         raise SchemaError(
-            f"schema: got {len(flat)} fields, expected 1 to {MAX_FIELDS}; join "
-            "small fields into arrays"
+            f"schema must have 1 to {MAX_FIELDS} fields, got {len(flat)}. Join small "
+            "fields into arrays."
         )
     fields: dict[str, Field] = {}
     for path, field in flat.items():
         if not isinstance(field, Field):
             raise SchemaError(
-                f"field {path!r}: got {type(field).__name__}, expected a Field; "
-                "write Field(shape, dtype), or use Schema.from_example"
+                f"field {path!r} must be a Field, got {type(field).__name__}. Write "
+                "Field(shape, dtype), or use Schema.from_example."
             )
         check_path(path)
         fields[path] = field
@@ -478,7 +476,7 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     raise SchemaError(
-        f"{what}: got {type(value).__name__}, expected a mapping by name; pass a dict"
+        f"{what} must be a mapping by name, got {type(value).__name__}. Pass a dict."
     )
 
 
@@ -520,13 +518,13 @@ def assign_roles(
     for role, path in stated.items():
         if role not in ROLES:
             raise SchemaError(
-                f"role {role!r}: got an unknown role, expected one of "
-                f"{', '.join(ROLES)}; fields without a role need none"
+                f"role must be one of {', '.join(ROLES)}, got {role!r}. Leave it out: "
+                "a field needs no role."
             )
         if not isinstance(path, str) or not under(paths, path):
             raise SchemaError(
-                f"role {role!r}: got the path {path!r}, expected a field or subtree "
-                f"of {listing(paths)}"
+                f"role {role!r} must be played by a field or subtree, got {path!r}. "
+                f"The schema has {listing(paths)}."
             )
     named = {role: role for role in ROLES if under(paths, role)}
     playing = {role: (named | stated)[role] for role in ROLES if role in named | stated}
@@ -549,16 +547,17 @@ def check_roles(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
         shapes = [fields[path].shape for path in ends]
         if shapes[0] != shapes[1]:
             raise SchemaError(
-                f"fields {ends[0]!r} and {ends[1]!r}: got the shapes "
-                f"{list(shapes[0])} and {list(shapes[1])}, expected the same, as they "
-                "play 'terminated' and 'truncated'; declare both per agent or neither"
+                f"fields {ends[0]!r} and {ends[1]!r} must have the same shape, as "
+                "'terminated' and 'truncated', got "
+                f"{list(shapes[0])} and {list(shapes[1])}. Declare both per agent or "
+                "neither."
             )
     if "next_observation" in roles:
         _check_next(fields, roles)
 
 
 def listing(paths: Iterable[str]) -> str:
-    """The first paths of a schema, as messages list them."""
+    """Return the first paths of a schema, as messages list them."""
     every = list(paths)
     more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
     return ", ".join(map(repr, every[:_LISTED])) + more
@@ -569,8 +568,8 @@ def _check_apart(playing: Mapping[str, str]) -> None:
         for other, its in playing.items():
             if role != other and under([path], its):
                 raise SchemaError(
-                    f"role {role!r}: got the path {path!r}, which plays {other!r} as "
-                    f"{its!r}, expected fields of its own; name another path"
+                    f"role {role!r} must have fields of its own, got {path!r}, which "
+                    f"plays {other!r} as {its!r}. Name another path."
                 )
 
 
@@ -578,14 +577,14 @@ def _check_end(role: str, path: str, fields: Mapping[str, Field]) -> None:
     field = fields.get(path)
     if field is None:
         raise SchemaError(
-            f"role {role!r}: got the subtree {path!r}, expected one field; name a leaf"
+            f"role {role!r} must be one field, got the subtree {path!r}. Name a leaf."
         )
     agents = not field.shape or (len(field.shape) == 1 and field.shape[0] > 0)
     if not agents or field.dtype != "bool" or field.mutable:
         raise SchemaError(
-            f"field {path!r}: got {field}, expected Field((), 'bool'), or "
-            f"Field((num_agents,), 'bool'), that is not mutable, as it plays {role!r}; "
-            "name another field in roles"
+            f"field {path!r} plays {role!r} and must be Field((), 'bool') or "
+            f"Field((num_agents,), 'bool') and not mutable, got {field}. Name another "
+            "field in roles."
         )
 
 
@@ -593,8 +592,8 @@ def _check_next(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
     following = roles["next_observation"]
     if "observation" not in roles:
         raise SchemaError(
-            f"role 'next_observation': got {following!r} without an observation, "
-            "expected both; name the observation in roles"
+            f"role 'next_observation' needs an observation, got {following!r} alone. "
+            "Name the observation in roles."
         )
     now = _kinds(fields, roles["observation"])
     following_kinds = _kinds(fields, following)
@@ -602,9 +601,10 @@ def _check_next(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
         differing = sorted(set(now.items()) ^ set(following_kinds.items()))
         leaf = differing[0][0]
         raise SchemaError(
-            f"field {following + leaf!r}: got {following_kinds.get(leaf, 'nothing')}, "
-            f"expected {now.get(leaf, 'nothing')} as {roles['observation'] + leaf!r}; "
-            "declare both alike, or leave next_observation to be derived"
+            f"field {following + leaf!r} must be {now.get(leaf, 'nothing')} as "
+            f"{roles['observation'] + leaf!r}, got "
+            f"{following_kinds.get(leaf, 'nothing')}. Declare both alike, or leave "
+            "next_observation out to derive it."
         )
 
 

@@ -211,7 +211,7 @@ def test_whole_numbers_as_floats_go_where_bytes_came_first(make):
     found = storage.get_data_slice(0, 2)
     assert numbers(found) == [200, 1]
     assert found["NextDone"].flatten().tolist() == [0, 1]
-    with pytest.raises(SchemaError, match="'Observation': got float32"):
+    with pytest.raises(SchemaError, match=r"'Observation' must be .*, got float32"):
         storage.insert_transition(transition(0.5))
 
 

@@ -73,7 +73,7 @@ def test_bytes_and_bools_are_put_in_again_as_they_were(make, recurrent):
     assert numbers(storage.data) == [*expected, 0, 1, 2]
     fields = storage._ring.schema.fields
     assert (fields["Observation"].dtype, fields["NextDone"].dtype) == ("uint8", "bool")
-    with pytest.raises(SchemaError, match=r"got float32.*expected uint8"):
+    with pytest.raises(SchemaError, match=r"must be uint8.*got float32"):
         storage.insert_data_slice(taken | {"Observation": taken["Observation"] + 0.5})
     storage.close()
     # Rows of before are copied on where those since are taken out.

@@ -64,7 +64,9 @@ def test_a_path_to_a_file(tmp_path, mode):
     path.write_bytes(b"numbers")
     with pytest.raises(FormatError, match=r"must be a buffer's folder, got a file"):
         mr.ReplayBuffer.open(path, mode)
-    with pytest.raises(FormatError, match=r"is a file, expected a folder to create; c"):
+    with pytest.raises(
+        FormatError, match=r".*\.npz is a file, not a folder\. Choose another path"
+    ):
         mr.ReplayBuffer.create(path, schema(), 5)
     with pytest.raises((FormatError, FailedError), match=r"data\.npz"):
         mr.ReplayBuffer.create(path / "inner", schema(), 5)
@@ -77,7 +79,7 @@ def test_a_folder_of_something_else(tmp_path, mode):
     with pytest.raises(FormatError, match="is not a replay buffer: it has no"):
         mr.ReplayBuffer.open(tmp_path, mode)
     with pytest.raises(
-        FormatError, match=r"other files \('notes.txt', ...\), expected"
+        FormatError, match=r".* is a folder with other files \('notes\.txt', \.\.\.\)"
     ):
         mr.ReplayBuffer.create(tmp_path, schema(), 5)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -102,7 +104,7 @@ def test_creating_in_an_empty_folder_and_below_missing_ones(tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_and_resumes_that_are_none(ring, mode):
     before = contents(ring)
-    with pytest.raises(ValueError, match=r"mode: got 'w', expected 'r' or 'r\+'"):
+    with pytest.raises(ValueError, match=r"mode must be 'r' or 'r\+', got 'w'"):
         mr.ReplayBuffer.open(ring, "w")
     with pytest.raises(ValueError, match=r"on_resume must be one of .*, got .go."):
         mr.ReplayBuffer.open(ring, "r+", on_resume="go")
@@ -131,7 +133,7 @@ def test_modes_and_resumes_that_are_none(ring, mode):
         ({"num_envs": 2}, FormatError, r"COMMIT is damaged|bytes, but metadata"),
         ({"slots": 64}, FormatError, r"bytes, but metadata.json says"),
         ({"generation": 2}, FormatError, r"data-000002.* is missing\."),
-        ({"engine": "memory"}, VersionError, r"engine 'memory', this mmreplay opens"),
+        ({"engine": "memory"}, VersionError, r"engine 'memory', and this mmreplay"),
         ({"engine": "tape"}, FormatError, r"engine must be one of .*, got 'tape'"),
         ({"engine": "zarr"}, FormatError, r"zarr must have the keys \['codec'"),
         ({"layout": "row"}, FormatError, r"layout"),
@@ -161,7 +163,10 @@ def test_features_that_only_a_writer_must_support(ring):
     edit(ring, features={"incompat": [], "ro_compat": ["moon"], "compat": ["x"]})
     with mr.ReplayBuffer.open(ring) as buffer:
         assert len(buffer) == 3
-    with pytest.raises(VersionError, match=r"\['moon'\].*cannot write; open.*mode='r'"):
+    with pytest.raises(
+        VersionError,
+        match=r".* uses the features.*mmreplay cannot write\. Open it with mode='r', o",
+    ):
         mr.ReplayBuffer.open(ring, "r+")
 
 
@@ -235,7 +240,7 @@ def test_a_full_disk_is_an_error_and_then_a_buffer(small_disk):
 
 def until_full(buffer, steps):
     """Extend by blocks of so many steps until the disk is full."""
-    told = r"cannot .*: No space left.*; what was .* is not published; free space"
+    told = r"cannot reserve space in.*written is not published\. Free space"
     with pytest.raises(FullError, match=told):
         extend_for_ever(buffer, steps)
 
@@ -264,7 +269,9 @@ def test_freed_space_is_used_by_the_same_writer(small_disk):
 
 def test_no_space_to_create(small_disk):
     fill(small_disk, 0)
-    with pytest.raises(FullError, match=r"No space left on device; .*free space"):
+    with pytest.raises(
+        FullError, match=r"cannot write .*: No space.*written is not published"
+    ):
         mr.ReplayBuffer.create(small_disk / "ring", schema(), 100)
     (small_disk / "filler").unlink()
     with mr.ReplayBuffer.create(small_disk / "ring", schema(), 100) as buffer:

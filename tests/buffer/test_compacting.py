@@ -182,7 +182,7 @@ def test_priorities_that_are_not_copied_are_reported(tmp_path, capsys):
     with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 40, sampler=sampler) as buffer:
         buffer.extend(nested(steps(np.random.default_rng(0), 20, 1)))
         buffer.sample(4)
-    told = "the priorities 'prioritized' stay behind: export(..., priorities="
+    told = "the priorities 'prioritized' were not copied. Use export(..., "
     (note,) = compact(tmp_path / "a", tmp_path / "b").notes
     assert note.startswith(told)
     assert run(["compact", f"{tmp_path}/a", f"{tmp_path}/c"]) == 0
@@ -197,7 +197,7 @@ def test_priorities_that_cannot_be_looked_for_keep_no_copy_from_being_whole(
         raise FailedError("cannot list samplers: Input/output error")
 
     monkeypatch.setattr(statistics, "stored_priorities", fail)
-    told = "stored priorities stay behind: cannot list samplers: Input/output error"
+    told = "stored priorities were not copied: cannot list samplers: Input/output error"
     assert compact(source, tmp_path / "b").notes == (told,)
     equal(source, tmp_path / "b")
     assert told in mr.repair(source, tmp_path / "c").restored

@@ -200,9 +200,7 @@ def test_a_ring_that_no_file_holds_is_refused_and_leaves_nothing(tmp_path, there
     if there:
         path.mkdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    warned_by = (
-        r"records.bin: File too large; .* takes no file so large: choose a smaller cap"
-    )
+    warned_by = r"records.bin: File too large, so .*\. Choose a smaller capacity"
     schema = mr.Schema({"x": mr.Field((), "float64")})
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
@@ -245,7 +243,7 @@ def test_a_buffer_made_while_the_lock_was_awaited_is_left_alone(tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(opening, "WriterLock", late)
-        with pytest.raises(mr.FormatError, match="already holds a buffer, expected a"):
+        with pytest.raises(mr.FormatError, match=r".* already holds a buffer"):
             mr.ReplayBuffer.create(path, SCHEMA, 9)
     with mr.ReplayBuffer.open(path, "r+") as buffer:
         assert len(buffer) == 1

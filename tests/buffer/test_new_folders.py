@@ -92,7 +92,7 @@ def test_a_path_from_a_working_folder_that_was_removed(tmp_path, monkeypatch, na
 def test_no_buffer_is_created_at_a_dangling_link(tmp_path, inner):
     link = tmp_path / "link"
     link.symlink_to("moved-away")
-    told = r"link is a link to 'moved-away', which is not there, expected a folder to"
+    told = r".* is a link to 'moved-away', which does not exist"
     with pytest.raises(FormatError, match=told):
         mr.ReplayBuffer.create(link / inner, schema(), 5)
     (tmp_path / "moved-away").mkdir()
@@ -102,7 +102,9 @@ def test_no_buffer_is_created_at_a_dangling_link(tmp_path, inner):
 
 def test_no_buffer_is_created_at_a_link_to_itself(tmp_path):
     (tmp_path / "round").symlink_to("round")
-    with pytest.raises(FormatError, match=r"round is a link to 'round', which is not"):
+    with pytest.raises(
+        FormatError, match=r".* is a link to 'round', which does not exist"
+    ):
         mr.ReplayBuffer.create(tmp_path / "round", schema(), 5)
 
 

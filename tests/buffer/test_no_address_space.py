@@ -23,7 +23,7 @@ SCHEMA = mr.Schema(
         "truncated": mr.Field((), "bool"),
     }
 )
-MESSAGE = r"cannot map .*Cannot allocate memory .*free memory, close buffers"
+MESSAGE = r"cannot map .*Cannot allocate memory .*Free memory, close buffers"
 
 
 @pytest.fixture(autouse=True)

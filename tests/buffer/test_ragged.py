@@ -59,7 +59,7 @@ def test_a_ragged_list_is_refused_by_name(name):
             buffer.add(row(np.array([number, number])))
         call, told = CALLS[name]
         with pytest.raises(
-            SchemaError, match=f"^{told}: got list that makes no array.*pad what is"
+            SchemaError, match=rf"^{told} must be .*, got list that makes none\. Pad"
         ):
             call(buffer)
         assert buffer.heads.tolist() == [4]
@@ -71,7 +71,7 @@ def test_a_ragged_list_is_refused_of_many_environments():
     ) as buffer:
         ends = {"terminated": [True] * 2, "truncated": [False] * 2}
         data = {"observation": {"pixels": RAGGED}, **ends}
-        with pytest.raises(SchemaError, match="field 'observation/pixels': got list"):
+        with pytest.raises(SchemaError, match=r"field.*got list that makes none"):
             buffer.add(data)
 
 

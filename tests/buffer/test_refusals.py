@@ -37,7 +37,10 @@ def test_final_observations_are_refused_where_there_are_none(tmp_path):
         following.buffer.add(but(), final_observation=final)
     stored = Twin(None, 5, 2, stored=True)
     step = but(next_observation=np.zeros((2, 2), np.int64))
-    with pytest.raises(SchemaError, match="schema has next_observation stored; leave"):
+    with pytest.raises(
+        SchemaError,
+        match=r"final_observation: the.*so none can be stored\. Leave it out",
+    ):
         stored.buffer.add(step, final_observation=final)
     bare = mr.Schema({"reward": mr.Field((), "float32")})
     buffer = mr.ReplayBuffer.create(None, bare, 4, engine="memory")
@@ -81,7 +84,7 @@ CREATES = {
     ),
     "no schema": (
         {"schema": {"a": mr.Field((), "int8")}},
-        ("schema", "got dict", "expected a Schema", "mmreplay.Schema(...)"),
+        ("schema must be a Schema", "got dict", "mmreplay.Schema(...)"),
     ),
     "an interval of none": (
         {"commit_every": 0},
@@ -123,7 +126,7 @@ def test_a_closed_buffer_says_so(tmp_path):
         lambda: buffer.write_field("reward", 0, 0, 0),
         lambda: buffer.set_statistics({}),
     ):
-        with pytest.raises(FailedError, match=r"is closed, expected it open for writ"):
+        with pytest.raises(FailedError, match=r".* is closed"):
             call()
     for call in (
         lambda: buffer.sample(1),

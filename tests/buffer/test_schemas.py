@@ -137,7 +137,7 @@ def test_set_takes_scalars_and_whatever_broadcasts(make):
     assert buffer.gather_all()["note"].tolist() == [[0, 0], [1, 2], [9, 9], [9, 9]]
     buffer.write_field("note", [], [], np.empty((0, 2), np.int8))
     with pytest.raises(
-        SchemaError, match=r"field 'note': got .*, expected int8\[2, 2\]"
+        SchemaError, match=r"field 'note' must be int8\[2, 2\], got int64\[2\]"
     ):
         buffer.write_field("note", 0, [0, 1], [1, 2])
     with pytest.raises(StaleError, match="position 9 of environment 0"):

@@ -72,9 +72,7 @@ def test_of_many_environments_and_steps_values_decide_too(tmp_path):
         assert rows["action"].tolist() == [1] * 3 + [2] * 3 + [1] + [3] * 3
         assert rows["terminated"].tolist() == [0] * 3 + [1] * 3 + [0] * 4
         wrong = envs | {"terminated": [0, 2, 0]}
-        told = (
-            r"field 'terminated': got int64\[3\] with the value 2, expected bool\[3\]"
-        )
+        told = r"field 'terminated' must.*int64\[3\] with the value 2"
         with pytest.raises(SchemaError, match=told):
             buffer.add(wrong)
         assert len(buffer.gather_all()) == len(rows)
@@ -93,7 +91,9 @@ def test_an_extend_of_no_step_adds_nothing(tmp_path):
             it.extend(block, final_observation=block["observation"])
             assert len(it) == 0
             some = block | {"reward": np.zeros((2, *lead[1:]))}
-            with pytest.raises(SchemaError, match="field 'reward': got T=2 steps, exp"):
+            with pytest.raises(
+                SchemaError, match=r"field 'reward' must have.*fields before it, got 2"
+            ):
                 it.extend(some)
             with pytest.raises(SchemaError, match="missing fields"):
                 it.extend(observation=block["observation"])
@@ -119,9 +119,9 @@ ROUNDED = [
 def test_rounding_is_said_once_for_each_field(
     tmp_path, path, value, got, dtype, number
 ):
-    message = (
-        rf"field '{path}': got {got} values that {dtype} does not hold exactly, "
-        rf"such as {number}; .*rounded. Pass .astype\('{dtype}'\)"
+    told = (
+        rf"field '{path}': {dtype} does not hold {got} values such as {number} exactly, "
+        rf"so they are rounded .*\. Pass .astype\('{dtype}'\)"
     )
     with made(tmp_path) as buffer:
         exact = np.array(value, got) * 0 + 0.5
@@ -144,7 +144,9 @@ def test_rounding_of_a_tensor_is_said_too():
 
     with made() as buffer:
         tensor = torch.tensor([0.1, 0.2], dtype=torch.float64)
-        with pytest.warns(RuntimeWarning, match="field 'observation': got float64"):
+        with pytest.warns(
+            RuntimeWarning, match="field 'observation': float32 does not hold float64"
+        ):
             buffer.add(STEP | {"observation": tensor})
 
 

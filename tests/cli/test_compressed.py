@@ -130,4 +130,4 @@ def test_a_group_is_refused_before_anybody_is_asked(
     monkeypatch.setattr(change, "confirm", confirm)
     command, *rest = line
     assert run([command, str(group), *rest]) == 1
-    assert "is a Zarr group, which is only read" in capsys.readouterr().err
+    assert "is a Zarr group, which cannot be written" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["plan", "--field", "a:bool"], "--capacity is missing. Give the rows"),
         (["plan", "--field", "a", "--capacity", "9"], "expected NAME:DTYPE"),
         (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "expected NAME:DTYPE"),
-        (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
+        (["plan", "--field", "a:floot", "--capacity", "9"], "bfloat16, got 'floot'"),
     ],
 )
 def test_a_wrong_command_line_is_reported_in_one_line(cli, args, message):

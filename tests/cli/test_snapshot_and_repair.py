@@ -37,7 +37,7 @@ def test_a_snapshot_over_something_is_refused(path, capsys):
 def test_a_target_that_is_a_buffer_is_left_alone(path, tmp_path, capsys, command):
     create(tmp_path / "c").close()
     assert run([command, str(path), str(tmp_path / "c")]) == 3
-    told = "c already holds a buffer, expected a new path; choose another, or remove it"
+    told = "c already holds a buffer. Choose another path."
     assert capsys.readouterr().err.endswith(f"{told}\n")
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_buffer_is_not_paused(tmp_path, capsys):
 
 
 def test_a_folder_that_accepts_no_files_is_reported(path, capsys):
-    told = "expected a folder that is there and takes files; check the path, or cho"
+    told = "(errno 2). Check the path, or choose another one"
     for command in ("snapshot", "convert"):
         assert run([command, str(path), "/proc/x.npz"]) == 1
         assert told in capsys.readouterr().err

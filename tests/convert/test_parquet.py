@@ -364,7 +364,7 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
             r"list of another length in row 1, expected \[2, 1\]",
         ),
         ({"x": [[1.0], None]}, SourceError, "'x' lacks a value"),
-        ({"x": ["a", "b"]}, SourceError, "no column that can be a field"),
+        ({"x": ["a", "b"]}, SourceError, "can be a field. Name a file"),
     ],
 )  # fmt: skip
 def test_plain_columns_that_can_be_no_field_are_refused(

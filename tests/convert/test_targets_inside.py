@@ -8,7 +8,7 @@ from mmreplay.convert.auto_export import AutoExport
 from mmreplay.errors import FormatError
 from tests.convert.support import same, seven_and_eight
 
-MESSAGE = "{target} is inside the buffer {source}, expected a path elsewhere; choose"
+MESSAGE = "{target} is inside the buffer {source}. Choose"
 
 
 @pytest.fixture

@@ -243,12 +243,12 @@ def test_a_full_disk_says_so_and_what_to_do(tmp_path, name, number):
         file.pwrite(b"abc", 0)
 
     fault = OSError(number, os.strerror(number))
-    way_out = "free space, or resize to less capacity, and call again"
+    way_out = "Free space, or resize to less capacity, and call again"
     if number == errno.EFBIG:
-        way_out = r"the file system, or ulimit -f, takes no file so large: choose a sma"
+        way_out = r"Choose a smaller capacity \(see mmreplay plan\), as the file system"
     expected = (
-        rf"cannot .* {tmp_path}/a: {os.strerror(number)}; what was being written is "
-        rf"not published; {way_out}"
+        rf"cannot .* {tmp_path}/a: {os.strerror(number)}, so what was being written is "
+        rf"not published\. {way_out}"
     )
     faulty = FaultyDisk(fault, names=(name,))
     with using(faulty), pytest.raises(FullError, match=expected) as caught:

@@ -101,8 +101,8 @@ def test_priorities_that_are_not_copied_are_reported(tmp_path):
         buffer.sample(4)
     made = mr.repair(tmp_path / "b")
     assert made.restored == (
-        "the priorities 'mine' stay behind: export(..., priorities='mine') takes "
-        "them along, as mmreplay convert --priorities mine does",
+        "the priorities 'mine' were not copied. Use export(..., "
+        "priorities='mine') or mmreplay convert --priorities mine to copy them.",
     )
 
 

@@ -39,47 +39,55 @@ def test_numpy_dtypes_classes_and_strings_become_the_name(dtype, name):
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("complex64", "got complex64, expected one of bool, .* trailing axis of 2"),
-        (object, "got object, expected .* bytes as a uint8 field"),
-        ("U5", "got <U5, expected .* bytes as a uint8 field"),
-        (np.bytes_, r"got \|S0, expected .* bytes as a uint8 field"),
-        ("datetime64[s]", r"expected .* store it as int64 by \.astype\('int64'\)"),
-        ("f4,i4", "got .*'<f4'.*, expected .* each part as a field of its own"),
-        (np.longdouble, "got float128, expected .* use one of them"),
-        ("float31", "got 'float31', expected .* use one of them"),
-        (None, "got None, expected one of bool"),
-        ([], "expected one of bool"),
+        ("complex64", "got complex64. .* trailing axis of 2"),
+        (object, "got object. .* bytes as a uint8 field"),
+        ("U5", "got <U5. .* bytes as a uint8 field"),
+        (np.bytes_, r"got \|S0\. .* bytes as a uint8 field"),
+        (
+            "datetime64[s]",
+            r"got datetime64.*\. Store it as int64 by \.astype\('int64'\)",
+        ),
+        ("f4,i4", "got .*'<f4'.*. Store each member as a field of its own"),
+        (np.longdouble, "got float128. Use one of them"),
+        ("float31", "got 'float31'. Use one of them"),
+        (None, "got None"),
+        ([], "got "),
     ],
 )
 def test_other_dtypes_are_refused_with_the_way_out(dtype, message):
-    with pytest.raises(SchemaError, match=f"field dtype: .*{message}"):
+    with pytest.raises(
+        SchemaError, match=f"field dtype must be one of bool.*{message}"
+    ):
         Field((), dtype)
 
 
 @pytest.mark.parametrize("name", ["complex64", ">f4", None, ["float32"]])
 def test_storage_dtype_takes_canonical_names_only(name):
-    with pytest.raises(SchemaError, match=r"field dtype: got .*, expected one of bool"):
+    with pytest.raises(SchemaError, match=r"field dtype must be one of bool"):
         storage_dtype(name)
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (3, r"got 3, expected a tuple of integers; write \(3,\)"),
-        ((2.0,), r"got \(2.0,\), expected a tuple of integers"),
-        ((True,), r"got \(True,\), expected a tuple of integers"),
-        ("84", "got '84', expected a tuple of integers"),
-        (None, "got None, expected a tuple of integers"),
-        ((2, -1), r"got \[2, -1\], expected axes of at least 0; check the shape"),
-        ((-1,), r"got \[-1\], expected axes of at least 0"),
-        ((1,) * 33, "got 33 axes, expected at most 32; merge"),
-        ((2**46,), "281474976710656 bytes per step, expected fewer .* check the shape"),
+        (3, r"be a tuple of integers, got 3\. Write \(3,\)"),
+        ((2.0,), r"be a tuple of integers, got \(2.0,\)"),
+        ((True,), r"be a tuple of integers, got \(True,\)"),
+        ("84", "be a tuple of integers, got '84'"),
+        (None, "be a tuple of integers, got None"),
+        ((2, -1), r"have axes of at least 0, got \[2, -1\]\. Check the shape"),
+        ((-1,), r"have axes of at least 0, got \[-1\]"),
+        ((1,) * 33, "have at most 32 axes, got 33. Merge"),
+        (
+            (2**46,),
+            "take fewer than 281474976710656 bytes per step, .* Check the shape",
+        ),
         # numpy's own product of this one is 0.
-        ((2**32, 2**32), "73786976294838206464 bytes per step, expected fewer"),
+        ((2**32, 2**32), "take fewer .* which takes 73786976294838206464"),
     ],
 )
 def test_shapes_that_cannot_be_stored_are_refused(shape, message):
-    with pytest.raises(SchemaError, match=f"field shape: .*{message}"):
+    with pytest.raises(SchemaError, match=f"field shape must {message}"):
         Field(shape, "float32")
 
 

@@ -101,7 +101,7 @@ class TestMemmapStore(StoreContract):
     @pytest.mark.parametrize(
         ("number", "error", "message"),
         [
-            (errno.ENOSPC, FullError, "No space left on device.*free space"),
+            (errno.ENOSPC, FullError, "No space left on device.*Free space"),
             (errno.EIO, FailedError, "Input/output error"),
             (errno.EROFS, FailedError, "Read-only file system"),
         ],

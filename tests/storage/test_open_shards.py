@@ -65,7 +65,7 @@ def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
 
 def test_no_descriptor_to_close_is_an_error(path):
     with mr.ReplayBuffer.open(path) as buffer, few_descriptors(0):
-        with pytest.raises(FailedError, match="expected fewer to be open") as caught:
+        with pytest.raises(FailedError, match="Close files or buffers") as caught:
             buffer.sample(256)
         assert caught.value.errno == errno.EMFILE
 

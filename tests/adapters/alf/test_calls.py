@@ -146,10 +146,10 @@ def test_batches_that_do_not_fit_are_refused_whole():
     with refused("nest at 'step/observation': got Tensor, expected", RuntimeError):
         buffer.add_batch(two._replace(observation=torch.ones(2)), torch.tensor([0, 1]))
     wide = two._replace(reward=torch.ones(2, 5))
-    with refused("field 'step/reward': got", RuntimeError):
+    with refused("field 'step/reward'", RuntimeError):
         buffer.add_batch(wide, torch.tensor([0, 1]))
     half = two._replace(step_type=torch.ones(2))
-    with refused("field 'step/step_type': got", RuntimeError):
+    with refused("field 'step/step_type'", RuntimeError):
         buffer.add_batch(half, torch.tensor([0, 1]))
     with refused("blocking: got True, expected a buffer that others may call"):
         buffer.add_batch(two, torch.tensor([0, 1]), blocking=True)
@@ -275,9 +275,9 @@ def test_rows_that_are_refused_end_no_episode(envs):
     for kind in (FIRST, MID):
         buffer.add_batch(rows([kind] * envs, one, one))
     wrong = rows([FIRST] * envs, one, one)._replace(reward=torch.ones(envs, 5))
-    with refused("field 'step/reward': got", RuntimeError):
+    with refused("field 'step/reward'", RuntimeError):
         buffer.add_batch(wrong)
-    with refused("field 'step/reward': got", RuntimeError):
+    with refused("field 'step/reward'", RuntimeError):
         buffer.add_batch(
             rows([FIRST], [1.0], [1.0])._replace(reward=torch.ones(1, 5)), last
         )

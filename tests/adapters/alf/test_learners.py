@@ -264,7 +264,7 @@ def test_leaves_that_lack_an_axis_or_have_too_many_values_are_refused():
     buffer = RingBuffer({"a": Spec((3,))}, 3, 4)
     # torch would take the first of these for one value an element, not one a row.
     for shape in ((3,), (3, 2), (3, 1, 1), (3, 1, 3)):
-        with refused("field 'step/a': got", RuntimeError):
+        with refused("field 'step/a'", RuntimeError):
             buffer.enqueue({"a": torch.ones(shape)})
     assert buffer.current_size.tolist() == [0, 0, 0]
 

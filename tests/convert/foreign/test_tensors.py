@@ -243,7 +243,7 @@ def test_sizes_that_are_no_integers_are_refused(tmp_path, rng, options):
         ({"NextDone": np.zeros((10, 3, 2), "f4")}, r"10 rows of float32\[2\], expecte"),
         (
             {"NextDone": np.full((10, 3, 1), np.nan, "f4")},
-            "has no value, or NaN, in row",
+            "got NaN or no value in row",
         ),
     ],
 )
