@@ -165,7 +165,10 @@ def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, 
             ends = np.array([done])
             if number % 20 == 5 and not done:
                 large = np.array([1e300])
-                with pytest.raises(SchemaError, match=r"'reward': float32 cannot hold .* float64 values"):
+                with pytest.raises(
+                    SchemaError,
+                    match=r"'reward': float32 cannot hold .* float64 values",
+                ):
                     ours.add(obs, following, action, large, ends, [told])
             ours.add(obs, following, action, rng.random(1), ends, [told])
             obs = following

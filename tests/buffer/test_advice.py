@@ -62,7 +62,7 @@ def test_an_unknown_path_is_answered_with_the_one_that_was_meant(buffer):
         SchemaError, match=r"field 'rewards' is not in.*'terminated', 'truncated'"
     ):
         buffer.get_field("rewards", 0, 0)
-    with pytest.raises(SchemaError, match=r"did you mean 'truncated'\?"):
+    with pytest.raises(SchemaError, match=r"Did you mean 'truncated'\?"):
         buffer.sample(1)["truncate"]
     with pytest.raises(SchemaError, match=r"'next_observation'.*; use one of these"):
         buffer.sample(1)["zebra"]

@@ -267,7 +267,7 @@ def test_a_group_is_not_written_to(tmp_path, rng):
         mr.ReplayBuffer.open(tmp_path / "a.zarr", "r+")
     with (
         mr.ReplayBuffer.open(tmp_path / "a.zarr") as buffer,
-        pytest.raises(FailedError, match="is a Zarr group, which is only read"),
+        pytest.raises(FailedError, match="is a Zarr group, which cannot be written"),
     ):
         buffer.add(img=0, state=0, action=0)
     with (

@@ -44,7 +44,7 @@ def test_final_observations_are_refused_where_there_are_none(tmp_path):
         stored.buffer.add(step, final_observation=final)
     bare = mr.Schema({"reward": mr.Field((), "float32")})
     buffer = mr.ReplayBuffer.create(None, bare, 4, engine="memory")
-    with pytest.raises(SchemaError, match="schema has no observation field; leave"):
+    with pytest.raises(SchemaError, match="schema has no observation field, so"):
         buffer.add(reward=1.0, final_observation=[1])
     assert len(following.buffer) == len(stored.buffer) == len(buffer) == 0
 
@@ -138,7 +138,7 @@ def test_a_closed_buffer_says_so(tmp_path):
         lambda: buffer.episodes,
         lambda: buffer.nbytes,
     ):
-        with pytest.raises(FailedError, match=r"is closed, expected it open; use"):
+        with pytest.raises(FailedError, match=r"is closed\. Use ReplayBuffer"):
             call()
     assert "closed" in repr(buffer)
 

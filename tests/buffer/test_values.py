@@ -119,9 +119,9 @@ ROUNDED = [
 def test_rounding_is_said_once_for_each_field(
     tmp_path, path, value, got, dtype, number
 ):
-    told = (
-        rf"field '{path}': {dtype} does not hold {got} values such as {number} exactly, "
-        rf"so they are rounded .*\. Pass .astype\('{dtype}'\)"
+    message = (
+        rf"field '{path}': {dtype} does not hold {got} values such as {number} "
+        rf"exactly, so they are rounded .*\. Pass .astype\('{dtype}'\)"
     )
     with made(tmp_path) as buffer:
         exact = np.array(value, got) * 0 + 0.5
