@@ -64,7 +64,7 @@ def test_an_unknown_path_is_answered_with_the_one_that_was_meant(buffer):
         buffer.get_field("rewards", 0, 0)
     with pytest.raises(SchemaError, match=r"Did you mean 'truncated'\?"):
         buffer.sample(1)["truncate"]
-    with pytest.raises(SchemaError, match=r"'next_observation'.*; use one of these"):
+    with pytest.raises(SchemaError, match=r"'next_observation'.*\. Use one of these"):
         buffer.sample(1)["zebra"]
     rows = {path: buffer.gather_all()[path][:2] for path in buffer.schema.paths}
     rows["rewards"] = rows.pop("reward")
