@@ -59,7 +59,7 @@ def test_environments_are_counted_from_0(buffer):
 
 def test_an_unknown_path_is_answered_with_the_one_that_was_meant(buffer):
     with pytest.raises(
-        SchemaError, match=r"field 'rewards' is not in.*'terminated', 'truncated'"
+        SchemaError, match=r"'rewards' is not in the schema.* Did you mean 'reward'\?"
     ):
         buffer.get_field("rewards", 0, 0)
     with pytest.raises(SchemaError, match=r"Did you mean 'truncated'\?"):
@@ -68,15 +68,13 @@ def test_an_unknown_path_is_answered_with_the_one_that_was_meant(buffer):
         buffer.sample(1)["zebra"]
     rows = {path: buffer.gather_all()[path][:2] for path in buffer.schema.paths}
     rows["rewards"] = rows.pop("reward")
-    with pytest.raises(SchemaError, match=r"\['rewards'\].*; did you mean 'reward'\?"):
+    with pytest.raises(SchemaError, match=r"\['rewards'\].*\. Did you mean 'reward'\?"):
         buffer.add(rows)
 
 
 def test_a_nested_path_is_found_by_its_last_segment():
     nested = mr.Schema({"observation": {"pixels": mr.Field((4,), "uint8")}})
-    with pytest.raises(
-        SchemaError, match=r"field 'pixels' is not in.*has 'observation/pixels'"
-    ):
+    with pytest.raises(SchemaError, match=r"Did you mean 'observation/pixels'\?"):
         nested["pixels"]
 
 

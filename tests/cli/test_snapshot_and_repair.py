@@ -30,7 +30,7 @@ def test_snapshot_makes_a_whole_buffer_and_says_what_it_holds(path, tmp_path, ca
 
 def test_a_snapshot_over_something_is_refused(path, capsys):
     assert run(["snapshot", str(path), str(path.parent)]) == 3
-    assert "expected a new or empty one" in capsys.readouterr().err
+    assert "is a folder with other files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["snapshot", "repair"])
@@ -71,7 +71,7 @@ def test_the_working_folder_is_repaired_into_a_sibling(path, capsys, monkeypatch
 @pytest.mark.parametrize("command", ["snapshot", "compact", "repair"])
 def test_a_copy_onto_itself_says_what_is_wrong(path, tmp_path, capsys, command):
     assert run([command, str(path), str(path)]) == 3
-    assert f"{path} is the buffer itself, expected a p" in capsys.readouterr().err
+    assert f"{path} is the buffer itself. Choose a p" in capsys.readouterr().err
     none = str(tmp_path / "none")
     assert run([command, none, none]) == 3
     assert f"{none} does not exist. Check the path" in capsys.readouterr().err
