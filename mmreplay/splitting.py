@@ -197,7 +197,7 @@ def split(
             "'episode'."
         )
     env_ids, begins, ends = _units(buffer, by)
-    sizes = _counts_of_parts(len(begins), fractions)
+    sizes = _counts_by_fraction(len(begins), fractions)
     if min(sizes) < 1:
         raise EmptyError(
             f"cannot split {len(begins)} {by}s by {list(fractions)}: the parts would "
@@ -230,7 +230,7 @@ def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
     return env_ids, begins, ends
 
 
-def _counts_of_parts(count: int, fractions: Sequence[float]) -> list[int]:
+def _counts_by_fraction(count: int, fractions: Sequence[float]) -> list[int]:
     """Return the number of episodes or steps in each part."""
     edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
     sizes: list[int] = np.diff(np.minimum(edges, count)).astype(int).tolist()
