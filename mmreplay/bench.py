@@ -116,17 +116,17 @@ def advice(report: SpeedReport) -> Iterator[str]:
         yield from _of_asking(report.cold, report.unasked)
         yield from _of_memory(report, report.cold)
         if report.disk_mb_per_s is None:
-            yield "pages stayed in memory, so the disk was not read from end to end"
+            yield "pages stayed in memory, so the disk was not measured"
     gain = report.larger.rows_per_s / report.warm.rows_per_s
     if gain > WORTH_IT:
         yield (
-            f"batches of {report.larger_size:,} steps come at {gain:.1f} times "
-            "as many steps a second: draw larger ones and split them"
+            f"batches of {report.larger_size:,} steps read {gain:.1f} times as many "
+            "steps a second: draw larger batches and split them"
         )
     if report.file_system in NETWORK:
         yield (
-            f"the files are on {report.file_system}: a copy on a local disk spares "
-            "every draw the network"
+            f"the files are on {report.file_system}: a copy on a local disk avoids the "
+            "network"
         )
 
 
@@ -135,13 +135,13 @@ def _of_asking(cold: Rate, unasked: Rate) -> Iterator[str]:
     gain = cold.rows_per_s / unasked.rows_per_s
     if gain > WORTH_IT:
         yield (
-            f"a batch's rows asked for at once come {gain:.1f} times as fast as "
-            "one after another: leave advise='auto'"
+            f"reading a batch's rows at once is {gain:.1f} times as fast as one after "
+            "another: leave advise='auto'"
         )
     elif gain < 1 / WORTH_IT:
         yield (
-            f"waiting for each row by itself is {1 / gain:.1f} times as fast here: "
-            "try advise='never'"
+            f"reading each row by itself is {1 / gain:.1f} times as fast here: try "
+            "advise='never'"
         )
 
 
@@ -154,15 +154,19 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
     inside = min(1.0, cached / max(1, report.nbytes))
     if inside >= WHOLE:
         return
-    told = f"rows in memory come {lag:.1f} times as fast, and {inside:.0%} of the files"
+    note = (
+        f"rows in memory are read {lag:.1f} times as fast, and {inside:.0%} of the "
+        "files"
+    )
     if 0 < report.nbytes <= whole:
         yield (
-            f"{told} were there: all of them fit this machine's {format_size(whole)}, "
-            "and draws bring them in as they go; a ReplayLoader reads ahead meanwhile"
+            f"{note} were in memory: all of them fit this machine's "
+            f"{format_size(whole)}, and draws load them over time; a ReplayLoader "
+            "reads ahead"
         )
     else:
         yield (
-            f"{told} were there: more RAM or less capacity moves draws that way; a "
+            f"{note} were in memory: more RAM or less capacity makes draws faster; a "
             "ReplayLoader reads ahead while the learner works"
         )
 
@@ -381,12 +385,12 @@ SMALL_NBYTES = 8 << 20
 """Files with less in them say nothing of the disk: a batch of 256 rows, each with its
 page, is a MiB of them, and waiting for the first request a good part of reading all."""
 SHARDS = (
-    "rows of a compressed buffer are asked for through mappings of their shards, whose "
-    "pages cannot be dropped, so nothing was measured cold"
+    "a compressed buffer is read through mappings of its shards, whose pages cannot be "
+    "dropped, so the disk was not measured"
 )
 STAYED = (
-    "pages of the files cannot be dropped (another process has them mapped, or the "
-    "disk is in RAM), so nothing was measured cold"
+    "pages of the files cannot be dropped (another process maps them, or the disk is "
+    "in RAM), so the disk was not measured"
 )
 
 
@@ -448,13 +452,13 @@ def _check(path: str | os.PathLike[str], batch_size: int, seconds: float) -> Non
     source = source_of(path)
     if source is not None:
         raise FailedError(
-            f"{source} is a Zarr group, expected a buffer's folder, whose files' pages "
-            "are dropped and looked at; make one with mmreplay convert"
+            f"{source} is a Zarr group, and the bench needs a buffer's files. Make a "
+            "buffer with mmreplay convert."
         )
     if batch_size < 1 or not seconds > 0:
         raise SchemaError(
-            f"batch_size, seconds: got {batch_size} and {seconds}, expected at least 1 "
-            "and above 0; ask for a step and some time"
+            f"batch_size must be at least 1 and seconds above 0, got {batch_size} and "
+            f"{seconds}."
         )
 
 
@@ -464,5 +468,5 @@ def _too_small(nbytes: int) -> str:
         return ""
     return (
         f"the buffer is too small to measure the disk: {format_size(nbytes)}, less "
-        f"than {format_size(SMALL_NBYTES)}; nothing was measured cold"
+        f"than {format_size(SMALL_NBYTES)}"
     )

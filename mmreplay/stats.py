@@ -259,7 +259,7 @@ def summarize(
     """
     check_buffer(buffer)
     chosen = buffer.schema.paths if paths is None else tuple(paths)
-    return _scan(buffer, _episodes(buffer), chosen, _reward(buffer), progress)
+    return _scan(buffer, _episodes(buffer), chosen, reward_field(buffer), progress)
 
 
 def histogram(
@@ -380,13 +380,13 @@ def episode_table(
     table = _episodes(buffer)
     if newest is not None:
         table = table.newest(newest)
-    reward = _reward(buffer)
+    reward = reward_field(buffer)
     if reward is None:
         return table
     return _scan(buffer, table, (), reward, progress)[1]
 
 
-def _reward(buffer: ReplayBuffer) -> str | None:
+def reward_field(buffer: ReplayBuffer) -> str | None:
     """The field whose sums are returns, if there is a scalar one."""
     reward = buffer.schema.role("reward")
     field = None if reward is None else buffer.schema.fields.get(reward)

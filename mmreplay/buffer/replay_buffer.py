@@ -57,6 +57,7 @@ from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
@@ -268,6 +269,12 @@ class ReplayBuffer:
             schema, capacity, num_envs, engine, layout, autoreset, user_metadata,
             codec, level, chunk_crc32c,
         )  # fmt: skip
+        stated = stated_num_envs(schema)
+        if num_envs == 1 and (stated or 1) > 1:
+            raise SchemaError(
+                f"num_envs is 1, but the schema was made of {stated} environments. "
+                f"Pass num_envs={stated}, or make the schema by Schema.from_spaces."
+            )
         check_sampler(sampler)
         if shared := sorted(OWN & {path.partition("/")[0] for path in schema.fields}):
             warnings.warn(

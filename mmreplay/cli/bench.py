@@ -37,7 +37,7 @@ def bench(
     from mmreplay.bench import measure_speed
 
     if not seconds > 0:
-        raise usage_error(f"--seconds: got {seconds}, expected a number above 0")
+        raise usage_error(f"--seconds must be above 0, got {seconds}")
     report = measure_speed(path, batch_size, seconds)
     if json:
         show.print_json(asdict(report))

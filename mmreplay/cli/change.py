@@ -1,8 +1,8 @@
-"""``mmreplay clear`` and ``mmreplay resize``: what gives up rows, and asks first."""
+"""``mmreplay clear`` and ``mmreplay resize``, which ask before they remove rows."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,11 @@ from mmreplay.cli.options import (
     confirm,
     parse_count,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 
 def clear(
@@ -36,7 +41,7 @@ def clear(
             check_env(env_id, buffer.num_envs)
         rows = int(buffer.span.lengths[ids or slice(None)].sum())
     environments = "all environments" if ids is None else f"environments {ids}"
-    confirm(f"Give up {show.plural(rows, 'row')} of {environments} in {path}?", yes)
+    confirm(f"Remove {show.plural(rows, 'row')} of {environments} in {path}?", yes)
     with ReplayBuffer.open(path, "r+") as buffer:
         num_rows = int(buffer.span.lengths[ids or slice(None)].sum())
         buffer.clear(ids)
@@ -45,7 +50,7 @@ def clear(
         show.print_json({"path": str(path), "rows_given_up": num_rows, "steps": left})
     else:
         show.print_line(
-            f"gave up {show.plural(num_rows, 'row')}, {show.plural(left, 'step')} left"
+            f"removed {show.plural(num_rows, 'row')}, {show.plural(left, 'step')} left"
         )
 
 
@@ -70,11 +75,11 @@ def resize(
         before = buffer.capacity
         lost = int((buffer.span.lengths - capacity).clip(0).sum())
     if lost:
-        confirm(f"Give up the {show.plural(lost, 'oldest row')} of {path}?", yes)
-    with ReplayBuffer.open(path, "r+") as buffer:
+        confirm(f"Remove the {show.plural(lost, 'oldest row')} of {path}?", yes)
+    with _opened(path) as buffer:
         buffer.resize(capacity)
     # The old folder goes at the next writable opening: this one gives space back.
-    with ReplayBuffer.open(path, "r+") as buffer:
+    with _opened(path) as buffer:
         capacity, steps = buffer.capacity, len(buffer)
     if json:
         show.print_json(
@@ -89,5 +94,17 @@ def resize(
         return
     show.print_line(
         f"capacity {show.count(before)} -> {show.count(capacity)}, "
-        f"{show.plural(lost, 'row')} given up, {show.plural(steps, 'step')} kept"
+        f"{show.plural(lost, 'row')} removed, {show.plural(steps, 'step')} left"
     )
+
+
+def _opened(path: Path) -> ReplayBuffer:
+    """Open a buffer for writing; `resize` itself warns of a disk that is too small."""
+    import warnings
+
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.errors import FullWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FullWarning)
+        return ReplayBuffer.open(path, "r+")

@@ -37,7 +37,7 @@ def compact(
         typer.Option(
             "--codec", metavar="|".join([*CODECS, RAW]),
             autocompletion=completing(*CODECS, RAW),
-            help="Of the shards; raw for files that are mapped.",
+            help="Codec of the shards; raw for uncompressed mapped files.",
         ),
     ] = "blosc-lz4",
     level: Level = None,
@@ -49,10 +49,10 @@ def compact(
     """Copy a buffer into compressed Zarr shards, or back into plain files."""
     if codec not in (*CODECS, RAW):
         expected = ", ".join([*CODECS, RAW])
-        raise usage_error(f"--codec: got {codec!r}, expected one of {expected}")
+        raise usage_error(f"--codec must be one of {expected}, got {codec!r}")
     if codec == RAW and (level is not None or chunk_crc32c):
         raise usage_error(
-            "--level and --chunk-crc32c: got --codec raw, expected a codec that packs"
+            "--level and --chunk-crc32c need a codec that compresses, got --codec raw"
         )
     from mmreplay.buffer.copy_rows import compact as copy
 

@@ -46,7 +46,7 @@ Target = Annotated[
     Path,
     typer.Argument(
         parser=parse_path, metavar="DST", show_default=False,
-        help="What to make: its suffix says the format; without one a buffer.",
+        help="The target: its suffix names the format; without a suffix, a buffer.",
     ),
 ]  # fmt: skip
 From = Annotated[
@@ -68,21 +68,24 @@ Episodes = Annotated[
     str | None,
     typer.Option(
         "--episodes", metavar="A:B", show_default=False,
-        help="Only these whole episodes, counted environment by environment; A is one.",
+        help="Only these complete episodes, counted environment by environment; A is "
+             "one.",
     ),
 ]  # fmt: skip
 Rows = Annotated[
     str | None,
     typer.Option(
         "--rows", metavar="A:B", show_default=False,
-        help="Only these rows, counted likewise, within what else is chosen.",
+        help="Only these rows, counted in the same way, among the selected episodes "
+             "and environments.",
     ),
 ]  # fmt: skip
 Priorities = Annotated[
     str | None,
     typer.Option(
         "--priorities", metavar="NAME", show_default=False,
-        help="A sampler's stored priorities go along; from a file: what to call them.",
+        help="Sampler whose stored priorities are converted too; from a file: its name "
+             "in DST.",
     ),
 ]  # fmt: skip
 EngineName = Annotated[
@@ -98,28 +101,29 @@ CodecName = Annotated[
     typer.Option(
         "--codec", metavar="NAME", show_default=False,
         autocompletion=completing(*CODECS),
-        help=f"With --engine zarr, how its shards are packed: {', '.join(CODECS)}.",
+        help=f"Codec of the shards with --engine zarr: {', '.join(CODECS)}.",
     ),
 ]  # fmt: skip
 Compression = Annotated[
     str | None,
     typer.Option(
         "--compression", metavar="NAME", show_default=False,
-        help="How DST is packed, such as deflate for npz; where its format can.",
+        help="Compression of DST, such as deflate for npz; for formats that have it.",
     ),
 ]  # fmt: skip
 Capacity = Annotated[
     int | None,
     typer.Option(
         "--capacity", parser=parse_count, metavar="N", show_default=False,
-        help="Rows kept per environment of a new buffer; the source's by default.",
+        help="Capacity per environment of a new buffer; the source's by default.",
     ),
 ]  # fmt: skip
 FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--option", "-o", metavar="NAME=VALUE", show_default=False,
-        help="An option of either format, or of one: from.NAME, to.NAME; repeat it.",
+        help="An option of the formats; from.NAME or to.NAME for one of them; repeat "
+             "it.",
     ),
 ]  # fmt: skip
 
@@ -143,12 +147,16 @@ def convert(
         bool, typer.Option("--overwrite", help="Replace DST if it exists.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what would have to be guessed.")
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a source whose meaning would have to be guessed."
+        ),
     ] = False,
     allow_pickle: Annotated[
         bool,
         typer.Option(
-            "--allow-pickle", help="Run a pickle, which is a program: whose you trust."
+            "--allow-pickle",
+            help="Run a pickle, which is a program: only if you trust its maker.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -222,15 +230,15 @@ def _report_interrupts(target: Path, typed: Path) -> Iterator[None]:
         after = _identity(target)
         if after not in (before, None):
             raise InterruptedRun(
-                f"interrupted; {typed} is whole: it was finished already"
+                f"interrupted; {typed} is complete, it was finished already"
             ) from None
         outcome = "was not made" if after is None else "is as it was"
         # A second Ctrl-C ends the taking away.
         left = staging.leftover(target)
         other = "nothing else is kept" if left is None else f"{left.name} is left"
         raise InterruptedRun(
-            f"interrupted; {typed} {outcome}, the source was only read, and {other}; "
-            "run the same command again, it starts from the beginning"
+            f"interrupted; {typed} {outcome}, the source was only read, and {other}. "
+            "Run the same command again to start from the beginning"
         ) from None
 
 
@@ -259,7 +267,7 @@ def read_slice(option: str, text: str | None) -> slice | None:
         assert first is not None
     except (AssertionError, ValueError):
         raise usage_error(
-            f"{option}: got {text!r}, expected A:B, such as 0:100, or one number"
+            f"{option} must be A:B, such as 0:100, or one number, got {text!r}"
         ) from None
     return slice(first, first + 1 or None)
 
@@ -276,7 +284,7 @@ def read_options(texts: list[str]) -> dict[str, object]:
     for assignment in texts:
         name, equals, text = assignment.partition("=")
         if not name or not equals:
-            raise usage_error(f"--option: got {assignment!r}, expected NAME=VALUE")
+            raise usage_error(f"--option must be NAME=VALUE, got {assignment!r}")
         try:
             value = PYTHON[text] if text in PYTHON else json_text.loads(text)
         except (ValueError, RecursionError):
@@ -318,7 +326,7 @@ def _print_plan(
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
         if overwrite and staging.holds_more(target[0]):
-            verb = "is refused, unless all in this folder is what such a run made"
+            verb = "is refused, unless an earlier run made everything in this folder"
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields

@@ -48,8 +48,8 @@ def copying_to(target: Path) -> Iterator[None]:
         if (target / FILE_NAME).exists():
             raise InterruptedRun(f"interrupted; {target} is already complete") from None
         raise InterruptedRun(
-            f"interrupted; {target} is no buffer yet, and the source is unchanged; run "
-            "the same command again, it starts from the beginning"
+            f"interrupted; {target} is not a buffer yet, and the source is unchanged. "
+            "Run the same command again to start from the beginning"
         ) from None
 
 
@@ -65,9 +65,9 @@ def message_of(error: Exception) -> str:
     """Return an error's text in one line."""
     if isinstance(error, OSError) and not isinstance(error, errors.ReplayError):
         if error.errno == errno.ENOENT:
-            return f"{error.filename} does not exist; check the path"
+            return f"{error.filename} does not exist. Check the path."
         name = f"{error.filename}: " if error.filename else ""
-        return f"{name}{error.strerror or error}; check the path and its permissions"
+        return f"{name}{error.strerror or error}. Check the path and its permissions."
     text = " ".join(str(error).split()) or type(error).__name__
     return "; ".join([text, *getattr(error, "__notes__", ())])
 

@@ -70,8 +70,8 @@ def read(
     first, stop = int(span.first[env]), int(span.stop[env])
     if first == stop:
         raise EmptyError(
-            f"environment {env} of {buffer.path} holds no rows, expected some; record "
-            "some first, or choose another with --env"
+            f"environment {env} of {buffer.path} holds no rows. Record some first, or "
+            "choose another with --env."
         )
     if newest:
         first = max(first, stop - count)

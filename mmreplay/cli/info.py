@@ -25,9 +25,10 @@ SETTLING_TRIES = 10
 HOW = {
     "clean": "closed in order",
     "live": "a writer is at work",
-    "killed": "the writer was killed; nothing published is lost",
-    "failed": "a sync failed: rows above the last commit are cut",
-    "power_cut": "as after a power cut (or a copy): rows above the last commit are cut",
+    "killed": "the writer was killed; no published row is lost",
+    "failed": "a sync failed: rows above the last commit are discarded",
+    "power_cut": "as after a power cut (or a copy): rows above the last commit are "
+    "discarded",
 }
 
 
@@ -36,20 +37,20 @@ def info(
     build: Annotated[
         bool,
         typer.Option(
-            "--build", help="Say what mmreplay itself runs on, instead of a buffer."
+            "--build", help="Show the installation of mmreplay instead of a buffer."
         ),
     ] = False,
     json: Json = False,
 ) -> None:
     """Say what a buffer is and holds: schema, sizes, episodes, disk, last commit."""
     if path is not None and build:
-        raise usage_error("PATH and --build: got both, expected one; ask one by one")
+        raise usage_error("PATH and --build were both given. Pass one of them.")
     if path is not None:
         _print_buffer(path, json)
     elif build:
         installation.print_installation(json)
     else:
-        raise usage_error("Missing argument 'PATH': expected a buffer, or --build")
+        raise usage_error("Missing argument 'PATH': a buffer's folder, or --build")
 
 
 def _print_buffer(path: Path, json: bool) -> None:
@@ -236,7 +237,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
                             "(no next observation: truncated without a final row, or "
                             "before a break)"),
             ("episodes", f"{count(episodes['count'])}, of them "
-                         f"{count(episodes['running'])} running, "
+                         f"{count(episodes['running'])} unfinished, "
                          f"{count(episodes['headless'])} without their first steps"),
             ("returns", _summary(facts["newest_returns"])),
             ("lengths", _summary(facts["newest_lengths"])),
@@ -317,12 +318,12 @@ def _last_opening(opening: dict[str, Any]) -> str:
     text: str = HOW.get(how, how)
     if how in ("failed", "power_cut"):
         text += (
-            f": {show.count(opening['cut_rows'])} known of, and "
-            f"{show.count(opening['given_up_rows'])} given up"
+            f": {show.count(opening['cut_rows'])} known rows, and "
+            f"{show.count(opening['given_up_rows'])} overwritten since"
         )
     elif opening["last_cut_rows"]:
         last = show.plural(opening["last_cut_rows"], "row")
-        text += f"; an earlier opening had to cut {last}"
+        text += f"; an earlier opening discarded {last}"
     return text
 
 

@@ -27,9 +27,9 @@ def parse_count(argument: object) -> int:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value != int(value):
-        raise typer.BadParameter(f"got {text!r}, expected a whole number, such as 1e6")
+        raise typer.BadParameter(f"got {text!r}, expected an integer, such as 1e6")
     if value < 1:
-        raise typer.BadParameter(f"got {text}, expected at least 1")
+        raise typer.BadParameter(f"got {text}, expected at least 1.")
     # Through float only where it is written so: 2**53 + 1 is a legal capacity.
     plain = text.replace(",", "").replace("_", "").lstrip("+")
     number = int(plain) if plain.isdigit() else int(value)
@@ -51,7 +51,7 @@ def parse_integer(argument: object) -> int:
     try:
         return int(str(argument).replace(",", ""))
     except ValueError:
-        raise typer.BadParameter(f"got {argument!r}, expected an integer") from None
+        raise typer.BadParameter(f"got {argument!r}, expected an integer.") from None
 
 
 def parse_path(argument: object) -> Path:
@@ -63,7 +63,9 @@ def parse_path(argument: object) -> Path:
         BadParameter: It is empty, as an unset variable of a shell is.
     """
     if not str(argument):
-        raise typer.BadParameter("got an empty path; name a file or folder, '.' too")
+        raise typer.BadParameter(
+            "the path is empty. Name a file or folder, such as '.'"
+        )
     return Path(os.path.expanduser(str(argument)))
 
 
@@ -126,7 +128,7 @@ Level = Annotated[
     int | None,
     typer.Option(
         "--level", parser=parse_integer, metavar="N", show_default=False,
-        help="The codec's; more is smaller and slower to write.",
+        help="Level of the codec; higher is smaller and slower to write.",
     ),
 ]  # fmt: skip
 
@@ -157,6 +159,6 @@ def check_env(env_id: int, num_envs: int) -> None:
     if not 0 <= env_id < num_envs:
         have = "environment" if num_envs == 1 else "environments"
         raise SchemaError(
-            f"--env: got {env_id}, expected one in [0, {num_envs}); the buffer has "
-            f"{num_envs:,} {have}, counted from 0"
+            f"--env must be in [0, {num_envs}), got {env_id}. The buffer has "
+            f"{num_envs:,} {have}, counted from 0."
         )

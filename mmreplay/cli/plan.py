@@ -29,7 +29,7 @@ def plan(
         str | None,
         typer.Argument(
             parser=os.path.expanduser, metavar="ENV_OR_PATH", show_default=False,
-            help="A Gymnasium id, or a buffer or Zarr group whose fields to take.",
+            help="A Gymnasium id, or a buffer or Zarr group whose fields are used.",
         ),
     ] = None,
     capacity: Annotated[
@@ -51,7 +51,7 @@ def plan(
         Path,
         typer.Option(
             "--at", parser=parse_path, metavar="PATH",
-            help="Where it would be, for the free space.",
+            help="Folder of the future buffer, whose disk's free space is shown.",
         ),
     ] = Path(),
     json: Json = False,
@@ -108,7 +108,7 @@ def _known(
 
     if (source is None) == (not fields):
         raise usage_error(
-            "give either an environment's id or a buffer's folder, or fields by --field"
+            "pass either an environment's id or a buffer's folder, or fields by --field"
         )
     if source is None:
         return (
@@ -143,7 +143,7 @@ def _of_env(name: str) -> Schema:
     try:
         env = make_vector(name, 1, {})
     except SchemaError as error:
-        raise SchemaError(f"{error}; there is no folder {name} either") from error
+        raise SchemaError(f"{error} A folder {name} does not exist either.") from error
     try:
         return Schema.from_env(env)
     finally:
@@ -162,8 +162,8 @@ def parse_field(text: str) -> tuple[str, Field]:
         axes = [-1]
     if not name or not dtype or any(axis < 1 for axis in axes):
         raise usage_error(
-            f"--field: got {text!r}, expected NAME:DTYPE or NAME:DTYPE:SHAPE, such as "
-            "reward:float32 or observation:uint8:84x84"
+            "--field must be NAME:DTYPE or NAME:DTYPE:SHAPE, such as reward:float32 or "
+            f"observation:uint8:84x84, got {text!r}"
         )
     try:
         return name, Field(axes, dtype)
@@ -192,15 +192,15 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
         f"{count(ring.capacity)} rows x {show.plural(ring.num_envs, 'environment')}, "
         f"{ring.layout}",
         [
-            ("in all", f"{size(plan_.nbytes)} when full; next to nothing at first, as "
-                       "files are sparse"),
+            ("in all", f"{size(plan_.nbytes)} when full; almost nothing at first, "
+                       "because files are sparse"),
             ("slack", f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
                       f"environment (reserve {count(ring.reserve)}, a block of "
                       f"{count(ring.block_rows)}, rounding)"),
             ("free disk", f"{size(free)}: {comparison}"),
             *[(f"as {each.codec}", _estimate_text(each)) for each in packed],
             ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
-                          "never wait for the disk; with less they go at its speed"),
+                          "never wait for the disk; with less, draws read the disk"),
             ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
                            f"{size(plan_.batch_nbytes(BATCH_SIZE))} a batch of "
                            f"{BATCH_SIZE} with next observations"),

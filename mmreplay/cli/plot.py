@@ -63,7 +63,8 @@ def plot(
         Path | None,
         typer.Option(
             "--output", "-o", parser=parse_path, metavar="FILE", show_default=False,
-            help="The PNG; the buffer's name and .png, here, by default.",
+            help="The PNG; by default the buffer's name and .png, in the current "
+                 "folder.",
         ),
     ] = None,
     json: Json = False,
@@ -74,9 +75,7 @@ def plot(
 
     with ReplayBuffer.open(path) as buffer:
         if len(buffer) == 0:
-            raise EmptyError(
-                f"{path} holds no steps, expected some to draw; record some first"
-            )
+            raise EmptyError(f"{path} holds no steps to draw. Record some first.")
         figure_of = _figure_maker()
         target = output or Path(f"{buffer.path.name if buffer.path else 'buffer'}.png")
         _check(target)
@@ -100,7 +99,9 @@ def plot(
     else:
         count = int(table.whole.sum())
         left = len(table) - count
-        left_out = f"; {show.count(left)} cut or running left out" if left else ""
+        left_out = (
+            f"; {show.count(left)} truncated or unfinished left out" if left else ""
+        )
         show.print_line(
             f"{target}: {show.plural(count, 'whole episode')} drawn{left_out}"
         )
@@ -109,11 +110,9 @@ def plot(
 def _check(target: Path) -> None:
     """Refuse a place that cannot take a file, before minutes of reading."""
     if target.suffix.lower() != ".png":
-        raise usage_error(f"--output: got {target}, expected a name in .png")
+        raise usage_error(f"--output must be a name that ends in .png, got {target}")
     if target.is_dir() or not target.parent.is_dir():
-        raise usage_error(
-            f"--output: got {target}, expected a file in a folder that exists"
-        )
+        raise usage_error(f"--output must be in a folder that exists, got {target}")
 
 
 def _figure_maker() -> type[Figure]:
@@ -121,8 +120,8 @@ def _figure_maker() -> type[Figure]:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "plot: got no matplotlib, expected it installed; "
-            "pip install 'mmreplay[plot]'"
+            "plot needs matplotlib, which is not installed. Run pip install "
+            "'mmreplay[plot]'."
         ) from error
     return Figure
 
@@ -136,6 +135,8 @@ def draw(
     """Make the figure: two panels over time, two histograms."""
     import numpy as np
 
+    from mmreplay.stats import reward_field
+
     figure = figure_of(figsize=INCHES, dpi=DPI, layout="constrained")
     panels = figure.subplots(2, 2)
     whole = table.pick(table.whole)
@@ -143,7 +144,7 @@ def draw(
     left_out = len(table) - len(whole)
     note = f"{show.plural(len(whole), 'whole episode')}"
     if left_out:
-        note += f"; {show.count(left_out)} cut or running left out"
+        note += f"; {show.count(left_out)} truncated or unfinished left out"
     name = show.printable(buffer.path.name if buffer.path else "buffer")
     if len(name) > LONGEST_NAME:
         name = f"{name[: LONGEST_NAME - 1]}…"
@@ -152,19 +153,30 @@ def draw(
         f"{show.plural(buffer.num_envs, 'environment')}, {note}",
         fontsize=13, fontweight="bold", parse_math=False,
     )  # fmt: skip
+    missing = "no scalar reward" if reward_field(buffer) is None else "rewards are NaN"
     series(
-        panels[0, 0], whole, whole.returns, "Episode returns", "return (sum of rewards)"
-    )
-    series(panels[0, 1], whole, whole.lengths, "Episode lengths", "length (steps)")
+        panels[0, 0], whole, whole.returns, missing, "Episode returns",
+        "return (sum of rewards)",
+    )  # fmt: skip
+    series(panels[0, 1], whole, whole.lengths, "", "Episode lengths", "length (steps)")
     bars(panels[1, 0], histograms[0], "Actions", BARS)
     bars(panels[1, 1], histograms[1], "Rewards", OTHER)
     return figure
 
 
 def series(
-    axes: Axes, table: EpisodeTable, values: Any, title: str, label: str
+    axes: Axes, table: EpisodeTable, values: Any, missing: str, title: str, label: str
 ) -> None:
-    """Draw one value of each episode by the position of its end."""
+    """Draw one value of each episode by the position of its end.
+
+    Args:
+        axes: Of the panel.
+        table: Complete episodes.
+        values: A value of each.
+        missing: What the panel says where all values are NaN.
+        title: Of the panel.
+        label: Of the values.
+    """
     import numpy as np
 
     values = np.asarray(values, np.float64)
@@ -175,8 +187,7 @@ def series(
     known = np.isfinite(values)
     end, values = table.end[known], values[known]
     if len(values) == 0:
-        none = known.size and np.isnan(table.returns).all()
-        _nothing(axes, "no scalar reward" if none else "no whole episode")
+        _nothing(axes, missing if known.size else "no complete episode")
         return
     crowd = len(values) >= CROWD
     shown = _apart(end, values) if crowd else np.arange(len(values))

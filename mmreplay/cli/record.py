@@ -28,6 +28,8 @@ from mmreplay.format.sharding import CODECS
 
 RESUMES = ("break", "truncate", "continue")
 ENGINES = ("memmap", "zarr")
+LARGE_NBYTES = 1 << 30
+"""Recordings of this size or more say so before they begin."""
 
 
 Env = Annotated[
@@ -47,14 +49,14 @@ Capacity = Annotated[
     int | None,
     typer.Option(
         "--capacity", parser=parse_count, metavar="N", show_default=False,
-        help="Rows kept per environment of a new buffer; by default all these steps.",
+        help="Capacity per environment of a new buffer; by default all these steps.",
     ),
 ]  # fmt: skip
 Seed = Annotated[
     int | None,
     typer.Option(
         "--seed", parser=parse_integer, metavar="N", show_default=False,
-        help="Of environments and actions.",
+        help="Seed of environments and actions.",
     ),
 ]  # fmt: skip
 PolicyName = Annotated[
@@ -69,7 +71,7 @@ OnResume = Annotated[
     str,
     typer.Option(
         "--on-resume", metavar="|".join(RESUMES), autocompletion=completing(*RESUMES),
-        help="What the first new row is to the last old one.",
+        help="How the first new row continues the last old one.",
     ),
 ]  # fmt: skip
 
@@ -78,7 +80,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine", metavar="|".join(ENGINES), show_default=False,
         autocompletion=completing(*ENGINES),
-        help="Of a new buffer; zarr is compressed.",
+        help="Engine of a new buffer; zarr is compressed.",
     ),
 ]  # fmt: skip
 CodecName = Annotated[
@@ -86,7 +88,7 @@ CodecName = Annotated[
     typer.Option(
         "--codec", metavar="|".join(CODECS), show_default=False,
         autocompletion=completing(*CODECS),
-        help="With --engine zarr, what packs the rows.",
+        help="Codec with --engine zarr.",
     ),
 ]  # fmt: skip
 
@@ -107,22 +109,21 @@ def record(
 ) -> None:
     """Play an environment into a new buffer, or go on with an existing one."""
     if seed is not None and seed < 0:
-        raise usage_error(f"--seed: got {seed}, expected at least 0")
+        raise usage_error(f"--seed must be at least 0, got {seed}")
     if on_resume not in RESUMES:
         raise usage_error(
-            f"--on-resume: got {on_resume!r}, expected one of {', '.join(RESUMES)}"
+            f"--on-resume must be one of {', '.join(RESUMES)}, got {on_resume!r}"
         )
     if engine not in (None, *ENGINES):
         raise usage_error(
-            f"--engine: got {engine!r}, expected one of {', '.join(ENGINES)}"
+            f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}"
         )
     if codec not in (None, *CODECS):
-        raise usage_error(
-            f"--codec: got {codec!r}, expected one of {', '.join(CODECS)}"
-        )
+        raise usage_error(f"--codec must be one of {', '.join(CODECS)}, got {codec!r}")
     function = None if policy is None else load_policy(policy)
     from mmreplay.recording import record as play
 
+    _say_size(env, path, steps, num_envs, capacity)
     _warn_of_small_ring(path, steps)
     report = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
@@ -141,8 +142,37 @@ def record(
     )
     if report.held < report.steps:
         show.print_line(
-            f"the ring came round and holds the newest {show.count(report.held)} of "
-            "them; mmreplay resize makes room for more to come"
+            f"the ring is full and holds the newest {show.count(report.held)} of them; "
+            "mmreplay resize enlarges it for later steps"
+        )
+
+
+def _say_size(
+    env: str, path: Path, steps: int, num_envs: int | None, capacity: int | None
+) -> None:
+    """Say, before hours of recording, how much disk space a large recording takes."""
+    from mmreplay.cli.exits import say
+    from mmreplay.format import metadata
+    from mmreplay.plan import plan_buffer
+    from mmreplay.recording.environments import make_vector
+    from mmreplay.recording.recorder import rows_of
+    from mmreplay.schema import Schema
+
+    if (path / metadata.FILE_NAME).exists():
+        return
+    played = make_vector(env, 1, {})
+    try:
+        schema = Schema.from_env(played)
+    finally:
+        played.close()
+    envs = num_envs or 1
+    rows = min(-(-steps // envs), capacity or rows_of(steps, envs))
+    nbytes = plan_buffer(schema, rows, envs).nbytes
+    if nbytes >= LARGE_NBYTES:
+        say(
+            f"{path}: {show.plural(rows * envs, 'row')} take about "
+            f"{show.format_size(nbytes)} without compression; "
+            "--capacity or --engine zarr makes it less"
         )
 
 
@@ -156,8 +186,8 @@ def _warn_of_small_ring(path: Path, steps: int) -> None:
     ring = metadata.load(path).ring
     if steps > (num_rows := ring.capacity * ring.num_envs):
         say(
-            f"{path} holds {show.plural(num_rows, 'row')}: the newest of these "
-            f"{show.plural(steps, 'step')} will stay; mmreplay resize makes room"
+            f"{path} holds {show.plural(num_rows, 'row')}: only the newest of these "
+            f"{show.plural(steps, 'step')} will stay; mmreplay resize enlarges it"
         )
 
 
@@ -170,7 +200,7 @@ def load_policy(name: str) -> Callable[[Any], Any]:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise usage_error(
-            f"--policy: got {name!r}, expected MODULE:NAME, such as mypolicy:act"
+            f"--policy must be MODULE:NAME, such as mypolicy:act, got {name!r}"
         )
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -180,7 +210,7 @@ def load_policy(name: str) -> Callable[[Any], Any]:
     finally:
         sys.path.pop(0)
     if not callable(function):
-        raise usage_error(f"--policy {name!r}: it is not callable")
+        raise usage_error(f"--policy {name!r} is not callable")
     return _guarded(name, function)
 
 
@@ -194,7 +224,7 @@ def _guarded(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except (Exception, SystemExit) as error:
             raise FailedError(
                 f"--policy {name!r}: got {_what(error)}, expected an action for each "
-                "observation; call it with one in Python to see where"
+                "observation. Call it with one in Python to find the cause."
             ) from error
 
     return act

@@ -25,8 +25,8 @@ def repair(
         Path | None,
         typer.Argument(
             parser=parse_path, metavar="TARGET", show_default=False,
-            help="The new buffer's folder; PATH-repaired by default. With --in-place "
-            "the damaged buffer's, then PATH-damaged.",
+            help="The new buffer's folder; PATH-repaired by default. With --in-place, "
+                 "the folder for the damaged buffer; PATH-damaged by default.",
         ),
     ] = None,
     keep_unproven: Annotated[
@@ -37,14 +37,14 @@ def repair(
         Path | None,
         typer.Option(
             "--like", parser=parse_path, metavar="PATH", show_default=False,
-            help="A snapshot or copy whose metadata.json is to be believed.",
+            help="A snapshot or copy of the buffer, whose metadata.json is used.",
         ),
     ] = None,
     in_place: Annotated[
         bool,
         typer.Option(
             "--in-place",
-            help="Put the new buffer in PATH's place, the damaged one in TARGET's.",
+            help="Move the new buffer to PATH, and the damaged one to TARGET.",
         ),
     ] = False,
     json: Json = False,
@@ -78,23 +78,25 @@ def _print(made: RepairReport, in_place: bool) -> None:
         show.print_line(f"note {fact}")
     for rows in made.cuts[:LISTED]:
         span = f"[{show.count(rows.first)}, {show.count(rows.stop)})"
-        show.print_line(f"cut {rows.why}: environment {rows.env_id}, positions {span}")
+        show.print_line(
+            f"dropped {rows.why}: environment {rows.env_id}, positions {span}"
+        )
     if len(made.cuts) > LISTED:
         show.print_line(f"... and {show.count(len(made.cuts) - LISTED)} more")
     show.print_line(
-        f"{made.target}: {show.plural(made.rows, 'row')} kept, "
-        f"{show.count(made.cut_rows)} cut"
+        f"{made.target}: {show.plural(made.rows, 'row')} copied, "
+        f"{show.count(made.cut_rows)} dropped"
     )
     unproven = sum(c.stop - c.first for c in made.cuts if c.why == "unproven")
     if made.rows and unproven:
         show.print_line(
-            f"{show.plural(unproven, 'row')} cut only because a checksum is lost: "
-            "--keep-unproven keeps what it covered"
+            f"{show.plural(unproven, 'row')} dropped only because a checksum is lost: "
+            "--keep-unproven copies them too"
         )
     if in_place:
-        show.print_line(f"{made.path} holds what was there before")
+        show.print_line(f"{made.path} holds the damaged buffer")
     if made.cut_rows and not made.rows:
         way = "restore the buffer from a copy"
         if unproven:
             way += ", or repair it into another folder with --keep-unproven"
-        show.print_line(f"nothing is left: {way}")
+        show.print_line(f"no row is left: {way}")

@@ -28,6 +28,8 @@ from mmreplay.cli.exits import (
 from mmreplay.disk.files import disk
 from mmreplay.kernels import KernelsWarning
 
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
@@ -39,7 +41,7 @@ def run(args: Sequence[str] | None = None) -> int:
         os.close(fd)
         sys.stdin, sys.stderr = sys.stdin or io.StringIO(), sys.stderr or io.StringIO()
     if sys.stdout is None:
-        say("stdout is closed, expected it open to print to; >/dev/null discards it")
+        say("stdout is closed. Redirect it to a file, or to /dev/null.")
         return FAILED
     # After the check: importing the commands may open files.
     from mmreplay.cli.app import build
@@ -49,6 +51,9 @@ def run(args: Sequence[str] | None = None) -> int:
         words = [*words[1:], "--help"]
     elif words == ["version"]:
         words = ["--version"]
+    elif words[:1] == ["--show-completion"] and len(words) == 2:
+        # The option alone means the shell that runs the command, not the one named.
+        return _show_completion(words[1])
     try:
         with _warning_in_a_line():
             code = build()(args=words, standalone_mode=False, prog_name="mmreplay")
@@ -68,8 +73,24 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report(error)
     if code == INTERRUPTED:
-        say("interrupted; what was written before is kept")
+        say("interrupted; rows written before are committed")
     return int(code or WELL)
+
+
+def _show_completion(shell: str) -> int:
+    """Print the completion script of a shell, and return the exit code."""
+    from typer._completion_classes import completion_init
+    from typer._completion_shared import get_completion_script
+
+    if shell not in SHELLS:
+        say(f"--show-completion must be one of {', '.join(SHELLS)}, got {shell!r}")
+        return USAGE
+    completion_init()
+    script = get_completion_script(
+        prog_name="mmreplay", complete_var="_MMREPLAY_COMPLETE", shell=shell
+    )
+    typer.echo(script)
+    return WELL
 
 
 @contextmanager
@@ -105,7 +126,7 @@ def _report(error: Exception) -> int:
         where = context.command_path if context else "mmreplay"
         text = str(getattr(error, "format_message", error.__str__)())
         if text:
-            say(f"{text.rstrip('.')}; see {where} --help")
+            say(f"{text.rstrip('.')}. See {where} --help.")
         return int(getattr(error, "exit_code", USAGE))
     code = code_of(error)
     if code is None:

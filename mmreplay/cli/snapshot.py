@@ -25,7 +25,9 @@ def snapshot(
     ],
     pause: Annotated[
         bool,
-        typer.Option("--pause", help="Let the writer wait rather than give up rows."),
+        typer.Option(
+            "--pause", help="Let the writer wait instead of overwriting rows."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -52,6 +54,6 @@ def snapshot(
     shared = "copied" if made.how == "copy" else "shared"
     show.print_line(
         f"{target}: {show.plural(made.rows, 'row')}, {show.format_size(made.nbytes)} "
-        f"{shared}, {show.plural(made.cut_rows, 'row')} cut that the writer gave up "
-        "meanwhile"
+        f"{shared}, {show.plural(made.cut_rows, 'row')} left out that the writer "
+        "overwrote during the copy"
     )

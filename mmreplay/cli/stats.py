@@ -65,13 +65,13 @@ def _print(
     show.print_table(["", "min", "max", "mean", "std", "whole episodes"], rows)
     unfinished, lacking = int(episodes.running.sum()), int(episodes.headless.sum())
     broken = int(episodes.broken.sum())
-    broken_text = f", {show.count(broken)} broken off" if broken else ""
+    broken_text = f", {show.count(broken)} interrupted" if broken else ""
     show.print_facts(
         name,
         [
             ("steps", show.count(steps)),
             ("episodes", f"{show.count(len(episodes))}, of them "
-                         f"{show.count(unfinished)} running{broken_text} and "
+                         f"{show.count(unfinished)} unfinished{broken_text} and "
                          f"{show.count(lacking)} without their first steps, which the "
                          "table above leaves out"),
         ],

@@ -25,7 +25,9 @@ def verify(
     path: BufferPath,
     deep: Annotated[
         bool,
-        typer.Option("--deep/--fast", help="Read the data for its checksums, or not."),
+        typer.Option(
+            "--deep/--fast", help="Read all data and compare its checksums, or not."
+        ),
     ] = True,
     json: Json = False,
 ) -> None:
@@ -78,8 +80,8 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
     facts = [
         ("findings", f"{show.count(damaged)} of damage, {show.plural(others, 'note')}"),
         ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
-                      f"{show.count(report.skipped_blocks)} given up by a live "
-                      "writer meanwhile" if report.deep else "not looked at"),
+                      f"{show.count(report.skipped_blocks)} overwritten by a writer "
+                      "during the check" if report.deep else "not looked at"),
         ("rows", _rows(report)),
         ("read", f"{show.format_size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
     ]  # fmt: skip
@@ -87,13 +89,13 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
     if not report.ok:
         # Not folded, so that it can be copied whole.
         repair = f"mmreplay repair {shlex.quote(name)} TARGET"
-        way = f"restore it from a copy, or what is proven of it with {repair}"
+        way = f"restore it from a copy, or copy its intact rows with {repair}"
         show.print_line(f"way out    {way}")
 
 
 def _rows(report: VerifyReport) -> str:
     if report.rows is None:
-        return "not counted: a file that says which there are is damaged"
+        return "not counted: the file that says which rows there are is damaged"
     rows = f"{show.count(report.rows)} committed rows alive"
     if report.deep:
         unsummed = show.count(report.unsummed_rows)

@@ -71,15 +71,16 @@ class ArrayReader(Reader):
             want = (rows, *shape)
             if column is None:
                 raise FormatError(
-                    f"{path} lacks the array {name!r}, which its description names; "
-                    "the file was edited"
+                    f"{path} lacks the array {name!r}, which its description names. "
+                    "The file was edited after it was written."
                 )
             stored = storage_dtype(column.dtype)
             if column.shape != want or stored != storage_dtype(dtype):
                 raise FormatError(
-                    f"{path}: array {name!r} is {describe(column.dtype, column.shape)}"
-                    f", expected {describe(dtype, want)} as its description says; the "
-                    "file was edited"
+                    f"{path}: array {name!r} is "
+                    f"{describe(column.dtype, column.shape)}, expected "
+                    f"{describe(dtype, want)} as its description says. The file was "
+                    "edited after it was written."
                 )
             found[name] = column
         refuse_wide(self._description.row_nbytes, path)
@@ -234,7 +235,7 @@ def mismatch(
     """The error of a column whose checksum does not match."""
     return CorruptError(
         f"{path}: {what} at byte {offset} has checksum {got:08x}, expected "
-        f"{expected:08x}; the file was damaged: restore it from a copy"
+        f"{expected:08x}. The file is damaged: restore it from a copy."
     )
 
 
@@ -330,8 +331,8 @@ class ArrayFile:
         """Write the next rows; the block's arrays may change after this call."""
         if len(block) > self.rows_left:
             raise FormatError(
-                f"got {self._done + len(block)} rows, expected the {self._rows} "
-                "described; the source changed meanwhile"
+                f"got {self._done + len(block)} rows, but the source describes "
+                f"{self._rows}. The source changed during the conversion."
             )
         columns = {name: block.column(name) for name in self._plan.spans}
         packing = {
@@ -358,8 +359,8 @@ class ArrayFile:
         """Write the bytes around the columns, and close the file, not yet synced."""
         if self.rows_left:
             raise FormatError(
-                f"got {self._done} rows, expected the {self._rows} described; the "
-                "source was cut"
+                f"got {self._done} rows, but the source describes {self._rows}. The "
+                "source is truncated."
             )
         self._output.finish()
         for offset, data in self._plan.around(self._sums):

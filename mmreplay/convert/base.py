@@ -231,8 +231,8 @@ def refuse_wide(row_nbytes: int, path: Path) -> None:
     """
     if row_nbytes > MAX_ROW_NBYTES:
         raise FormatError(
-            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}; "
-            "a row is read at once: split the field"
+            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}. "
+            "Split the field, since a row is read at once."
         )
 
 
@@ -250,8 +250,8 @@ def refuse_expansion(path: Path, nbytes: int, stored: int, allowed: bool) -> Non
     """
     if nbytes > max(HARMLESS_NBYTES, 1000 * stored) and not allowed:
         raise FormatError(
-            f"{path} says that {stored} bytes hold {nbytes}, expected at most 1,000 "
-            "times as many; pass allow_expansion=True if you trust it"
+            f"{path} says that {stored} bytes hold {nbytes}, more than 1,000 times as "
+            "many. Pass allow_expansion=True if you trust the file."
         )
 
 
@@ -263,8 +263,8 @@ def refuse_empty(steps: int, target: str) -> None:
     """
     if not steps:
         raise SchemaError(
-            f"got no steps to write, expected at least one for {target}, which says "
-            "nothing without; choose others, or a format of mmreplay's own"
+            f"got no steps to write, but {target} needs at least one. Select other "
+            "rows, or use a format of mmreplay."
         )
 
 
@@ -277,8 +277,8 @@ def doubt_sums(notes: Notes, name: str, missing: str) -> None:
         missing: The part of the file that would hold checksums.
     """
     notes.doubt(
-        f"{name} has no {missing} beside its description, so that its values are taken "
-        "as they are"
+        f"{name} has no {missing} next to its description, so its values were not "
+        "checked"
     )
 
 
@@ -286,16 +286,16 @@ def doubt_priorities(notes: Notes, description: Description, target: str) -> Non
     """Doubt a target that cannot hold the source's priorities."""
     if description.priorities:
         notes.doubt(
-            f"priorities {description.priorities!r} were left out: {target} has no "
-            "place for them"
+            f"priorities {description.priorities!r} were left out: {target} cannot "
+            "store them"
         )
 
 
 def description_lost(where: object) -> CorruptError:
     """The error of a file that has mmreplay's checksums, but no description."""
     return CorruptError(
-        f"{where} has checksums of mmreplay's in its metadata, expected {KEY!r} beside "
-        "them; the file was damaged: restore it from a copy"
+        f"{where} has mmreplay's checksums in its metadata, but no {KEY!r}. The file "
+        "is damaged: restore it from a copy."
     )
 
 

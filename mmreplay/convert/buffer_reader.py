@@ -139,7 +139,7 @@ class BufferReader(Reader):
         except StaleError as error:
             raise StaleError(
                 f"environment {env_id}: the writer overwrote rows of [{first}, {stop}) "
-                "before they were read; pause the writer, or export a snapshot"
+                "before they were read. Pause the writer, or export a snapshot."
             ) from error
         return Block(columns, env_ids, positions, flags)
 

@@ -126,8 +126,8 @@ class BufferWriter(Writer):
         kind = file_system(self._staging.path)
         if kind in NETWORK:
             raise SchemaError(
-                f"{self._staging.target} is on a network file system ({kind}), "
-                "expected a local one for a buffer; load to a local disk and copy it"
+                f"{self._staging.target} is on a network file system ({kind}). Load to "
+                "a local disk, then copy the buffer."
             )
 
     def _reserve_holes(self, store: CheckedStore) -> None:
@@ -189,8 +189,8 @@ class BufferWriter(Writer):
             which = int(np.argmax(wrong))
             raise SourceError(
                 f"environment {ids[which]}: got position {positions[which]}, expected "
-                f"{expected[which]}; rows of one environment follow each other, oldest "
-                "first: the source is damaged, or was reordered"
+                f"{expected[which]}. The rows of the source are damaged or out of "
+                "order."
             )
         stops = self._next[here] + counts
         if (stops > description.stop[here]).any():
@@ -198,7 +198,7 @@ class BufferWriter(Writer):
             raise SourceError(
                 f"environment {which}: got rows up to position "
                 f"{int(stops[here == which][0])}, expected them to stop at "
-                f"{int(description.stop[which])}; the source is damaged"
+                f"{int(description.stop[which])}. The source is damaged."
             )
         before = np.concatenate([flags[:1], flags[:-1]])
         before[begins] = self._last_flags[here]
@@ -227,8 +227,8 @@ class BufferWriter(Writer):
             expected = pair_problem(earlier, got, final_follows)
         raise SourceError(
             f"environment {ids[which]}, position {positions[which]}: got flags "
-            f"{names(got)}{after}, expected {expected or 'START at the first row'}; "
-            "the source is damaged, or was edited"
+            f"{names(got)}{after}, expected {expected or 'START at the first row'}. "
+            "The source is damaged or was edited."
         )
 
     def _check_columns(self, block: Block) -> None:
@@ -248,8 +248,8 @@ class BufferWriter(Writer):
             ):
                 got = "nothing" if column is None else f"{column.dtype}{column.shape}"
                 raise SourceError(
-                    f"field {path!r}: got {got}, expected {fields[path].numpy}{want}; "
-                    "the source differs from its description"
+                    f"field {path!r}: got {got}, expected {fields[path].numpy}{want}. "
+                    "The source differs from its description."
                 )
 
     def _check_ends(self, block: Block) -> None:
@@ -274,9 +274,9 @@ class BufferWriter(Writer):
                 which = int(np.argmax(bad))
                 raise SourceError(
                     f"field {path!r}, environment {block.env_ids[which]}, position "
-                    f"{block.positions[which]}: got {bool(column[which])}, expected "
-                    f"{bool(flagged[which])} as the flags say; change '_flags' as "
-                    "well, or drop the description to have ends found anew"
+                    f"{block.positions[which]}: got {bool(column[which])}, but the "
+                    f"flags say {bool(flagged[which])}. Change '_flags' as well, or "
+                    "remove the description so that episode ends are detected again."
                 )
 
     def finish(self) -> None:
@@ -286,7 +286,7 @@ class BufferWriter(Writer):
             which = int(np.argmax(self._next != stop))
             raise SourceError(
                 f"environment {which}: got rows up to position {self._next[which]}, "
-                f"expected them up to {stop[which]}; the source was cut"
+                f"expected them up to {stop[which]}. The source is truncated."
             )
         assert self._new is not None
         assert self._writer is not None
@@ -370,8 +370,9 @@ def open_writer(
     if priorities is not None:
         if not description.priorities:
             raise SchemaError(
-                f"priorities: got {shown(priorities)} for a source that holds none, "
-                "expected None; export them with priorities=, or leave it out"
+                "priorities must be None for a source without priorities, got "
+                f"{shown(priorities)}. Export the source with priorities=, or leave it "
+                "out."
             )
         description = replace(description, priorities=priorities)
     metadata = _metadata(description, capacity, engine, ring_layout, codec)
@@ -409,8 +410,8 @@ def _metadata(
     """
     if engine not in ON_DISK:
         raise SchemaError(
-            f"engine: got {shown(engine)}, expected one of {list(ON_DISK)}, which are "
-            "on a disk; leave it out for 'memmap'"
+            f"engine must be one of {list(ON_DISK)}, got {shown(engine)}. Leave it out "
+            "for 'memmap'."
         )
     return describe(
         description.schema,

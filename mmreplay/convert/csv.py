@@ -129,8 +129,8 @@ def open_reader(
     """
     if not isinstance(dtypes, Mapping | None):
         raise SchemaError(
-            f"dtypes: got {dtypes!r}, expected a dtype by field, such as "
-            """{"obs": "float32"}; leave it out to have them found"""
+            f"dtypes must map fields to dtypes, got {dtypes!r}. Pass, for example, "
+            'dtypes={"reward": "float32"}.'
         )
     other = registry.find_layout("csv", layout, path)
     if other is not None:
@@ -146,8 +146,8 @@ def open_reader(
         return open_plain(path, dtypes or {}, allow_expansion)
     if dtypes:
         raise SchemaError(
-            f"dtypes: got {dtypes!r} for {path}, which has a sidecar that says them, "
-            "expected none; leave it out, or pass sidecar=False"
+            f"dtypes must be None for {path}, whose sidecar has the dtypes, got "
+            f"{dtypes!r}. Leave it out, or pass sidecar=False."
         )
     return CsvReader(path, found, allow_expansion)
 
@@ -206,14 +206,13 @@ def _check(target: Path | None, level: int | None) -> None:
         return
     if type(level) is not int or level not in range(10):
         raise SchemaError(
-            f"compression_level: got {level!r}, expected 0 to 9; leave it out for "
-            f"{LEVEL}"
+            f"compression_level must be in [0, 9], got {level!r}. Leave it out for "
+            f"{LEVEL}."
         )
     if target is not None and not target.name.lower().endswith(GZ):
         raise SchemaError(
-            f"compression_level: got {level!r} for {target}, which is not gzipped, "
-            f"expected it for a name that ends in {GZ} only; call the file so, or "
-            "leave it out"
+            f"compression_level must be None for {target}, which is not gzipped, got "
+            f"{level!r}. Leave it out, or use a name that ends in {GZ}."
         )
 
 
@@ -244,8 +243,8 @@ class CsvReader(Reader):
             want = expected[number] if number < len(expected) else "nothing"
             if got != want:
                 raise FormatError(
-                    f"{file.path}, line 1, column {number + 1}: got {got!r}, expected "
-                    f"{want!r} as the sidecar says; read it without by sidecar=False"
+                    f"{file.path}, line 1, column {number + 1}: got {got!r}, but the "
+                    f"sidecar says {want!r}. Pass sidecar=False to ignore the sidecar."
                 )
         return text
 
@@ -287,8 +286,8 @@ class CsvReader(Reader):
                 )
         if done != self._description.rows:
             raise CorruptError(
-                f"{self._path} has {done} rows, expected the {self._description.rows} "
-                "that its sidecar names; the two are not of one run"
+                f"{self._path} has {done} rows, but its sidecar says "
+                f"{self._description.rows}. The two files are not of the same export."
             )
 
     def close(self) -> None:
@@ -329,14 +328,15 @@ class CsvWriter(Writer):
         self._done += len(block)
         if self._done > self._description.rows:
             raise FormatError(
-                f"got {self._done} rows, expected the {self._description.rows} "
-                "described; the source changed meanwhile"
+                f"got {self._done} rows, but the source describes "
+                f"{self._description.rows}. The source changed during the conversion."
             )
         columns = {name: block.column(name) for name in self._cells.kinds}
         self._lost += sum(lost_nans(column) for column in columns.values())
         if self._lost:
             self.notes.doubts[:] = [
-                f"{self._lost} NaNs lose their sign or payload: text has one NaN only"
+                f"{self._lost} NaNs lose their sign or payload, because text has only "
+                "one NaN"
             ]
         rows = max(1, CHUNK_NBYTES // self._description.row_nbytes)
         chunks = (
@@ -367,8 +367,8 @@ class CsvWriter(Writer):
         """See `Writer.finish`."""
         if self._done != self._description.rows:
             raise FormatError(
-                f"got {self._done} rows, expected the {self._description.rows} "
-                "described; the source was cut"
+                f"got {self._done} rows, but the source describes "
+                f"{self._description.rows}. The source is truncated."
             )
         if self._deflate is not None:
             self._append(memoryview(self._deflate.flush()))
@@ -422,10 +422,12 @@ def open_plain(
     guessed = survey.dtypes(notes)
     if not guessed:
         parted = len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0])
-        way_out = "separate them by commas" if parted else "name the format by --from"
+        way_out = (
+            "Separate columns by commas" if parted else "Name the format by --from"
+        )
         raise FormatError(
-            f"{path} has no column of numbers among {survey.names[:20]}, expected at "
-            f"least one and a row; {way_out}"
+            f"{path} has no row or no column of numbers among {survey.names[:20]}. "
+            f"{way_out}."
         )
     if all(_is_number(name) for name in survey.names):
         notes.doubt(
@@ -438,8 +440,8 @@ def open_plain(
     unknown = sorted(set(dtypes) - set(kinds))
     if unknown:
         raise SchemaError(
-            f"dtypes: got {unknown[0]!r}, expected fields of {path}: "
-            f"{', '.join(list(kinds)[:20])}; check the spelling"
+            f"dtypes must name fields of {path} ({', '.join(list(kinds)[:20])}), got "
+            f"{unknown[0]!r}. Check the spelling."
         )
     cells = Cells(kinds)
     guesses = [name for name in kinds if name not in dtypes]
@@ -478,8 +480,8 @@ def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:
     chosen = dtypes.get(name, guessed)
     if chosen not in FITTING:
         raise SchemaError(
-            f"dtypes: got {chosen} for {name!r}, expected one of {', '.join(FITTING)}; "
-            "choose a wider one"
+            f"dtypes must be one of {', '.join(FITTING)}, got {chosen} for {name!r}. "
+            "Choose a wider dtype."
         )
     return chosen
 
@@ -495,8 +497,8 @@ def _table_rows(
     if text.quotes % 2:
         # Arrow reads everything after such a quote as one cell.
         raise FormatError(
-            f"{file.path}: got {text.quotes} quotes, of which one is never closed, "
-            "expected pairs of them; correct it there"
+            f"{file.path} has {text.quotes} quotes, so that one is never closed. "
+            "Correct the file."
         )
 
 
@@ -584,7 +586,7 @@ class _TableSurvey:
         found = explain(text, self._file, self.rows, checks)
         if found is None:
             found = f"{self._file.path}, column {name!r}: got words among numbers"
-        return FormatError(f"{found}; correct it there")
+        return FormatError(f"{found}. Correct the file.")
 
     def dtypes(self, notes: Notes) -> dict[str, str]:
         """Dtype name by column, for columns that can be fields."""
@@ -688,14 +690,14 @@ class Cells:
         for name in self.names:
             if "\n" in name or "\r" in name:
                 raise SchemaError(
-                    f"column {name!r}: got a name of several lines, expected a header "
-                    "of one; leave the field out with fields=, or choose another format"
+                    f"column {name!r}: the name has line breaks, which a header cannot "
+                    "hold. Leave the field out with fields=, or choose another format."
                 )
         if len(set(self.names)) != len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise SchemaError(
-                f"column {twice!r}: two fields need it, expected one column a value; "
-                "leave one of them out with fields=, or rename it"
+                f"column {twice!r} is the name of two columns. Leave one of the fields "
+                "out with fields=, or rename it."
             )
 
     def types(self) -> dict[str, Any]:
@@ -762,17 +764,16 @@ def cells_of(kinds: Kinds, force: bool) -> Cells:
     for field, (dtype, shape) in kinds.items():
         if dtype == "bfloat16":
             raise SchemaError(
-                f"field {field!r}: got bfloat16, expected a dtype that has a text of "
-                "its own in csv; leave it out with fields=, or choose parquet or npz"
+                f"field {field!r}: csv cannot store bfloat16. Leave it out with "
+                "fields=, or choose parquet or npz."
             )
         columns += int(np.prod(shape, dtype=object))
     max_columns = MAX_FORCED_COLUMNS if force else MAX_COLUMNS
     if columns > max_columns:
-        way_out = "" if force else ", or insist by force=True (--option force=true)"
+        way_out = "" if force else ", or pass force=True (--option force=true)"
         raise SchemaError(
-            f"csv: got rows of {columns} values, expected at most {max_columns} "
-            "columns; leave images out with fields=, choose parquet or npz"
-            f"{way_out}"
+            f"csv: rows must have at most {max_columns} columns, got {columns}. Leave "
+            f"images out with fields=, choose parquet or npz{way_out}."
         )
     return Cells(kinds)
 
@@ -866,15 +867,15 @@ def _parse(value: strict_json.Json, path: Path) -> Sidecar:
         nbytes, crc, expected = None, 0, 0
     if type(nbytes) is not int:
         raise FormatError(
-            f"{path} does not say which csv file it is of, expected its size and "
-            "checksums; move it away to read the file without its description"
+            f"{path} does not say to which csv file it belongs. Move it away to read "
+            "the file without its description."
         )
     found = Sidecar(Description.from_bytes(described, str(path)), nbytes, crc)
     got = crc32c(memoryview(found.description.to_bytes()))
     if got != expected:
         raise CorruptError(
-            f"{path} describes with checksum {got:08x}, expected {expected:08x}; it "
-            "was edited or damaged: restore it, or pass sidecar=False"
+            f"{path} has a description with checksum {got:08x}, expected "
+            f"{expected:08x}. Restore the sidecar, or pass sidecar=False to ignore it."
         )
     return found
 
@@ -891,9 +892,9 @@ def checksum(file: File) -> int:
 def differs(file: File, got: str, expected: str) -> CorruptError:
     """The error of a csv file that differs from its sidecar."""
     return CorruptError(
-        f"{file.path} has {got}, expected {expected} as "
-        f"{sidecar_path(file.path).name} says; it was changed, cut or damaged since: "
-        "restore it, or read it without its description by sidecar=False"
+        f"{file.path} has {got}, but {sidecar_path(file.path).name} says {expected}. "
+        "The file was changed: restore it, or pass sidecar=False to read it without "
+        "its description."
     )
 
 
@@ -909,9 +910,8 @@ def refuse_foreign(target: Path, overwrite: bool) -> None:
     """
     if not overwrite and os.path.lexists(sidecar_path(target)) and not _ours(target):
         raise FormatError(
-            f"{sidecar_path(target)} is no sidecar that mmreplay wrote, expected one, "
-            f"or nothing, beside {target.name}; move it away, or pass overwrite=True "
-            "(--overwrite) to replace it"
+            f"{sidecar_path(target)} exists and is not a sidecar of mmreplay. Move it "
+            "away, or pass overwrite=True (--overwrite) to replace it."
         )
 
 

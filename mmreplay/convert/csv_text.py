@@ -116,8 +116,8 @@ class Text:
 
     def _damaged(self, got: str) -> CorruptError:
         return CorruptError(
-            f"{self._file.path}: got {got} at byte {self._at}, expected more of a "
-            "gzipped file; it was cut or damaged: restore it from a copy"
+            f"{self._file.path}: got {got} at byte {self._at}, expected more gzipped "
+            "data. The file is truncated or damaged: restore it from a copy."
         )
 
     def lines(self, size: int) -> Iterator[bytes]:
@@ -200,7 +200,7 @@ def read_header(text: Text, file: File) -> CsvHeader:
 def _no_header(file: File, got: str) -> FormatError:
     return FormatError(
         f"{file.path}, line 1: got {got}, expected a header of column names separated "
-        "by commas; name the format with format= (--from), or put one there"
+        "by commas. Add a header, or name the format with format= (--from)."
     )
 
 
@@ -289,7 +289,7 @@ def parse_rows(
                     f"{file.path}, after {done} rows: got {reason}, expected more rows"
                 )
             raise CorruptError(
-                f"{found}; the file was edited or damaged: correct it there"
+                f"{found}. The file was edited or damaged: correct it."
             ) from error
         if batches is None:
             return

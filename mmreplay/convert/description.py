@@ -77,21 +77,21 @@ class Description:
         reserved = [path for path in self.schema.paths if path in RESERVED_NAMES]
         if reserved:
             raise SchemaError(
-                f"field {reserved[0]!r}: got a name that converted files use for "
-                f"themselves, expected none of {', '.join(RESERVED_NAMES)}; leave it "
-                "out with fields=, or rename it"
+                f"field {reserved[0]!r}: converted files use this name themselves, as "
+                f"all of {', '.join(RESERVED_NAMES)}. Leave the field out with "
+                "fields=, or rename it."
             )
         if self.priorities:
             check_name(self.priorities)
         if len(self.first) != len(self.stop) or not len(self.first):
             raise SchemaError(
-                f"description: got {len(self.first)} first and {len(self.stop)} stop "
-                "positions, expected one of each for every environment"
+                "description: first and stop must have one position for each "
+                f"environment, got {len(self.first)} and {len(self.stop)}."
             )
         if (self.first < 0).any() or (self.stop < self.first).any():
             raise SchemaError(
-                "description: got an environment whose first position is negative or "
-                "above its stop, expected 0 <= first <= stop"
+                "description: first and stop must be 0 <= first <= stop in every "
+                "environment."
             )
 
     @property
@@ -162,7 +162,7 @@ class Description:
         if len(data) > MAX_NBYTES:
             raise FormatError(
                 f"the description takes {len(data)} bytes, expected at most "
-                f"{MAX_NBYTES}; store smaller statistics with the buffer"
+                f"{MAX_NBYTES}. Store smaller statistics with the buffer."
             )
         return data
 
@@ -180,14 +180,14 @@ class Description:
         """
         if len(data) > MAX_NBYTES:
             raise FormatError(
-                f"{name} has {len(data)} bytes, expected at most {MAX_NBYTES}; it is "
-                "no description that mmreplay wrote"
+                f"{name} has {len(data)} bytes, expected at most {MAX_NBYTES}. It is "
+                "not a description of mmreplay."
             )
         value = strict_json.parse(data, name)
         _check_version(value, name)
         missing = _KEYS - value.keys()
         if missing:
-            raise FormatError(f"{name} lacks {sorted(missing)}; it is damaged")
+            raise FormatError(f"{name} lacks {sorted(missing)}. The file is damaged.")
         try:
             return _from_json(value, name)
         except SchemaError as error:
@@ -215,8 +215,8 @@ def select_fields(schema: Schema, paths: tuple[str, ...]) -> Schema:
 def _check_version(value: Json, name: str) -> None:
     if value.get("format") != MAGIC:
         raise FormatError(
-            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}; mmreplay "
-            "did not write it"
+            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}. It is "
+            "not a description of mmreplay."
         )
     version = value.get("version")
     if (
@@ -224,11 +224,11 @@ def _check_version(value: Json, name: str) -> None:
         or len(version) != 2
         or not all(type(number) is int for number in version)
     ):
-        raise FormatError(f"{name} says version {version!r}, expected [major, minor]")
+        raise FormatError(f"{name} says version {version!r}, expected [major, minor].")
     if version[0] != MAJOR:
         raise VersionError(
-            f"{name} has version {version[0]}.{version[1]}, this mmreplay reads "
-            f"{MAJOR}.x; install a newer mmreplay"
+            f"{name} has version {version[0]}.{version[1]}, but this mmreplay reads "
+            f"{MAJOR}.x. Install a newer mmreplay."
         )
 
 
@@ -236,16 +236,16 @@ def _from_json(value: Json, name: str) -> Description:
     num_envs = _number(value["num_envs"], "num_envs", name, 1, MAX_NUM_ENVS)
     uuid = value["uuid"]
     if not isinstance(uuid, str) or not re.fullmatch("([0-9a-f]{32})?", uuid):
-        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits or none")
+        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits or none.")
     priorities = value.get("priorities", "")
     if not isinstance(priorities, str):
         raise FormatError(
-            f"{name} says priorities {str(priorities)[:60]!r}, expected a name"
+            f"{name} says priorities {str(priorities)[:60]!r}, expected a name."
         )
     for key in ("roles", "statistics", "user"):
         if not isinstance(value[key], dict):
             raise FormatError(
-                f"{name} says {key} {str(value[key])[:60]!r}, expected an object"
+                f"{name} says {key} {str(value[key])[:60]!r}, expected an object."
             )
     layout = value["layout"]
     return Description(
@@ -266,7 +266,7 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
     if not isinstance(value, list) or len(value) != num_envs:
         got = len(value) if isinstance(value, list) else type(value).__name__
         raise FormatError(
-            f"{name} says {key} of {got}, expected a list of {num_envs} positions"
+            f"{name} says {key} of {got}, expected a list of {num_envs} positions."
         )
     numbers = [_number(each, key, name, 0, MAX_POSITION - 1) for each in value]
     return np.array(numbers, np.int64)
@@ -275,8 +275,8 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
 def _number(number: object, key: str, name: str, low: int, high: int) -> int:
     if type(number) is not int or not low <= number <= high:
         raise FormatError(
-            f"{name} says {key} {str(number)[:60]}, expected an integer in "
-            f"[{low}, {high}]"
+            f"{name} says {key} {str(number)[:60]}, expected an integer in [{low}, "
+            f"{high}]."
         )
     return number
 

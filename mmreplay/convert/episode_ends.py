@@ -101,13 +101,14 @@ class NamedEnds:
         if not self.path:
             return
         notes.note(
-            f"no role tells terminations: they were taken from field {self.path!r}, "
-            "any value but 0 being an end"
+            "the schema has no role for terminations: nonzero values of field "
+            f"{self.path!r} were taken as ends"
         )
         if self.path in UNSURE and not both:
             notes.doubt(
-                f"field {self.path!r} may mix time limits with terminations: all were "
-                "taken as terminations, but for those that the flags call truncations"
+                f"field {self.path!r} may mix time limits with terminations: all ends "
+                "were taken as terminations, except those that the flags call "
+                "truncations"
             )
 
     def marked(self, block: Block) -> Block:
@@ -299,8 +300,8 @@ def check_env_ids(env_ids: Ids, num_envs: int) -> None:
     """
     if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= num_envs):
         raise SourceError(
-            f"environment {int(env_ids.max())}: got a row of it, expected "
-            f"environments in [0, {num_envs}); the source is damaged"
+            f"environment {int(env_ids.max())}: environments must be in [0, "
+            f"{num_envs}). The source is damaged."
         )
 
 

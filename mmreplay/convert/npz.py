@@ -151,25 +151,24 @@ def planned(
 def _check(compression: str | None, level: int | None, layout: str | None) -> None:
     if layout is not None and compression is not None:
         raise SchemaError(
-            f"compression: got {compression!r} with layout={layout!r}, expected None "
-            "with it; leave one of them out"
+            f"compression must be None with layout={layout!r}, got {compression!r}. "
+            "Leave one of them out."
         )
     if compression not in (None, "deflate"):
         raise SchemaError(
-            f"compression: got {compression!r}, expected 'deflate', the one that npz "
-            "has, or None; leave it out"
+            f"compression must be 'deflate' or None, got {compression!r}. Leave it out."
         )
     if level is None:
         return
     if type(level) is not int or not 1 <= level <= 9:
         raise SchemaError(
-            f"compression_level: got {level!r}, expected an integer in [1, 9]; leave "
-            f"it out for {LEVEL}"
+            f"compression_level must be an integer in [1, 9], got {level!r}. Leave it "
+            f"out for {LEVEL}."
         )
     if compression is None:
         raise SchemaError(
-            f"compression_level: got {level!r} without compression, expected it with "
-            "compression='deflate' only; name that one as well, or leave it out"
+            f"compression_level must be None without compression, got {level!r}. Pass "
+            "compression='deflate' as well, or leave it out."
         )
 
 
@@ -197,7 +196,7 @@ def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
     try:
         dtype = canonical_name(header.dtype)
     except SchemaError:
-        problem = f"array {entry.name!r} of {header.dtype} can be no field"
+        problem = f"array {entry.name!r} of {header.dtype} cannot be a field"
         left_out(notes, name, f"{problem}, and was left out")
         return None
     if header.columns_first and len(header.shape) > 1:
@@ -218,8 +217,9 @@ def _description(file: File, entry: Entry) -> Description:
     header = _header(file, entry)
     if header.dtype != np.uint8 or header.data_nbytes > MAX_NBYTES:
         raise FormatError(
-            f"{file.path}: member {entry.name!r} holds {header.dtype}"
-            f"{list(header.shape)}, expected at most {MAX_NBYTES} bytes of JSON"
+            f"{file.path}: member {entry.name!r} holds "
+            f"{header.dtype}{list(header.shape)}, expected at most {MAX_NBYTES} bytes "
+            "of JSON."
         )
     stream = _open(file, entry, header.nbytes)
     data = bytearray(header.data_nbytes)
@@ -231,15 +231,15 @@ def _description(file: File, entry: Entry) -> Description:
 def _header(file: File, entry: Entry) -> NpyHeader:
     what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
     if entry.nbytes < 12:
-        raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array")
+        raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array.")
     stream = _stream(file, entry)
     head = bytearray(12)
     stream.read_into(memoryview(head))
     total = prefix_nbytes(bytes(head), what)
     if total > entry.nbytes or total < 12:
         raise CorruptError(
-            f"{what} has {entry.nbytes} bytes, expected a header of {total} first; the "
-            "file was cut or damaged"
+            f"{what} has {entry.nbytes} bytes, expected a header of {total} first. The "
+            "file is truncated or damaged."
         )
     rest = bytearray(total - 12)
     stream.read_into(memoryview(rest))
@@ -247,8 +247,8 @@ def _header(file: File, entry: Entry) -> NpyHeader:
     if header.nbytes + header.data_nbytes != entry.nbytes:
         raise CorruptError(
             f"{what} has {entry.nbytes - header.nbytes} bytes of data, expected "
-            f"{header.data_nbytes} for {header.dtype}{list(header.shape)}; the file "
-            "was cut or damaged"
+            f"{header.data_nbytes} for {header.dtype}{list(header.shape)}. The file is "
+            "truncated or damaged."
         )
     return header
 
@@ -360,8 +360,8 @@ class PackedWriter(Writer):
         assert self._file is not None
         if self._done != self._description.rows:
             raise FormatError(
-                f"got {self._done} rows, expected the {self._description.rows} "
-                "described; the source changed meanwhile"
+                f"got {self._done} rows, but the source describes "
+                f"{self._description.rows}. The source changed during the conversion."
             )
         final = ZipLayout()
         for packer in self._packers.values():
@@ -496,7 +496,8 @@ def prefix_nbytes(data: bytes, what: str) -> int:
     """
     if len(data) < 12 or data[:6] != MAGIC or data[6] not in (1, 2, 3):
         raise FormatError(
-            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to 3"
+            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to "
+            "3."
         )
     short = data[6] == 1
     (size,) = struct.unpack_from("<H" if short else "<I", data, 8)
@@ -527,13 +528,13 @@ def parse(data: bytes, what: str) -> NpyHeader:
         )
     except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
         raise FormatError(
-            f"{what} has an npy header that is no description of an array: "
+            f"{what} has an npy header that does not describe an array: "
             f"{data[start : start + 60]!r}"
         ) from None
     if type(order) is not bool or not _is_shape(shape):
         raise FormatError(
             f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
-            "expected a tuple of sizes, and True or False"
+            "expected a tuple of sizes, and True or False."
         )
     return NpyHeader(_dtype(descr, what), shape, order, len(data))
 
@@ -554,7 +555,7 @@ def _dtype(descr: object, what: str) -> np.dtype[np.generic]:
         dtype = None
     if dtype is None or dtype.hasobject or dtype.itemsize == 0:
         raise FormatError(
-            f"{what} holds {str(descr)[:60]!r}, expected numbers; objects, records and "
-            "pickles are refused: save plain arrays"
+            f"{what} holds {str(descr)[:60]!r}, expected numbers. Save plain arrays: "
+            "objects, records and pickles are not read."
         )
     return dtype

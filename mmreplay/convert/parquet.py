@@ -172,8 +172,8 @@ def planned(
     """Refuse options that are not legal; see `registry.planned`."""
     if vectors not in get_args(Vectors):
         raise SchemaError(
-            f"vectors: got {vectors!r}, expected one of {', '.join(get_args(Vectors))};"
-            " leave it out for auto"
+            f"vectors must be one of {', '.join(get_args(Vectors))}, got {vectors!r}. "
+            "Leave it out for auto."
         )
     Compression(compression, compression_level)
     for name, value in (
@@ -181,8 +181,8 @@ def planned(
     ):  # fmt: skip
         if value is not None and (type(value) is not int or value < 1):
             raise SchemaError(
-                f"{name}: got {value!r}, expected a number of bytes, at least 1; leave "
-                "it out for the default"
+                f"{name} must be a number of bytes, at least 1, got {value!r}. Leave "
+                "it out for the default."
             )
     description.to_bytes()
 
@@ -207,8 +207,9 @@ class ParquetReader(Reader):
                 rows, stored = rows + file.rows, stored + file.nbytes
         if rows != description.rows:
             raise CorruptError(
-                f"{path} holds {rows} rows, expected the {description.rows} that its "
-                "description names; a part is missing, or was put there: restore it"
+                f"{path} holds {rows} rows, but its description says "
+                f"{description.rows}. Restore the file that is missing, or remove the "
+                "one that was added."
             )
         refuse_wide(description.row_nbytes, path)
         refuse_expansion(path, rows * description.row_nbytes, stored, allowed)
@@ -226,14 +227,14 @@ class ParquetReader(Reader):
         own = Description.from_bytes(raw, f"{file.path}: {KEY!r} in its metadata")
         if own.to_bytes() != self._description.to_bytes():
             raise FormatError(
-                f"{file.path} is described differently than {self._paths[0]}, expected "
-                "parts of one dataset; load them one by one"
+                f"{file.path} has another description than {self._paths[0]}. Load "
+                "files of different datasets one by one."
             )
         begin = file.metadata.get(FIRST_ROW.encode(), b"0")
         if begin != str(first).encode():
             raise FormatError(
-                f"{file.path} begins with row {begin[:20]!r}, expected {first}; a part "
-                "is missing or was renamed: load the folder that holds all of them"
+                f"{file.path} begins with row {begin[:20]!r}, expected {first}. A file "
+                "is missing or was renamed: load the folder that holds all of them."
             )
         for name, (dtype, shape) in self._description.columns.items():
             number = file.schema.get_field_index(name)
@@ -241,8 +242,8 @@ class ParquetReader(Reader):
             if kind is None or not fits(kind, dtype, shape):
                 raise FormatError(
                     f"{file.path}: column {name!r} is {kind or 'missing'}, expected "
-                    f"one of {dtype}{list(shape)} as the description says; the file "
-                    "was edited"
+                    f"{dtype}{list(shape)} as the description says. The file was "
+                    "edited after it was written."
                 )
             file.refuse_long(name)
 
@@ -273,7 +274,7 @@ class ParquetReader(Reader):
                         if has_nulls(array):
                             raise CorruptError(
                                 f"{file.path}: column {name!r} lacks values, expected "
-                                "one a row; the file was edited or damaged"
+                                "one in each row. The file was edited or damaged."
                             )
                         dtype, shape = self._description.columns[name]
                         found[name] = decode(array, dtype, shape)
@@ -298,8 +299,8 @@ def _compare(file: ParquetFile, sums: dict[str, int]) -> None:
         if expected.get(name) != f"{crc:08x}":
             raise CorruptError(
                 f"{file.path}: {name!r} has checksum {crc:08x}, expected "
-                f"{str(expected.get(name))[:8]}; the file was damaged: restore it from "
-                "a copy"
+                f"{str(expected.get(name))[:8]}. The file is damaged: restore it from "
+                "a copy."
             )
 
 
@@ -347,10 +348,7 @@ def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
     names = []
     for name in file.schema.names:
         if file.schema.names.count(name) > 1:
-            raise FormatError(
-                f"{file.path} has column {name!r} twice, expected names that differ; "
-                "rename one"
-            )
+            raise FormatError(f"{file.path} has two columns {name!r}. Rename one.")
         file.refuse_long(name)
         names.append(name)
     numeric = [n for n in names if holds_numbers(file.schema.field(n).type)]
@@ -364,7 +362,7 @@ def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
         elif name in numeric and not is_variable(kind):
             found = kind_of(no_rows(kind))
         if found is None:
-            note = f"column {name!r} of {kind} can be no field, and was left out"
+            note = f"column {name!r} of {kind} cannot be a field, and was left out"
             left_out(notes, name, note)
         else:
             kinds[name] = found
@@ -374,8 +372,8 @@ def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
 def _check_alike(file: ParquetFile, schema: Any, first: Path) -> None:
     if not file.schema.equals(schema):
         raise FormatError(
-            f"{file.path} has other columns than {first}, expected files of one "
-            "table; load them one by one"
+            f"{file.path} has other columns than {first}. Load files of different "
+            "tables one by one."
         )
 
 
@@ -396,14 +394,15 @@ def _columns(
         where = f"{file.path}: column {name!r}"
         if has_nulls(filled):
             raise SourceError(
-                f"{where} lacks a value in rows [{done}, {done + len(filled)}), "
-                "expected one a row; fill them in, or leave the column out"
+                f"{where} lacks a value in rows [{done}, {done + len(filled)}). Fill "
+                "missing values, or leave the column out."
             )
         row = lengths_differ(filled, shape)
         if row is not None:
             raise SourceError(
                 f"{where} has a list of another length in row {done + row}, expected "
-                f"{list(shape)} as in the first; pad them, or leave the column out"
+                f"{list(shape)} as in the first row. Pad the lists, or leave the "
+                "column out."
             )
         found[name] = decode(filled, dtype, shape)
     return found
@@ -415,8 +414,8 @@ def _data_files(path: Path) -> list[Path]:
     found = [file for file in path.iterdir() if _is_data_file(file)]
     if not found or len(found) > MAX_FILES:
         raise FormatError(
-            f"{path} holds {len(found)} parquet files, expected 1 to {MAX_FILES}; name "
-            "the folder that they are in"
+            f"{path} holds {len(found)} parquet files, expected 1 to {MAX_FILES}. Name "
+            "the folder that holds them."
         )
     return sorted(found, key=lambda file: _natural(file.name))
 
@@ -485,9 +484,8 @@ class ParquetFile:
         if VALUE_NBYTES * num_values > parquet_checks.MAX_PAGES_NBYTES:
             raise FormatError(
                 f"{self.path}: column {name!r} has {num_values} values in one row "
-                "group, expected lists of at most "
-                f"{parquet_checks.MAX_PAGES_NBYTES} bytes; write it with smaller row "
-                "groups"
+                f"group, expected lists of at most {parquet_checks.MAX_PAGES_NBYTES} "
+                "bytes. Write it with smaller row groups."
             )
 
     def batches(self, rows: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -509,8 +507,8 @@ class ParquetFile:
             yield found
         if done != self.rows:
             raise CorruptError(
-                f"{self.path} gives {done} rows, expected the {self.rows} that its "
-                "footer says; it was damaged"
+                f"{self.path} has {done} rows, but its footer says {self.rows}. The "
+                "file is damaged."
             )
 
     def close(self) -> None:
@@ -528,8 +526,8 @@ def parquet_errors(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         text = " ".join(str(error).split())[:200]
         raise CorruptError(
-            f"{path} is not what its headers say ({text}), expected a parquet file; it "
-            "was damaged: restore it from a copy"
+            f"{path} does not match its headers ({text}). The file is damaged: restore "
+            "it from a copy."
         ) from error
 
 
@@ -570,8 +568,8 @@ class ParquetWriter(Writer):
                 free = f"_{free}"
             if free != name:
                 self.notes.note(
-                    f"the derived column {name!r} is called {free!r}, as a field has "
-                    "its name"
+                    f"the derived column {name!r} is stored as {free!r}, because a "
+                    "field has its name"
                 )
             found[name] = free
         return found
@@ -587,8 +585,8 @@ class ParquetWriter(Writer):
         """See `Writer.write`."""
         if self._done + self._batched + len(block) > self._description.rows:
             raise FormatError(
-                f"got more than the {self._description.rows} rows described, expected "
-                "no more; the source changed meanwhile"
+                f"got more than the {self._description.rows} rows that the source "
+                "describes. The source changed during the conversion."
             )
         episodes, steps = self._steps.number(block)
         derived = {self._derived[EPISODE]: episodes, self._derived[STEP]: steps}
@@ -660,8 +658,8 @@ class ParquetWriter(Writer):
             self._end()
         if self._done != self._description.rows:
             raise FormatError(
-                f"got {self._done} rows, expected the {self._description.rows} "
-                "described; the source was cut"
+                f"got {self._done} rows, but the source describes "
+                f"{self._description.rows}. The source is truncated."
             )
         self.nbytes = self._staging.publish()
 
@@ -810,8 +808,8 @@ class Compression:
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
             raise SchemaError(
-                f"compression: got {self.codec!r}, expected one of {', '.join(CODECS)};"
-                " leave it out for zstd"
+                f"compression must be one of {', '.join(CODECS)}, got {self.codec!r}. "
+                "Leave it out for zstd."
             )
         if self.level is None:
             return
@@ -823,9 +821,9 @@ class Compression:
             low, high = 1, 0
         if type(self.level) is not int or not low <= self.level <= high:
             raise SchemaError(
-                f"compression_level: got {self.level!r} for {self.codec!r}, expected "
-                f"{f'{low} to {high}' if low <= high else 'none'}; leave it out "
-                "for the codec's default"
+                "compression_level must be "
+                f"{f'{low} to {high}' if low <= high else 'none'}, got {self.level!r} "
+                f"for {self.codec!r}. Leave it out for the codec's default."
             )
 
 
@@ -845,9 +843,8 @@ def column_of(name: str, dtype: str, shape: tuple[int, ...], vectors: str) -> An
     if not count:
         # Arrow divides by the length of a list.
         raise SchemaError(
-            f"field {name!r}: got the shape {list(shape)}, expected at least one value "
-            "a row, as parquet keeps no empty ones; leave it out with fields=, or "
-            "export to npz"
+            f"field {name!r} of shape {list(shape)} has no values, and parquet cannot "
+            "store empty arrays. Leave it out with fields=, or export to npz."
         )
     item = TYPES["uint16" if dtype == "bfloat16" else dtype]
     metadata = {"dtype": dtype, "shape": json.dumps(list(shape))}

@@ -80,13 +80,13 @@ def check(file: File) -> Footer:
     if not all(map(_is_count, (rows, *counts))) or sum(counts) != rows:
         raise CorruptError(
             f"{file.path}: the footer at byte {end} says {rows} rows, expected as many "
-            f"as its {len(groups)} row groups hold; the file was damaged"
+            f"as its {len(groups)} row groups hold. The file is damaged."
         )
     num_chunks = sum(len(group.get(COLUMNS, [])) for group in groups)
     if num_chunks > MAX_CHUNKS:
         raise FormatError(
             f"{file.path} has {num_chunks} column chunks, expected at most "
-            f"{MAX_CHUNKS}; write it with larger row groups"
+            f"{MAX_CHUNKS}. Write it with larger row groups."
         )
     values: dict[str, int] = {}
     packed = 0
@@ -100,7 +100,7 @@ def check(file: File) -> Footer:
                 or NAMES not in chunk
                 or not all(map(_is_count, numbers))
             ):
-                got = "a column without a place in this file"
+                got = "a column that is outside this file"
                 raise _malformed(file, f"the footer at byte {end}", got)
             path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
             values[path] = max(values.get(path, 0), chunk[NUM_VALUES])
@@ -108,8 +108,8 @@ def check(file: File) -> Footer:
     # Before any page is read: columns over each other would be read over and over.
     if packed > end:
         raise CorruptError(
-            f"{file.path}: columns take more than the {end} bytes before the footer, "
-            "expected them beside each other; the file was damaged"
+            f"{file.path}: columns take more than the {end} bytes before the footer. "
+            "The file is damaged."
         )
     for group in groups:
         chunks = [column[META] for column in group.get(COLUMNS, [])]
@@ -117,7 +117,7 @@ def check(file: File) -> Footer:
         if unpacked > MAX_PAGES_NBYTES:
             raise FormatError(
                 f"{file.path}: a page of every column takes {unpacked} bytes unpacked, "
-                f"expected at most {MAX_PAGES_NBYTES}; write it with smaller pages"
+                f"expected at most {MAX_PAGES_NBYTES}. Write it with smaller pages."
             )
     return Footer(footer[NUM_ROWS], values)
 
@@ -127,24 +127,24 @@ def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
     if file.nbytes < 12 or file.pread(4, 0) != MAGIC:
         raise FormatError(
             f"{file.path} has {file.nbytes} bytes and does not begin with {MAGIC!r}, "
-            "expected a parquet file; name its format with format= (--from)"
+            "expected a parquet file. Name its format with format= (--from)."
         )
     size, magic = struct.unpack("<I4s", file.pread(8, file.nbytes - 8))
     if magic != MAGIC:
         raise CorruptError(
             f"{file.path} ends with {magic!r} at byte {file.nbytes - 4}, expected "
-            f"{MAGIC!r}; it was cut, or is encrypted"
+            f"{MAGIC!r}. The file is truncated or encrypted."
         )
     end = file.nbytes - 8 - size
     if end < 4:
         raise CorruptError(
             f"{file.path} says a footer of {size} bytes at byte {file.nbytes - 8}, "
-            f"expected at most {file.nbytes - 12}; the file was damaged"
+            f"expected at most {file.nbytes - 12}. The file is damaged."
         )
     if size > MAX_FOOTER_NBYTES:
         raise FormatError(
             f"{file.path} says a footer of {size} bytes, expected at most "
-            f"{MAX_FOOTER_NBYTES}; write it with larger row groups"
+            f"{MAX_FOOTER_NBYTES}. Write it with larger row groups."
         )
     try:
         return end, Thrift(file.pread(size, end), MAX_STRUCTS).struct(FOOTER)
@@ -165,7 +165,7 @@ def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
     if at < 4 or stop > end:
         raise CorruptError(
             f"{file.path}: a column lies at bytes [{at}, {stop}), expected it between "
-            f"byte 4 and the footer at {end}; the file was damaged"
+            f"byte 4 and the footer at {end}. The file is damaged."
         )
     width = WIDTHS.get(chunk[TYPE], 0)
     data = dictionary = 0
@@ -209,8 +209,8 @@ def _is_count(value: object) -> bool:
 
 def _malformed(file: File, where: str, got: object) -> CorruptError:
     return CorruptError(
-        f"{file.path}: {where} holds {got}, expected what parquet writes; the file was "
-        "damaged: restore it from a copy"
+        f"{file.path}: {where} holds {got}. The file is damaged: restore it from a "
+        "copy."
     )
 
 

@@ -173,7 +173,7 @@ def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader
     if dtype != "uint8" or nbytes > MAX_NBYTES:
         raise FormatError(
             f"{file.path}: tensor {KEY!r} is {dtype}{list(shape)}, expected at most "
-            f"{MAX_NBYTES} bytes of JSON"
+            f"{MAX_NBYTES} bytes of JSON."
         )
     data = bytearray(nbytes)
     stream = described.open()
@@ -196,8 +196,8 @@ def _entries(file: File) -> dict[int, Entry]:
         inside, segments = name.startswith(f"{root}/"), name.split("/")
         if not inside or ".." in segments or entry.method != zip_file.STORED:
             raise FormatError(
-                f"{file.path}: member {name!r} at byte {entry.offset} is packed or out "
-                f"of place, expected it stored under {root!r}, as torch.save writes it"
+                f"{file.path}: member {name!r} at byte {entry.offset} is compressed or "
+                f"outside {root!r}, unlike the members that torch.save writes."
             )
         if not name.startswith(f"{root}/data/"):
             if entry.nbytes > MAX_HEADER_NBYTES:
@@ -210,12 +210,11 @@ def _entries(file: File) -> dict[int, Entry]:
     if f"{root}/data.pkl" not in entries:
         raise FormatError(
             f"{file.path} is a zip without {root}/data.pkl, expected a file of "
-            "torch.save; name its format with format= (--from)"
+            "torch.save. Name its format with format= (--from)."
         )
     if order is not None and file.pread(order.nbytes, order.offset) != b"little":
         raise FormatError(
-            f"{file.path} says another byte order than little, expected little; load "
-            "and save it on this machine"
+            f"{file.path} is not little-endian. Load and save it on this machine."
         )
     return {entry.offset: entry for entry in entries.values()}
 
@@ -240,12 +239,12 @@ def _tensors(
         why = _why(error)
         raise FormatError(
             f"{file.path}: torch refuses its member data.pkl with weights_only=True "
-            f"({why}), expected a dict of tensors; save one of those only"
+            f"({why}). Save a dict that holds only tensors."
         ) from error
     if not isinstance(found, dict):
         raise FormatError(
-            f"{file.path} holds a {type(found).__name__}, expected a dict of tensors; "
-            "save one by name"
+            f"{file.path} holds a {type(found).__name__}, expected a dict of tensors. "
+            "Save a dict of named tensors."
         )
     maps = _maps()
     tensors = {}
@@ -266,7 +265,7 @@ def _tensors(
 def _flat(value: dict[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         raise FormatError(
-            f"tensors nest deeper than {MAX_DEPTH} at {prefix!r}, expected a flat dict"
+            f"tensors nest deeper than {MAX_DEPTH} at {prefix!r}. Save a flat dict."
         )
     for key, each in value.items():
         path = f"{prefix}{key}"
@@ -284,15 +283,14 @@ def _locate(
     shape = tuple(tensor.shape)
     if tensor.layout != _strided() or not tensor.is_contiguous():
         raise FormatError(
-            f"{what} is sparse or strided, expected a contiguous one; save "
-            "tensor.contiguous()"
+            f"{what} is sparse or not contiguous. Save tensor.contiguous()."
         )
     storage = tensor.untyped_storage()
     first = int(tensor.storage_offset()) * tensor.element_size()
     if first + tensor.numel() * tensor.element_size() > storage.nbytes():
         raise CorruptError(
-            f"{what} of shape {list(shape)} goes beyond its storage of "
-            f"{storage.nbytes()} bytes; the file is damaged"
+            f"{what} of shape {list(shape)} is larger than its storage of "
+            f"{storage.nbytes()} bytes. The file is damaged."
         )
     if not tensor.numel():
         return dtype, shape, 0, 0, 0
@@ -301,7 +299,7 @@ def _locate(
         if start <= address < stop:
             begin = address - start + offset
             return dtype, shape, begin + first, begin, storage.nbytes()
-    raise FormatError(f"{what} was not mapped by torch, expected it in the file")
+    raise FormatError(f"{what} was not mapped by torch, expected its data in the file.")
 
 
 def _strided() -> torch.layout:
@@ -338,7 +336,7 @@ def _column(file: File, entries: dict[int, Entry], tensor: StoredTensor) -> Arra
     if entry is None or entry.nbytes != storage_nbytes:
         raise CorruptError(
             f"{file.path}: torch finds {storage_nbytes} bytes at byte {begin}, "
-            "expected a member of that size; the file is damaged"
+            "expected a member of that size. The file is damaged."
         )
     nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
     expected: int | None = entry.crc

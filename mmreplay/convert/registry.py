@@ -266,7 +266,7 @@ def _failed() -> dict[str, str]:
 
 def _or_failed() -> str:
     """The end of an error about a path of no known format."""
-    return "".join(f"; {each}" for each in _failed().values())
+    return "".join(f" {each}" for each in _failed().values())
 
 
 def named(name: str, able: str = "name") -> Format:
@@ -287,8 +287,8 @@ def named(name: str, able: str = "name") -> Format:
     if name not in known:
         fit = sorted(each.name for each in known.values() if getattr(each, able))
         raise SchemaError(
-            f"format: got {shown(name)}, expected one of {', '.join(fit)}; "
-            "install what adds it, or choose another"
+            f"format must be one of {', '.join(fit)}, got {shown(name)}. Install the "
+            "package that adds it, or choose another."
         )
     return known[name]
 
@@ -312,8 +312,7 @@ def source_format(path: Path, name: str | None = None) -> Format:
         return formats()[BUFFER]
     if not path.exists():
         raise FormatError(
-            f"{path} does not exist, expected a buffer's folder or a file to convert; "
-            "check the path"
+            f"{path} does not exist. Check the path of the buffer or file to convert."
         )
     asked = _asked(path)
     if asked is not None:
@@ -325,14 +324,13 @@ def source_format(path: Path, name: str | None = None) -> Format:
     fitting = [each.name for each in _by_suffix(path) if each.reads]
     if fitting:
         raise FormatError(
-            f"{path}: got a {kind} of no known format, expected by its name one of "
-            f"{', '.join(fitting)}; it may be empty, damaged or laid out otherwise: "
-            "name the format with format= (--from) to see what is missing"
-            f"{_or_failed()}"
+            f"{path} is a {kind} of no known format. Its name fits "
+            f"{', '.join(fitting)}: pass format= (--from) with one of them to see what "
+            f"is missing.{_or_failed()}"
         )
     raise FormatError(
-        f"{path}: got a {kind} of no known format, expected a buffer or one of "
-        f"{_endings('reads')}; name it with format= (--from){_or_failed()}"
+        f"{path} is a {kind} of no known format, expected a buffer or one of "
+        f"{_endings('reads')}. Name the format with format= (--from).{_or_failed()}"
     )
 
 
@@ -350,9 +348,9 @@ def target_format(path: Path, name: str | None = None) -> Format:
             return each
     if fitting or path.suffix:
         raise FormatError(
-            f"{path}: got a target of a format that mmreplay does not write, expected "
-            f"one of {_endings('writes')} or a folder's name; name it with format= "
-            f"(--to){_or_failed()}"
+            f"{path}: mmreplay writes no format of this name, only "
+            f"{_endings('writes')} or a folder. Name the format with format= "
+            f"(--to).{_or_failed()}"
         )
     return formats()[BUFFER]
 
@@ -362,8 +360,8 @@ def _able(file_format: Format, attribute: str, verb: str) -> Format:
         return file_format
     able = [each.name for each in formats().values() if getattr(each, attribute)]
     raise SchemaError(
-        f"format: got {file_format.name!r}, which mmreplay does not {verb}, expected "
-        f"one of {', '.join(sorted(able))}; choose one of them"
+        f"format must be one of {', '.join(sorted(able))}, got {file_format.name!r}, "
+        f"which mmreplay does not {verb}."
     )
 
 
@@ -408,8 +406,8 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
     """
     if path.name.startswith(STAGED):
         raise FormatError(
-            f"{path} is the rest of a conversion that was stopped, expected a complete "
-            "source; run that conversion again, or rename it to read it"
+            f"{path} is the unfinished target of a conversion that was stopped. Run "
+            "that conversion again, or rename the path to read it."
         )
     function = _function(found, "open_reader")
     _check_options(found, function, options)
@@ -465,9 +463,9 @@ def _refuse_wide(file_format: Format, description: Description) -> None:
     """Refuse rows too large to be read again; a buffer's may have any size."""
     if file_format.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
         raise SchemaError(
-            f"rows of {description.row_nbytes} bytes, got {file_format.name} as a "
-            f"target, expected at most {MAX_ROW_NBYTES}, of which files are read; "
-            "leave a field out with fields=, or split it"
+            f"rows of {description.row_nbytes} bytes are too large for "
+            f"{file_format.name}, whose rows have at most {MAX_ROW_NBYTES}. Leave a "
+            "field out with fields=, or split it."
         )
 
 
@@ -491,7 +489,7 @@ def find_layout(
     if layout is not None:
         names = " or ".join(repr(each.name) for each in known)
         raise SchemaError(
-            f"layout: got {layout!r}, expected {names}, or None for mmreplay's own"
+            f"layout must be {names}, or None for mmreplay's own, got {layout!r}."
         )
     if path is None:
         return None
@@ -518,8 +516,8 @@ def refuse_layout_options(format_name: str, **options: object) -> None:
             layouts = [each.name for each in LAYOUTS if format_name in each.formats]
             wanted = " or ".join(f"layout={layout!r}" for layout in layouts)
             raise SchemaError(
-                f"{name}: got {value!r} without a layout, expected it with {wanted} "
-                "only; name that one as well, or leave it out"
+                f"{name} needs {wanted}, got {value!r} without a layout. Pass the "
+                f"layout as well, or leave {name} out."
             )
 
 
@@ -541,17 +539,17 @@ def _check_options(
     unknown = sorted(set(options) - set(legal))
     if unknown:
         raise SchemaError(
-            f"option {unknown[0]!r}: got one that {function.__name__} of format "
-            f"{file_format.name!r} does not take, expected "
-            f"{', '.join(legal) or 'none'}; {who_takes(unknown[0])}"
+            f"option {unknown[0]!r} is unknown to {function.__name__} of format "
+            f"{file_format.name!r}, which takes {', '.join(legal) or 'none'}. "
+            f"{who_takes(unknown[0])}."
         )
     for name, each in inspect.signature(function).parameters.items():
         if isinstance(each.default, bool) and not isinstance(
             options.get(name, False), (bool, np.bool_)
         ):
             raise SchemaError(
-                f"option {name!r}: got {options[name]!r}, expected true or false; "
-                f"leave it out for {str(each.default).lower()}"
+                f"option {name!r} must be true or false, got {options[name]!r}. Leave "
+                f"it out for {str(each.default).lower()}."
             )
 
 
@@ -567,6 +565,6 @@ def who_takes(option: str) -> str:
         )
     ]
     if not takers:
-        return "leave it out"
+        return "Leave it out"
     verb = "takes" if len(takers) == 1 else "take"
-    return f"leave it out, or use {' or '.join(takers)}, which {verb} it"
+    return f"Leave it out, or use {' or '.join(takers)}, which {verb} it"

@@ -170,8 +170,8 @@ def recognizes(path: Path) -> bool:
 def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> None:
     if layout is not None and part_bytes is not None:
         raise SchemaError(
-            f"part_bytes: got {part_bytes!r} with layout={layout!r}, expected None "
-            "with it, which is one pair of files; leave one of them out"
+            f"part_bytes must be None with layout={layout!r}, which is one pair of "
+            f"files, got {part_bytes!r}. Leave one of them out."
         )
     if layout is None:
         registry.refuse_layout_options("safetensors", prefix=prefix)
@@ -181,9 +181,8 @@ def _plan(description: Description) -> SafetensorsPlan:
     for name in (METADATA, SUMS):
         if name in description.columns:
             raise SchemaError(
-                f"field {name!r}: got a name that files of safetensors keep for "
-                "themselves, expected another; leave it out with fields=, or choose "
-                "another format"
+                f"field {name!r}: safetensors files use this name themselves. Leave "
+                "the field out with fields=, or choose another format."
             )
     texts = {KEY: description.to_bytes().decode()}
     return SafetensorsPlan(description.columns, description.rows, texts)
@@ -217,7 +216,7 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
     if not isinstance(metadata, dict) or len(header) > MAX_TENSORS:
         raise FormatError(
             f"{file.path} has {len(header)} tensors, expected at most {MAX_TENSORS}, "
-            "and metadata that is an object"
+            "and metadata that is an object."
         )
     spans = {name: _tensor(file, name, value) for name, value in header.items()}
     _check_tiled(file, start, spans)
@@ -234,19 +233,19 @@ def _header(file: File) -> tuple[int, dict[str, Any]]:
     """The offset of the data, and the header as JSON."""
     if file.nbytes < 8:
         raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected the 8 of a header's length "
-            "at byte 0; it was cut"
+            f"{file.path} has {file.nbytes} bytes, expected 8 for the length of its "
+            "header. The file is truncated."
         )
     (size,) = struct.unpack("<Q", file.pread(8, 0))
     if size > MAX_HEADER_NBYTES:
         raise FormatError(
             f"{file.path} says a header of {size} bytes at byte 0, expected at most "
-            f"{MAX_HEADER_NBYTES}; it is no safetensors file"
+            f"{MAX_HEADER_NBYTES}. It is not a safetensors file."
         )
     if 8 + size > file.nbytes:
         raise CorruptError(
             f"{file.path} has {file.nbytes} bytes, expected a header of {size} from "
-            "byte 8 on; it was cut"
+            "byte 8 on. The file is truncated."
         )
     name = f"{file.path}: the header at byte 8"
     return 8 + size, strict_json.parse(file.pread(size, 8), name)
@@ -265,16 +264,16 @@ def _tensor(file: File, name: str, value: object) -> Tensor:
     if dtype is None:
         raise FormatError(
             f"{file.path}: tensor {name!r} has dtype {str(code)[:40]!r}, expected one "
-            f"of {', '.join(DTYPES)}; cast it first"
+            f"of {', '.join(DTYPES)}. Cast it first."
         )
     if not _numbers(shape, 64, MAX_AXIS) or not _numbers(offsets, 2, 1 << 62):
         raise FormatError(
             f"{file.path}: tensor {name!r} has shape {str(shape)[:60]} at "
-            f"{str(offsets)[:60]}, expected lists of sizes and of two offsets"
+            f"{str(offsets)[:60]}, expected lists of sizes and of two offsets."
         )
     if len(offsets) != 2:
         raise FormatError(
-            f"{file.path}: tensor {name!r} has {len(offsets)} offsets, expected two"
+            f"{file.path}: tensor {name!r} has {len(offsets)} offsets, expected two."
         )
     nbytes = storage_dtype(dtype).itemsize
     for axis in shape:
@@ -282,7 +281,7 @@ def _tensor(file: File, name: str, value: object) -> Tensor:
     if offsets[0] + nbytes != offsets[1]:
         raise CorruptError(
             f"{file.path}: tensor {name!r} of {dtype}{shape} takes {nbytes} bytes, "
-            f"expected {offsets[1] - offsets[0]} as its offsets {offsets} say"
+            f"expected {offsets[1] - offsets[0]} as its offsets {offsets} say."
         )
     return dtype, tuple(shape), offsets[0], offsets[1]
 
@@ -302,13 +301,14 @@ def _check_tiled(file: File, start: int, spans: dict[str, Tensor]) -> None:
         if first != end:
             raise CorruptError(
                 f"{file.path}: tensor {name!r} begins at byte {start + first}, "
-                f"expected {start + end}, where the one before it ends"
+                f"expected {start + end}, where the one before it ends."
             )
         end = stop
     if start + end != file.nbytes:
         raise CorruptError(
             f"{file.path} has {file.nbytes} bytes, expected {start + end} as its "
-            "header says; it was cut or appended to: restore it from a copy"
+            "header says. The file was truncated or appended to: restore it from a "
+            "copy."
         )
 
 
@@ -318,8 +318,8 @@ def _check_texts(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> 
         if key in sums and _text_sum(str(value)) != sums[key]:
             raise CorruptError(
                 f"{file.path}: {key!r} in its metadata has checksum "
-                f"{_text_sum(str(value)):08x}, expected {sums[key]:08x}; the file was "
-                "damaged: restore it from a copy"
+                f"{_text_sum(str(value)):08x}, expected {sums[key]:08x}. The file is "
+                "damaged: restore it from a copy."
             )
 
 
@@ -389,8 +389,7 @@ def check_summed(
     if missing:
         raise CorruptError(
             f"{file.path}: {SUMS!r} in its metadata has no checksum of "
-            f"{min(missing)!r}, expected one of each tensor; the file was damaged: "
-            "restore it from a copy"
+            f"{min(missing)!r}. The file is damaged: restore it from a copy."
         )
 
 
@@ -445,7 +444,7 @@ class SafetensorsPlan:
         if len(data) > MAX_HEADER_NBYTES:
             raise FormatError(
                 f"the header takes {len(data)} bytes, expected at most "
-                f"{MAX_HEADER_NBYTES}; store smaller statistics with the buffer"
+                f"{MAX_HEADER_NBYTES}. Store smaller statistics with the buffer."
             )
         return struct.pack("<Q", len(data)) + data
 
@@ -476,8 +475,8 @@ class ShardsReader(Reader):
         metadata = self._value.get("metadata")
         if not isinstance(metadata, dict) or not {KEY, ROWS} <= metadata.keys():
             raise FormatError(
-                f"{self._index} has no metadata of {KEY!r} and {ROWS!r}, expected the "
-                "index of a buffer's parts; load files of others one by one"
+                f"{self._index} has no metadata of {KEY!r} and {ROWS!r}, so it is not "
+                "the index of a buffer. Load files of other tools one by one."
             )
         return metadata
 
@@ -498,7 +497,7 @@ class ShardsReader(Reader):
         if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_SHARDS:
             raise FormatError(
                 f"{self._index}: {ROWS!r} is {str(rows)[:60]}, expected the rows of 1 "
-                f"to {MAX_SHARDS} parts"
+                f"to {MAX_SHARDS} files."
             )
         spans, end = [], 0
         for number, (name, span) in enumerate(rows.items(), 1):
@@ -506,22 +505,22 @@ class ShardsReader(Reader):
             # Before anything is opened: the name could be a path elsewhere.
             if name != expected:
                 raise FormatError(
-                    f"{self._index} names the part {name[:80]!r}, expected "
-                    f"{expected!r} beside it; it was edited"
+                    f"{self._index} names the file {name[:80]!r}, expected "
+                    f"{expected!r}. The index was edited after it was written."
                 )
             pair = span if isinstance(span, list) and len(span) == 2 else [-1, -1]
             stop = pair[1]
             if type(stop) is not int or pair[0] != end or stop < end:
                 raise FormatError(
                     f"{self._index} says rows {str(span)[:60]} of {name}, expected "
-                    f"[{end}, ...] as they follow each other; it was edited"
+                    f"[{end}, ...]. The index was edited after it was written."
                 )
             spans.append((end, stop))
             end = stop
         if end != self._description.rows:
             raise FormatError(
-                f"{self._index} says {end} rows in its parts, expected "
-                f"{self._description.rows} as its description says; it was edited"
+                f"{self._index} says {end} rows in its files, but its description says "
+                f"{self._description.rows}. The index was edited after it was written."
             )
         return spans
 
@@ -540,8 +539,8 @@ class ShardsReader(Reader):
             name = min(n for n in names if found.get(n) != expected.get(n))
             raise FormatError(
                 f"{self._index}: weight_map gives tensor {name[:80]!r} the file "
-                f"{str(found.get(name))[:80]!r}, expected {expected.get(name)!r}; it "
-                "was edited"
+                f"{str(found.get(name))[:80]!r}, expected {expected.get(name)!r}. The "
+                "index was edited after it was written."
             )
 
     def _open(self, number: int) -> ArrayReader:
@@ -555,8 +554,8 @@ class ShardsReader(Reader):
             expected = _shard_text(number, count, first, stop, self._bytes)
             if shard != expected:
                 raise FormatError(
-                    f"{file.path} says that it is part {shard[:120]}, expected "
-                    f"{expected} as {self._index} says; it is of another export"
+                    f"{file.path} says that it is part {shard[:120]}, but "
+                    f"{self._index} says {expected}. The file is of another export."
                 )
             names = (f"{name}.{number:05d}" for name in self._description.columns)
             summed = (SHARD, *names)
@@ -660,7 +659,7 @@ class ShardsWriter(Writer):
         if len(data) > MAX_INDEX_NBYTES:
             raise FormatError(
                 f"the index takes {len(data)} bytes, expected at most "
-                f"{MAX_INDEX_NBYTES}; give a larger part_bytes"
+                f"{MAX_INDEX_NBYTES}. Pass a larger part_bytes."
             )
         files.replace_bytes(self._staging.path / INDEX, data)
         self.nbytes = self._staging.publish()
@@ -687,8 +686,8 @@ def rows_per_shard(description: Description, part_bytes: float) -> int:
     rows = max(1, int(part_bytes // description.row_nbytes)) if sized else 1
     if not sized or description.rows > rows * MAX_SHARDS:
         raise SchemaError(
-            f"part_bytes: got {part_bytes!r}, expected bytes of a file, such as 5e9, "
-            f"that make at most {MAX_SHARDS} parts; give a larger number"
+            "part_bytes must be a number of bytes, such as 5e9, that makes at most "
+            f"{MAX_SHARDS} files, got {part_bytes!r}. Pass a larger number."
         )
     return rows
 
@@ -708,8 +707,7 @@ def refuse_shard(file: File, metadata: dict[str, Any]) -> None:
     """
     if SHARD in metadata:
         raise FormatError(
-            f"{file.path} is one part of several, expected their folder or {INDEX}; "
-            "name that"
+            f"{file.path} is one of several files. Name their folder or {INDEX}."
         )
 
 
@@ -809,8 +807,8 @@ class TensorFile:
                 raise FormatError(
                     f"{self._file.path}: tensor {name!r}: got "
                     f"{_tensor_text(got.get(name))}, expected "
-                    f"{_tensor_text(wanted.get(name))}; give the metadata that was "
-                    "saved with the file"
+                    f"{_tensor_text(wanted.get(name))}. Pass the metadata that was "
+                    "saved with the file."
                 )
 
     def __enter__(self) -> Self:

@@ -84,16 +84,16 @@ def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
     names = list(fields) if several else []
     if not names:
         raise SchemaError(
-            f"fields: got {shown(fields)}, expected a list of at least one path; "
-            "leave it out for all"
+            f"fields must be a list of at least one path, got {shown(fields)}. Leave "
+            "it out for all fields."
         )
     selected: set[str] = set()
     for name in names:
         found = under(paths, name) if isinstance(name, str) else ()
         if not found:
             raise SchemaError(
-                f"fields: got {shown(name)}, expected fields or subtrees of "
-                f"{', '.join(paths[:20])}; check the spelling"
+                f"fields must be fields or subtrees of {', '.join(paths[:20])}, got "
+                f"{shown(name)}. Check the spelling."
             )
         selected.update(found)
     return tuple(path for path in paths if path in selected)
@@ -113,8 +113,8 @@ def env_mask(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:
     integers = ids.dtype.kind in "iu" and ids.ndim <= 1 and ids.size > 0
     if not integers or ids.min() < 0 or ids.max() >= num_envs:
         raise SchemaError(
-            f"env_ids: got {shown(env_ids)}, expected integers in [0, {num_envs}), at "
-            "least one; environments are counted from 0"
+            f"env_ids must be one or more integers in [0, {num_envs}), got "
+            f"{shown(env_ids)}. Leave it out for all environments."
         )
     mask = np.zeros(num_envs, bool)
     mask[ids] = True
@@ -137,15 +137,14 @@ def bounds_of(name: str, selected: slice, total: int) -> tuple[int, int]:
         end is None or type(end) is int for end in (selected.start, selected.stop)
     ):
         raise SchemaError(
-            f"{name}: got {shown(selected)}, expected a slice of step 1, such as "
-            "slice(0, 100) (0:100); rows of a buffer have no gaps"
+            f"{name} must be a slice of step 1, such as slice(0, 100) (0:100), got "
+            f"{shown(selected)}. Rows of a buffer have no gaps."
         )
     first, stop, _ = selected.indices(total)
     if first >= stop and total:
         start, end = ("" if n is None else n for n in (selected.start, selected.stop))
         raise SchemaError(
-            f"{name}: got {start}:{end} of {total}, expected at least one of them; "
-            "choose others"
+            f"{name} selects none of {total}, got {start}:{end}. Select at least one."
         )
     return first, max(first, stop)
 

@@ -81,16 +81,17 @@ class Staging:
         nbytes = len(os.fsencode(self.target.name))
         if nbytes > limit:
             raise FormatError(
-                f"{self.target}: got a name of {nbytes} bytes, expected at most "
-                f"{limit}, as {STAGED}whole-<name> is made of it; choose a shorter one"
+                f"{self.target}: the name must have at most {limit} bytes, got "
+                f"{nbytes}, as {STAGED}whole-<name> is made of it. Choose a shorter "
+                "name."
             )
 
     def _make_parents(self) -> None:
         for parent in reversed(self.target.parents):
             if os.path.lexists(parent) and not parent.is_dir():
                 raise FormatError(
-                    f"{parent} is no folder, got {self.target} to make in it, expected "
-                    "a folder or nothing there; choose another path"
+                    f"{parent} is not a folder, so {self.target} cannot be made in it. "
+                    "Choose another path."
                 )
             if not os.path.lexists(parent):
                 files.make_folder(parent, exist_ok=True)
@@ -109,20 +110,19 @@ class Staging:
             return
         if not self._overwrite:
             raise FormatError(
-                f"{target} exists already, expected a new path; choose another, or "
-                "pass overwrite=True (--overwrite) to replace it"
+                f"{target} already exists. Choose another path, or pass overwrite=True "
+                "(--overwrite) to replace it."
             )
         is_folder = target.is_dir() and not target.is_symlink()
         if self._folder and not is_folder:
             raise FormatError(
-                f"{target} is a file or a link, expected a folder or nothing to "
-                "overwrite with a folder; remove it yourself, or choose another path"
+                f"{target} is a file or a link, which a folder does not replace. "
+                "Remove it yourself, or choose another path."
             )
         if is_folder and not self._known() and any(target.iterdir()):
             raise FormatError(
-                f"{target} is a folder that holds no buffer, or more beside it, "
-                "expected a file, a buffer or nothing to overwrite; remove it, or "
-                "choose another path"
+                f"{target} is a folder that holds no buffer or other files too, which "
+                "is not replaced. Remove it yourself, or choose another path."
             )
         refuse_open(target, True)
 
@@ -146,8 +146,8 @@ class Staging:
         ours = not self.path.is_dir() or (self.path / UNFINISHED).exists()
         if not ours and any(self.path.iterdir()):
             raise FormatError(
-                f"{self.path} is not a folder that mmreplay left, expected none of "
-                "that name; move it away, or choose another target"
+                f"{self.path} exists and is not a temporary folder of mmreplay. Move "
+                "it away, or choose another target."
             )
         files.remove_tree(self.path)
 
@@ -168,15 +168,14 @@ class Staging:
         except BlockingIOError as error:
             self._unlock()
             raise LockedError(
-                f"{path} is being written by another run, expected none for "
-                f"{self.target}; wait for it, or choose another target"
+                f"{path} is being written by another run for {self.target}. Wait for "
+                "that run, or choose another target."
             ) from error
         except OSError as error:
             self._unlock()
             raise FailedError(
-                f"cannot lock {path}: {error.strerror}, expected a regular file "
-                "or folder on a file system with flock; remove it, or choose another "
-                "target",
+                f"cannot lock {path}: {error.strerror}. Use a regular file or folder "
+                "on a file system with flock, or choose another target.",
                 errno_=error.errno,
             ) from error
 
@@ -204,8 +203,8 @@ class Staging:
         status = os.stat(self.path, follow_symlinks=False)
         if (status.st_dev, status.st_ino) != self._identity:
             raise FailedError(
-                f"{self.path} was replaced while it was written, expected no other "
-                "process to change it; run again"
+                f"{self.path} was replaced by another process while it was written. "
+                "Run again."
             )
         self._refuse_target()
         nbytes = _sync(self.path)
@@ -248,8 +247,8 @@ def refuse_open(target: Path, overwrite: bool) -> None:
     """
     if overwrite and target.is_dir() and not target.is_symlink() and locked(target):
         raise LockedError(
-            f"{target} is open for writing, expected a closed buffer to "
-            "overwrite; close it first, or choose another path"
+            f"{target} is open for writing, so it cannot be replaced. Close it first, "
+            "or choose another path."
         )
 
 

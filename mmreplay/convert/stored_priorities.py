@@ -71,7 +71,7 @@ class StoredPriorities:
         if found is None:
             notes.note(
                 f"the priorities in {path} were not closed before a copy or a power "
-                "cut, and are not trusted: rows go without"
+                "cut, so they are not used: rows have no priorities"
             )
             return np.zeros(num_envs, np.int64)
         return found.seen
@@ -92,13 +92,13 @@ def _missing(folder: Path | None, name: str) -> SchemaError:
     if path is None or not path.is_dir():
         where = "a buffer in RAM" if folder is None else f"{folder}, which stores none"
         return SchemaError(
-            f"priorities: got {name!r} of {where}, expected the name of a sampler that "
-            "drew from a buffer on disk; leave it out"
+            "priorities must name a sampler that drew from a buffer on disk, got "
+            f"{name!r} of {where}. Leave it out."
         )
     known = stored_priorities(folder)
     return SchemaError(
-        f"priorities: got {name!r}, expected one of {known} in {path}; name the "
-        "sampler that drew, or leave it out"
+        f"priorities must be one of {known} in {path}, got {name!r}. Name the sampler "
+        "that drew, or leave it out."
     )
 
 
@@ -117,9 +117,8 @@ class PriorityWriter:
         self._seen = np.zeros(metadata.ring.num_envs, np.int64)
         if self._column.where != "disk":
             raise FailedError(
-                f"cannot store priorities in {folder}: they would stay in "
-                f"{self._column.where}, expected a local disk that can be written; "
-                "load without them"
+                f"cannot store priorities in {folder}, because {self._column.where} is "
+                "not a writable local disk. Load without priorities."
             )
 
     def write(self, env_ids: Ids, positions: Ids, values: NDArray[np.generic]) -> None:

@@ -55,14 +55,14 @@ def transfer(
                 called("progress", progress, rows, description.rows)
         if rows != description.rows:
             raise SourceError(
-                f"the source ended after {rows} rows, expected the "
-                f"{description.rows} that it describes; it was cut"
+                f"the source ended after {rows} rows, but it describes "
+                f"{description.rows}. The source is truncated."
             )
         refuse_doubts(reader, strict)
         if strict and writer.notes.doubts:
             raise SourceError(
-                f"{writer.notes.doubts[0]}, expected a target that holds everything "
-                "(strict); choose another format, or convert without strict"
+                f"{writer.notes.doubts[0]}, and strict allows no loss. Choose another "
+                "format, or convert without strict."
             )
         writer.finish()
     return Report(
@@ -83,8 +83,8 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
     """
     if strict and reader.report.doubts:
         raise SourceError(
-            f"{reader.report.doubts[0]}, expected a source that leaves nothing to be "
-            "guessed (strict); tell what it is by options, or load without strict"
+            f"{reader.report.doubts[0]}, and strict allows no guess. Pass options that "
+            "describe the source, or load without strict."
         )
 
 
@@ -125,20 +125,19 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
         )
     if ADDRESS.match(typed) and not (remote and url_of(typed)):
         raise FormatError(
-            f"{what}: got the address {typed!r}, expected a path on this machine; "
-            "convert here, and copy the file by a tool of that place"
+            f"{what} must be a path on this machine, got the address {typed!r}. "
+            "Convert here, then copy the file there."
         )
     found = absolute(path)
     if not remote and not found.name:
         raise FormatError(
-            f"{what}: got {typed!r}, the root of all folders, expected the path of a "
-            "file or folder to make; give it a name"
+            f"{what} must be the path of a file or folder to make, got {typed!r}, the "
+            "root of all folders. Add a name."
         )
     if not remote and found.name.startswith(STAGED):
         raise FormatError(
-            f"{what}: got {typed!r}, a name that begins with {STAGED!r}, expected "
-            "another: targets have such names while they are written, and the next run "
-            "removes them"
+            f"{what} must not begin with {STAGED!r}, got {typed!r}. Such names are for "
+            "unfinished targets, and the next run removes them."
         )
     return found
 
@@ -196,9 +195,9 @@ def split_options(
         if not sides or only not in ("", "from", "to"):
             known = sorted(set().union(*legal.values()))
             raise SchemaError(
-                f"option {option!r}: got one that neither {source.name!r} as a source "
-                f"nor {target.name!r} as a target takes, expected "
-                f"{', '.join(known) or 'none'}; {registry.who_takes(name)}"
+                f"option {option!r} is unknown to {source.name!r} as a source and "
+                f"{target.name!r} as a target, which take "
+                f"{', '.join(known) or 'none'}. {registry.who_takes(name)}."
             )
     return split["open_reader"], split["open_writer"]
 
@@ -214,8 +213,8 @@ def name_shared_options(
     except ReplayError as error:
         for name in both:
             error.add_note(
-                f"option {name!r} was given to both sides; from.{name} or to.{name} "
-                "gives it to one"
+                f"option {name!r} was passed to both sides. Use from.{name} or "
+                f"to.{name}."
             )
         raise
 

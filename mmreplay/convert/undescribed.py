@@ -157,10 +157,9 @@ def _common_rows(columns: Mapping[str, ArrayColumn], notes: Notes, file: File) -
     if not lengths:
         reasons = "; ".join([*notes.doubts, *notes.notes])[:300]
         raise SourceError(
-            f"{file.path} holds no array of one row a step"
-            f"{reasons and f' ({reasons})'}, "
-            "expected at least one; name another file, or its format with format= "
-            "(--from)"
+            f"{file.path} holds no array with one row per "
+            f"step{reasons and f' ({reasons})'}. Name another file, or its format with "
+            "format= (--from)."
         )
     rows, votes = lengths.most_common(1)[0]
     for name, column in columns.items():
@@ -170,7 +169,7 @@ def _common_rows(columns: Mapping[str, ArrayColumn], notes: Notes, file: File) -
                 f"array {name!r} of shape {shape} was left out: most have {rows} rows"
             )
     if votes < sum(lengths.values()):
-        notes.doubt(f"arrays differ in length; {rows} rows were taken to be the steps")
+        notes.doubt(f"arrays differ in length; {rows} rows were taken as the steps")
     return rows
 
 
@@ -264,9 +263,9 @@ def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
         notes.doubts[:] = [
             doubt
             for doubt in notes.doubts
-            if not doubt.startswith("no column tells where episodes end")
+            if not doubt.startswith("no column says where episodes end")
         ]
-        note += ", and nothing tells how they ended"
+        note += ", and nothing says how they ended"
     notes.note(note)
 
 
@@ -387,10 +386,10 @@ class RowPositions:
         stop = np.array([self.stop.get(env_id, 0) for env_id in range(count)])
         known = self.finals and not self.bare
         notes.doubt(
-            f"columns {', '.join(POSITION_COLUMNS)} tell of a buffer whose "
-            "description is lost: "
-            f"rows go where they say; its autoreset was taken to be "
-            f"{'next_step' if known else 'disabled'!r}, its capacity the rows there are"
+            f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
+            "is lost: rows go to these positions; its autoreset was taken as "
+            f"{'next_step' if known else 'disabled'!r}, its capacity as the number of "
+            "rows"
         )
         return Description(
             schema, first, stop, max(1, int((stop - first).max())),
@@ -422,8 +421,8 @@ def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
 
 def _refused(got: str) -> SourceError:
     return SourceError(
-        f"columns {ENV_ID}, {POSITION} and {FLAGS} tell of a buffer whose description "
-        f"is lost: got {got}, expected all of its rows in their order; bring the "
-        f"description along (csv: <file>.mmreplay.json), or remove column {FLAGS!r} "
-        "from the file to take every row for a step"
+        f"columns {ENV_ID}, {POSITION} and {FLAGS} are of a buffer whose description "
+        f"is lost: got {got}, expected all of its rows in their order. Add the "
+        f"description (csv: <file>.mmreplay.json), or remove column {FLAGS!r} to read "
+        "every row as a step."
     )

@@ -178,7 +178,7 @@ def parse(file: File) -> dict[str, Entry]:
     if count > MAX_MEMBERS or size > MAX_DIRECTORY_NBYTES:
         raise FormatError(
             f"{file.path} has a directory of {count} members in {size} bytes, expected "
-            f"at most {MAX_MEMBERS} in {MAX_DIRECTORY_NBYTES}; join small arrays"
+            f"at most {MAX_MEMBERS} in {MAX_DIRECTORY_NBYTES}. Join small arrays."
         )
     data = file.pread(size, start)
     found: dict[str, Entry] = {}
@@ -195,8 +195,8 @@ def parse(file: File) -> dict[str, Entry]:
 
 def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
     return CorruptError(
-        f"{file.path}: got {got} at byte {offset}, expected {expected}; the file was "
-        "cut or damaged: restore it from a copy"
+        f"{file.path}: got {got} at byte {offset}, expected {expected}. The file is "
+        "truncated or damaged: restore it from a copy."
     )
 
 
@@ -214,8 +214,8 @@ def _find_end(file: File) -> tuple[int, int, int]:
     split = disk or other or here != count
     if split and (disk, other) != (FULL16, FULL16):
         raise FormatError(
-            f"{file.path} is a part of a split zip (disk {disk}), expected a whole "
-            "one; join the parts"
+            f"{file.path} is one of several files of a split zip (disk {disk}). Join "
+            "them."
         )
     stop = offset
     needs = count == FULL16 or FULL32 in (size, start)
@@ -235,12 +235,12 @@ def _no_zip(file: File) -> CorruptError | FormatError:
     begins = file.pread(min(4, file.nbytes), 0)
     if begins in (b"PK\3\4", b"PK\5\6"):
         return CorruptError(
-            f"{file.path} begins as a zip and has no directory at its end (byte "
-            f"{file.nbytes}), expected one; it was cut: restore it from a copy"
+            f"{file.path} begins as a zip, but has no directory at its end (byte "
+            f"{file.nbytes}). The file is truncated: restore it from a copy."
         )
     return FormatError(
-        f"{file.path} is no zip file (it begins with {begins!r}), expected one; name "
-        "its format with format= (--from)"
+        f"{file.path} is not a zip file (it begins with {begins!r}). Name its format "
+        "with format= (--from)."
     )
 
 
@@ -273,8 +273,9 @@ def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, in
     name = _name(file, data[name_at:extra_at], start + at)
     if flags & _ENCRYPTED or method not in (STORED, DEFLATED):
         raise FormatError(
-            f"{file.path}: member {name!r} at byte {start + at} is encrypted or packed "
-            f"by method {method}, expected stored or deflated; pack it anew"
+            f"{file.path}: member {name!r} at byte {start + at} is encrypted or "
+            f"compressed by method {method}, expected stored or deflated. Compress it "
+            "again with deflate."
         )
     extra = data[extra_at : extra_at + extra_size]
     sizes = _widened(file, start + at, extra, [nbytes, packed, header])
@@ -357,8 +358,8 @@ def check(file: File, entry: Entry) -> None:
     if crc != entry.crc:
         raise CorruptError(
             f"{file.path}: member {entry.name!r} at byte {entry.offset} has checksum "
-            f"{crc:08x}, expected {entry.crc:08x}; the file was damaged: restore it "
-            "from a copy"
+            f"{crc:08x}, expected {entry.crc:08x}. The file is damaged: restore it "
+            "from a copy."
         )
 
 
@@ -373,8 +374,8 @@ def refuse_bomb(file: File, entry: Entry, allow_expansion: bool) -> None:
     ):
         raise FormatError(
             f"{file.path}: member {entry.name!r} at byte {entry.offset} says that "
-            f"{entry.packed} bytes hold {entry.nbytes}, expected at most "
-            f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you trust it"
+            f"{entry.packed} bytes hold {entry.nbytes}, more than {MAX_EXPANSION} "
+            "times as many. Pass allow_expansion=True if you trust the file."
         )
 
 

@@ -54,8 +54,8 @@ class Window:
             batch = next(self._source, None)
             if batch is None:
                 raise CorruptError(
-                    f"{self.name} ends at row {self._stop}, expected {self.count}; it "
-                    "was cut: restore it from a copy"
+                    f"{self.name} ends at row {self._stop}, expected {self.count}. The "
+                    "file is truncated: restore it from a copy."
                 )
             self._batches_read.append(batch)
             self._stop += len(next(iter(batch.values())))
@@ -107,14 +107,14 @@ class ArrowRows:
         where = f"{self._window.name}: column {self._column!r}"
         if parquet.has_nulls(array):
             raise SourceError(
-                f"{where} lacks a value in rows [{first}, {stop}), expected one a row; "
-                "fill them in, or leave the column out"
+                f"{where} lacks a value in rows [{first}, {stop}). Fill missing "
+                "values, or leave the column out."
             )
         row = parquet.lengths_differ(array, self._stored)
         if row is not None:
             raise SourceError(
                 f"{where} has a list of another length in row {first + row}, expected "
-                f"{list(self._stored)} as in the first; the file is damaged"
+                f"{list(self._stored)} as in the first. The file is damaged."
             )
         found = parquet.decode(array, self.dtype, self._stored)
         return found.reshape(stop - first, *self.shape)
@@ -203,8 +203,8 @@ def _refuse_packed(file: File) -> None:
     for message in reader:
         if message.type == "record batch" and _packed(message.metadata.to_pybytes()):
             raise FormatError(
-                f"{file.path} has packed record batches, expected plain ones; write it "
-                "without compression, or as parquet"
+                f"{file.path} has compressed record batches. Write it without "
+                "compression, or as parquet."
             )
 
 
@@ -212,8 +212,8 @@ def _messages(file: File) -> SeekableFile:
     """Return the messages of an IPC file, which start after its magic bytes."""
     if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
         raise FormatError(
-            f"{file.path} does not begin with b'ARROW1', expected an Arrow file; it "
-            "was cut, or is of another format"
+            f"{file.path} does not begin with b'ARROW1'. The file is truncated, or is "
+            "not an Arrow file."
         )
     return SeekableFile(file, 8)
 

@@ -135,8 +135,8 @@ class D4rlReader(FragmentReader):
             missing = [TERMINALS]
         if missing:
             raise FormatError(
-                f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
-                "row a step, as in D4RL's files; name its format with format= (--from)"
+                f"{hdf5.file.path} has no dataset {missing[0]!r} with one row per "
+                "step, as D4RL's files have. Name its format with format= (--from)."
             )
         self._steps = found[TERMINALS].count
         for path, rows in list(found.items()):
@@ -144,7 +144,8 @@ class D4rlReader(FragmentReader):
                 if path in NEEDED or under([path], "observations"):
                     raise FormatError(
                         f"{hdf5.path_of(path)} has {rows.count} rows, expected "
-                        f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
+                        f"{self._steps} as {TERMINALS!r}. The file was truncated or "
+                        "edited."
                     )
                 told = f"it has {rows.count} rows, not {self._steps}"
                 left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
@@ -201,8 +202,8 @@ class D4rlReader(FragmentReader):
         )
         if len(told) == 1:
             notes.doubt(
-                f"neither {TIMEOUTS!r} nor {NEXT!r} tells of time limits: episodes "
-                "that end by one run into the next"
+                f"neither {TIMEOUTS!r} nor {NEXT!r} is there to mark time limits: an "
+                "episode that ends by one continues with the next"
             )
 
     def arrays(self) -> dict[str, Array]:

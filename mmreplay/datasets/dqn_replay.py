@@ -60,16 +60,16 @@ def open_reader(
     """
     if type(padding) is not int or padding < 0:
         raise SchemaError(
-            f"padding: got {padding!r}, expected an integer of at least 0; leave it "
-            f"out for {PADDING}"
+            f"padding must be an integer of at least 0, got {padding!r}. Leave it out "
+            f"for {PADDING}."
         )
     numbers = _numbers(path) if path.is_dir() else []
     if checkpoint is not None and checkpoint in numbers:
         numbers = [checkpoint]
     elif checkpoint is not None or not numbers:
         raise SchemaError(
-            f"checkpoint: got {checkpoint!r}, expected one of {numbers} in {path}; "
-            "leave it out for all"
+            f"checkpoint must be one of {numbers} in {path}, got {checkpoint!r}. Leave "
+            "it out for all."
         )
     checkpoints = Checkpoints(path, allow_expansion)
     try:
@@ -99,7 +99,7 @@ class DqnReplayReader(FragmentReader):
         schema = make_schema(columns, notes, checkpoints.folder)
         notes.note(
             f"{len(numbers)} checkpoints were read; episodes end at terminal rows, and "
-            "time limits are not told from them; frames are single: stack them when "
+            "time limits are not distinguished; frames are single: stack them when "
             "they are drawn"
         )
         if self._dropped:
@@ -174,21 +174,21 @@ class Checkpoints:
         missing = [name for name in NEEDED if name not in found]
         if missing:
             raise FormatError(
-                f"{self.folder} lacks $store$_{missing[0]}_ckpt.{number}.gz, expected "
-                "an array of every field; download it again"
+                f"{self.folder} lacks $store$_{missing[0]}_ckpt.{number}.gz. Download "
+                "it again."
             )
         slots = found["terminal"].count
         for rows in found.values():
             if rows.count != slots:
                 raise FormatError(
-                    f"{rows.file.path} has {rows.count} rows, expected {slots} as the "
-                    "terminals; the checkpoint mixes files of several runs"
+                    f"{rows.file.path} has {rows.count} rows, but the terminals have "
+                    f"{slots}. The checkpoint mixes files of several runs."
                 )
             refuse_wide(nbytes_of(rows), rows.file.path)
         if not is_scalar(found["terminal"].shape):
             raise FormatError(
                 f"{found['terminal'].file.path} has rows of shape "
-                f"{list(found['terminal'].shape)}, expected one flag each"
+                f"{list(found['terminal'].shape)}, expected one flag per row."
             )
         first, count = self._oldest_row(number, slots)
         ordered: dict[str, ColumnRows] = {
@@ -206,8 +206,8 @@ class Checkpoints:
         path = self.folder / COUNT.format(number)
         if not path.exists():
             self.notes.doubt(
-                f"{path.name} is not there to tell which row is the oldest: all were "
-                "taken, in the file's order"
+                f"{path.name} is missing, which says which row is the oldest: all were "
+                "read, in the file's order"
             )
             return 0, slots
         added = self._gzip(path).number()
@@ -254,8 +254,7 @@ class Gzip:
         header, path = self._header, self.file.path
         if header.columns_first and len(header.shape) > 1:
             raise FormatError(
-                f"{path} lies in Fortran order, expected C order; save "
-                "numpy.ascontiguousarray of it"
+                f"{path} lies in Fortran order. Save numpy.ascontiguousarray of it."
             )
         try:
             self.dtype = canonical_name(header.dtype)
@@ -268,9 +267,9 @@ class Gzip:
             not allow_expansion
         ):
             raise FormatError(
-                f"{path} says that {self.file.nbytes} bytes hold {nbytes}, expected at "
-                f"most {MAX_EXPANSION} times as many; pass allow_expansion=True if you "
-                "trust it"
+                f"{path} says that {self.file.nbytes} bytes hold {nbytes}, more than "
+                f"{MAX_EXPANSION} times as many. Pass allow_expansion=True if you "
+                "trust the file."
             )
         if nbytes > MAX_ROW_NBYTES * max(1, self.count):
             raise FormatError(
@@ -308,8 +307,7 @@ class Gzip:
     def _damaged(self, got: str) -> CorruptError:
         return CorruptError(
             f"{self.file.path}: got {got} near byte {self._at}, after {self._got} "
-            "unpacked ones, expected a whole gzip file of an npy array; it was cut or "
-            "damaged: restore it from a copy"
+            "unpacked bytes. The file is truncated or damaged: restore it from a copy."
         )
 
     def read(self, first: int, stop: int) -> Array:
@@ -336,12 +334,12 @@ class Gzip:
         if header.shape or header.dtype.kind not in "iu":
             raise FormatError(
                 f"{self.file.path} holds {header.dtype}{list(header.shape)}, expected "
-                "one integer; the file is damaged"
+                "one integer. The file is damaged."
             )
         found = int(np.frombuffer(self._take(header.data_nbytes), header.dtype)[0])
         if found < 0:
             raise FormatError(
-                f"{self.file.path} says {found}, expected a count; it is damaged"
+                f"{self.file.path} says {found}, expected a count. The file is damaged."
             )
         return found
 

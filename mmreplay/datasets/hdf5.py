@@ -89,9 +89,9 @@ class Hdf5:
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise CorruptError(
-                f"{name}: the HDF5 library cannot read it ({why}), expected a whole "
-                f"HDF5 file of {self.file.nbytes} bytes; it was cut or damaged: "
-                "restore it from a copy"
+                f"{name}: the HDF5 library cannot read the file of {self.file.nbytes} "
+                f"bytes ({why}). The file is truncated or damaged: restore it from a "
+                "copy."
             ) from error
 
     def path_of(self, name: str) -> str:
@@ -110,8 +110,8 @@ class Hdf5:
             group = self._h5[name]
             if len(group) > MAX_CHILDREN:
                 raise FormatError(
-                    f"{self.path_of(name)} holds {len(group)} parts, expected at most "
-                    f"{MAX_CHILDREN}; split the file"
+                    f"{self.path_of(name)} holds {len(group)} members, expected at "
+                    f"most {MAX_CHILDREN}. Split the file."
                 )
             found = []
             for child in group:
@@ -170,23 +170,21 @@ class Hdf5:
         what = self.path_of(name)
         if dataset.external or dataset.is_virtual:
             raise FormatError(
-                f"{what} lies in other files, expected it in this one; copy it in with "
-                "h5repack"
+                f"{what} is stored in other files. Copy it into this one with h5repack."
             )
         held = max(dataset.id.get_storage_size(), LEAST_NBYTES)
         nbytes = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
         if nbytes > MAX_EXPANSION * held and not self._allow_expansion:
             raise FormatError(
-                f"{what} says that {held} bytes hold {nbytes}, expected at most "
-                f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you "
-                "trust it"
+                f"{what} says that {held} bytes hold {nbytes}, more than "
+                f"{MAX_EXPANSION} times as many. Pass allow_expansion=True if you "
+                "trust the file."
             )
         chunk = int(np.prod(dataset.chunks or (0,), dtype=object))
         if chunk * dataset.dtype.itemsize > MAX_ROW_NBYTES:
             raise FormatError(
                 f"{what} has chunks of {chunk * dataset.dtype.itemsize} bytes, "
-                f"expected at most {MAX_ROW_NBYTES}: they are unpacked whole; repack "
-                "it with smaller ones"
+                f"expected at most {MAX_ROW_NBYTES}. Repack it with smaller chunks."
             )
 
     def raw(self, name: str) -> h5py.Dataset:
@@ -203,8 +201,8 @@ class Hdf5:
     def _walk(self, name: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
         if depth > MAX_DEPTH:
             raise FormatError(
-                f"{self.path_of(name)} nests deeper than {MAX_DEPTH}, expected groups "
-                "of datasets; it is damaged, or made to deceive"
+                f"{self.path_of(name)} nests deeper than {MAX_DEPTH}. The file is "
+                "damaged or hostile."
             )
         if not self.is_group(name):
             yield path, name
@@ -248,8 +246,8 @@ class Hdf5Rows:
         if place + dataset.nbytes > self._hdf5.file.nbytes:
             raise CorruptError(
                 f"{self._name} has {dataset.nbytes} bytes at byte {place}, expected "
-                f"them within the file's {self._hdf5.file.nbytes}; it was cut: restore "
-                "it from a copy"
+                f"them within the file's {self._hdf5.file.nbytes}. The file is "
+                "truncated: restore it from a copy."
             )
         return place
 
@@ -262,8 +260,8 @@ class Hdf5Rows:
         if stop > self.count:
             # The bytes after a dataset belong to another one.
             raise CorruptError(
-                f"{self._name} has {self.count} rows, expected at least {stop}; the "
-                "file was cut or edited: restore it from a copy"
+                f"{self._name} has {self.count} rows, expected at least {stop}. The "
+                "file was truncated or edited: restore it from a copy."
             )
         if self.offset is None:
             with self._hdf5.translated_errors(self._name):
@@ -404,13 +402,13 @@ def refuse_unfit(schema: Schema, target: str) -> None:
     for path, each in schema.fields.items():
         if "." in path.split("/"):
             raise SchemaError(
-                f"field {path!r}: got the name '.', which stands for its own group in "
-                f"{target}'s HDF5, expected another; leave it out with fields="
+                f"field {path!r}: the name '.' stands for its own group in {target}'s "
+                "HDF5. Leave it out with fields=."
             )
         if each.dtype == "bfloat16":
             raise SchemaError(
-                f"field {path!r}: got bfloat16, which {target} lacks, expected another "
-                "dtype; leave it out with fields="
+                f"field {path!r}: {target} cannot store bfloat16. Leave it out with "
+                "fields=."
             )
 
 

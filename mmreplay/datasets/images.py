@@ -81,9 +81,8 @@ class VideoRows:
                             yield np.asarray(frame.to_ndarray(format="rgb24"))
                 except (OSError, ValueError, av.error.FFmpegError, IndexError) as error:
                     raise CorruptError(
-                        f"{path}: got {str(error)[:200]} behind frame {self._at} of "
-                        f"{self._name}, expected a whole video; the file is damaged: "
-                        "restore it from a copy"
+                        f"{path}: got {str(error)[:200]} after frame {self._at} of "
+                        f"{self._name}. The file is damaged: restore it from a copy."
                     ) from error
 
     def _next(self) -> Array:
@@ -91,7 +90,8 @@ class VideoRows:
         if frame is None:
             raise CorruptError(
                 f"{self._name} has {self._at} frames in {len(self._paths)} files that "
-                f"end with {self._paths[-1]}, expected {self.count}; some are missing"
+                f"end with {self._paths[-1]}, expected {self.count}. Some files are "
+                "missing."
             )
         self._at += 1
         return frame
@@ -108,7 +108,8 @@ class VideoRows:
             if frame.shape != self.shape:
                 raise CorruptError(
                     f"{self._name}: frame {first + row} is {frame.shape}, expected "
-                    f"{self.shape} as the first; the files are of several cameras"
+                    f"{self.shape} as the first frame. The files are of several "
+                    "cameras."
                 )
             found[row] = frame
         return found
@@ -138,9 +139,8 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
     except Exception as error:
         # Pillow's parsers raise many kinds of errors.
         raise CorruptError(
-            f"{name}: got {str(error)[:200]}, expected a whole JPEG or PNG image of "
-            "bytes, of the shape of the others; the file is damaged: restore it from a "
-            "copy"
+            f"{name} is not a complete JPEG or PNG image of the shape of the others, "
+            f"got {str(error)[:200]}. The file is damaged: restore it from a copy."
         ) from error
 
 

@@ -68,8 +68,8 @@ class Frames:
                     schema = part.schema
                 if not part.schema.equals(schema):
                     raise FormatError(
-                        f"{path} has other columns than {self._paths[0]}, expected "
-                        "files of one dataset; download it again"
+                        f"{path} has other columns than {self._paths[0]}. Download the "
+                        "dataset again."
                     )
                 for name in part.schema.names:
                     part.refuse_long(name)
@@ -149,9 +149,9 @@ class LerobotReader(FragmentReader):
         ]
         if videos and video == "refuse":
             raise FormatError(
-                f"{self._frames.folder}: {videos[0]!r} is kept as video, expected "
-                "images in the tables; pass video='decode' to unpack it with PyAV, or "
-                "video='skip' to leave it out"
+                f"{self._frames.folder}: {videos[0]!r} is stored as video. Pass "
+                "video='decode' to unpack it with PyAV, or video='skip' to leave it "
+                "out."
             )
         if video == "decode":
             for name in videos:
@@ -173,8 +173,8 @@ class LerobotReader(FragmentReader):
                 found.append((int(chunk[1]), int(part[1]), path))
         if not found:
             raise FormatError(
-                f"{folder} holds no video of {name!r}, expected some; download the "
-                "dataset again, or pass video='skip'"
+                f"{folder} holds no video of {name!r}. Download the dataset again, or "
+                "pass video='skip'."
             )
         paths = [path for _, _, path in sorted(found)]
         return VideoRows(paths, self._frames.count, f"video {name!r}")
@@ -189,8 +189,8 @@ class LerobotReader(FragmentReader):
         """Return the columns that fields can hold, by their names in the tables."""
         if EPISODE not in self._frames.names or not window.count:
             raise FormatError(
-                f"{window.name} has {window.count} frames of {self._frames.names[:20]}"
-                f", expected {EPISODE!r} among them; the dataset is damaged"
+                f"{window.name} has {window.count} frames of {self._frames.names[:20]} "
+                f"without {EPISODE!r}. The dataset is damaged."
             )
         found: dict[str, ColumnRows] = {}
         for name, array in next(self._frames.batches()).items():
@@ -292,7 +292,7 @@ def _data_files(folder: Path) -> list[Path]:
     if not found or len(found) > MAX_FILES:
         raise FormatError(
             f"{folder} holds {len(found)} files of frames, expected 1 to {MAX_FILES} "
-            "under chunk-000 and so on; download the dataset again"
+            "under chunk-000 and so on. Download the dataset again."
         )
     return [path for _, _, path in sorted(found)]
 
@@ -329,8 +329,8 @@ def open_reader(
     """
     if video not in VIDEOS:
         raise SchemaError(
-            f"video: got {video!r}, expected one of {', '.join(VIDEOS)}; leave it out "
-            "to refuse datasets with videos"
+            f"video must be one of {', '.join(VIDEOS)}, got {video!r}. Leave it out to "
+            "refuse datasets with videos."
         )
     check_done(done)
     info = _info(path)
@@ -338,7 +338,7 @@ def open_reader(
     if not isinstance(version, str) or not version.startswith(("v2", "v3")):
         raise FormatError(
             f"{path / INFO} says codebase_version {str(version)[:40]!r}, expected v2 "
-            "or v3; convert the dataset with LeRobot"
+            "or v3. Convert the dataset with LeRobot."
         )
     frames = Frames(path)
     try:

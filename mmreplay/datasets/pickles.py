@@ -23,7 +23,7 @@ from mmreplay.errors import CorruptError, ReplayError, SchemaError
 
 MEANING = (
     "a pickle is a program that its maker wrote and you would run; mmreplay runs it "
-    "with stand-ins for all but numpy's arrays, but it takes what memory it likes"
+    "with stand-ins for all but numpy's arrays, and its memory is not limited"
 )
 HEAD_NBYTES = 1 << 12
 _ARRAYS = {
@@ -104,8 +104,8 @@ def load(path: Path, allowed: bool) -> Any:
     """
     if not allowed:
         raise SchemaError(
-            f"{path} is a pickle, expected leave to run it: {MEANING}; pass "
-            "allow_pickle=True (--allow-pickle) if you trust its maker"
+            f"{path} is a pickle, and {MEANING}. Pass allow_pickle=True "
+            "(--allow-pickle) if you trust its maker."
         )
     file = File.open(path, None)
     raw = SeekableFile(file)
@@ -117,8 +117,8 @@ def load(path: Path, allowed: bool) -> Any:
         # Pickles make Python raise whatever they like.
         raise CorruptError(
             f"{path}: got {type(error).__name__} ({str(error)[:200]}) before byte "
-            f"{raw.tell()}, expected a whole pickle of arrays; it was cut or damaged: "
-            "restore it from a copy"
+            f"{raw.tell()}, expected a complete pickle of arrays. The file is "
+            "truncated or damaged: restore it from a copy."
         ) from error
     finally:
         file.close()

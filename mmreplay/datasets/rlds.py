@@ -72,8 +72,8 @@ def open_reader(
     """
     if last not in LASTS:
         raise SchemaError(
-            f"last: got {last!r}, expected one of {', '.join(LASTS)}; leave it out for "
-            "what RLDS says"
+            f"last must be one of {', '.join(LASTS)}, got {last!r}. Leave it out for "
+            "the meaning that RLDS gives it."
         )
     told = Notes()
     features = _features(path, told)
@@ -119,23 +119,23 @@ class RldsReader(FragmentReader):
         self._empty = self._rewarded = self._inner = 0
         first = next(self._read(), None)
         if first is None:
-            raise FormatError(f"{folder} holds no episode, expected at least one")
+            raise FormatError(f"{folder} holds no episode.")
         schema = make_schema(self._columns(*first), notes, folder)
         as_final = last == "final"
         notes.note(
             "the last row of an episode is its final observation: is_terminal says "
             "that it terminated, otherwise it is truncated"
             if as_final
-            else "the last row of an episode was taken as a step; what was seen after "
-            "it is not known"
+            else "the last row of an episode was read as a step; its next observation "
+            "is not known"
         )
         super().__init__(self._fragments_of, schema, notes, lambda: None)
         if self._empty:
             notes.note(f"{self._empty:,} episodes of one row were left out: no step")
         if self._inner:
             notes.doubt(
-                f"{self._inner:,} episodes begin within what the source calls one, by "
-                "is_first and is_last: each was taken as one of its own"
+                f"{self._inner:,} episodes begin inside an episode of the source, by "
+                "is_first and is_last: each was read as an episode"
             )
         if self._rewarded:
             notes.doubt(
@@ -218,8 +218,8 @@ def _bounds(name: str, values: Mapping[str, Values]) -> list[int]:
         found = _marks(name, values, mark)
         if len(found) != len(last):
             raise CorruptError(
-                f"{name}: got {len(found)} values of {mark!r} and {len(last)} of "
-                "'is_last', expected one of each a row; the file is damaged"
+                f"{name} must have one flag of each per row, got {len(found)} values "
+                f"of {mark!r} and {len(last)} of 'is_last'. The file is damaged."
             )
         if mark == "is_first":
             over |= found[1:]
@@ -239,8 +239,8 @@ def _marks(name: str, values: Mapping[str, Values], mark: str) -> Bools:
     found = values.get(STEPS + mark)
     if not isinstance(found, np.ndarray) or found.dtype != np.int64 or not len(found):
         raise FormatError(
-            f"{name} has no {STEPS + mark!r} of one flag a row, expected it of an RLDS "
-            "episode; name the format with format= (--from)"
+            f"{name} has no {STEPS + mark!r} with one flag per row, which RLDS has. "
+            "Name the format with format= (--from)."
         )
     flags: Bools = found != 0
     return flags
@@ -255,8 +255,9 @@ def _array(name: str, path: str, values: Values, feature: Feature, count: int) -
     size = count * int(np.prod(feature.shape, dtype=object))
     if not isinstance(values, np.ndarray) or len(values) != size:
         raise CorruptError(
-            f"{name}: got {len(values)} values of {path!r}, expected {size} for "
-            f"{count} rows of {feature.dtype}{list(feature.shape)} as {FEATURES} says"
+            f"{name} must have {size} values for {count} rows of "
+            f"{feature.dtype}{list(feature.shape)} as {FEATURES} says, got "
+            f"{len(values)} of {path!r}."
         )
     stored = storage_dtype(feature.dtype)
     if feature.dtype == "bfloat16":
@@ -265,8 +266,8 @@ def _array(name: str, path: str, values: Values, feature: Feature, count: int) -
         array = values != 0 if stored.kind == "b" else values.astype(stored)
     if stored.kind in "iu" and (array.astype(np.int64) != values).any():
         raise CorruptError(
-            f"{name}: got a value of {path!r} beyond {feature.dtype}, expected it as "
-            f"{FEATURES} says"
+            f"{name} has a value of {path!r} beyond {feature.dtype}, which {FEATURES} "
+            "says."
         )
     return array.reshape(count, *feature.shape)
 
@@ -274,7 +275,8 @@ def _array(name: str, path: str, values: Values, feature: Feature, count: int) -
 def _images(name: str, path: str, values: Values, count: int) -> ImageRows:
     if not isinstance(values, list) or len(values) != count:
         raise CorruptError(
-            f"{name}: got {len(values)} images of {path!r}, expected {count}, one a row"
+            f"{name} must have {count} images of {path!r}, one per row, got "
+            f"{len(values)}."
         )
     return ImageRows(lambda a, b: values[a:b], count, f"{name}: {path!r}")
 
@@ -318,9 +320,9 @@ def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
         return dict(_leaves(steps["sequence"]["feature"], "", notes))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{path} says no features of steps ({type(error).__name__}: "
-            f"{str(error)[:80]}), expected a dataset of episodes in RLDS; name its "
-            "format with format= (--from)"
+            f"{path} does not describe steps ({type(error).__name__}: "
+            f"{str(error)[:80]}), so it is not an RLDS dataset of episodes. Name its "
+            "format with format= (--from)."
         ) from None
 
 
@@ -336,15 +338,15 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
     # A list, because options of the command line may be unhashable.
     if (split is not None and split not in list(found)) or not found:
         raise SchemaError(
-            f"split: got {split!r}, expected one of {sorted(found)} in {folder}; leave "
-            "it out for all"
+            f"split must be one of {sorted(found)} in {folder}, got {split!r}. Leave "
+            "it out for all."
         )
     chosen = sorted(found) if split is None else [split]
     for name in chosen:
         if sorted(found[name]) != list(range(totals[name])):
             raise CorruptError(
                 f"{folder} holds {len(found[name])} files of split {name!r}, expected "
-                f"{totals[name]}; download the dataset again"
+                f"{totals[name]}. Download the dataset again."
             )
     return [found[name][number] for name in chosen for number in sorted(found[name])]
 
@@ -370,7 +372,7 @@ def records(file: File) -> Iterator[tuple[int, bytes]]:
         if size > MAX_RECORD_NBYTES:
             raise FormatError(
                 f"{file.path}: the record at byte {at} has {size} bytes, expected at "
-                f"most {MAX_RECORD_NBYTES}: episodes are held whole; split them"
+                f"most {MAX_RECORD_NBYTES}. Split the episodes."
             )
         data = file.pread(size, begin)
         (checksum,) = SUM.unpack(file.pread(SUM.size, begin + size))
@@ -401,8 +403,8 @@ def example(data: bytes, name: str) -> dict[str, Values]:
                     raise MalformedProtobuf(f"more than {MAX_FEATURES} features")
     except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise CorruptError(
-            f"{name} holds {error}, expected a tf.train.Example; the file was damaged, "
-            "or is of another kind"
+            f"{name} holds {error}, expected a tf.train.Example. The file is damaged, "
+            "or of another kind."
         ) from error
     return found
 
@@ -419,8 +421,8 @@ class MalformedProtobuf(ValueError):
 
 def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
     return CorruptError(
-        f"{file.path}: got {got} at byte {offset}, expected {expected}; the file was "
-        "cut or damaged: restore it from a copy"
+        f"{file.path}: got {got} at byte {offset}, expected {expected}. The file is "
+        "truncated or damaged: restore it from a copy."
     )
 
 

@@ -82,8 +82,8 @@ class RobomimicReader(FragmentReader):
                 found[NAMES.get(top, top) + slash + rest] = rows
         if "action" not in found:
             raise FormatError(
-                f"{self._hdf5.path_of(name)} has no 'actions', expected one a step; "
-                "the file is damaged, or none of robomimic's"
+                f"{self._hdf5.path_of(name)} has no 'actions'. The file is damaged, or "
+                "not of robomimic."
             )
         steps = found["action"].count
         if "reward" in found:
@@ -137,8 +137,9 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
         masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
         if chosen not in masks:
             raise SchemaError(
-                f"filter: got {chosen!r}, expected one of {', '.join(masks) or 'none'} "
-                f"in {hdf5.file.path}; leave it out for all demonstrations"
+                f"filter must be one of {', '.join(masks) or 'none'} in "
+                f"{hdf5.file.path}, got {chosen!r}. Leave it out for all "
+                "demonstrations."
             )
         with hdf5.translated_errors(hdf5.path_of(f"{MASK}/{chosen}")):
             named = hdf5.raw(f"/{MASK}/{chosen}")[:]
@@ -147,8 +148,8 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
         demos = [demo for demo in demos if demo in kept]
     if not demos:
         raise FormatError(
-            f"{hdf5.file.path} has no demonstration, expected groups {DATA}/demo_0 and "
-            "so on; name its format with format= (--from)"
+            f"{hdf5.file.path} has no demonstration such as {DATA}/demo_0. Name its "
+            "format with format= (--from)."
         )
     return demos
 

@@ -41,8 +41,8 @@ def _check_texts(options: Mapping[str, str | None]) -> None:
     for name, value in options.items():
         if value is not None and type(value) is not str:
             raise SchemaError(
-                f"{name}: got {value!r}, expected a text; leave it out if you do not "
-                "know it"
+                f"{name} must be a text, got {value!r}. Leave it out if you do not "
+                "know it."
             )
 
 

@@ -32,9 +32,8 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         )
     except gymnasium.error.Error as error:
         raise SchemaError(
-            f"environment {shown(name)}: got {str(error).rstrip('.')!r}, expected an "
-            "id "
-            "that gymnasium.make knows; gymnasium.pprint_registry() lists them"
+            f"environment {shown(name)} is unknown to gymnasium.make: "
+            f"{str(error).rstrip('.')!r}. Call gymnasium.pprint_registry() for a list."
         ) from error
 
 
@@ -46,8 +45,8 @@ def gymnasium_for(what: str) -> Any:
     """
     if find_spec("gymnasium") is None:
         raise ModuleNotFoundError(
-            f"{what}: got no gymnasium, expected it installed; "
-            "pip install 'mmreplay[rl]'"
+            f"{what} needs gymnasium, which is not installed. Run pip install "
+            "'mmreplay[rl]'."
         )
     import gymnasium
 
@@ -57,8 +56,8 @@ def gymnasium_for(what: str) -> Any:
 def _register_atari(gymnasium: Any, name: str) -> None:
     if find_spec("ale_py") is None:
         raise ModuleNotFoundError(
-            f"recording {name!r}: got no ale-py, expected it installed for Atari; "
-            "pip install 'mmreplay[rl]'"
+            f"recording {name!r} needs ale-py for Atari, which is not installed. Run "
+            "pip install 'mmreplay[rl]'."
         )
     import ale_py
 

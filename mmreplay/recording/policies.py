@@ -39,8 +39,8 @@ class Actor:
         expected = "expected a function of one observation that returns an action"
         if not callable(self.policy):
             raise SchemaError(
-                f"policy: got {_short(self.policy)}, {expected}; leave it out for "
-                "random actions"
+                f"policy: got {_short(self.policy)}, {expected}. Leave it out for "
+                "random actions."
             )
         try:
             signature = inspect.signature(self.policy)
@@ -50,8 +50,8 @@ class Actor:
             signature.bind(None)
         except TypeError as error:
             raise SchemaError(
-                f"policy: got {self.name}{signature}, {expected}; bind what else it "
-                "takes with functools.partial"
+                f"policy: got {self.name}{signature}, {expected}. Bind other arguments "
+                "with functools.partial."
             ) from error
 
     @property
@@ -83,9 +83,9 @@ class Actor:
             if _fits(self.space, action):
                 raise
             raise SchemaError(
-                f"policy {self.name}: got the action {_short(action)}, expected one of "
-                f"{self.space}; return what the environment's action_space.contains "
-                f"takes ({type(error).__name__}: {_line(str(error))})"
+                f"policy {self.name} returned the action {_short(action)}, expected "
+                f"one of {self.space}. Return an action that action_space.contains "
+                f"accepts ({type(error).__name__}: {_line(str(error))})."
             ) from error
 
 

@@ -233,8 +233,7 @@ def record(
         actor = Actor(
             _random(played, seed) if policy is None else policy, played.action_space
         )
-        # Every second row of an environment is a final one at most.
-        max_rows = 2 * -(-steps // source.num_envs) + 2
+        max_rows = rows_of(steps, source.num_envs)
         started = perf_counter()
         fresh = not (path / FILE_NAME).exists()
         buffer = _open(
@@ -250,7 +249,7 @@ def record(
                 empty = fresh and not buffer.heads.any()
                 if isinstance(error, FullError) and buffer.heads.any():
                     counting = f"mmreplay info {path} counts them"
-                    error.add_note(f"steps before are kept; {counting}")
+                    error.add_note(f"earlier steps are stored; {counting}")
                 raise
         seconds = perf_counter() - started
     except BaseException:
@@ -267,6 +266,12 @@ def record(
         if made:
             played.close()
     return RecordReport(path, steps, seconds, meter.nbytes, episodes, num_held)
+
+
+def rows_of(steps: int, num_envs: int) -> int:
+    """Rows per environment that hold so many steps of all, with their final rows."""
+    # Every second row of an environment is a final one at most.
+    return 2 * -(-steps // num_envs) + 2
 
 
 def _remove(path: Path, data: str, keep_lock: bool) -> None:
@@ -412,8 +417,8 @@ def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
         held = buffer.metadata.engine if name == "engine" else held
         if value != held:
             raise SchemaError(
-                f"{name}: got {value!r}, expected {held!r}, that of the buffer at "
-                f"{buffer.path}; leave it out, or copy it with mmreplay compact"
+                f"{name} must be {held!r}, as in the buffer at {buffer.path}, got "
+                f"{value!r}. Leave it out, or convert the buffer with mmreplay compact."
             )
 
 
@@ -435,13 +440,14 @@ def _compare(
         ("capacity", capacity or buffer.capacity, buffer.capacity),
     ):
         if got != held:
-            instead = {
-                "capacity": "leave it out, resize the buffer, or ",
-                "num_envs": "leave it out, or ",
-            }.get(name, "")
+            others = {
+                "capacity": "Leave it out, resize the buffer",
+                "num_envs": "Leave it out",
+            }
+            way_out = f"{others[name]}, or record" if name in others else "Record"
             raise SchemaError(
-                f"{name}: got {got!r}, the buffer at {buffer.path} has {held!r}, "
-                f"expected the same; {instead}record to another path"
+                f"{name}: got {got!r}, but the buffer at {buffer.path} has {held!r}. "
+                f"{way_out} to another path."
             )
 
 

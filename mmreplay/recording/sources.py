@@ -133,9 +133,9 @@ class Vector:
         given = info.get("final_obs")
         if given is None:
             raise SchemaError(
-                f"{type(self._env).__name__}: got an end without info['final_obs'], "
-                "expected it from a vector environment with autoreset_mode=SameStep; "
-                "use another autoreset mode, or update gymnasium"
+                f"{type(self._env).__name__}: an episode ended without "
+                "info['final_obs'], which autoreset_mode=SameStep needs. Use another "
+                "autoreset mode, or update gymnasium."
             )
         if not (isinstance(given, np.ndarray) and given.dtype == object):
             return self.leaves("observation", given)
@@ -170,16 +170,16 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
     found = getattr(env, "num_envs", 1)
     if num_envs is not None and num_envs != found:
         raise SchemaError(
-            f"num_envs: got {num_envs}, but the environment has {found}, expected the "
-            "same; leave num_envs out, or give the environment's id"
+            f"num_envs: got {num_envs}, but the environment has {found}. Leave "
+            "num_envs out, or pass the environment's id."
         )
     if isinstance(env, gymnasium.vector.VectorEnv):
         return Vector(env, _mode(env, autoreset))
     if isinstance(env, gymnasium.Env):
         return Single(env)
     raise SchemaError(
-        f"env: got {type(env).__name__}, expected a Gymnasium environment, vector "
-        "environment, or the id of one; wrap it as one, or call buffer.add yourself"
+        "env must be a Gymnasium environment, a vector environment, or the id of one, "
+        f"got {type(env).__name__}. Wrap it, or call buffer.add yourself."
     )
 
 
@@ -193,8 +193,8 @@ def _mode(env: Any, asked: Autoreset | None) -> Autoreset:
     if stated is None:
         if asked is None:
             raise SchemaError(
-                f"{type(env).__name__}: got no metadata['autoreset_mode'], expected it "
-                f"stated; pass autoreset=, one of {AUTORESETS}"
+                f"{type(env).__name__} has no metadata['autoreset_mode']. Pass "
+                f"autoreset=, one of {AUTORESETS}."
             )
         return asked
     from gymnasium.vector import AutoresetMode
@@ -207,7 +207,7 @@ def _mode(env: Any, asked: Autoreset | None) -> Autoreset:
     mode = words[AutoresetMode(stated)]
     if asked not in (None, mode):
         raise SchemaError(
-            f"autoreset: got {asked!r}, but the environment's metadata say {mode!r}, "
-            "expected the same; leave autoreset out"
+            f"autoreset: got {asked!r}, but the environment's metadata say {mode!r}. "
+            "Leave autoreset out."
         )
     return mode

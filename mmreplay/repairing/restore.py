@@ -409,8 +409,8 @@ def repair(
     where = opening.absolute(f"{source}-{named}" if target is None else target)
     if locked(source):
         raise LockedError(
-            f"{source} is being written by {holder(source)}, expected no writer; wait "
-            "until it closes, or take a snapshot"
+            f"{source} is being written by {holder(source)}. Wait until it closes, or "
+            "take a snapshot."
         )
     with ExitStack() as stack:
         stack.enter_context(_without_advice())
@@ -470,8 +470,8 @@ def _choose(
     if missing_starts:
         scan.restored.append(
             f"episodes that lost their first steps: {missing_starts}; each begins "
-            "after dropped rows, and frame stacks and episode samplers take it for a "
-            "whole episode"
+            "after dropped rows, and frame stacks and episode samplers read it as a "
+            "complete episode"
         )
     return surviving, dropped
 

@@ -94,8 +94,8 @@ class ShortStore(ZarrStore):
         limits = (self.num_staged, self.num_unsealed) if mutable else self.summed
         if self._beyond(rows, *limits).any():
             raise CorruptError(
-                f"{self.path.parent}: got files that end before row {rows.max()}, "
-                "expected it in them, or in a shard; restore them from a copy"
+                f"{self.path.parent}: files end before row {rows.max()}, and no shard "
+                "holds it. Restore them from a copy."
             )
         return super().gather(rows, paths)
 
@@ -120,7 +120,8 @@ def open_files(
             opened[name] = file
             if restored is not None and (problem or file.nbytes != nbytes):
                 wrong = (
-                    f"{name} has {file.nbytes} bytes of {nbytes}: what is there counts"
+                    f"{name} has {file.nbytes} bytes of {nbytes}: the rows in it are "
+                    "used"
                 )
                 restored.append(problem or wrong)
             file.nbytes = min(file.nbytes, nbytes)
@@ -140,7 +141,7 @@ def _open(path: Path) -> tuple[File, str]:
         empty = files.disk.open(Path(os.devnull), os.O_RDONLY)
         return File(
             path, empty, 0, writable=False
-        ), f"{path.name} is missing: what other files hold counts"
+        ), f"{path.name} is missing: rows in other files are used"
 
 
 def open_store(folder: Path, metadata: Metadata) -> ShortStore:
@@ -217,7 +218,7 @@ def _open_shard_index(
     if count - len(known) > MAX_GUESSED:
         raise CorruptError(
             f"{file.path} has {file.nbytes} bytes, expected {nbytes}, or at most "
-            f"{MAX_GUESSED} places to look for; restore it from a copy"
+            f"{MAX_GUESSED} candidates for its end. Restore it from a copy."
         )
     guessed = [_sealed(folder, metadata, each) for each in range(len(known), count)]
     numbers = np.concatenate([known, np.array(guessed, DTYPE)])
@@ -452,8 +453,8 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
     if metadata.engine not in ON_DISK or metadata.unknown_features:
         raise VersionError(
             f"{folder} was written with engine {metadata.engine!r} and the features "
-            f"{list(metadata.unknown_features)}, this mmreplay repairs "
-            f"{list(ON_DISK)} without any; install a newer mmreplay"
+            f"{list(metadata.unknown_features)}, but this mmreplay repairs "
+            f"{list(ON_DISK)} without features. Install a newer mmreplay."
         )
     sizes = _file_sizes(metadata)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
@@ -493,7 +494,7 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
     with _Tried(FormatError):
         data = files.read_bytes(path, FLIP_NBYTES)
         return _unflipped(data, path), [
-            "metadata.json had one bit turned, which was turned back"
+            "metadata.json had one wrong bit, which was corrected"
         ]
     spare = path.with_name(f"tmp-{path.name}")
     with _Tried(FormatError):
@@ -523,7 +524,7 @@ def _unflipped(data: bytes, path: Path) -> Metadata:
         if _tail(bytes(body)) == rest:
             return metadata_file.decode(bytes(body) + rest, path)
         body[bit // 8] ^= 1 << bit % 8
-    problem = "is not one bit away from what its checksum says"
+    problem = "does not match its checksum, and no single bit explains it"
     raise CorruptError(f"{path} {problem}")
 
 
@@ -545,8 +546,8 @@ def _settled(
     live, durable, report = recovery.settle(slots, identity, metadata, folder)
     if report.cut_rows:
         restored.append(
-            f"rows above the last commit, at least {report.cut_rows}, are not kept, as "
-            "in any copy of a buffer that was not closed, or after a power cut"
+            f"rows above the last commit, at least {report.cut_rows}, are discarded, "
+            "as after a power cut or in a copy of a buffer that was open"
         )
     firsts = np.maximum(live.tails, live.heads - ring.capacity)
     return firsts, live.heads, durable.heads, live.limits - ring.slots
@@ -560,9 +561,8 @@ def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
     if spoken_of and metadata.uuid not in spoken_of:
         uuids = sorted(uuid.hex() for uuid in spoken_of)
         raise CorruptError(
-            f"{like}: got the metadata of buffer {metadata.uuid.hex()}, expected those "
-            f"of {uuids}, which {file.path} speaks of; name a snapshot or copy of the "
-            "same buffer"
+            f"{like}: its metadata are of buffer {metadata.uuid.hex()}, expected "
+            f"{uuids} as in {file.path}. Name a snapshot or copy of the same buffer."
         )
 
 
@@ -582,9 +582,8 @@ def _scanned(
                     heads[env_id] = max(heads[env_id], stop)
     if not heads.any():
         raise CorruptError(
-            f"{opened[SUMS].path.parent}: got no whole record in COMMIT and no block "
-            "with a checksum that fits, expected one of both; nothing can be restored: "
-            "take a copy"
+            f"{opened[SUMS].path.parent}: COMMIT has no valid record, and no block has "
+            "a valid checksum. Restore the buffer from a copy."
         )
     zeros = np.zeros(ring.num_envs, np.int64)
     return np.maximum(heads - ring.capacity, 0), heads, heads, zeros

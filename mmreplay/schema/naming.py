@@ -159,7 +159,7 @@ class InferredColumns:
     def _note_ends(self) -> None:
         if not self.ends:
             self._notes.doubt(
-                "no column tells where episodes end: all rows are one episode"
+                "no column says where episodes end: all rows are one episode"
             )
             return
         columns = " and ".join(f"{path!r} ({role})" for role, path in self.ends.items())

@@ -21,6 +21,7 @@ from mmreplay.schema.field import Field, field_from_json, field_to_json
 from mmreplay.schema.spaces import (
     Autoreset,
     env_autoreset,
+    env_count,
     env_spaces,
     example_field,
     field_at,
@@ -65,11 +66,12 @@ class Schema:
         ('observation/pixels', 'reward')
     """
 
-    __slots__ = ("_autoreset", "fields", "roles")
+    __slots__ = ("_autoreset", "_num_envs", "fields", "roles")
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
     _autoreset: Autoreset | None
+    _num_envs: int | None
 
     def __init__(
         self, fields: Mapping[str, object], roles: Mapping[str, str] | None = None
@@ -202,7 +204,8 @@ class Schema:
     ) -> Schema:
         """Fields of the steps of a Gymnasium environment or vector environment.
 
-        `ReplayBuffer.create` takes ``autoreset`` from it where that is left out.
+        `ReplayBuffer.create` takes ``autoreset`` from it where that is left out, and
+        refuses to make a buffer of one environment for a vector environment of more.
 
         Args:
             env: What has ``observation_space`` and ``action_space``; of a vector
@@ -224,7 +227,7 @@ class Schema:
             ('observation', 'action', 'reward', 'terminated', 'logp')
         """
         schema = cls.from_spaces(*env_spaces(env), extra=extra, exclude=exclude)
-        return schema._stating(env_autoreset(env))
+        return schema._stating(env_autoreset(env), env_count(env))
 
     @classmethod
     def from_example(cls, step: Mapping[str, object]) -> Schema:
@@ -336,7 +339,7 @@ class Schema:
                 f"the schema already has a field {path!r}. Choose another path."
             )
         schema = Schema.from_flat({**self.fields, path: field}, self.roles)
-        return schema._stating(self._autoreset)
+        return schema._stating(self._autoreset, self._num_envs)
 
     @property
     def autoreset(self) -> Autoreset | None:
@@ -406,7 +409,8 @@ class Schema:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The views of its dicts cannot be pickled.
-        return _made, (dict(self.fields), dict(self.roles), self._autoreset)
+        stated = (self._autoreset, self._num_envs)
+        return _made, (dict(self.fields), dict(self.roles), *stated)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
@@ -424,8 +428,11 @@ class Schema:
         object.__setattr__(self, "roles", MappingProxyType(playing))
         self._stating(None)
 
-    def _stating(self, autoreset: Autoreset | None) -> Schema:
+    def _stating(
+        self, autoreset: Autoreset | None, num_envs: int | None = None
+    ) -> Schema:
         object.__setattr__(self, "_autoreset", autoreset)
+        object.__setattr__(self, "_num_envs", num_envs)
         return self
 
 
@@ -448,10 +455,19 @@ def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
+def stated_num_envs(schema: Schema) -> int | None:
+    """The size of the vector environment that a schema was made of, if it was."""
+    return schema._num_envs
+
+
 def _made(
-    fields: Mapping[str, Field], roles: Mapping[str, str], autoreset: Autoreset | None
+    fields: Mapping[str, Field],
+    roles: Mapping[str, str],
+    autoreset: Autoreset | None,
+    num_envs: int | None = None,
 ) -> Schema:
-    return Schema.from_flat(fields, roles)._stating(autoreset)
+    # Pickles of earlier versions have no num_envs.
+    return Schema.from_flat(fields, roles)._stating(autoreset, num_envs)
 
 
 def _checked(flat: Mapping[str, object]) -> dict[str, Field]:

@@ -104,6 +104,14 @@ def env_autoreset(env: object) -> Autoreset | None:
     return next((known for known in AUTORESETS if known == mode), None)
 
 
+def env_count(env: object) -> int | None:
+    """The number of environments of a vector environment; None if it is not one."""
+    num_envs = getattr(env, "num_envs", None)
+    if not hasattr(env, "single_observation_space") or not isinstance(num_envs, int):
+        return None
+    return num_envs
+
+
 def example_field(path: str, value: object) -> Field:
     """Return the field that stores a value of one step; see `from_example`."""
     # By type, as numpy's float64 is a subclass of float and keeps its dtype.

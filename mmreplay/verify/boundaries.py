@@ -44,7 +44,7 @@ def alone_problem(flags: int) -> str:
     if flags & ~ALL_FLAGS:
         return f"bits within {ALL_FLAGS:#04x}"
     if flags & FINAL and flags != FINAL:
-        return "FINAL alone: a final row neither starts nor ends anything"
+        return "FINAL alone: a final row neither starts nor ends an episode"
     if flags & BREAK and not flags & START:
         return "START beside BREAK"
     if flags & CUT and not flags & BREAK:
@@ -177,7 +177,7 @@ class FlagCheck:
             position, got = int(positions[step, column]), int(flags[step, column])
             problem, expected = f"got flags {names(got)}", alone_problem(got)
             if before is None:
-                expected = expected or "START at the first row ever written"
+                expected = expected or "START at the first row of the environment"
             else:
                 earlier = int(before[step, column])
                 problem += f" after {names(earlier)}"

@@ -50,12 +50,14 @@ def check_columns(
     for place in _inside(folder / "samplers", notes):
         name = f"samplers/{place.name}"
         if not place.is_dir() or place.is_symlink():
-            notes.note("unknown", name, None, f"{name} is not a column's folder")
+            notes.note(
+                "unknown", name, None, f"{name} is not the folder of a sampler's column"
+            )
             continue
         for entry in files.names(place):
             if entry not in (COLUMN, STATE, LOCK_FILE, f"tmp-{COLUMN}"):
                 what = f"{name}/{entry}"
-                notes.note("unknown", what, None, f"{what} is not a name of ours")
+                notes.note("unknown", what, None, f"{what} is not a file of mmreplay")
         _check_state(place / STATE, f"{name}/{STATE}", metadata, notes)
         _check_numbers(place / COLUMN, f"{name}/{COLUMN}", metadata, notes, deep)
 
@@ -63,7 +65,9 @@ def check_columns(
 def _inside(root: Path, notes: Notebook) -> list[Path]:
     """What is in a folder of ours; a link in its place leads nowhere."""
     if root.is_symlink():
-        notes.note("unknown", root.name, None, f"{root.name} is a link, no folder")
+        notes.note(
+            "unknown", root.name, None, f"{root.name} is a link, expected a folder"
+        )
         return []
     return [root / name for name in files.names(root)] if root.is_dir() else []
 
@@ -94,8 +98,8 @@ def _check_state(path: Path, name: str, metadata: Metadata, notes: Notebook) -> 
         if any(data) and priority_file.newest(data, metadata.uuid, num_envs) is None:
             notes.note(
                 "beside", name, 0,
-                f"{name}: got no whole record of this buffer, expected one of two; the "
-                "column begins anew",
+                f"{name}: got no valid record of this buffer, expected one of two; the "
+                "sampler forgets its priorities",
             )  # fmt: skip
 
 
@@ -110,7 +114,7 @@ def _check_numbers(
             notes.note(
                 "beside", name, None,
                 f"{name}: got {file.nbytes} bytes, expected a multiple of {width}, a "
-                "number for each row; the column begins anew",
+                "number for each row; the sampler forgets its priorities",
             )  # fmt: skip
         for first in _chunks_with_data(file) if deep else ():
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
@@ -123,7 +127,7 @@ def _check_numbers(
                 notes.note(
                     "beside", name, at,
                     f"{name}: got {len(bad)} numbers such as {numbers[bad[0]]}, "
-                    "expected -1 or finite ones of at least 0; they count as new",
+                    "expected -1 or finite ones of at least 0; these rows count as new",
                 )  # fmt: skip
 
 
@@ -151,7 +155,7 @@ def check_limiter(folder: Path, notes: Notebook) -> None:
         elif entry.name.startswith("learner-"):
             _check_count(entry, name, notes)
         elif entry.name != "writer" and not entry.name.startswith("tmp-"):
-            notes.note("unknown", name, None, f"{name} is not a name of ours")
+            notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
 
 
 def _check_count(path: Path, name: str, notes: Notebook) -> None:
@@ -233,8 +237,8 @@ def _metadata(folder: Path, notes: Notebook) -> Metadata | None:
         return None
     if metadata.engine not in ON_DISK:
         raise VersionError(
-            f"{folder} was written with engine {metadata.engine!r}, this mmreplay "
-            f"verifies {list(ON_DISK)}; install a newer mmreplay"
+            f"{folder} was written with engine {metadata.engine!r}, but this mmreplay "
+            f"verifies {list(ON_DISK)}. Install a newer mmreplay."
         )
     return metadata
 
@@ -268,11 +272,11 @@ def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
         if name.startswith("tmp-") or _is_generation(name):
             notes.note(
                 "left_over", name, None,
-                f"{name} is left over from a writer that was stopped, expected none; "
-                "the next writable open removes it",
+                f"{name} is left over from a writer that was stopped; the next "
+                "writable open removes it",
             )  # fmt: skip
         else:
-            notes.note("unknown", name, None, f"{name} is not a name of ours")
+            notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
     if (folder / LOCK).exists():
         _open(folder / LOCK, LOCK, None, notes, {})
 
@@ -295,7 +299,7 @@ def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None
         for entry in files.names(where):
             if entry not in sizes | extra_names(metadata):
                 name = f"{metadata.folder}/{entry}"
-                notes.note("unknown", name, None, f"{name} is not a name of ours")
+                notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
         check_group(folder, metadata, notes)
     opened: dict[str, File] = {}
     try:

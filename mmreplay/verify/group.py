@@ -51,8 +51,8 @@ Ids = NDArray[np.int64]
 MAX_JSON_NBYTES = 16 << 20
 CHUNK_ROWS = 1 << 16
 MISLED = (
-    "other readers of Zarr are misled, and the buffer is not: mmreplay compact copies "
-    "it into a whole group"
+    "other readers of Zarr would read wrong data, mmreplay does not: mmreplay compact "
+    "makes a correct copy"
 )
 
 
@@ -152,14 +152,13 @@ def _check_names(
     if left and not live:
         notes.note(
             "left_over", f"{name}/{left[0]}", None,
-            f"{name} holds {_listed(left)}, left over from a writer that was stopped, "
-            "expected none; the next writable open removes what is in the group's own "
-            "folder",
+            f"{name} holds {_listed(left)}, left over from a writer that was stopped; "
+            "the next writable open removes what is in the group's own folder",
         )  # fmt: skip
     if others:
         notes.note(
             "unknown", f"{name}/{others[0]}", None,
-            f"{name} holds {_listed(others)}, which is not a name of ours",
+            f"{name} holds {_listed(others)}, which is not a file of mmreplay",
         )  # fmt: skip
 
 

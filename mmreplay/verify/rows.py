@@ -174,7 +174,7 @@ class SumCheck:
                 notes.note(
                     "lap", name, offset,
                     f"{where}: got {got}, expected one of lap {expected_lap}; the "
-                    "sum is lost, and its block unproven",
+                    "checksum is lost, so the block is unproven",
                 )  # fmt: skip
             else:
                 notes.note(

@@ -99,7 +99,7 @@ class CommitFile:
         if durable is None:
             notes.note(
                 "commit", self._name, 0,
-                "got no whole durable slot, expected at least one of two; the buffer "
+                "got no valid durable slot, expected at least one of two; the buffer "
                 f"cannot be opened: restore COMMIT from a copy{OR_REPAIR}",
             )  # fmt: skip
             return None
@@ -122,7 +122,7 @@ class CommitFile:
         if stored == computed:
             self._note(
                 notes, slot,
-                "got a whole record that is not of this buffer and generation, or "
+                "got a valid record that is not of this buffer and generation, or "
                 "whose tail, head and limit are out of order; expected one of "
                 f"generation {self._metadata.generation}",
             )  # fmt: skip
@@ -132,8 +132,8 @@ class CommitFile:
         notes.note(
             "torn", self._name, self._size * slot,
             f"{NAMES[slot]}: got checksum {computed:08x}, expected {stored:08x}; a "
-            "crash leaves that, the other slots decide, and the next writer rewrites "
-            "it",
+            "crash may leave this, the other slots are used, and the next writer "
+            "rewrites it",
         )  # fmt: skip
 
     def _check_record(self, notes: Notebook, slot: int, record: Record) -> None:
@@ -152,7 +152,7 @@ class CommitFile:
             self._note(
                 notes, slot,
                 f"environment {env_id}: got cut {record.cuts[env_id]}, expected at "
-                f"most the head, {record.heads[env_id]}, which it was once",
+                f"most the head, {record.heads[env_id]}, at which it was taken",
             )  # fmt: skip
         if slot in commit.LIVE_SLOTS:
             # A durable slot may give up rows that its own heads still count.
@@ -184,8 +184,8 @@ class CommitFile:
             if older.encode() != newer.encode():
                 self._note(
                     notes, slot,
-                    f"got sequence {newer.sequence}, as another record of its epoch "
-                    "has, expected a number of its own",
+                    f"got sequence {newer.sequence}, the same as another record of its "
+                    "epoch, expected different numbers",
                 )  # fmt: skip
             return
         for what in ("heads", "limits", "tails"):
@@ -194,7 +194,7 @@ class CommitFile:
                 self._note(
                     notes, slot,
                     f"environment {env_id}: got {what} {after[env_id]} after "
-                    f"{before[env_id]}, expected them never to fall",
+                    f"{before[env_id]}, which must not decrease",
                 )  # fmt: skip
 
     def _check_live(

@@ -233,7 +233,9 @@ def test_a_refused_step_of_alf_leaves_nothing_that_hides_a_beginning(tmp_path):
 
     add(0, 0)
     add(1, 1)
-    with pytest.raises(RefusedError, match=r"shape \[1\] for 2 environments"):
+    with pytest.raises(
+        RefusedError, match=r"of shape \[1\] must have a row for each of 2"
+    ):
         add(1, dtype=torch.int64)  # of the same bytes as the next one
     add(1, 0)
     batch = face.buffer._own.buffer.gather_all()
@@ -311,6 +313,8 @@ def test_ends_without_axes_take_no_axis(tmp_path, envs):
     now, none = torch.zeros(envs, 3), torch.zeros(envs, dtype=torch.bool)
     for _ in range(20):
         memory.add_samples(observations=now, terminated=none)
-        with pytest.raises(SchemaError, match="'terminated': got shape"):
+        with pytest.raises(
+            SchemaError, match=r"be \[n, \], or one sample without n, got shape"
+        ):
             memory.add_samples(observations=now, terminated=none[:, None])
     memory.home.close()

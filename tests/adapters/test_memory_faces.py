@@ -39,7 +39,9 @@ def test_a_whole_row_of_another_face_is_refused_as_well(tmp_path):
     other = pickle.loads(pickle.dumps(first))
     first.add_samples(**samples(1, 1))
     other.add_samples(**samples(2, 1))
-    with pytest.raises(SchemaError, match="as the row is half written"):
+    with pytest.raises(
+        SchemaError, match="expected those from 1 on, because the row is"
+    ):
         first.add_samples(**samples(3, 2))
     other.reset()
     assert len(first) == first.env_index == 0
@@ -120,7 +122,7 @@ def test_what_another_library_made_is_left_as_it_is(tmp_path):
 def test_two_tensors_that_would_be_stored_under_one_name_are_refused():
     memory = skrl.Memory(5, device="cpu")
     memory.create_tensor("reward", 1)
-    with pytest.raises(SchemaError, match=r"'tensor/reward': got the name .*'reward'"):
+    with pytest.raises(SchemaError, match="tensor 'tensor/reward': 'reward' is stored"):
         memory.create_tensor("tensor/reward", 1)
     memory.home.close()
 

@@ -143,7 +143,7 @@ def test_random_calls_are_those_of_a_list(make):
 
 def test_draws_are_whole_transitions_of_all_environments(make):
     storage = make(size=50)
-    with pytest.raises(EmptyError, match="insert transitions first"):
+    with pytest.raises(EmptyError, match=r"Insert transitions first\."):
         next(storage.generate_batches(1, 4))
     for number in range(12):
         storage.insert_transition(transition(number, envs=3, done=number % 5 == 4))
@@ -166,7 +166,9 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
     storage = make()
     storage.insert_data_slice(slice_of(range(3)))
     uneven = slice_of(range(4)) | {"Reward": np.zeros((3, 1, 1), np.float32)}
-    with pytest.raises(SchemaError, match="expected one for all keys; give the same"):
+    with pytest.raises(
+        SchemaError, match="slice: all keys must have the same number of"
+    ):
         storage.insert_data_slice(uneven)
     missing = transition(3)
     del missing["Action"]
@@ -186,10 +188,14 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
         (
             "Reward",
             torch.tensor(1.0),
-            r"got shapes \{'Reward': \[\]\}, expected 1 axes",
+            r"of the environments, got shapes \{'Reward':",
         ),
-        ("Reward", 1.0, r"got shapes \{'Reward': \[\]\}, expected 1 axes"),
-        ("NextDone", torch.zeros(2), r"NextDone: got shape \[2\], .* unsqueeze it"),
+        ("Reward", 1.0, r"of the environments, got shapes \{'Reward':"),
+        (
+            "NextDone",
+            torch.zeros(2),
+            r"a last axis of 1, got shape \[2\]\. Unsqueeze it\.",
+        ),
     ],
 )
 def test_values_that_lack_an_axis_are_refused(make, first, key, value, match):
@@ -272,7 +278,7 @@ def test_a_ring_that_is_there_needs_resume_and_goes_on(make):
 def test_model_based_batches_hold_every_row_once(make, count):
     model = actor()
     storage = make(MBReplayBuffer, 20, with_=model)
-    with pytest.raises(EmptyError, match="insert transitions first"):
+    with pytest.raises(EmptyError, match=r"Insert transitions first\."):
         next(storage.generate_batches(1))
     for number in range(count):
         storage.insert_transition(transition(number))
@@ -298,9 +304,13 @@ def test_model_based_batches_hold_every_row_once(make, count):
 
 def test_numbers_that_make_no_sense_are_refused_at_once(make):
     for size in (0, 1.5):
-        with pytest.raises(SchemaError, match=r"^size: got .* a whole number"):
+        with pytest.raises(
+            SchemaError, match=r"size must be an integer of at least 1, got 0\."
+        ):
             make(size=size)
-    with pytest.raises(SchemaError, match=r"^n_step: got 0"):
+    with pytest.raises(
+        SchemaError, match="n_step must be an integer of at least 1, got"
+    ):
         make(PERBuffer, 10, 0)
     storage = make(MBReplayBuffer)
     storage.insert_transition(transition(0))

@@ -160,5 +160,5 @@ def test_an_alpha_of_0_draws_uniformly_and_updates_nothing(make):
     assert storage.after_gradients(batch, {"Algorithm": {}}) == {"Algorithm": {}}
     storage.update_storage_parameter("alpha", 0.6)
     (batch,) = storage.generate_batches(1, 30)
-    with pytest.raises(SchemaError, match="use an algorithm that gives TD errors"):
+    with pytest.raises(SchemaError, match=r"Use an algorithm that returns TD errors\."):
         storage.after_gradients(batch, {"Algorithm": {}})

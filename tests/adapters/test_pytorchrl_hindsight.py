@@ -190,7 +190,9 @@ def test_a_function_that_fails_is_named_and_loses_no_step(make, function, match)
 
 
 def test_a_function_that_is_none_is_refused_where_it_is_given(make):
-    with pytest.raises(SchemaError, match=r"^her_function: got 3, expected a function"):
+    with pytest.raises(
+        SchemaError, match=r"her_function must be a function of \(o, rhs,"
+    ):
         HERBuffer.create_factory(50, 3)
     storage = make()
     with pytest.raises(SchemaError, match=r"^her_function: got None"):
@@ -200,7 +202,9 @@ def test_a_function_that_is_none_is_refused_where_it_is_given(make):
 def test_a_transition_without_an_end_is_refused(make):
     storage, step = make(), transition(0)
     del step["NextDone"]
-    with pytest.raises(SchemaError, match="got no NextDone, expected it"):
+    with pytest.raises(
+        SchemaError, match="transition: NextDone is missing, which says"
+    ):
         storage.insert_transition(step)
     assert storage.size == 0
 
@@ -310,7 +314,9 @@ def test_sequences_go_on_through_relabelled_steps(make, alpha):
         float(batch["Observation"][0]) for batch in storage.generate_batches(60, 1)
     }
     assert firsts == {0.0, 5.0}
-    with pytest.raises(SchemaError, match=r"^n_step: got 3 of a HERBuffer .* expected"):
+    with pytest.raises(
+        SchemaError, match=r"in a HERBuffer with a recurrent actor, got 3\."
+    ):
         make(with_=model, n_step=3)
 
 

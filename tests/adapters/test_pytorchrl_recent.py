@@ -68,7 +68,7 @@ def test_batches_are_uniform_over_windows_that_shrink(make, envs, count):
 
 def test_less_than_cmin_are_drawn_uniformly_whatever_alpha(make):
     storage = make(eta=0.9, cmin=50, alpha=0.6)
-    with pytest.raises(EmptyError, match="insert transitions first"):
+    with pytest.raises(EmptyError, match=r"Insert transitions first\."):
         next(storage.generate_batches(1, 4))
     for number in range(49):
         storage.insert_transition(transition(number))
@@ -233,12 +233,12 @@ def test_returns_that_stay_the_same_leave_eta_in_the_middle(make):
         ("eta", 0, r"\(0, 1\]"),
         ("eta", 1.1, r"\(0, 1\]"),
         ("cmin", 0, "at least 1"),
-        ("cmin", 2.5, "a whole number"),
+        ("cmin", 2.5, "an integer"),
         ("beta", 2, r"\[0, 1\]"),
     ],
 )
 def test_eta_and_cmin_are_judged_where_they_are_given(make, name, value, match):
-    wrong = rf"^{name}(: got {value}| must be).* {match}"
+    wrong = rf"^{name} must be .*{match}.*got {value}"
     with pytest.raises(SchemaError, match=wrong):
         EREBuffer.create_factory(60, **{name: value})
     with pytest.raises(SchemaError, match=wrong):

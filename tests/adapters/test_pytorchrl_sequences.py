@@ -80,7 +80,7 @@ def test_without_overlap_no_row_is_stored_twice(make):
 @pytest.mark.parametrize("count", [7, 200])
 def test_batches_are_whole_sequences_also_after_a_wrap(make, count):
     storage = make(envs=2)
-    with pytest.raises(EmptyError, match="insert transitions first"):
+    with pytest.raises(EmptyError, match=r"Insert transitions first\."):
         next(storage.generate_batches(1, 12))
     for number in range(count):
         storage.insert_transition(step(number, envs=2))
@@ -298,6 +298,8 @@ def test_a_storage_without_memory_pickles_too_and_goes_on_drawing(tmp_path, kind
 def test_a_storage_in_a_temporary_folder_is_not_pickled():
     storage = ReplayBuffer(40, "cpu", actor(), ALGORITHM, None)
     storage.insert_transition(transition(0))
-    with pytest.raises(FormatError, match="give path=, or set"):
+    with pytest.raises(
+        FormatError, match=r"which is removed at exit\. Pass path=, or set"
+    ):
         pickle.dumps(storage)
     storage.close()

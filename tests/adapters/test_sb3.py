@@ -235,7 +235,7 @@ def test_a_dict_buffer_wants_a_dict():
 
 
 def test_nothing_is_drawn_from_an_empty_buffer(tmp_path):
-    with pytest.raises(EmptyError, match="got none yet, expected at least one"):
+    with pytest.raises(EmptyError, match="transitions from an empty buffer"):
         ReplayBuffer(10, BOX, ACTION, path=tmp_path / "ring").sample(4)
     assert not (tmp_path / "ring").exists()
 

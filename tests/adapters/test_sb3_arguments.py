@@ -45,7 +45,9 @@ def give(buffer, **shapes):
 def test_values_of_another_shape_are_neither_repeated_nor_moved(buffer, name, shape):
     give(buffer)
     told = name.removeprefix("next_").replace("obs", "observation")
-    with pytest.raises(SchemaError, match=rf"^{told}: got shape \[.*neither repeated"):
+    with pytest.raises(
+        SchemaError, match=rf"^{told} must have the shape .*neither repeated"
+    ):
         give(buffer, **{name: shape})
     assert buffer.size() == 1
 
@@ -74,7 +76,7 @@ def test_an_action_of_one_environment_may_come_with_the_axes_of_its_space(tmp_pa
         buffer.add(obs, obs, action[None], reward, done, [{}])
     stored = ours.ring.gather_all()["action"]
     np.testing.assert_array_equal(stored, original.actions[:2, 0])
-    with pytest.raises(SchemaError, match=r"action: got shape \[7, 9\], expected"):
+    with pytest.raises(SchemaError, match=r"action must have .* got \[7, 9\]"):
         ours.add(obs, obs, action[:9].T, reward, done, [{}])
     ours.close()
 
@@ -100,9 +102,9 @@ def test_each_space_has_its_buffer(kind, space, message):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"buffer_size": 0}, "buffer_size: got 0, expected a whole number"),
-        ({"buffer_size": 2.5}, "buffer_size: got 2.5, expected a whole number"),
-        ({"buffer_size": "9"}, "buffer_size: got '9', expected a whole number"),
+        ({"buffer_size": 0}, "buffer_size must be an integer"),
+        ({"buffer_size": 2.5}, "buffer_size must be an integer"),
+        ({"buffer_size": "9"}, "buffer_size must be an integer"),
         (
             {"optimize_memory_usage": "no"},
             "optimize_memory_usage must be True or False, got 'no'",
@@ -121,12 +123,14 @@ def test_arguments_that_make_no_sense_are_refused_by_name(tmp_path, options, mat
 
 
 def test_no_environments_are_refused():
-    with pytest.raises(SchemaError, match="n_envs: got 0, expected a whole number"):
+    with pytest.raises(
+        SchemaError, match="n_envs must be an integer of at least 1, got 0"
+    ):
         adapter.ReplayBuffer(8, BOX, ACTION, n_envs=0)
 
 
 def test_priorities_of_nothing_are_refused(buffer):
-    with pytest.raises(EmptyError, match="expected samples that it drew"):
+    with pytest.raises(EmptyError, match="cannot update priorities of an empty"):
         buffer.update_priorities(None, [1.0])
 
 
@@ -194,7 +198,7 @@ def test_next_observations_of_another_dtype_are_cast(tmp_path, once, kind):
     flags = buffer.ring.flags(0, np.arange(5))
     assert np.flatnonzero(flags & START).tolist() == [0]
     wrong = np.zeros((1, 6), np.float32)
-    with pytest.raises(SchemaError, match=r"observation: got shape \[1, 6\]"):
+    with pytest.raises(SchemaError, match=r"observation must have .* got \[1, 6\]"):
         buffer.add(obs + 1, wrong, action, *told, going_on)
     assert buffer.ring.heads.tolist() == [5]
     buffer.close()

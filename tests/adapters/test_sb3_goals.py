@@ -205,7 +205,7 @@ def test_none_or_all_of_a_batch_may_get_goals(tmp_path, monkeypatch, virtual, wi
 
 def test_without_a_whole_episode_nothing_is_drawn(tmp_path):
     world = Episodes(tmp_path / "ring", False, 10)
-    told = r"cannot draw 4 transitions: got \d+ rows and no whole episode.*learning_st"
+    told = r"cannot draw 4 transitions: the \d rows hold no"
     for _ in range(15):  # longer than the ring
         world.add(np.zeros(ENVS, bool))
         with pytest.raises(EmptyError, match=told):
@@ -252,22 +252,20 @@ def test_only_the_keys_that_are_named_are_stored():
 @pytest.mark.parametrize(
     ("value", "name"),
     [
-        (object(), r"infos\[i\]\['k'\]: got object"),
-        ([1, {2}], r"infos\[i\]\['k'\]\[1\]: got set"),
-        ({1: 2}, r"infos\[i\]\['k'\]: got dict"),
-        ({"\0": 2}, r"infos\[i\]\['k'\]: got dict"),
-        (np.array([None]), r"infos\[i\]\['k'\]: got ndarray"),
+        (object(), r"infos\[i\]\['k'\] must be .* got object"),
+        ([1, {2}], r"infos\[i\]\['k'\]\[1\] must be .* got set"),
+        ({1: 2}, r"infos\[i\]\['k'\] must be .* got dict"),
+        ({"\0": 2}, r"infos\[i\]\['k'\] must be .* got dict"),
+        (np.array([None]), r"infos\[i\]\['k'\] must be .* got ndarray"),
     ],
 )
 def test_what_cannot_be_stored_is_named(value, name):
-    with pytest.raises(SchemaError, match=rf"^{name}, expected .* info_keys=\["):
+    with pytest.raises(SchemaError, match=rf"^{name} .*info_keys=\["):
         sb3_goals.encoded([{"k": value}], None, 0)
 
 
 def test_an_info_that_is_too_large_names_its_size():
-    told = (
-        r"^infos\[1\]: got 29 bytes as text, expected at most the 16 .* info_bytes=29"
-    )
+    told = r"infos\[1\] takes 29 bytes as text, more than"
     with pytest.raises(SchemaError, match=told):
         sb3_goals.encoded([{"a": 1}, {"a": 12345678901234567890123}], None, 16)
 
@@ -294,7 +292,7 @@ def test_the_infos_of_a_monitor_fit_at_an_end():
 def test_damaged_infos_are_refused(text):
     row = np.zeros((1, 64), np.uint8)
     row[0, : len(text)] = np.frombuffer(text, np.uint8)
-    with pytest.raises(CorruptError, match="info: got bytes that are no info"):
+    with pytest.raises(CorruptError, match="info: the stored bytes are not JSON"):
         sb3_goals.decoded(row)
 
 

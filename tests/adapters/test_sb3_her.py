@@ -279,23 +279,21 @@ def test_strategies_are_given_as_the_original_takes_them(strategy):
 
 @pytest.mark.parametrize("strategy", ["past", 1, None])
 def test_another_strategy_is_refused(strategy):
-    with pytest.raises(SchemaError, match=r"goal_selection_strategy: got .* expected"):
+    with pytest.raises(SchemaError, match="goal_selection_strategy must be one of"):
         HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=strategy)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, "4"])
 def test_another_number_of_goals_is_refused(count):
-    with pytest.raises(SchemaError, match=r"n_sampled_goal: got .* a whole number"):
+    with pytest.raises(SchemaError, match="n_sampled_goal must be an integer"):
         HerReplayBuffer(10, SPACE, ACTION, None, n_sampled_goal=count)
 
 
 def test_a_space_without_goals_is_refused():
     space = gym.spaces.Dict({"observation": GOAL, "achieved_goal": GOAL})
-    with pytest.raises(
-        SchemaError, match=r"expected a Dict with achieved_goal and des"
-    ):
+    with pytest.raises(SchemaError, match="needs a Dict with achieved_goal and des"):
         HerReplayBuffer(10, space, ACTION, None)
-    with pytest.raises(SchemaError, match="expected a Dict"):
+    with pytest.raises(SchemaError, match="needs a Dict"):
         HerReplayBuffer(10, GOAL, ACTION, None)
 
 
@@ -313,11 +311,11 @@ def test_so_many_of_a_batch_have_other_goals_as_in_the_original(tmp_path, rng, c
 
 def test_without_an_environment_no_reward_is_made_up(tmp_path, rng):
     ours = HerReplayBuffer(40, SPACE, ACTION, None, path=tmp_path / "ring")
-    with pytest.raises(EmptyError, match="an episode that has ended"):
+    with pytest.raises(EmptyError, match="no episode has ended yet"):
         ours.sample(8)
     for step in walk(rng, 1, 40):
         give(ours, step)
-    with pytest.raises(SchemaError, match=r"env: got None, .* call set_env\(env\)"):
+    with pytest.raises(SchemaError, match=r"env is None, .* Call set_env\(env\)"):
         ours.sample(8)
     ours.set_env(reach())
     ours.sample(8)
@@ -353,7 +351,7 @@ def test_rewards_that_are_not_one_a_goal_are_refused(tmp_path, rng, monkeypatch)
         give(ours, step)
     monkeypatch.setattr(Reach, "compute_reward", lambda *_: 0.5)
     with pytest.raises(
-        SchemaError, match=r"compute_reward: got shape \[\] for 8 goals"
+        SchemaError, match=r"compute_reward must .* got shape \[\] for 8 goals"
     ):
         ours.sample(10)
     ours.close()
@@ -366,7 +364,7 @@ def test_infos_are_restored_with_their_size_limit(tmp_path, rng):
     for step in steps:
         give(ours, step)
     step.infos[0]["long"] = "x" * 1000
-    with pytest.raises(SchemaError, match=r"infos\[0\]: got \d+ bytes as text"):
+    with pytest.raises(SchemaError, match=r"infos\[0\] takes \d+ bytes as text"):
         give(ours, step)
     room = ours.ring.schema["info"].shape
     ours.close()
@@ -383,7 +381,7 @@ def test_infos_are_restored_with_their_size_limit(tmp_path, rng):
     without = HerReplayBuffer(
         40, SPACE, ACTION, reach(), path=tmp_path / "ring", resume=True
     )
-    with pytest.raises(SchemaError, match=r"expected .* give the arguments"):
+    with pytest.raises(SchemaError, match=r"expected .* Pass the arguments"):
         without.size()
 
 

@@ -191,7 +191,9 @@ def test_a_preprocessor_changes_samples_and_batches_alike(make):
 def test_all_ends_end_the_draw_with_a_message_and_not_in_a_loop(make):
     memory = make()
     for draw in (memory.sample, lambda: list(memory.sample_indices())):
-        with pytest.raises(ValueError, match="without a transition, expected at least"):
+        with pytest.raises(
+            ValueError, match="cannot draw 4 samples from a memory without"
+        ):
             draw()
     memory.append(Buffer([sample(n, "term") for n in range(5)]))
     assert len(memory) == 0
@@ -238,7 +240,7 @@ def test_another_size_or_crc_than_that_on_disk_is_refused(make):
     ],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
-    with pytest.raises(SchemaError, match=f"{next(iter(bad))}: got .* a whole number"):
+    with pytest.raises(SchemaError, match=f"{next(iter(bad))} must be an integer"):
         make(**bad)
 
 
@@ -261,7 +263,7 @@ def test_a_shape_that_images_cannot_have_is_refused_before_there_is_a_ring(make)
     images = [plain((np.float32([1]), np.zeros((1, 4, 4), np.uint8))) for _ in range(3)]
     memory = make(imgs_obs=2, imgs_shape=(3, -1))
     with pytest.raises(
-        SchemaError, match=r"^imgs_shape: got \[3, -1\] .* \[2, 1, 4, 4"
+        SchemaError, match=r"imgs_shape \[3, -1\] does not fit images of"
     ):
         memory.append_buffer(Buffer(images))
     assert not memory.home.path.exists()
@@ -276,7 +278,7 @@ def test_a_shape_that_images_cannot_have_is_refused_before_there_is_a_ring(make)
 def test_crc_debug_does_not_change_once_there_is_a_ring(make):
     memory = make()
     memory.crc_debug = True
-    with pytest.raises(SchemaError, match="got a sample without 'crc_sample'"):
+    with pytest.raises(SchemaError, match="crc_debug: a sample has no 'crc_sample' in"):
         memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
     memory.crc_debug = False
     memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
@@ -334,7 +336,7 @@ def plain(obs, act=0.0, reward=0.0):
             plain((np.ones(3, "f4"),)),
             r"observation/obs/0: got the shapes \[\[2\], \[3\]",
         ),
-        (plain([np.ones(2, "f4")]), "samples of one memory have one structure"),
+        (plain([np.ones(2, "f4")]), r"Samples of one memory have one structure\."),
         (plain((np.array(["a", "b"]),)), "observation/obs/0"),
     ],
 )
@@ -377,15 +379,21 @@ def test_an_observation_may_end_with_nothing_unless_images_are_there(make, last)
     assert memory[1][0][1] == last
     assert memory[1][0][0].tolist() == [1]
     other = make(name="other", imgs_obs=2)
-    with pytest.raises(SchemaError, match="got nothing in the last part of an obs"):
+    with pytest.raises(SchemaError, match="the last component of an observation is"):
         other.append(Buffer([plain((np.float32([1]), last))]))
 
 
 @pytest.mark.parametrize(
     ("obs", "message"),
     [
-        ({0: np.ones(1), "0": np.ones(1)}, r"got the keys \[0, '0'\]"),
-        ({"a/b": np.ones(1), "a": {"b": np.ones(1)}}, "two leaves there, expected one"),
+        (
+            {0: np.ones(1), "0": np.ones(1)},
+            r"sample: keys must differ as text, got \[0,",
+        ),
+        (
+            {"a/b": np.ones(1), "a": {"b": np.ones(1)}},
+            "observation/obs/a/b: two leaves have this",
+        ),
     ],
 )
 def test_keys_that_are_written_alike_are_refused(make, obs, message):
@@ -419,7 +427,9 @@ def test_nested_observations_and_actions_keep_their_structure(make):
     assert torch.equal(act["gas"].float(), reward)
     assert act["gas"].dtype == torch.int64
     assert torch.equal(old[0]["a"][0][:, 0], old[2]["gas"].to(torch.int8))
-    with pytest.raises(SchemaError, match="samples of one memory have one structure"):
+    with pytest.raises(
+        SchemaError, match=r"Samples of one memory have one structure\."
+    ):
         memory.append(Buffer([sample(1)]))
     assert len(memory) == 5
 
@@ -481,5 +491,5 @@ def test_collating_keeps_structures_and_dtypes():
     assert tensors.shape == (2, 2)
     with pytest.raises(SchemaError, match="got a str, expected arrays"):
         collate_torch([("a",), ("b",)])
-    with pytest.raises(SchemaError, match="got no sample"):
+    with pytest.raises(SchemaError, match=r"collate needs at least one sample\. Use a"):
         collate_torch([])

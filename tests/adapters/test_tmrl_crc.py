@@ -105,7 +105,9 @@ def test_one_bit_in_the_middle_is_found(memory, change, name):
 
 def test_samples_of_a_worker_without_crcs_are_refused(memory):
     rows = [(*row[:5], {}) for row in worker(3, np.random.default_rng(1))]
-    with pytest.raises(SchemaError, match="set crc_debug in the RolloutWorker as well"):
+    with pytest.raises(
+        SchemaError, match=r"Set crc_debug in the RolloutWorker as well\."
+    ):
         memory.append(Buffer(rows))
 
 
@@ -142,7 +144,9 @@ def columns():
 
 def test_a_pickle_is_loaded_only_where_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(columns()))
-    with pytest.raises(SchemaError, match="pass allow_pickle=True"):
+    with pytest.raises(
+        SchemaError, match=r"memory is not limited\. Pass allow_pickle=True"
+    ):
         GenericTorchMemory(dataset_path=tmp_path, path=tmp_path / "a")
     memory = GenericTorchMemory(
         3, dataset_path=tmp_path, path=tmp_path / "b", allow_pickle=True

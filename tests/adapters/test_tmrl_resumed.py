@@ -47,7 +47,9 @@ def test_a_memory_without_a_path_refuses_the_first_checkpoint(monkeypatch, count
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     memory = GenericTorchMemory(10, 2)
     memory.append(Buffer(range(count)))
-    with pytest.raises(FormatError, match=r"for a checkpoint after .* give path="):
+    with pytest.raises(
+        FormatError, match="exit; tmrl pickles it for a checkpoint after"
+    ):
         pickle.dumps(memory)
     memory.close()
 
@@ -79,7 +81,7 @@ def test_a_new_size_resizes_the_ring_and_stays_in_checkpoints(tmp_path):
     assert (memory.memory_size, rewards(memory)) == (20, [*range(10, 30)])
     memory.memory_size = 5
     assert rewards(memory) == [*range(25, 30)]
-    with pytest.raises(SchemaError, match=r"^memory_size: got 0"):
+    with pytest.raises(SchemaError, match=r"must be an integer of at least 1, got 0\."):
         memory.memory_size = 0
     memory.close()
     resumed = GenericTorchMemory(5, 2, path=tmp_path / "ring", resume=True)

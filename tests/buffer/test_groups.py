@@ -187,7 +187,7 @@ def test_a_plain_group_is_one_episode_with_a_doubt(tmp_path, rng):
     assert "array 'other' of shape [2] was left out: most have 30 rows" in mapping.notes
     assert mapping.doubts == (
         "arrays differ in length; 30 rows were taken to be the steps",
-        "no column tells where episodes end: all rows are one episode",
+        "no column says where episodes end: all rows are one episode",
     )
 
 

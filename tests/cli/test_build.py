@@ -58,7 +58,7 @@ def test_a_missing_library_is_reported(cli, facts, monkeypatch):
 def test_it_is_either_a_buffer_or_the_build(cli):
     code, _, err = cli("info", "--build", "runs/a")
     assert code == 2
-    assert "PATH and --build: got both, expected one" in err
+    assert "PATH and --build were both given" in err
     assert "'PATH': expected a buffer, or --build" in cli("info")[2]
 
 

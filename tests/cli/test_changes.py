@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ NO = "mmreplay: nothing was changed\n"
 def test_clear_of_an_unknown_environment_is_refused(cli, path):
     code, _, err = cli("clear", path, "--env", 2, "--yes")
     assert code == 3
-    assert "--env: got 2, expected one in [0, 2)" in err
+    assert "--env must be in [0, 2), got 2" in err
 
 
 def test_clear_of_a_buffer_in_use_names_who_uses_it(cli, path):
@@ -78,7 +79,7 @@ def test_resize_asks_only_where_rows_would_go(cli, path, monkeypatch):
     assert cli("resize", path, "1e3")[0] == 0
     code, _, err = cli("resize", path, "20")
     assert code == 2
-    assert "Give up the 50 oldest rows" in err
+    assert "Remove the 50 oldest rows" in err
 
 
 def test_verify_of_a_whole_buffer_exits_0(cli, facts, path):
@@ -163,8 +164,8 @@ def test_record_says_before_it_begins_that_a_ring_keeps_fewer(cli, tmp_path):
         assert cli("record", "CartPole-v1", path, "--steps", steps)[::2] == (0, "")
     assert cli("record", "CartPole-v1", path, "--steps", 2000)[::2] == (
         0,
-        f"mmreplay: {path} holds 102 rows: the newest of these 2,000 steps will stay; "
-        "mmreplay resize makes room\n",
+        f"mmreplay: {path} holds 102 rows: only the newest of these 2,000 steps will "
+        "stay; mmreplay resize enlarges it\n",
     )
 
 
@@ -174,9 +175,9 @@ def test_record_says_where_the_ring_keeps_fewer(cli, facts, tmp_path):
         cli("record", "CartPole-v1", tmp_path / "b", "--steps", steps)[1]
         for steps in (30, 300)
     ]
-    assert "came round" not in told[0]
+    assert "is full" not in told[0]
     held = facts("info", tmp_path / "b")["steps"]
-    assert f"the ring came round and holds the newest {held} of them" in told[1]
+    assert f"the ring is full and holds the newest {held} of them" in told[1]
     assert "mmreplay resize" in told[1]
 
 
@@ -202,7 +203,7 @@ def test_an_interrupted_recording_keeps_what_it_has(facts, tmp_path):
         recording.kill()
         recording.wait()
     assert (recording.returncode, out) == (130, "")
-    assert err == "mmreplay: interrupted; what was written before is kept\n"
+    assert err == "mmreplay: interrupted; rows written before are committed\n"
     assert facts("info", where)["recovery"]["how"] == "clean"
     assert facts("verify", where)["ok"]
 
@@ -259,4 +260,26 @@ def test_plot_without_matplotlib_says_what_to_install(cli, path, png, monkeypatc
 def test_plot_to_an_impossible_path_is_refused(cli, path, png, name):
     code, _, err = cli("plot", path, "-o", png.parent / name)
     assert code == 2
-    assert "--output: got" in err
+    assert "--output must be" in err
+
+
+def test_resize_warns_once_of_a_disk_that_is_too_small(cli, path, monkeypatch):
+    usage = shutil.disk_usage(path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, err = cli("resize", path, 50_000)
+    assert code == 0
+    assert err.count("adds will raise FullError") == 1
+
+
+def test_a_large_recording_says_its_size_before_it_begins(cli, tmp_path, monkeypatch):
+    def begun(*args, **kwargs):
+        raise mr.errors.FailedError("the recording begins")
+
+    monkeypatch.setattr("mmreplay.recording.record", begun)
+    _, _, err = cli("record", "CartPole-v1", tmp_path / "a", "--steps", 100_000_000)
+    assert "a: 100,000,000 rows take about" in err
+    assert err.index("take about") < err.index("the recording begins")
+    _, _, err = cli("record", "CartPole-v1", tmp_path / "a", "--steps", 1000)
+    assert "take about" not in err

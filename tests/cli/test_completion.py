@@ -72,3 +72,19 @@ def test_bash_completes(on_path, words, offered):
 
 def test_bash_completes_commands(on_path):
     assert sorted(completed(on_path, "s")) == ["snapshot", "stats"]
+
+
+@pytest.mark.parametrize(("shell", "line"), [
+    ("zsh", "#compdef mmreplay"), ("fish", "complete --command mmreplay"),
+    ("bash", "_mmreplay_completion() {"),
+])  # fmt: skip
+def test_the_script_is_of_the_shell_that_is_named(cli, shell, line):
+    code, out, err = cli("--show-completion", shell)
+    assert (code, err) == (0, "")
+    assert out.startswith(line)
+
+
+def test_a_shell_without_a_script_is_refused(cli):
+    code, _, err = cli("--show-completion", "csh")
+    assert code == 2
+    assert "must be one of bash, zsh" in err

@@ -95,7 +95,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["nonsense"], "No such command 'nonsense'"),
         (["info", "x", "--nonsense"], "No such option"),
         (["head", "x", "-n", "-3"], "got -3, expected at least 1"),
-        (["head", "x", "-n", "many"], "expected a whole number, such as 1e6"),
+        (["head", "x", "-n", "many"], "expected an integer, such as 1e6"),
         (["load", "a.npz", "b"], "No such command 'load': mmreplay convert SRC DST"),
         (["export"], "No such command 'export': mmreplay convert SRC DST"),
         (["help", "export"], "No such command 'export': mmreplay convert SRC DST"),
@@ -107,13 +107,13 @@ def test_a_newer_version_is_refused(cli, path):
             "'--num-envs': got 1e9, expected at most 1,048,576",
         ),
         (["resize", "x", "0"], "got 0, expected at least 1"),
-        (["resize", "x", "1.5"], "got '1.5', expected a whole number"),
-        (["resize", "x", "inf"], "expected a whole number"),
+        (["resize", "x", "1.5"], "got '1.5', expected an integer"),
+        (["resize", "x", "inf"], "expected an integer"),
         (["record", "E", "x"], "Missing option '--steps'"),
-        (["record", "E", "", "--steps", "9"], "got an empty path"),
-        (["info", ""], "got an empty path"),
+        (["record", "E", "", "--steps", "9"], "the path is empty"),
+        (["info", ""], "the path is empty"),
         (["record", "E", "x", "--steps", "0"], "expected at least 1"),
-        (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed: got -1"),
+        (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed must be at"),
         (
             ["record", "E", "x", "--steps", "9", "--seed", "y"],
             "got 'y', expected an int",
@@ -121,16 +121,16 @@ def test_a_newer_version_is_refused(cli, path):
         (["head", "x", "--env", "y"], "got 'y', expected an integer"),
         (["clear", "x", "--env", "1.5"], "got '1.5', expected an integer"),
         (["convert", "x", "y.npz", "--env", "y"], "got 'y', expected an integer"),
-        (["record", "E", "x", "--steps", "9", "--on-resume", "no"], "expected one of"),
-        (["record", "E", "x", "--steps", "9", "--policy", "a"], "expected MODULE:NAME"),
+        (["record", "E", "x", "--steps", "9", "--on-resume", "no"], "must be one of"),
+        (["record", "E", "x", "--steps", "9", "--policy", "a"], "must be MODULE:NAME"),
         (["record", "E", "x", "--steps", "9", "--policy", "no_such:f"], "no_such"),
         (["record", "E", "x", "--steps", "9", "--policy", "os:no_such"], "no_such"),
         (["record", "E", "x", "--steps", "9", "--policy", "os:sep"], "not callable"),
-        (["plan", "--capacity", "9"], "give either"),
-        (["plan", "x", "--field", "a:bool", "--capacity", "9"], "give either"),
+        (["plan", "--capacity", "9"], "pass either"),
+        (["plan", "x", "--field", "a:bool", "--capacity", "9"], "pass either"),
         (["plan", "--field", "a:bool"], "--capacity is missing. Give the rows"),
-        (["plan", "--field", "a", "--capacity", "9"], "expected NAME:DTYPE"),
-        (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "expected NAME:DTYPE"),
+        (["plan", "--field", "a", "--capacity", "9"], "must be NAME:DTYPE"),
+        (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "must be NAME:DTYPE"),
         (["plan", "--field", "a:floot", "--capacity", "9"], "bfloat16, got 'floot'"),
     ],
 )
@@ -148,14 +148,14 @@ def test_an_unknown_environment_is_refused(cli, tmp_path):
     assert "Nonsense" in one_line(err)
     code, _, err = cli("plan", "Nonsense-v9", "--capacity", "9")
     assert code == 3
-    assert "there is no folder Nonsense-v9 either" in one_line(err)
+    assert "A folder Nonsense-v9 does not exist either" in one_line(err)
 
 
 def test_an_environment_of_the_buffer_that_is_not_there_is_refused(cli, path):
     for command in (["head"], ["clear", "--yes"]):
         code, _, err = cli(*command, path, "--env", "7")
         assert code == 3
-        told = "--env: got 7, expected one in [0, 2); the buffer has 2 environments, "
+        told = "--env must be in [0, 2), got 7. The buffer has 2 environments, "
         assert told in one_line(err)
 
 
@@ -164,7 +164,7 @@ def test_rows_of_an_empty_buffer_are_refused(cli, tmp_path):
     mr.ReplayBuffer.create(tmp_path / "b", schema, 10).close()
     code, _, err = cli("head", tmp_path / "b")
     assert code == 3
-    assert "holds no rows, expected some" in one_line(err)
+    assert "holds no rows. Record some" in one_line(err)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_an_interruption_says_which_rows_are_saved(monkeypatch, cli, path):
     monkeypatch.setattr("mmreplay.cli.info.gather", interrupted)
     code, _, err = cli("info", path)
     assert code == 130
-    assert "interrupted; what was written before is kept" in one_line(err)
+    assert "interrupted; rows written before are committed" in one_line(err)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_an_interrupted_copy_is_called_none(
     monkeypatch.setattr(function, interrupted)
     code, _, err = cli(command, path, tmp_path / "copy")
     assert code == 130
-    assert f"interrupted; {tmp_path / 'copy'} is no buffer yet" in one_line(err)
-    assert "run the same command again" in one_line(err)
+    assert f"interrupted; {tmp_path / 'copy'} is not a buffer yet" in one_line(err)
+    assert "Run the same command again" in one_line(err)
     code, _, err = cli(command, path, path)
     assert code == 130
     assert f"interrupted; {path} is already complete" in one_line(err)
@@ -272,7 +272,7 @@ def test_an_interruption_while_commands_are_loaded_is_reported_in_one_line(name)
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == exits.INTERRUPTED
-    assert "interrupted; what was written before is kept" in one_line(done.stderr)
+    assert "interrupted; rows written before are committed" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -323,7 +323,7 @@ def closed(path, redirections):
 def test_a_closed_stdout_is_one_line(path):
     done = closed(path, ">&-")
     assert done.returncode == exits.FAILED
-    assert "stdout is closed, expected it open to print to" in one_line(done.stderr)
+    assert "stdout is closed. Redirect it" in one_line(done.stderr)
 
 
 def test_a_closed_stdout_prints_nothing_elsewhere(path):

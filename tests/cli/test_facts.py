@@ -101,7 +101,7 @@ def test_info_reads_as_text(cli, path):
     assert code == 0
     for told in (
         "100 rows x 2 envs", "90 steps", "4 steps (no next", "observation/pixels",
-        "closed in order", "10, of them 2 running",
+        "closed in order", "10, of them 2 unfinished",
     ):  # fmt: skip
         assert told in out
 
@@ -114,7 +114,7 @@ def test_rows_dropped_by_an_opening_are_reported_every_time(cli, facts, tmp_path
         buffer.commit()
         buffer.extend(x=np.zeros(20))
         shutil.copytree(folder, copy)
-    cut = "rows above the last commit are cut: 20 known of, and 0 given up"
+    cut = "rows above the last commit are discarded: 20 known rows, and 0 overwritten"
     assert cut in " ".join(cli("info", copy)[1].split())
     mr.ReplayBuffer.open(copy, "r+").close()
     told = "closed in order; an earlier opening had to cut 20 rows"
@@ -284,7 +284,7 @@ def test_stats_leaves_out_what_a_writer_broke_off(facts, cli, path):
     assert found["returns"]["mean"] == 10
     assert sum(found["episodes"]["broken"]) == sum(found["episodes"]["running"]) == 2
     told = " ".join(cli("stats", path)[1].split())
-    assert "12, of them 2 running, 2 broken off and 0 without their first" in told
+    assert "12, of them 2 unfinished, 2 interrupted and 0 without their first" in told
 
 
 def test_stats_of_an_empty_buffer_are_no_numbers(facts, tmp_path):

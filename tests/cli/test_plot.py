@@ -193,3 +193,15 @@ def test_names_are_printed_unchanged(tmp_path):
     figure, found = drawn(tmp_path, made[0], None, rewards)
     assert "value of r$x$" in [text.get_text() for text in found]
     assert not any(text.get_parse_math() for text in found if "$" in text.get_text())
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [(FLOAT, "rewards are NaN"), (mr.Field((2,), "float64"), "no scalar reward")],
+)
+def test_a_panel_without_returns_says_why(tmp_path, field, why):
+    table = table_of([5, 9], [np.nan, np.nan])
+    with mr.ReplayBuffer.create(tmp_path / "b", mr.Schema({"reward": field}), 5) as b:
+        figure = plot.draw(figures.Figure, b, table, [None, None])
+    shown = {text.get_text() for text in figure.axes[0].texts}
+    assert shown == {why}

@@ -49,8 +49,8 @@ def test_repair_names_the_rows_that_it_dropped(path, tmp_path, capsys):
     capsys.readouterr()
     assert run(["repair", str(path)]) == 0
     told = capsys.readouterr().out
-    assert "cut checksum: environment 0, positions [4, 6)" in told
-    assert "58 rows kept, 2 cut" in told
+    assert "dropped checksum: environment 0, positions [4, 6)" in told
+    assert "58 rows copied, 2 dropped" in told
     assert run(["verify", f"{path}-repaired"]) == 0
     capsys.readouterr()
     assert run(["repair", str(path), str(tmp_path / "e"), "--json"]) == 0
@@ -110,8 +110,8 @@ def test_a_repair_that_leaves_nothing_exits_1(path, tmp_path, capsys, damaged, w
         file.write(b"x" * (path / "data-000001" / damaged).stat().st_size)
     assert run(["repair", str(path)]) == 1
     told = capsys.readouterr().out
-    assert "0 rows kept, 60 cut" in told
-    assert "nothing is left: restore the buffer from a copy" in told
+    assert "0 rows copied, 60 dropped" in told
+    assert "no row is left: restore the buffer from a copy" in told
     assert told.endswith(way)
     assert verify_buffer(f"{path}-repaired").findings == ()
     assert run(["repair", str(path), str(tmp_path / "e"), "--json"]) == 1
@@ -138,7 +138,7 @@ def test_rows_dropped_for_a_lost_checksum_can_be_restored(path, capsys):
     told = capsys.readouterr().out
     cut = "60 rows cut only because a checksum is lost: --keep-unproven keeps what"
     assert cut in told
-    assert "2 rows kept, 60 cut" in told
+    assert "2 rows copied, 60 dropped" in told
 
 
 def test_a_repair_without_a_record_says_what_that_costs(path, capsys):
@@ -155,8 +155,8 @@ def test_a_repair_of_a_copy_says_what_the_last_commit_lacks(path, tmp_path, caps
         shutil.copytree(path, tmp_path / "copy")
     assert run(["repair", str(tmp_path / "copy")]) == 0
     told = capsys.readouterr().out
-    assert "note rows above the last commit, at least 10, are not kept" in told
-    assert "60 rows kept, 0 cut" in told
+    assert "note rows above the last commit, at least 10, are discarded" in told
+    assert "60 rows copied, 0 dropped" in told
 
 
 def test_what_a_copy_is_made_with_is_committed_with_it(path, tmp_path, capsys):

@@ -248,10 +248,16 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "foo"}, "format: got 'foo', expected one of"),
-        ({"fields": ["x"]}, "fields: got 'x'"),
-        ({"colour": 3, "format": "pt"}, "option 'colour': got one that open_writer"),
-        ({"compression": "x"}, "compression: got 'x'"),
+        ({"format": "foo"}, "format must be one of buffer, csv, d4rl, minari, npz,"),
+        ({"fields": ["x"]}, "fields or subtrees of a, b, terminated, observation, got"),
+        (
+            {"colour": 3, "format": "pt"},
+            "option 'colour' is unknown to open_writer of format",
+        ),
+        (
+            {"compression": "x"},
+            r"compression must be 'deflate' or None, got 'x'\. Leave it",
+        ),
         ({"every": 0}, r"every must be an integer in \[1, 50\], got 0"),
         ({"every": 51}, r"every must be an integer in \[1, 50\], got 51"),
     ],

@@ -55,7 +55,7 @@ def test_nothing_is_left_and_the_same_command_begins_anew(
     out, err = capsys.readouterr()
     assert re.fullmatch(
         rf"mmreplay: interrupted; \S+/{name} was not made, the source was only read, "
-        "and nothing else is kept; run the same command again, it starts from the "
+        r"and nothing else is kept\. Run the same command again to start from the "
         "beginning\n",
         err,
     )

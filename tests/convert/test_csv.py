@@ -99,7 +99,7 @@ def test_nans_that_carry_something_are_counted_and_refused_under_strict(
         buffer.extend(x=values[:, None])
     report = mr.export(tmp_path / "s", tmp_path / "a.csv")
     assert report.doubts == (
-        f"{lost} NaNs lose their sign or payload: text has one NaN only",
+        f"{lost} NaNs lose their sign or payload, because text has only one NaN",
     )
     with pytest.raises(SourceError, match="lose their sign or payload"):
         mr.export(tmp_path / "s", tmp_path / "b.csv", strict=True)
@@ -119,20 +119,20 @@ def empty(path, fields):
 @pytest.mark.parametrize(
     ("fields", "options", "message"),
     [
-        ({"x": mr.Field((), "bfloat16")}, {}, "'x': got bfloat16, expected a dtype"),
+        ({"x": mr.Field((), "bfloat16")}, {}, "field 'x': csv cannot store"),
         (
             {"i": mr.Field((84, 84), "uint8")}, {},
-            "rows of 7059 values, expected at most 4096 columns; .*force=True",
+            r"csv: rows must have at most 4096 columns, got 7059\. Leave",
         ),
         (
             {"i": mr.Field((500, 500), "uint8")}, {"force": True},
-            "expected at most 200000 columns; leave images out",
+            r"have at most 200000 columns, got 250003\. Leave images out",
         ),
         (
             {"a": mr.Field((1,), "int8"), "a.0": mr.Field((), "int8")}, {},
-            "column 'a.0': two fields need it",
+            r"column 'a\.0' is the name of two columns\. Leave one of the",
         ),
-        ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "got 11, expected 0"),
+        ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "compression_level m"),
         ({"x": mr.Field((), "int8")}, {"compression_level": 3}, "which is not gzipped"),
     ],
 )  # fmt: skip
@@ -148,7 +148,9 @@ def test_what_text_cannot_hold_is_refused(tmp_path, fields, options, message):
 @pytest.mark.parametrize("name", ["x\ny", "x\ry"])
 def test_a_header_of_several_lines_is_refused(name):
     """No schema has such a field; what is no schema's may still ask."""
-    with pytest.raises(SchemaError, match=r"'x.*y\.0': got a name of several lines"):
+    with pytest.raises(
+        SchemaError, match=r"the name has line breaks, which a header cannot hold\."
+    ):
         Cells({name: ("int8", (2,))})
 
 
@@ -168,8 +170,11 @@ def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):
     reader = BufferReader(source)
     blocks = list(reader.blocks())
     for given, message in (
-        ([*blocks, blocks[0]], "rows, expected the .* described; the source changed"),
-        (blocks[:1], "rows, expected the .* described; the source was cut"),
+        (
+            [*blocks, blocks[0]],
+            r"72 rows, but the source describes 48\. The source changed",
+        ),
+        (blocks[:1], r"got 24 rows, but the source describes 48\. The"),
     ):
         writer = ours.open_writer(tmp_path / "x.csv", reader.describe())
         with writer, pytest.raises(FormatError, match=message):
@@ -406,5 +411,8 @@ def test_the_sidecar_may_be_passed_over(source, tmp_path):
     mr.export(source, tmp_path / "a.csv", fields=["single/int32", "terminated"])
     report = load(tmp_path / "a.csv", sidecar=False)
     assert "a buffer whose description is lost" in report.doubts[-1]
-    with pytest.raises(SchemaError, match="which has a sidecar that says them"):
+    with pytest.raises(
+        SchemaError,
+        match=r"whose sidecar has the dtypes, got \{'terminated': 'bool'\}\.",
+    ):
         mr.load(tmp_path / "a.csv", tmp_path / "b", dtypes={"terminated": "bool"})

@@ -127,24 +127,27 @@ def test_a_run_that_fails_puts_the_sidecar_back(tmp_path, file, monkeypatch):
     [
         (
             lambda d: d + b"\n",
-            "has 152 bytes, expected 151 as a.csv.mmreplay.json says",
+            r"has 152 bytes, but a\.csv\.mmreplay\.json says 151\. The file",
         ),
-        (lambda d: d.replace(b"17", b"18"), "has checksum .*, expected .* as a.csv.mm"),
+        (
+            lambda d: d.replace(b"17", b"18"),
+            r"has checksum da49f413, but a\.csv\.mmreplay\.json says",
+        ),
         (
             lambda d: d.replace(b"\n0,3,0,6,", b"\n0,3,0,x,"),
             r"line 5, column 'x.0': got 'x', expected an integer in \[-2147483648, 2",
         ),
         (
             lambda d: d.replace(b"\n0,3,0,6,7,1", b"\n0,3,0,6,711"),
-            "line 5: got 5 cells, expected 6; the file was edited or damaged",
+            r"line 5: got 5 cells, expected 6\. The file was edited or",
         ),
         (
             lambda d: d.replace(b"r\n", b"s\n"),
-            "line 1, column 6: got 's', expected 'r' as the sidecar says",
+            r"line 1, column 6: got 's', but the sidecar says 'r'\. Pass",
         ),
         (
             lambda d: d.replace(b",r\n", b"  \n"),
-            r"column 5: got 'x.1  ', expected 'x.1' as the sid",
+            r"line 1, column 5: got 'x\.1  ', but the sidecar says",
         ),
     ],
 )
@@ -161,9 +164,9 @@ def test_sidecars_that_say_nothing_are_refused(file):
     path = csv.sidecar_path(file)
     good = json.loads(path.read_bytes())
     for changed, message in (
-        ({**good, "csv": 3}, "does not say which csv file it is of"),
-        ({**good, "csv": {"nbytes": "9", "crc32c": "0"}}, "does not say which"),
-        ({**good, "csv": {"nbytes": 9, "crc32c": "zz"}}, "does not say which"),
+        ({**good, "csv": 3}, r"does not say to which csv file it belongs\. Move it"),
+        ({**good, "csv": {"nbytes": "9", "crc32c": "0"}}, "does not say to which csv"),
+        ({**good, "csv": {"nbytes": 9, "crc32c": "zz"}}, "does not say to which csv"),
         ({**good, "format": "x"}, "mmreplay did not write it"),
         ({**good, "before": "{}", "csv": {**good["csv"], "nbytes": 9}}, "does not say"),
         ({**good, "user": {"mine": 1}}, "describes with checksum .*, expected .*; it"),
@@ -192,7 +195,10 @@ def test_a_file_without_its_sidecar_or_its_checksums_is_reported(file):
         *({**good, "csv": without(good["csv"], name)} for name in good["csv"]),
     ):
         path.write_text(json.dumps(told))
-        with pytest.raises(FormatError, match="does not say which csv file it is of"):
+        with pytest.raises(
+            FormatError,
+            match=r"does not say to which csv file it belongs\. Move it away",
+        ):
             load(file)
     path.unlink()
     with pytest.raises(SourceError, match="a buffer whose description is lost"):
@@ -212,7 +218,9 @@ def test_a_sidecar_of_other_rows_is_refused(file, tmp_path):
         described = csv.find_sidecar(other).description
         told = csv.Sidecar(described, one.nbytes, csv.checksum(one))
     csv.sidecar_path(file).write_bytes(told.to_json())
-    with pytest.raises(CorruptError, match="has 9 rows, expected the 11 that its side"):
+    with pytest.raises(
+        CorruptError, match=r"has 9 rows, but its sidecar says 11\. The two files are"
+    ):
         load(file)
 
 
@@ -239,11 +247,11 @@ def table(tmp_path, data):
         (b'a,"b\n1,2\n', "line 1: got '.*, expected a header"),
         (b"," * 200_000 + b"\n", "more than 200000 columns"),
         (b"a,b\n", r"no column of numbers among \['a', 'b'\]"),
-        (b"a,b\nx,y\n", "has no column of numbers"),
-        (b"a,b\n1,2\n\n3\n", "line 4: got 1 cells, expected 2; the file was edited"),
+        (b"a,b\nx,y\n", r"has no row or no column of numbers among \['a', 'b'\]\."),
+        (b"a,b\n1,2\n\n3\n", r"line 4: got 1 cells, expected 2\. The file was edited"),
         (b"a,b\n1,2\n\n3,4,5\n", "line 4: got 3 cells, expected 2"),
         (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: got .*, expected a row"),
-        (b'a,b\n1,x\n3,"y\n5,6\n', "got 1 quotes, of which one is never closed"),
+        (b'a,b\n1,x\n3,"y\n5,6\n', "has 1 quotes, so that one is never closed"),
         (b"a,b\n1,\xff\n", "line 2: got .*, expected a row"),
         (b"a,b\n1,2\n1e999,3\n", "line 3, column 'a': got '1e999', expected one"),
         (
@@ -272,8 +280,12 @@ def test_hostile_tables_are_refused(tmp_path, data, message):
             FormatError,
             r"line 2, column 'b': got '200', expected an inte",
         ),
-        ({"c": "int8"}, SchemaError, "dtypes: got 'c', expected fields of .*: a, b"),
-        ({"a": "bfloat16"}, SchemaError, "dtypes: got bfloat16 for 'a', expected one"),
+        ({"c": "int8"}, SchemaError, r"\(a, b\), got 'c'\. Check the spelling\."),
+        (
+            {"a": "bfloat16"},
+            SchemaError,
+            r"uint32, uint64, float32, float64, got bfloat16 for 'a'\.",
+        ),
         (
             {"a": "bool"},
             FormatError,
@@ -316,7 +328,7 @@ def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 2_000_000))
     with pytest.raises(
-        FormatError, match=r"bytes hold .*, expected at most 1,000 times"
+        FormatError, match="says that 7809 bytes hold 8000004, more than 1,000 times"
     ):
         load(path)
     assert load(path, allow_expansion=True).rows == 2_000_000
@@ -327,7 +339,7 @@ def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     [
         (
             gzip.compress(b"a\n1\n", mtime=0)[:-9],
-            "got its end at byte .*, expected more of a gz",
+            r"got its end at byte 15, expected more gzipped data\. The",
         ),
         (
             gzip.compress(b"a\n1\n", mtime=0) + b"no",

@@ -64,7 +64,10 @@ def test_many_blocks_are_sealed_while_they_come(tmp_path, rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "memory"}, r"engine: got 'memory', expected one of .* leave it"),
+        (
+            {"engine": "memory"},
+            r"engine must be one of \['memmap', 'zarr'\], got 'memory'\.",
+        ),
         ({"codec": "zstd"}, "codec: got 'zstd' with engine='memmap', expected one"),
         ({"engine": "zarr", "codec": "lzma"}, r"codec must be one of .* got 'lzma'"),
     ],

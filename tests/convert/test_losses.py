@@ -66,8 +66,8 @@ def episodes(path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("x", "info/x"), r"fields 'x' and 'info/x': got two that .* 'infos/x'"),
-        (("x", "info/x/y"), r"fields 'x' and 'info/x/y': got 'infos/x/y' within"),
+        (("x", "info/x"), "fields 'x' and 'info/x' have the same name"),
+        (("x", "info/x/y"), "fields 'x' and 'info/x/y':"),
     ],
 )
 @pytest.mark.parametrize("format", FOREIGN)
@@ -152,20 +152,20 @@ def test_priorities_without_a_column_are_a_doubt(tmp_path, target):
         with pytest.raises(SourceError, match="priorities 'p' were left out: "):
             mr.export(buffer, tmp_path / name, strict=True, **options)
         report = mr.export(buffer, tmp_path / name, **options)
-    assert "has no place for them" in report.doubts[0]
+    assert "cannot store them" in report.doubts[0]
 
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"velora"}))
 def test_no_steps_are_refused_where_nobody_reads_them(tmp_path, target):
     name, options = TARGETS[target]
     with create(tmp_path / "b", FIELDS | ENDS) as buffer:
-        with pytest.raises(SchemaError, match="got no steps to write, expected"):
+        with pytest.raises(SchemaError, match=r"got no steps to write, but"):
             mr.export(buffer, tmp_path / name, **options)
         found = registry.named({"a.npz": "npz", "a.csv": "csv"}.get(name, target))
         options = {name: each for name, each in options.items() if name != "format"}
         with registry.open_reader(registry.named("buffer"), tmp_path / "b") as reader:
             about = reader.describe()
-        with pytest.raises(SchemaError, match="got no steps to write, expected"):
+        with pytest.raises(SchemaError, match=r"got no steps to write, but"):
             registry.planned(found, about, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 

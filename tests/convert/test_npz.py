@@ -112,7 +112,9 @@ def test_a_second_column_that_may_tell_ends_is_a_doubt(tmp_path):
 
 def test_a_file_that_gives_nothing_says_why(tmp_path):
     path = plain(tmp_path / "a.npz", x=np.zeros(4, complex))
-    with pytest.raises(SourceError, match=r"'x\.npy' of complex128 can be no field"):
+    with pytest.raises(
+        SourceError, match=r"per step \(array 'x\.npy' of complex128 cannot be a field,"
+    ):
         load(path)
     path = plain(tmp_path / "c.npz", obs=np.zeros((2, 4)).T)
     with pytest.raises(SourceError, match=r"'obs\.npy' lies in Fortran order"):
@@ -125,13 +127,17 @@ def test_a_file_that_gives_nothing_says_why(tmp_path):
 def test_a_pickle_in_disguise_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, obs=np.array([print, 1], object), allow_pickle=True)
-    with pytest.raises(FormatError, match="objects, records and pickles are refused"):
+    with pytest.raises(
+        FormatError, match="Save plain arrays: objects, records and pickles are not"
+    ):
         load(path)
 
 
 def test_a_bomb_is_refused_unless_allowed(tmp_path):
     path = plain(tmp_path / "a.npz", True, obs=np.zeros((40, 1 << 17), np.uint8))
-    with pytest.raises(FormatError, match="at most 1000 times as many; pass allow"):
+    with pytest.raises(
+        FormatError, match=r"5196 bytes hold 5243008, more than 1000 times as many\."
+    ):
         load(path)
     assert load(path, allow_expansion=True).rows == 40
 
@@ -155,9 +161,12 @@ def header(text):
         (b"x" * 40, "expected an npy header of version 1 to 3"),
         (b"\x93NUMPY\x01\x00\xff\xff" + bytes(80), "expected at most 16384"),
         (b"\x93NUMPY\x01\x00\xff\x10" + bytes(80), "expected a header of 4361 first"),
-        (header("{}"), "no description of an array"),
-        (header("__import__('os').abort()"), "no description of an array"),
-        (header("[" * 110), "no description of an array"),
+        (header("{}"), "37 has an npy header that does not describe an array:"),
+        (
+            header("__import__('os').abort()"),
+            "37 has an npy header that does not describe an array:",
+        ),
+        (header("[" * 110), "37 has an npy header that does not describe an array:"),
         (
             header("{'descr':'<f4','fortran_order':False,'shape':(10000000000,)}"),
             "expected 40000000000",
@@ -168,7 +177,7 @@ def header(text):
         ),
         (
             header("{'descr':[('a','<f4')],'fortran_order':False,'shape':(1,)}"),
-            "objects, records and pickles are refused",
+            "Save plain arrays: objects, records and pickles are not",
         ),
     ],
 )
@@ -214,7 +223,9 @@ def test_an_encrypted_or_otherwise_packed_member_is_refused(tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(4))
     path = member(tmp_path, buffer.getvalue(), method=zipfile.ZIP_BZIP2)
-    with pytest.raises(FormatError, match="packed by method 12, expected stored"):
+    with pytest.raises(
+        FormatError, match="is encrypted or compressed by method 12, expected stored"
+    ):
         load(path)
 
 
@@ -236,7 +247,7 @@ def test_a_file_that_lost_its_description_is_doubted(tmp_path):
         mr.export(buffer, path)
     path.write_bytes(path.read_bytes().replace(b"mmreplay.json", b"mmreplay.jso_"))
     report = load(path)
-    assert "tell of a buffer whose description is lost" in " ".join(report.doubts)
+    assert "are of a buffer whose description is lost" in " ".join(report.doubts)
 
 
 def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):
@@ -245,5 +256,7 @@ def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):
         arrays = dict(found)
     arrays["terminated"][np.argmin(arrays["_flags"])] = True
     np.savez(tmp_path / "b.npz", **arrays)
-    with pytest.raises(SourceError, match="got True, expected False as the flags say"):
+    with pytest.raises(
+        SourceError, match=r"39: got True, but the flags say False\. Change '_flags' as"
+    ):
         load(tmp_path / "b.npz")

@@ -53,7 +53,10 @@ def deep(times):
     [
         (b"", "has 0 bytes and does not begin with b'PAR1'"),
         (b"PAR2" + bytes(40), "does not begin with b'PAR1', expected a parquet file"),
-        (thrift.parquet({}, magic=b"PARE"), "ends with b'PARE' at byte .* was cut, or"),
+        (
+            thrift.parquet({}, magic=b"PARE"),
+            r"ends with b'PARE' at byte 9, expected b'PAR1'\. The file",
+        ),
         (thrift.parquet({}, size=99), "says a footer of 99 bytes at byte 5, expected"),
         (thrift.parquet({}), "says None rows, expected as many as its 0 row groups"),
         (thrift.parquet({3: -1}), "says -1 rows, expected as many"),
@@ -64,12 +67,21 @@ def deep(times):
         ),
         (thrift.parquet({3: 1, 4: [{1: [5], 3: 1}]}), "of kind 6 at byte 8 instead of"),
         (thrift.parquet({3: {}}), "a value of kind 12 at byte 1 instead of a int"),
-        (thrift.parquet(footer({3: {5: 1}})), "a column without a place in this file"),
-        (thrift.parquet(footer({})), "holds a column without a place in this file"),
-        (thrift.parquet(footer(chunk(_11=-4))), "a column without a place in this"),
+        (
+            thrift.parquet(footer({3: {5: 1}})),
+            r"at byte 4 holds a column that is outside this file\. The",
+        ),
+        (
+            thrift.parquet(footer({})),
+            r"at byte 4 holds a column that is outside this file\. The",
+        ),
+        (
+            thrift.parquet(footer(chunk(_11=-4))),
+            "the footer at byte 4 holds a column that is outside this",
+        ),
         (
             thrift.parquet(footer({1: b"/etc/passwd", **chunk()})),
-            "a column without a place in this file",
+            r"at byte 4 holds a column that is outside this file\. The",
         ),
         (
             thrift.parquet(footer(chunk(packed=999))),
@@ -84,7 +96,7 @@ def deep(times):
         (one(packed=999), "999 bytes, past its colu"),
         (
             one(unpacked=-1),
-            r"holds sizes \(-1, 8\), expected what parquet writes",
+            r"the page at byte 4 holds sizes \(-1, 8\)\. The file is",
         ),
         (
             one(unpacked=1 << 30),
@@ -140,9 +152,9 @@ def test_a_footer_of_too_much_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({f"x{i}": [1.0] for i in range(9)}), path)
     for name, value, message in (
-        ("MAX_CHUNKS", 8, "has 9 column chunks, expected at most 8; write it with lar"),
+        ("MAX_CHUNKS", 8, r"has 9 column chunks, expected at most 8\. Write it with"),
         ("MAX_STRUCTS", 8, "more than 8 structs"),
-        ("MAX_FOOTER_NBYTES", 9, "says a footer of .* bytes, expected at most 9;"),
+        ("MAX_FOOTER_NBYTES", 9, "says a footer of 1764 bytes, expected at most"),
         ("MAX_PAGES_NBYTES", 9, "a page of every column takes .* bytes unpacked, exp"),
     ):
         with monkeypatch.context() as patch:
@@ -165,7 +177,7 @@ def test_a_small_file_that_stands_for_endless_rows_is_refused(tmp_path, monkeypa
     pq.write_table(pa.table({"x": np.zeros(3_000_000)}), path, compression="zstd")
     monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 20)
     with pytest.raises(
-        FormatError, match="bytes hold 24000000, expected at most 1,000"
+        FormatError, match="says that 13950 bytes hold 24000000, more than 1,000"
     ):
         load(path)
     assert load(path, allow_expansion=True).rows == 3_000_000
@@ -178,7 +190,9 @@ def test_pages_that_are_not_what_their_headers_say_are_an_error(tmp_path):
     at = data.index(b"\x28\xb5\x2f\xfd")
     data[at : at + 4] = bytes(4)
     path.write_bytes(data)
-    with pytest.raises(CorruptError, match="is not what its headers say"):
+    with pytest.raises(
+        CorruptError, match=r"does not match its headers \(ZSTD decompression failed:"
+    ):
         load(path)
 
 
@@ -192,7 +206,10 @@ def test_a_footer_of_more_rows_than_its_pages_is_an_error(tmp_path):
     path.write_bytes(
         head + b"\x16\x2a" + file + b"\x16\x28" + column + b"\x16\x2a" + group
     )
-    with pytest.raises(CorruptError, match="gives 20 rows, expected the 21 that its"):
+    with pytest.raises(
+        CorruptError,
+        match=r"has 20 rows, but its footer says 21\. The file is damaged\.",
+    ):
         load(path)
 
 

@@ -153,13 +153,18 @@ def test_an_old_file_that_is_all_pickle_is_refused(tmp_path):
     torch.save(
         {"x": torch.zeros(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False
     )
-    with pytest.raises(FormatError, match="is no zip file"):
+    with pytest.raises(
+        FormatError,
+        match=r"is not a zip file \(it begins with b'\\x80\\x02\\x8a\\n'\)\.",
+    ):
         load(tmp_path / "a.pt")
 
 
 def test_a_tensor_that_is_expanded_is_refused(tmp_path):
     torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "a.pt")
-    with pytest.raises(FormatError, match="is sparse or strided"):
+    with pytest.raises(
+        FormatError, match=r"tensor 'x' is sparse or not contiguous\. Save"
+    ):
         load(tmp_path / "a.pt")
 
 
@@ -206,12 +211,14 @@ def test_values_without_a_checksum_are_a_doubt_in_files_of_ours(tmp_path):
         mr.export(buffer, path)
     report = load(unsummed(path))
     assert report.doubts == (
-        "a.pt has no checksum of some members beside its description, so that its "
-        "values are taken as they are",
+        "a.pt has no checksum of some members next to its description, so its values "
+        "were not checked",
     )
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         assert target.gather_all()["x"].tolist() == [8, 8]
-    with pytest.raises(SourceError, match="beside its description, so that"):
+    with pytest.raises(
+        SourceError, match=r"has no 'mmreplay\.crc32c' next to its description, so its"
+    ):
         mr.load(path, tmp_path / "strict", strict=True)
 
 
@@ -221,17 +228,23 @@ def test_values_without_a_checksum_are_noted_in_files_of_others(small):
 
 
 def test_a_packed_member_is_refused(small):
-    with pytest.raises(FormatError, match="is packed or out of place"):
+    with pytest.raises(
+        FormatError, match="is compressed or outside 'a', unlike the members that"
+    ):
         load(repacked(small, zipfile.ZIP_DEFLATED))
 
 
 def test_a_name_that_leads_elsewhere_is_refused(small):
-    with pytest.raises(FormatError, match="is packed or out of place"):
+    with pytest.raises(
+        FormatError, match="is compressed or outside 'a', unlike the members that"
+    ):
         load(repacked(small, rename={"0": "a/../../x"}))
 
 
 def test_another_byte_order_is_refused(small):
-    with pytest.raises(FormatError, match="another byte order than little"):
+    with pytest.raises(
+        FormatError, match=r"is not little-endian\. Load and save it on this machine\."
+    ):
         load(repacked(small, byteorder=b"big"))
 
 
@@ -244,5 +257,7 @@ def test_a_storage_smaller_than_its_tensor_is_refused(small):
 def test_a_zip_of_something_else_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     os.rename(tmp_path / "a.npz", tmp_path / "a.pt")
-    with pytest.raises(FormatError, match=r"out of place|without .*data.pkl"):
+    with pytest.raises(
+        FormatError, match=r"member 'x\.npy' at byte 55 is compressed or outside"
+    ):
         load(tmp_path / "a.pt")

@@ -18,7 +18,10 @@ def test_a_foreign_file_under_the_name_of_a_sidecar_is_preserved(source, tmp_pat
     place = tmp_path / "a.csv.mmreplay.json"
     for text in ("precious", "{}", '{"csv": 3}'):
         place.write_text(text)
-        with pytest.raises(FormatError, match="is no sidecar that mmreplay wrote, exp"):
+        with pytest.raises(
+            FormatError,
+            match=r"exists and is not a sidecar of mmreplay\. Move it away, or",
+        ):
             mr.export(source, tmp_path / "a.csv")
         assert place.read_text() == text
         assert not (tmp_path / "a.csv").exists()

@@ -78,7 +78,7 @@ def test_rows_are_where_they_were(buffer, tmp_path, ending):
     autoreset = buffer.metadata.autoreset
     told = [doubt for doubt in report.doubts if "description is lost" in doubt]
     assert len(told) == 1
-    assert f"autoreset was taken to be {autoreset!r}" in told[0]
+    assert f"autoreset was taken as {autoreset!r}" in told[0]
     expected = buffer.gather_all()
     with mr.ReplayBuffer.open(tmp_path / "b") as found:
         rows = found.gather_all()

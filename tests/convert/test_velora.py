@@ -212,7 +212,7 @@ def test_what_does_not_fit_together_is_a_doubt_or_an_error(tmp_path):
     path = doubtful / "buffer_metadata.json"
     good = json.loads(path.read_text())
     for change, message in (
-        ({"capacity": 99}, "says capacity 99, the tensors have 4 rows"),
+        ({"capacity": 99}, "says capacity 99, but the tensors have 4 rows"),
         ({"position": 1}, "says position 1 and size 3 of 4, which no"),
     ):
         path.write_text(json.dumps(good | change))
@@ -241,7 +241,7 @@ def test_other_tensors_are_refused(tmp_path):
     with pytest.raises(FormatError, match="expected states, actions, rewards"):
         mr.load(folder, tmp_path / "b")
     (folder / "buffer_metadata.json").unlink()
-    with pytest.raises(FormatError, match="is no pair of velora's"):
+    with pytest.raises(FormatError, match="is not a pair of velora's files,"):
         mr.load(folder / "buffer_state.safetensors", tmp_path / "b", layout="velora")
 
 
@@ -265,11 +265,27 @@ def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
 @pytest.mark.parametrize(
     ("drop", "options", "message"),
     [
-        ("action", {"layout": "velora"}, "role 'action': got no field of it, expected"),
-        ("", {"layout": "skrl"}, "layout: got 'skrl', expected 'velora'"),
-        ("", {"layout": "velora", "prefix": "a/b"}, "prefix: got 'a/b', expected"),
-        ("", {"layout": "velora", "part_bytes": 5e9}, "part_bytes: got 5000000000.0 w"),
-        ("", {"prefix": "a_"}, "prefix: got 'a_' without a layout, expected it with"),
+        ("action", {"layout": "velora"}, "role 'action' has no field, but velora's"),
+        (
+            "",
+            {"layout": "skrl"},
+            "layout must be 'velora', or None for mmreplay's own, got",
+        ),
+        (
+            "",
+            {"layout": "velora", "prefix": "a/b"},
+            r"a file's name, such as 'buffer_', got 'a/b'\.",
+        ),
+        (
+            "",
+            {"layout": "velora", "part_bytes": 5e9},
+            r"which is one pair of files, got 5000000000\.0\. Leave one",
+        ),
+        (
+            "",
+            {"prefix": "a_"},
+            r"prefix needs layout='velora', got 'a_' without a layout\.",
+        ),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused(tmp_path, drop, options, message):

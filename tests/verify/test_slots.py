@@ -26,7 +26,7 @@ def test_no_whole_durable_slot_is_found(path):
     for slot in (0, 1):
         flip(path / DATA / "COMMIT", 8 * 4096 * slot + 500)
     told = messages(path, "commit")
-    assert "got no whole durable slot" in told
+    assert "got no valid durable slot" in told
     assert "from a copy, or run mmreplay repair SOURCE TARGET" in told
 
 

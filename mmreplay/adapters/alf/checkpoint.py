@@ -86,7 +86,7 @@ def read(
     if (sizes < 0).any() or (sizes > np.minimum(heads, length)).any():
         raise FormatError(
             f"state of alf: got sizes {sizes.tolist()} and positions {heads.tolist()}, "
-            f"expected 0 to {length} rows of each environment; the state is damaged"
+            f"expected 0 to {length} rows of each environment. The state is damaged."
         )
     masses = None
     if MASSES in state:
@@ -99,8 +99,8 @@ def read(
 def _entry(state: Mapping[str, Any], name: str) -> Any:
     if name not in state:
         raise FormatError(
-            f"state of alf: got no {name!r} among {sorted(state)[:8]}, expected one; "
-            "load it into a buffer of the data_spec that it was saved with"
+            f"state of alf: got no {name!r} among {sorted(state)[:8]}, expected one. "
+            "Load it into a buffer of the data_spec that it was saved with."
         )
     return state[name]
 
@@ -109,7 +109,7 @@ def _shaped(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[
     if values.shape != shape:
         raise FormatError(
             f"state of alf: got {name!r} of shape {list(values.shape)}, expected "
-            f"{list(shape)}; load it into a buffer of the data_spec and environments "
-            "that it was saved with"
+            f"{list(shape)}. Load it into a buffer of the data_spec and environments "
+            "that it was saved with."
         )
     return values

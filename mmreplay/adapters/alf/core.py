@@ -133,13 +133,13 @@ class Core:
         ids = np.asarray(env_ids).astype(np.int64)
         if ids.ndim != 1 or len(np.unique(ids)) != len(ids):
             raise RefusedError(
-                f"env_ids: got {ids.tolist()}, expected different ones in one axis; "
-                "give each environment once"
+                "env_ids must be different environments in one axis, got "
+                f"{ids.tolist()}. Pass each environment once."
             )
         if len(ids) and (ids.min() < 0 or ids.max() >= num_envs):
             raise UnknownError(
-                f"env_ids: got values in [{ids.min()}, {ids.max()}], expected them in "
-                f"[0, {num_envs}); environments are counted from 0"
+                f"env_ids must be in [0, {num_envs}), got values in [{ids.min()}, "
+                f"{ids.max()}]. Environments are counted from 0."
             )
         return ids
 
@@ -159,9 +159,9 @@ class Core:
         for path, column in columns.items():
             if column.ndim == 0 or len(column) != len(ids):
                 raise RefusedError(
-                    f"batch: got {path!r} of shape {list(column.shape)} for "
-                    f"{len(ids)} environments, expected a row for each; give env_ids "
-                    "for some of them"
+                    f"batch: {path!r} of shape {list(column.shape)} must have a row "
+                    f"for each of {len(ids)} environments. Pass env_ids to add to some "
+                    "of them."
                 )
         if len(ids) == 0:
             return True
@@ -222,8 +222,8 @@ class Core:
         ids = self.env_ids(env_ids)
         if not 1 <= count <= self._spec.capacity:
             raise RefusedError(
-                f"n: got {count}, expected 1 to {self._spec.capacity}, as many rows as "
-                "there is room for; ask for fewer"
+                f"n must be in [1, {self._spec.capacity}], got {count}. Ask for fewer "
+                "rows."
             )
         with self._turn:
 
@@ -270,15 +270,15 @@ class Core:
             first, stop = self.bounds()
             if (first != first[0]).any() or (stop != stop[0]).any():
                 raise RefusedError(
-                    f"gather_all: got rows from {first.tolist()} to {stop.tolist()}, "
-                    "expected the same of every environment; add steps of all of "
-                    "them, or read some with get_field"
+                    "gather_all: environments must have the same rows, got rows from "
+                    f"{first.tolist()} to {stop.tolist()}. Add steps of all of them, "
+                    "or read some with get_field."
                 )
             length = int(stop[0] - first[0])
             if ignored and length <= ignored:
                 raise RefusedError(
-                    f"gather_all: got {length} rows, expected more than the {ignored} "
-                    "that are ignored; add steps first"
+                    f"gather_all: got {length} rows, of which {ignored} are ignored. "
+                    "Add steps first."
                 )
             fields = self.buffer.gather_all().fields
         shaped = self._shaped(fields, self._spec.num_envs, length)
@@ -305,9 +305,8 @@ class Core:
     def _episode_field(self, path: str, env_ids: Ids, positions: Ids) -> Ids:
         if path not in self.buffer.schema:
             raise RefusedError(
-                f"episodes: got a buffer that keeps no {path!r}, expected one that "
-                "does; make it with keep_episodic_info=True and the leaves step_type "
-                "and discount"
+                f"episodes: this buffer does not store {path!r}. Make it with "
+                "keep_episodic_info=True and the leaves step_type and discount."
             )
         found = self.get_field((path,), env_ids, positions)
         return found[path].astype(np.int64)
@@ -363,9 +362,8 @@ class Core:
         """Commit, and return a state that identifies the buffer."""
         if self._location.temporary:
             raise FormatError(
-                f"state of the buffer in the temporary folder {self._location.path}: "
-                "got a folder that is removed at exit, expected one that stays; give "
-                "path="
+                f"state of the buffer in the temporary folder {self._location.path}, "
+                "which is removed at exit. Make the buffer with path=."
             )
         with self._turn:
             self.buffer.commit()
@@ -391,15 +389,15 @@ class Core:
         if not isinstance(state, Mapping) or state.get("kind") != KIND:
             kind = state.get("kind") if isinstance(state, Mapping) else state
             raise FormatError(
-                f"state: got kind {kind!r:.60}, expected {KIND!r}; load what "
-                "state_dict of this buffer returned"
+                f"state must be of kind {KIND!r}, got kind {kind!r:.60}. Load what "
+                "state_dict of this buffer returned."
             )
         own = self.buffer.metadata.uuid.hex()
         if state.get("uuid") != own:
             raise FormatError(
-                f"state: got one of the buffer {state.get('uuid')} at "
-                f"{state.get('path')}, expected {own} at {self._location.path}; make "
-                "the buffer with that path and resume=True, and load it then"
+                f"state is of the buffer {state.get('uuid')} at {state.get('path')}, "
+                f"expected {own} at {self._location.path}. Make the buffer with that "
+                "path and resume=True, then load it."
             )
         with self._turn:
             if self._sampling is not None and state.get("drawing") is not None:
@@ -411,8 +409,8 @@ class Core:
         with self._turn:
             if self.buffer.heads.any():
                 raise FormatError(
-                    f"state of alf: got a buffer at {self._location.path} that has had "
-                    "rows, expected a new one; choose another path"
+                    f"state of alf: the buffer at {self._location.path} already has "
+                    "rows, expected a new one. Choose another path."
                 )
             for columns, ids in state.steps():
                 self.enqueue(columns, ids, False)

@@ -130,8 +130,8 @@ class Log:
         ):
             if needed and path is None:
                 raise RefusedError(
-                    f"data_spec: got no scalar named {name!r}, expected one to tell "
-                    "episodes by; add it, or leave episodes alone"
+                    f"data_spec has no scalar named {name!r}, which marks episodes. "
+                    "Add it, or make the buffer without episodes."
                 )
         self.names, self._keep, self._rule = names, keep, rule
         self.fields: dict[str, Field] = {}

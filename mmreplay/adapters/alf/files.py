@@ -45,7 +45,7 @@ class AlfReader(FragmentReader):
         first = self._columns(0, 0, 0)
         first.pop("step_type")
         schema = make_schema(first, notes, file.path)
-        notes.note(f"{NOTE}; step types and discounts tell ends")
+        notes.note(f"{NOTE}; step types and discounts say how episodes end")
         super().__init__(
             self._episodes, schema, notes, file.close, num_envs=len(self._heads)
         )
@@ -71,8 +71,8 @@ class AlfReader(FragmentReader):
         }:
             raise FormatError(
                 f"{self._file.path} has {sorted(found)[:10]} of lengths "
-                f"{sorted(lengths)[:5]} under {prefix!r}, expected observations, step "
-                "types and the like of one length; it is none of alf's replay buffers"
+                f"{sorted(lengths)[:5]} under {prefix!r}, expected one length. It is "
+                "not a replay buffer of alf."
             )
         self._slots = lengths.pop()
         bad = (self._lengths < 0) | (self._lengths > self._slots)
@@ -80,7 +80,7 @@ class AlfReader(FragmentReader):
             raise CorruptError(
                 f"{self._file.path}: {SIZES} says {self._lengths[:5].tolist()} and "
                 f"{POSITIONS} {self._heads[:5].tolist()} for rings of {self._slots} "
-                "rows, expected no more rows than either; the file is damaged"
+                "rows, expected no more rows than either. The file is damaged."
             )
         return found
 
@@ -106,7 +106,7 @@ class AlfReader(FragmentReader):
             if not is_scalar(kinds.shape):
                 raise FormatError(
                     f"{self._file.path}: step types have rows of shape "
-                    f"{list(kinds.shape)}, expected one each"
+                    f"{list(kinds.shape)}, expected one each."
                 )
             kind = kinds.read(0, count).reshape(count)
             last = kind == LAST
@@ -115,7 +115,8 @@ class AlfReader(FragmentReader):
                 over = columns["discount"].read(0, count).reshape(count) == 0
             else:
                 self.report.doubt(
-                    "no discount tells time limits: all ends are terminations"
+                    "no discount says which ends are time limits: all ends are "
+                    "terminations"
                 )
             name = f"{self._file.path}, environment {env_id}"
             yield from episodes(
@@ -130,7 +131,7 @@ def _prefix(file: File, columns: Mapping[str, ArrayColumn]) -> str:
     if len(found) != 1:
         raise FormatError(
             f"{file.path} holds {len(found)} replay buffers ({found[:5]}), expected "
-            f"one, with {POSITIONS} and {SIZES}; save its state_dict() alone"
+            f"one with {POSITIONS} and {SIZES}. Save the state_dict() of one buffer."
         )
     return found[0]
 
@@ -150,7 +151,7 @@ def _numbers(
     if column.dtype != "int64" or not good:
         raise FormatError(
             f"{file.path}: {name!r} is {column.dtype}{list(column.shape)}, expected "
-            "int64 of one number an environment; it is none of alf's replay buffers"
+            "int64 with one number per environment. It is not a replay buffer of alf."
         )
     found = np.empty(column.shape, column.stored)
     stream = column.open()

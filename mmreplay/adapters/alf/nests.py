@@ -60,23 +60,21 @@ def fields_of(spec: Any) -> dict[str, Field]:
     for path, leaf in leaves(spec):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise UnfitError(
-                f"data_spec: got {type(leaf).__name__} at {path!r}, expected something "
-                "with a shape and a dtype; give a TensorSpec, an array or a tensor"
+                f"data_spec: {path!r} must have a shape and a dtype, got "
+                f"{type(leaf).__name__}. Pass a TensorSpec, an array or a tensor."
             )
         dtype = leaf.dtype
         if isinstance(dtype, torch.dtype):
             dtype = str(dtype).removeprefix("torch.")
         if path in columns:
             raise UnfitError(
-                f"data_spec: got two leaves at {path!r}, whose keys differ in nothing "
-                "but their types, expected keys that are written differently; rename "
-                "one"
+                f"data_spec: two leaves are named {path!r}, because their keys differ "
+                "only in type. Rename one."
             )
         columns[path] = Field(tuple(leaf.shape), dtype)
     if not columns:
         raise UnfitError(
-            f"data_spec: got {spec!r}, which has no leaf, expected at least one; give "
-            "a nest of TensorSpec"
+            f"data_spec has no leaf, got {spec!r}. Pass a nest of TensorSpec."
         )
     return columns
 
@@ -94,8 +92,8 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
     if theirs is None or theirs.keys() != parts.keys():
         got = type(nest).__name__ if theirs is None else list(theirs)
         raise UnfitError(
-            f"nest at {path!r}: got {got}, expected {list(parts)}; give a nest of the "
-            "structure of data_spec"
+            f"nest at {path!r}: got {got}, expected {list(parts)}. Pass a nest of the "
+            "structure of data_spec."
         )
     columns: Columns = {}
     for key, part in parts.items():
@@ -157,7 +155,7 @@ def never(leaf: torch.Tensor) -> object:
     Raises:
         TypeError: Always.
     """
-    raise TypeError(f"got {leaf.dtype}, expected it by way of numpy")
+    raise TypeError(f"got {leaf.dtype}, which has no dtype of numpy.")
 
 
 def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
@@ -264,14 +262,14 @@ def subnest(nest: Any, name: Any) -> Any:
                 of_class = ((n, getattr(type(part), n)) for n in dir(type(part)))
                 known += [n for n, value in of_class if isinstance(value, property)]
             raise MissingError(
-                f"field {name!r}: got {word!r}, expected one of {known}; name it "
-                "as the nest does, joined by dots"
+                f"field {name!r}: got {word!r}, expected one of {known}. Use the names "
+                "of the nest, joined by dots."
             ) from error
     for _, leaf in leaves(part):
         if not isinstance(leaf, Leaf):
             raise MissingError(
-                f"field {name!r}: got {type(leaf).__name__}, expected leaves of the "
-                "nest; name the fields that it is computed from"
+                f"field {name!r} must be a leaf of the nest, got "
+                f"{type(leaf).__name__}. Name the fields that it is computed from."
             )
     return part
 

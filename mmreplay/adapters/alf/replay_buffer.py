@@ -111,8 +111,7 @@ class ReplayBuffer(RingBuffer):
             keep_episodic_info = num_earliest_frames_ignored > 0
         if record_episodic_return and not keep_episodic_info:
             raise RefusedError(
-                "record_episodic_return: got True without keep_episodic_info, expected "
-                "both; pass keep_episodic_info=True"
+                "record_episodic_return=True needs keep_episodic_info=True. Pass both."
             )
         draw_options = DrawOptions(
             num_earliest_frames_ignored,
@@ -144,8 +143,8 @@ class ReplayBuffer(RingBuffer):
         """
         if blocking and self._keep:
             raise RefusedError(
-                "blocking: got True with keep_episodic_info, expected False, as the "
-                "oldest steps are overwritten; leave it out"
+                "blocking must be False with keep_episodic_info, because the oldest "
+                "steps are overwritten. Leave it out."
             )
         return self.enqueue(batch, env_ids, blocking)
 
@@ -156,8 +155,8 @@ class ReplayBuffer(RingBuffer):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "dequeue: got called on a ReplayBuffer, expected a RingBuffer, whose steps "
-            "are taken once; use get_batch here"
+            "dequeue needs a RingBuffer, whose steps are read once, got a "
+            "ReplayBuffer. Use get_batch."
         )
 
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[Any, BatchInfo]:

@@ -136,8 +136,9 @@ class RingBuffer:
         """
         if self._remote is None:
             raise RefusedError(
-                f"{self.name}: got sent to another process, expected one made with "
-                "allow_multiprocess=True; pass that, or give the other process the path"
+                f"{self.name} was sent to another process without "
+                "allow_multiprocess=True. Pass that, or give the other process the "
+                "path."
             )
         reached = {"_own": None, "_server": None, "_remote": self._remote.address}
         return self.__dict__ | reached
@@ -176,7 +177,8 @@ class RingBuffer:
         ids = array(env_ids).astype(np.int64)
         if ids.ndim != 1:
             raise RefusedError(
-                f"env_ids: got shape {list(ids.shape)}, expected one axis; flatten them"
+                f"env_ids must have one axis, got shape {list(ids.shape)}. Flatten "
+                "them."
             )
         return self._tensor(ids)
 
@@ -229,8 +231,8 @@ class RingBuffer:
     def _may_wait(self, blocking: bool) -> None:
         if blocking and not self._shared:
             raise RefusedError(
-                "blocking: got True, expected a buffer that others may call meanwhile; "
-                "make it with allow_multiprocess=True"
+                "blocking=True needs a buffer that other threads or processes may "
+                "call. Make it with allow_multiprocess=True."
             )
 
     def remove_up_to(self, n: int, env_ids: Any = None) -> None:
@@ -401,8 +403,9 @@ class DataBuffer(RingBuffer):
         counts = {path: np.shape(column)[:1] for path, column in columns.items()}
         if len(set(counts.values())) > 1 or () in counts.values():
             raise RefusedError(
-                f"batch: got leaves of { ({p: list(n) for p, n in counts.items()}) } "
-                "rows, expected as many of each; give every leaf a first axis of N"
+                "batch: leaves must have the same number of rows, got "
+                f"{ ({p: list(n) for p, n in counts.items()}) }. Give every leaf a "
+                "first axis of N."
             )
         if (0,) not in counts.values():
             self._core.extend(
@@ -418,8 +421,8 @@ class DataBuffer(RingBuffer):
         size = int(self.current_size)
         if size == 0:
             raise RefusedError(
-                f"cannot draw {batch_size} rows: got none, expected one at least; add "
-                "some first"
+                f"cannot draw {batch_size} rows from a buffer without rows. Add some "
+                "first."
             )
         return self.get_batch_by_indices(self._random.integers(size, size=batch_size))
 

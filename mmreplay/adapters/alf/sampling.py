@@ -83,14 +83,12 @@ class WindowSampling:
             RefusedError: One is, where every environment is drawn from.
         """
         if length < 1:
-            raise RefusedError(
-                f"batch_length: got {length}, expected at least 1; ask for a step"
-            )
+            raise RefusedError(f"batch_length must be at least 1, got {length}.")
         least = int(buffer.span.lengths.min()) - self._options.ignored
         if self._priorities is None and least < length:
             raise RefusedError(
-                f"cannot draw windows of {length} steps: got an environment with "
-                f"{least} that are not ignored, expected as many; add steps first"
+                f"cannot draw windows of {length} steps: an environment has only "
+                f"{least} that are not ignored. Add steps first."
             )
 
     @property
@@ -102,8 +100,8 @@ class WindowSampling:
         """Refuse priorities of a buffer without prioritized draws."""
         if self._priorities is None:
             raise RefusedError(
-                "update_priority: got a buffer without priorities, expected one with; "
-                "make it with prioritized_sampling=True"
+                "update_priority needs a buffer with priorities. Make it with "
+                "prioritized_sampling=True."
             )
 
     def weights(self, batch: Batch) -> NDArray[np.float32] | None:

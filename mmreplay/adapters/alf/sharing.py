@@ -132,9 +132,9 @@ def _reported(error: OSError | RuntimeError) -> bool:
     """Warn that calls wait, which would go unnoticed otherwise."""
     with suppress(RuntimeWarning):  # where warnings are errors
         warnings.warn(
-            f"a ring that children share cannot serve one more ({error}), expected "
-            "room for a file and a thread; it goes on trying: close files or end "
-            "threads that are not needed, or raise the limits (ulimit -n, ulimit -u)",
+            f"a ring that children share cannot serve one more ({error}), and tries "
+            "again. Close files or end threads that are not needed, or raise the "
+            "limits (ulimit -n, ulimit -u).",
             RuntimeWarning,
             stacklevel=1,
         )
@@ -219,8 +219,8 @@ class Remote:
         except (EOFError, OSError, AuthenticationError) as error:
             self.close()
             raise FailedError(
-                f"{name}: got no answer from the process that owns the buffer "
-                f"({error!r}), expected it to live; keep it alive while others use it"
+                f"{name}: the process that owns the buffer does not answer "
+                f"({error!r}). Keep it alive while other processes use the buffer."
             ) from error
         except BaseException:
             # An interrupt: the answer to this call is not to be that to the next one.

@@ -56,7 +56,7 @@ class SegmentTree:
         kind = op if isinstance(op, str) else OPS.get(op)
         if kind not in ("sum", "max", "min"):
             raise RefusedError(
-                f"op: got {op!r}, expected torch.add, torch.max or torch.min; give one"
+                f"op must be torch.add, torch.max or torch.min, got {op!r}."
             )
         self._capacity, self._dtype, self._device = int(capacity), dtype, device
         self.name = name
@@ -84,8 +84,8 @@ class SegmentTree:
         where, what = array(indices), np.asarray(array(values), np.float64)
         if where.ndim != 1 or where.shape != what.shape:
             raise RefusedError(
-                f"tree: got indices {list(where.shape)} and values {list(what.shape)}, "
-                "expected one axis and a value for each index; flatten them"
+                "tree: indices and values must have one axis and the same length, got "
+                f"{list(where.shape)} and {list(what.shape)}. Flatten them."
             )
         if len(where):
             self._said(self._tree.set, where, what)
@@ -129,7 +129,7 @@ class SegmentTree:
         if values.shape != (2 * self._capacity,):
             raise RefusedError(
                 f"tree state: got {list(values.shape)} values, expected "
-                f"[{2 * self._capacity}]; load it into a tree of its own capacity"
+                f"[{2 * self._capacity}]. Load it into a tree of the same capacity."
             )
         self._said(self._tree.fill, values[self._leaf_slots()])
 

@@ -102,12 +102,10 @@ class BufferLocation:
         self.resumed = (self.path / FILE_NAME).exists()
         if self.resumed and not resume:
             self._let_name_go()
-            way = "choose another path"
+            way = "Choose another path."
             if not fresh:
-                way = f"go on with it by resume=True, or {way}"
-            raise FormatError(
-                f"{self.path} already holds a buffer, expected a new path; {way}"
-            )
+                way = "Pass resume=True to continue it, or choose another path."
+            raise FormatError(f"{self.path} already holds a buffer. {way}")
         if self.resumed:
             self._refuse_others()
         if self.temporary:
@@ -128,7 +126,7 @@ class BufferLocation:
             if maker not in (None, *ours):
                 raise SchemaError(
                     f"{self.path} holds a buffer of the adapter {maker!r}, expected "
-                    f"one of {', '.join(ours[:2])}; give another path"
+                    f"one of {', '.join(ours[:2])}. Choose another path."
                 )
         except BaseException:
             self._let_name_go()
@@ -150,9 +148,8 @@ class BufferLocation:
             return BufferLocation, (self._system,)
         if self.temporary:
             raise FormatError(
-                f"pickling a buffer in the temporary folder {self.path}: got a folder "
-                "that is removed at exit, expected one that stays; give path=, or set "
-                f"${FOLDER}"
+                f"pickling a buffer in the temporary folder {self.path}, which is "
+                f"removed at exit. Pass path=, or set ${FOLDER}."
             )
         if self.buffer is not None and not self.buffer.closed:
             self.buffer.commit()
@@ -245,8 +242,8 @@ class BufferLocation:
             elif shared.transforms != tuple(transforms):
                 raise SchemaError(
                     f"{self.path} is open in this process with the transforms "
-                    f"{list(shared.transforms)}, got {list(transforms)}, expected the "
-                    "same; close the other adapter first"
+                    f"{list(shared.transforms)}, got {list(transforms)}. Close the "
+                    "other adapter first."
                 )
             self._keep(shared)
         return self.buffer
@@ -280,14 +277,14 @@ class BufferLocation:
         got = (existing.ring.num_envs, existing.ring.capacity)
         if got == (num_envs, capacity) and existing.schema == schema:
             return
-        name, way = "", "give the arguments that it was made with, or another path"
+        name, way = "", "Pass the arguments that it was made with, or another path."
         if got[0] == num_envs and existing.schema == schema:
             name = f"{size_name}: " if size_name else ""
             where = shlex.quote(str(self.path))
-            way = f"close it and run mmreplay resize {where} {capacity}, or {way}"
+            way = f"Close it and run mmreplay resize {where} {capacity}. {way}"
         raise SchemaError(
             f"{name}{self.path} holds {_description(*got, existing.schema)}, expected "
-            f"{_description(num_envs, capacity, schema)}; {way}"
+            f"{_description(num_envs, capacity, schema)}. {way}"
         )
 
 
@@ -329,7 +326,7 @@ def fixed(name: str, way_out: str) -> Any:
 
     Example:
         >>> class Memory:
-        ...     size = fixed("size", "make another memory")
+        ...     size = fixed("size", "Make another memory.")
         >>> memory = Memory()
         >>> memory.size = 4
         >>> memory.size
@@ -346,8 +343,8 @@ def fixed(name: str, way_out: str) -> Any:
         known = vars(self).setdefault(name, value)
         if value is not known and value != known:
             raise SchemaError(
-                f"{name}: got {value!r:.80} for {type(self).__name__} that was made "
-                f"with {known}, expected no change; {way_out}"
+                f"{name} cannot change: this {type(self).__name__} was made with "
+                f"{known}, got {value!r:.80}. {way_out}"
             )
 
     return property(read, write, doc=f"The {name} that it was made with; fixed.")
@@ -357,8 +354,8 @@ def _reopened(system: str, path: str, made: bool) -> BufferLocation:
     """Return the location that was pickled."""
     if made and not (Path(path) / FILE_NAME).exists():
         raise FormatError(
-            f"{path}: got no buffer there any more, expected the one that was pickled "
-            "by its path; move it back"
+            f"{path} no longer holds the buffer that was pickled by its path. Move it "
+            "back."
         )
     return BufferLocation(system, path, True)
 

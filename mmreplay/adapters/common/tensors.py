@@ -76,15 +76,16 @@ class Tensor:
         """
         if not isinstance(value, torch.Tensor):
             raise SchemaError(
-                f"tensor {self.name!r}: got {type(value).__name__}, expected a tensor "
-                f"[n, {', '.join(map(str, self.shape))}]; make one by torch.as_tensor"
+                f"tensor {self.name!r} must be a tensor [n, "
+                f"{', '.join(map(str, self.shape))}], got {type(value).__name__}. Make "
+                "one by torch.as_tensor."
             )
         got = value.shape
         axes = len(got) - len(self.shape)
         if not 0 <= axes <= 1 or got[axes:] != self.shape:
             raise SchemaError(
-                f"tensor {self.name!r}: got shape {list(value.shape)}, expected "
-                f"[n, {', '.join(map(str, self.shape))}], or one sample without n"
+                f"tensor {self.name!r} must be [n, {', '.join(map(str, self.shape))}], "
+                f"or one sample without n, got shape {list(value.shape)}."
             )
         return tuple(got[:axes])
 
@@ -176,8 +177,8 @@ def space_size(size: Any) -> int:
     if "Tuple" in kinds:
         return sum(space_size(space) for space in size.spaces)
     raise SchemaError(
-        f"size: got {size!r}, expected a number, a sequence of axes, or a Box, "
-        "Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space; give its size"
+        "size must be a number, a sequence of axes, or a Box, Discrete, MultiDiscrete, "
+        f"MultiBinary, Dict or Tuple space, got {size!r}. Pass its size."
     )
 
 
@@ -196,14 +197,15 @@ def space_shape(size: Any, spaces: bool) -> Shape:
         return tuple(int(axis) for axis in size)
     if not spaces:
         raise SchemaError(
-            f"size: got {size!r} with keep_dimensions=True, expected a list or "
-            "tuple of axes; give the space's shape"
+            "size must be a list or tuple of axes with keep_dimensions=True, got "
+            f"{size!r}. Pass the space's shape."
         )
     kinds = {kind.__name__ for kind in type(size).__mro__}
     if kinds & {"Dict", "Tuple"}:
         raise SchemaError(
-            f"size: got {size!r} with keep_dimensions=True, expected a space of one "
-            "shape, a number or a list or tuple of axes; declare a tensor for each part"
+            "size must be a space of one shape, a number or a list or tuple of axes "
+            f"with keep_dimensions=True, got {size!r}. Declare one tensor for each "
+            "field."
         )
     if kinds & {"Box", "MultiBinary", "MultiDiscrete"}:
         return tuple(size.shape)

@@ -89,7 +89,7 @@ def capsule_of(value: torch.Tensor) -> object:
         BufferError: Likewise; or DLPack has no such dtype.
     """
     if type(value) is not torch.Tensor or value.is_neg():
-        raise TypeError(f"got {type(value).__name__}, expected a plain tensor")
+        raise TypeError(f"got {type(value).__name__}, expected a plain tensor.")
     return to_dlpack(value)
 
 
@@ -108,15 +108,15 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
     array = array_of(value)
     if array.dtype.kind not in "biuf":
         raise SchemaError(
-            f"{name}: got {array.dtype}, such as {value!r:.60}, expected numbers; None "
-            "and text are none"
+            f"{name} must be numbers, got {array.dtype}, such as {value!r:.60}. None "
+            "and text are not stored."
         )
     if array.shape == shape:
         return array.astype(np.float32, copy=False)
     if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
         raise SchemaError(
-            f"{name}: got shape {list(array.shape)}, expected {list(shape)}; values "
-            "are not repeated to fit"
+            f"{name} must have the shape {list(shape)}, got {list(array.shape)}. "
+            "Values are not repeated to fit."
         )
     return array.reshape(shape).astype(np.float32, copy=False)
 
@@ -174,6 +174,5 @@ def check_counts(minimum: int = 1, **counts: object) -> None:
         whole = isinstance(value, int | float | np.integer) and value == value // 1
         if not whole or isinstance(value, bool) or value < minimum:  # type: ignore[operator]  # a number
             raise SchemaError(
-                f"{name}: got {value!r}, expected a whole number of at least "
-                f"{minimum}; give another"
+                f"{name} must be an integer of at least {minimum}, got {value!r}."
             )

@@ -229,8 +229,8 @@ def described(columns: Columns) -> tuple[Schema, int]:
     counts = {path: array.shape[1:2] for path, array in columns.items()}
     if len(set(counts.values())) != 1 or () in counts.values():
         raise SchemaError(
-            f"transition: got {counts} environments, expected one number of them for "
-            "all keys, the first axis of each value"
+            "transition: the first axis of all keys must have one length, the number "
+            f"of environments, got {counts}."
         )
     fields = {
         path: Field(array.shape[2:], array.dtype, mutable=path == PRIORITY)

@@ -55,20 +55,20 @@ class PytorchrlReader(FragmentReader):
         """Rows, and the slot of the oldest."""
         if size is None:
             self._notes.doubt(
-                "nothing tells how many rows were written, nor which was the last: all "
-                "were taken, in the file's order; pass size= and step="
+                "the file does not say how many rows were written, or which row is the "
+                "newest: all were read, in the file's order; pass size= and step="
             )
         elif size == self._slots and step is None:
             self._notes.doubt(
-                "nothing tells which row was written last: all were taken in the "
+                "the file does not say which row is the newest: all were read in the "
                 "file's order; pass step="
             )
         size = self._slots if size is None else size
         step = 0 if step is None else step
         if not 0 < size <= self._slots or not 0 <= step <= self._slots:
             raise FormatError(
-                f"{self._file.path}: got size {size} and step {step}, expected rows of "
-                f"{self._slots}; pass what the storage had"
+                f"{self._file.path}: size {size} and step {step} must be within "
+                f"{self._slots} rows. Pass the values of the storage."
             )
         return size, step % self._slots if size == self._slots else 0
 
@@ -128,9 +128,8 @@ def _tensors(
     shape = () if done is None else done.shape[:2]
     if len(shape) < 2 or 0 in shape:
         raise FormatError(
-            f"{file.path} has no {NEXT_DONE!r} of steps and processes, expected a dict "
-            "of tensors as pytorchrl's storages have; name its format with format= "
-            "(--from)"
+            f"{file.path} has no {NEXT_DONE!r} of steps and processes, which "
+            "pytorchrl's storages have. Name its format with format= (--from)."
         )
     found = {}
     for name, column in columns.items():
@@ -169,8 +168,8 @@ def open_reader(
     for name, number in (("size", size), ("step", step)):
         if number is not None and type(number) is not int:
             raise SchemaError(
-                f"{name}: got {number!r}, expected an integer, as the storage had; "
-                "leave it out if you do not know it"
+                f"{name} must be an integer, as in the storage, got {number!r}. Leave "
+                "it out if you do not know it."
             )
     file = File.open(path, None)
     try:

@@ -171,9 +171,8 @@ class SequencePriorities(SequenceStorage):
         shares = errors.reshape(-1) ** self.alpha
         if not shares.any():
             raise EmptyError(
-                f"cannot draw {count} sequences: got an error of 0 of all "
-                f"{len(shares)}, expected one above it; give an epsilon, or "
-                "insert transitions"
+                f"cannot draw {count} sequences: the errors of all {len(shares)} are "
+                "0. Pass an epsilon, or insert transitions."
             )
         shares /= shares.sum()
         ranks = self._random.choice(len(shares), size=count, p=shares)
@@ -209,8 +208,8 @@ class SequencePriorities(SequenceStorage):
             ends = f"from {narrow.min():g} to {narrow.max():g}, " if len(narrow) else ""
             raise SchemaError(
                 f"errors: got {len(narrow)} for {len(sequences)} sequences, "
-                f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and of "
-                "at least 0; give absolute errors"
+                f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and at "
+                "least 0. Pass absolute errors."
             )
         by_sequence = errors.reshape(len(sequences), -1)
         mixed = HIGHEST * by_sequence.max(1) + (1 - HIGHEST) * by_sequence.mean(1)

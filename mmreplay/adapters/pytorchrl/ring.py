@@ -30,7 +30,7 @@ class RingStorage(RowStorage):
         step: Rows inserted since the last reset, modulo `max_size`.
     """
 
-    _fixed: ClassVar[dict[str, str]] = {"home": "make another storage, with a path"}
+    _fixed: ClassVar[dict[str, str]] = {"home": "Make another storage, with a path."}
     """Attributes that do not change once the storage is made, and what to do."""
 
     def __init__(
@@ -86,9 +86,9 @@ class RingStorage(RowStorage):
             capacity = found.capacity
         if self._max_size < capacity:
             raise SchemaError(
-                f"size: got {size}, which is {self._max_size} rows, expected at least "
-                f"the {capacity} rows that {self.home.path} is made for; give its "
-                "size, and make it smaller by update_storage_parameter('max_size', n)"
+                f"size must be at least the {capacity} rows of {self.home.path}, got "
+                f"{size}, which is {self._max_size} rows. Pass its size, then shrink "
+                "it by update_storage_parameter('max_size', n)."
             )
 
     def _go_on(self) -> None:
@@ -207,8 +207,8 @@ class RingStorage(RowStorage):
         lengths = {path: len(array) for path, array in columns.items()}
         if len(set(lengths.values())) != 1:
             raise SchemaError(
-                f"slice: got lengths {lengths}, expected one for all keys; give the "
-                "same steps of each"
+                "slice: all keys must have the same number of steps, got lengths "
+                f"{lengths}."
             )
         if 0 not in lengths.values():
             self._interrupt()
@@ -348,11 +348,11 @@ class RingStorage(RowStorage):
         if not settable and (not own or parameter_name.startswith("_")):
             way_out = self._fixed.get(
                 parameter_name,
-                "it follows from the rows, or from how the storage was made",
+                "It follows from the rows, or from how the storage was made.",
             )
             raise SchemaError(
-                f"{parameter_name}: got the new value {new_parameter_value!r:.80}, "
-                f"expected a parameter that can change; {way_out}"
+                f"{parameter_name} cannot change, got the new value "
+                f"{new_parameter_value!r:.80}. {way_out}"
             )
         setattr(self, parameter_name, new_parameter_value)
 

@@ -97,15 +97,16 @@ class RowStorage(Hooks, PickledByPath):
         flat = {p: list(array.shape) for p, array in found.items() if array.ndim < axes}
         if flat:
             raise SchemaError(
-                f"transition: got shapes {flat}, expected {axes} axes at least, the "
-                "last of them of the environments; values are not repeated over them"
+                f"transition must have at least {axes} axes, the last of them of the "
+                f"environments, got shapes {flat}. Values are not repeated over "
+                "environments."
             )
         if DONE2 in found:
             ends = found[DONE2]
             if ends.shape[-1:] != (1,):
                 raise SchemaError(
-                    f"{DONE2}: got shape {list(ends.shape)}, expected one number of "
-                    "each environment with an axis of 1 behind it; unsqueeze it"
+                    f"{DONE2} must have one number per environment and a last axis of "
+                    f"1, got shape {list(ends.shape)}. Unsqueeze it."
                 )
             found[ENDED] = ends[..., 0] != 0
         return found

@@ -143,8 +143,8 @@ class SequenceStorage(RingStorage):
 
     _fixed: ClassVar[dict[str, str]] = RingStorage._fixed | dict.fromkeys(
         ("sequence_length", "overlap_length", "non_overlap_length", "recurrent_actor"),
-        "make another storage, with an actor and an algorithm's update_every that "
-        "give it",
+        "Make another storage, with an actor and an algorithm's update_every that "
+        "give it.",
     )
     _n_step: int = 1
     _gammas: Gammas | None = None
@@ -307,9 +307,9 @@ class SequenceStorage(RingStorage):
         starts = self._grid.starts(first, stop)
         if self._ring is None or not len(starts):
             raise EmptyError(
-                f"cannot draw {count} sequences: got {stop - first} rows, expected at "
-                f"least {length} that follow each other and {self._n_step - 1} more "
-                "steps; insert transitions first"
+                f"cannot draw {count} sequences from {stop - first} rows: a sequence "
+                f"needs {length} rows in order and {self._n_step - 1} more steps. "
+                "Insert transitions first."
             )
         env_ids, starts, extra = self._chosen(starts, count)
         sequences = starts[:, None] + np.arange(length)

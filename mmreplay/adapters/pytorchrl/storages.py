@@ -140,8 +140,8 @@ class MBReplayBuffer(RingStorage):
         self._settle()
         if self._ring is None or not self.size:
             raise EmptyError(
-                "cannot make batches: got a storage without a row, expected at least "
-                "one; insert transitions first"
+                "cannot make batches from a storage without rows. Insert transitions "
+                "first."
             )
         data = self._ring.gather_all().fields
         actions = data[ACT]
@@ -202,8 +202,8 @@ class ReplayBuffer(SequenceStorage):
     def _drawn(self, count: int) -> Batch:
         if self._ring is None:
             raise EmptyError(
-                f"cannot draw {count} transitions: got a storage without one, expected "
-                "at least one; insert transitions first"
+                f"cannot draw {count} transitions from a storage without any. Insert "
+                "transitions first."
             )
         return self._ring.sample(count)
 
@@ -281,8 +281,8 @@ class NStepReplayBuffer(ReplayBuffer):
             check_counts(n_step=value)
         elif name == "gamma" and not (is_number(value) and 0 <= value <= 1):
             raise SchemaError(
-                f"gamma: got {value!r:.80}, expected a number in [0, 1]; give the "
-                "algorithm another discount"
+                f"gamma must be a number in [0, 1], got {value!r:.80}. Set another "
+                "discount in the algorithm."
             )
 
     @property
@@ -297,9 +297,9 @@ class NStepReplayBuffer(ReplayBuffer):
             return
         if self._ring is not None:
             raise SchemaError(
-                f"n_step: got {value} for a storage whose rows are followed for "
-                f"{self._n_step} steps, expected the same; close it and make it again "
-                f"with resume=True and n_step={value}, which then holds for all rows"
+                f"n_step: got {value} for a storage made with n_step={self._n_step}. "
+                f"Close it and make it again with resume=True and n_step={value}, "
+                "which then holds for all rows."
             )
         self._n_step = int(value)
         if self._grid is not None:
@@ -513,8 +513,8 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         least, most = LIMITS.get("default_error" if name == "error" else name, (0, 0))
         if most and not (is_number(value) and least <= value <= most):
             raise SchemaError(
-                f"{name}: got {value!r:.80}, expected a number in [{least:g}, "
-                f"{most:g}]; leave it out for the default"
+                f"{name} must be a number in [{least:g}, {most:g}], got {value!r:.80}. "
+                "Leave it out for the default."
             )
 
     @property
@@ -628,8 +628,8 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             return info
         if "errors" not in info[ALGORITHM]:
             raise SchemaError(
-                f"after_gradients: got {list(info[ALGORITHM])} of the algorithm, "
-                "expected 'errors'; use an algorithm that gives TD errors"
+                f"after_gradients needs 'errors', got {list(info[ALGORITHM])} of the "
+                "algorithm. Use an algorithm that returns TD errors."
             )
         sequences = batch.pop("idxs")
         errors = array_of(info[ALGORITHM]["errors"]).reshape(-1) + self.epsilon
@@ -900,8 +900,8 @@ class HERBuffer(EREBuffer):
         self._check("her_function", her_function)
         if actor.is_recurrent and n_step != 1:
             raise SchemaError(
-                f"n_step: got {n_step} of a HERBuffer with a recurrent actor, expected "
-                "1; relabelled steps are sequences of their own"
+                "n_step must be 1 in a HERBuffer with a recurrent actor, got "
+                f"{n_step}. Relabelled steps are sequences of their own."
             )
         self.her_function = her_function
         self._episode: list[Columns] = []
@@ -935,8 +935,9 @@ class HERBuffer(EREBuffer):
         super()._check(name, value)
         if name == "her_function" and not callable(value):
             raise SchemaError(
-                f"her_function: got {value!r:.80}, expected a function of (o, rhs, o2, "
-                "rhs2, r, initial_state, final_state); leave it out to change nothing"
+                "her_function must be a function of (o, rhs, o2, rhs2, r, "
+                f"initial_state, final_state), got {value!r:.80}. Leave it out to "
+                "change nothing."
             )
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
@@ -949,8 +950,8 @@ class HERBuffer(EREBuffer):
         columns = {path: np.array(each) for path, each in self._columns(sample).items()}
         if ENDED not in columns:
             raise SchemaError(
-                f"transition: got no {DONE2}, expected it, as it says where episodes "
-                "end; give it with each transition"
+                f"transition: {DONE2} is missing, which says where episodes end. Pass "
+                "it with each transition."
             )
         super().insert_transition(sample)
         ends = columns[ENDED]
@@ -1032,15 +1033,15 @@ class HERBuffer(EREBuffer):
         except Exception as error:
             raise SchemaError(
                 f"her_function: got {type(error).__name__}: {error}, expected (o, rhs, "
-                f"o2, rhs2, r) for a step of {shapes_of(dict(step))}; the episode is "
-                "inserted, and not relabelled"
+                f"o2, rhs2, r) for a step of {shapes_of(dict(step))}. The episode is "
+                "inserted without relabelled steps."
             ) from error
         found = {path: found.get(path, step[path]) for path in step}
         for path, array in found.items():
             if array.shape != step[path].shape:
                 raise SchemaError(
-                    f"her_function: got {path} of shape {list(array.shape)}, expected "
-                    f"{list(step[path].shape)}; the episode is inserted, and not "
-                    "relabelled"
+                    f"her_function: {path} must have the shape "
+                    f"{list(step[path].shape)}, got {list(array.shape)}. The episode "
+                    "is inserted without relabelled steps."
                 )
         return found

@@ -36,7 +36,7 @@ class Sb3Reader(FragmentReader):
         ):
             raise FormatError(
                 f"{path} says pos {str(pos)[:40]} and full {str(full)[:40]}, expected "
-                f"a row of {self._slots} and True or False; the file is damaged"
+                f"a row of {self._slots} and True or False. The file is damaged."
             )
         self._shared = state.get("optimize_memory_usage") is True
         # Observations alone are kept then, and the newest step's next one lies where
@@ -45,7 +45,7 @@ class Sb3Reader(FragmentReader):
         self._first = pos + lost if full else 0
         self._steps = self._slots - lost if full else pos
         if not self._steps:
-            raise FormatError(f"{path} holds an empty buffer, expected steps in it")
+            raise FormatError(f"{path} holds an empty buffer.")
         columns = {n: self._arrays(state, own) for own, n in NAMES.items()}
         self._columns = {
             path: array for found in columns.values() for path, array in found.items()
@@ -63,9 +63,9 @@ class Sb3Reader(FragmentReader):
         dones = state.get(DONES)
         if not isinstance(dones, np.ndarray) or dones.ndim != 2 or not dones.size:
             raise FormatError(
-                f"{self._path} holds no array {DONES!r} of steps and environments, "
-                "expected a ReplayBuffer or DictReplayBuffer of Stable-Baselines3; "
-                "name its format with format= (--from)"
+                f"{self._path} holds no array {DONES!r} of steps and environments, so "
+                "it is not a buffer of Stable-Baselines3. Name its format with format= "
+                "(--from)."
             )
         slots, envs = dones.shape
         return int(slots), int(envs)
@@ -82,8 +82,8 @@ class Sb3Reader(FragmentReader):
             if not isinstance(array, np.ndarray) or array.shape[:2] != shape:
                 got = getattr(array, "shape", type(array).__name__)
                 raise CorruptError(
-                    f"{self._path}: {path!r} is {got}, expected an array of "
-                    f"{shape[0]} steps of {shape[1]} environments; the file is damaged"
+                    f"{self._path}: {path!r} is {got}, expected an array of {shape[0]} "
+                    f"steps of {shape[1]} environments. The file is damaged."
                 )
         return found
 
@@ -98,7 +98,7 @@ class Sb3Reader(FragmentReader):
         if found.keys() != seen.keys():
             raise FormatError(
                 f"{self._path}: {NEXT!r} are of {sorted(found)[:9]}, expected "
-                f"{sorted(seen)[:9]} as the observations; the file is damaged"
+                f"{sorted(seen)[:9]} as the observations. The file is damaged."
             )
         return found
 

@@ -153,11 +153,10 @@ class Hindsight:
                         ended = self._ended = EndedStarts(view, closed)
                     if ended.num_legal < 1:
                         raise EmptyError(
-                            f"cannot draw {batch_size} transitions: got "
-                            f"{int(view.span.lengths.sum())} rows and no whole episode "
-                            "that has ended, expected at least one; choose "
-                            "learning_starts, and buffer_size, greater than the steps "
-                            "of an episode"
+                            f"cannot draw {batch_size} transitions: the "
+                            f"{int(view.span.lengths.sum())} rows hold no complete "
+                            "episode. Choose learning_starts, and buffer_size, greater "
+                            "than the steps of an episode."
                         )
                     drawn = sampler.draw(ended, batch_size)
                     env_ids, positions = drawn.env_ids, drawn.positions
@@ -242,10 +241,10 @@ def encoded(
     for env_id, text in enumerate(texts):
         if len(text) > nbytes:
             raise SchemaError(
-                f"infos[{env_id}]: got {len(text)} bytes as text, expected at most the "
-                f"{nbytes} that a step has room for; name the keys that compute_reward "
-                f"reads, info_keys=[...], or make a buffer with info_bytes={len(text)} "
-                "or more"
+                f"infos[{env_id}] takes {len(text)} bytes as text, more than the "
+                f"{nbytes} stored for a step. Name the keys that compute_reward reads, "
+                f"info_keys=[...], or make a buffer with info_bytes={len(text)} or "
+                "more."
             )
         rows[env_id, : len(text)] = np.frombuffer(text, np.uint8)
     return rows
@@ -268,8 +267,8 @@ def decoded(rows: NDArray[np.uint8]) -> list[dict[str, Any]]:
                 raise TypeError(f"got {type(info).__name__}")
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptError(
-                f"info: got bytes that are no info ({error}), expected JSON text; run "
-                "mmreplay verify on the buffer's folder"
+                f"info: the stored bytes are not JSON ({error}). Run mmreplay verify "
+                "on the buffer's folder."
             ) from error
         found.append(info)
     return found
@@ -295,9 +294,9 @@ def _plain(value: Any, name: str) -> Any:
         shape = None if isinstance(value, np.generic) else value.shape
         return {TAG: ["array", value.dtype.str, shape, data]}
     raise SchemaError(
-        f"{name}: got {kind.__name__}, expected numbers, text, arrays, and lists and "
-        "dicts of them by name, which copy_info_dict can store; name the keys that "
-        "compute_reward reads, info_keys=[...]"
+        f"{name} must be numbers, text, arrays, lists or dicts by name, which "
+        f"copy_info_dict can store, got {kind.__name__}. Name the keys that "
+        "compute_reward reads, info_keys=[...]."
     )
 
 

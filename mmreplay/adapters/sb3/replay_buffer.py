@@ -337,8 +337,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """
         if (ring := self.ring) is None:
             raise EmptyError(
-                f"cannot draw {batch_size} transitions: got none yet, expected at "
-                "least one; add steps first"
+                f"cannot draw {batch_size} transitions from an empty buffer. Add steps "
+                "first."
             )
         if self._unlearned is not None:
             self._unlearned += 1
@@ -399,8 +399,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             priorities = np.asarray(priorities)
         if (ring := self.ring) is None:
             raise EmptyError(
-                "cannot update priorities: got a buffer without a transition, expected "
-                "samples that it drew; draw them first"
+                "cannot update priorities of an empty buffer. Draw samples first."
             )
         dropped = ring.update_priorities(samples.batch, priorities.reshape(-1))
         self._unlearned = None
@@ -536,8 +535,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             given = strategies.KEY_TO_GOAL_STRATEGY.get(given.lower(), given)
         if not isinstance(given, strategies.GoalSelectionStrategy):
             raise SchemaError(
-                f"goal_selection_strategy: got {given!r}, expected one of "
-                f"{', '.join(sb3_goals.STRATEGIES)}; 'future' is the usual one"
+                "goal_selection_strategy must be one of "
+                f"{', '.join(sb3_goals.STRATEGIES)}, got {given!r}. 'future' is the "
+                "usual one."
             )
         check_counts(0, n_sampled_goal=n_sampled_goal)
         flag("copy_info_dict", copy_info_dict)
@@ -545,7 +545,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             if value is not None and not copy_info_dict:
                 raise SchemaError(
                     f"{name}: got {value!r}, expected copy_info_dict=True beside it, "
-                    "without which no info is stored; set that, or leave it out"
+                    "without which no info is stored. Set that, or leave it out."
                 )
         if info_bytes is not None:
             check_counts(info_bytes=info_bytes)
@@ -578,9 +578,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         shapes = [self.obs_shape.get(k) for k in ("achieved_goal", "desired_goal")]
         if None in shapes or shapes[0] != shapes[1]:
             raise SchemaError(
-                f"HerReplayBuffer: got the observation space {self.observation_space}, "
-                "expected a Dict with achieved_goal and desired_goal of one shape; use "
-                "DictReplayBuffer where there are no goals"
+                "HerReplayBuffer needs a Dict with achieved_goal and desired_goal of "
+                f"one shape, got the observation space {self.observation_space}. Use "
+                "DictReplayBuffer without goals."
             )
 
     def _ready(self) -> Ring:
@@ -591,7 +591,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             if "info" not in schema:
                 raise SchemaError(
                     f"copy_info_dict: {self.home.path} holds steps without infos, "
-                    "expected some; leave copy_info_dict out, or give another path"
+                    "expected some. Leave copy_info_dict out, or give another path."
                 )
             self._info_nbytes = schema["info"].shape[0]
             self._declare()
@@ -695,9 +695,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             check_counts(batch_size=batch_size)
         if (ring := self.ring) is None:
             raise EmptyError(
-                f"cannot draw {batch_size} transitions: got none yet, expected an "
-                "episode that has ended; choose learning_starts greater than the steps "
-                "of an episode"
+                f"cannot draw {batch_size} transitions: no episode has ended yet. "
+                "Choose learning_starts greater than the steps of an episode."
             )
         count = int(self.her_ratio * batch_size)
         batch, ends, goal_positions, goals = self._hindsight.draw(
@@ -734,8 +733,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
     ) -> NDArray[np.float32]:
         if self.env is None:
             raise SchemaError(
-                "env: got None, expected the VecEnv whose compute_reward gives rewards "
-                "for other goals; call set_env(env)"
+                "env is None, but rewards for other goals need its compute_reward. "
+                "Call set_env(env)."
             )
         (found,) = self.env.env_method(
             "compute_reward", achieved, desired, infos, indices=[0]
@@ -743,9 +742,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         rewards = np.asarray(found, np.float32)
         if rewards.size != len(desired):
             raise SchemaError(
-                f"compute_reward: got shape {list(rewards.shape)} for {len(desired)} "
-                f"goals, expected [{len(desired)}]; compute all rewards at once, as "
-                "arrays"
+                f"compute_reward must return [{len(desired)}] rewards, got shape "
+                f"{list(rewards.shape)} for {len(desired)} goals. Compute all rewards "
+                "at once, as arrays."
             )
         return rewards.reshape(-1)
 

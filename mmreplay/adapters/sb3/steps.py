@@ -221,8 +221,8 @@ def fitted(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[An
         return array
     if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
         raise SchemaError(
-            f"{name}: got shape {list(array.shape)}, expected {list(shape)}, a value "
-            "of each environment; values are neither repeated nor moved to fit"
+            f"{name} must have the shape {list(shape)}, a value of each environment, "
+            f"got {list(array.shape)}. Values are neither repeated nor moved to fit."
         )
     return array.reshape(shape)
 

@@ -135,21 +135,21 @@ def interleave(reader: Reader, num_envs: int, cursor: int | None = None) -> Read
     rows = reader.describe().rows
     if type(num_envs) is not int or not 1 <= num_envs <= max(1, rows):
         raise SchemaError(
-            f"num_envs: got {num_envs!r} for {rows} rows, expected an integer in "
-            f"[1, {max(1, rows)}], the environments that the memory was of"
+            f"num_envs must be an integer in [1, {max(1, rows)}] for {rows} rows, got "
+            f"{num_envs!r}. Pass the number of environments of the memory."
         )
     steps = rows // num_envs
     if cursor is not None and (
         type(cursor) is not int or not 0 <= cursor < steps or rows % num_envs
     ):
         raise SchemaError(
-            f"cursor: got {cursor!r} for {rows} rows of {num_envs} environments, "
-            f"expected an integer in [0, {steps}) and whole steps; leave it out"
+            f"cursor must be an integer in [0, {steps}) for {rows} rows of {num_envs} "
+            f"environments, and every step complete, got {cursor!r}. Leave it out."
         )
     if cursor is None:
         reader.report.doubt(
-            "rows were taken to be in the order of time: had the memory been full, it "
-            "would begin at a later one; tell its oldest step by cursor="
+            "rows were read as chronological: if the memory was full, its oldest step "
+            "is elsewhere; pass cursor="
         )
     return InterleavedReader(reader, rows_per_environment(rows, num_envs), cursor or 0)
 
@@ -164,8 +164,8 @@ def cells_of_layout(
     """
     if target is not None and target.name.lower().endswith(".gz"):
         raise SchemaError(
-            f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
-            "layout; pack it afterwards"
+            f"{target}: skrl's layout is not gzipped. Use a name that ends in .csv, "
+            "and compress the file afterwards."
         )
     fields = description.schema.fields
     kinds = {

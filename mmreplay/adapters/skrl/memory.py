@@ -96,8 +96,8 @@ class Memory(PickledByPath):
     strict: ClassVar[bool] = False
     """Whether a name that is no tensor's is a KeyError, and not None among samples."""
     held = "ring"
-    memory_size: int = fixed("memory_size", "make another memory with another path")
-    num_envs: int = fixed("num_envs", "make another memory with another path")
+    memory_size: int = fixed("memory_size", "Make another memory with another path.")
+    num_envs: int = fixed("num_envs", "Make another memory with another path.")
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class Memory(PickledByPath):
         flag("export", export)
         if not isinstance(export_directory, str | os.PathLike):
             raise SchemaError(
-                f"export_directory: got {shown(export_directory)}, expected a path; "
-                "leave it out for the current directory"
+                f"export_directory must be a path, got {shown(export_directory)}. "
+                "Leave it out for the current directory."
             )
         if isinstance(mutable, str):
             raise SchemaError(
-                f"mutable: got {mutable!r:.80}, expected a sequence of names; pass "
-                f"[{mutable!r:.80}]"
+                f"mutable must be a sequence of names, got {mutable!r:.80}. Pass "
+                f"[{mutable!r:.80}]."
             )
         if seed is not None:
             integer("seed", seed, 0, "Leave it out for torch's own seed.")
@@ -181,7 +181,7 @@ class Memory(PickledByPath):
             if got != expected:
                 raise SchemaError(
                     f"{self.home.path} holds a memory of (memory_size, num_envs) "
-                    f"{got}, got {expected}, expected the same; give another path"
+                    f"{got}, expected {expected}. Choose another path."
                 )
             self._cursor = cursor_of(ring)
         return ring
@@ -282,23 +282,22 @@ class Memory(PickledByPath):
         if known is not None:
             if known.shape != shape or dtype not in (None, known.dtype):
                 raise SchemaError(
-                    f"tensor {name!r}: got {list(shape)} {dtype}, expected "
-                    f"{list(known.shape)} {known.dtype} as it is declared already; use "
-                    "another name"
+                    f"tensor {name!r} is declared as {list(known.shape)} {known.dtype} "
+                    f"already, got {list(shape)} {dtype}. Use another name."
                 )
             return False
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype):
             raise SchemaError(
-                f"dtype: got {shown(dtype)} for tensor {name!r}, expected a "
-                "torch.dtype; such as torch.float32"
+                f"dtype must be a torch.dtype, got {shown(dtype)} for tensor {name!r}. "
+                "Use for example torch.float32."
             )
         tensor = Tensor.of(name, shape, dtype, name in self._mutable)
         for other in self._declared.values():
             if other.path == tensor.path:
                 raise SchemaError(
-                    f"tensor {name!r}: got the name that {other.name!r} is stored "
-                    "under, expected another one; choose it"
+                    f"tensor {name!r}: {other.name!r} is stored under this name. "
+                    "Choose another."
                 )
         if self.ring is not None:
             tensor = self._joined(self.ring, tensor)
@@ -313,16 +312,15 @@ class Memory(PickledByPath):
         if path not in ring.schema:
             if ring.metadata.user.get("adapter") not in MEMORIES:
                 raise SchemaError(
-                    f"tensor {tensor.name!r}: got the buffer {self.home.path}, which "
-                    "has no such field and was not made by a memory, expected one that "
-                    "was; give another path"
+                    f"tensor {tensor.name!r}: the buffer {self.home.path} has no such "
+                    "field and was not made by a memory. Choose another path."
                 )
             ring.add_field(path, tensor.field, tensor.nothing)
         stored = ring.schema[path]
         if (stored.shape, stored.dtype) != (tensor.field.shape, tensor.field.dtype):
             raise SchemaError(
-                f"tensor {tensor.name!r}: got {tensor.field}, expected {stored} as in "
-                f"{self.home.path}; declare it as it is stored, or give another path"
+                f"tensor {tensor.name!r} is {tensor.field}, but {stored} in "
+                f"{self.home.path}. Declare it as it is stored, or choose another path."
             )
         return Tensor.of(tensor.name, tensor.shape, tensor.dtype, stored.mutable)
 
@@ -368,8 +366,8 @@ class Memory(PickledByPath):
         if whole and self.env_index:
             raise SchemaError(
                 f"add_samples: got samples of all {count} environments, expected those "
-                f"from {self.env_index} on, as the row is half written; add the rest "
-                "of it first"
+                f"from {self.env_index} on, because the row is incomplete. Add the "
+                "rest of the row first."
             )
         ring, done = self._ready(values), 0
         for name in self._declared.keys() - values.keys():
@@ -413,14 +411,14 @@ class Memory(PickledByPath):
             known = ", ".join(self._declared) or "none"
             got = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
             raise SchemaError(
-                f"add_samples: got {got}, expected samples of one number for some of "
-                f"the declared tensors ({known}); declare them with create_tensor"
+                f"add_samples: got {got}, expected the same number of samples for "
+                f"declared tensors ({known}). Declare tensors with create_tensor."
             )
         (count,), num_envs = leads.pop(), self.num_envs
         if count < 1 or (count > num_envs > 1):
             raise SchemaError(
-                f"add_samples: got {count} samples, expected 1 to {num_envs}, one of "
-                "each environment; add rows one by one"
+                f"add_samples: got {count} samples, expected 1 to {num_envs}, one per "
+                "environment. Add rows one by one."
             )
         columns = {}
         for name, value in values.items():
@@ -530,13 +528,13 @@ class Memory(PickledByPath):
         known = self._known(name)
         if self.ring is None:
             raise EmptyError(
-                f"tensor {name!r}: got values for a memory without samples, expected "
-                "some; add samples first"
+                f"tensor {name!r}: the memory has no samples to change. Add samples "
+                "first."
             )
         if not known.field.mutable:
             raise SchemaError(
-                f"tensor {name!r} is not mutable, expected one that is; name it when "
-                f"the memory is made, by mutable=[{name!r}, ...]"
+                f"tensor {name!r} is not mutable. Name it when the memory is made, by "
+                f"mutable=[{name!r}, ...]."
             )
         cells = self._cells(self.ring)
         shape = (self.memory_size, self.num_envs, *known.shape)
@@ -596,8 +594,8 @@ class Memory(PickledByPath):
         if cells.dtype == bool:
             if cells.shape != (total,):
                 raise StaleError(
-                    f"indexes: got a mask of shape {list(cells.shape)}, expected "
-                    f"[{total}], one of all cells; give the numbers of cells"
+                    f"indexes: a mask must have the shape [{total}], one value per "
+                    f"cell, got {list(cells.shape)}. Or pass the numbers of cells."
                 )
             cells = np.flatnonzero(cells)
         elif cells.size == 0 or cells.dtype.kind in "iu":
@@ -607,8 +605,8 @@ class Memory(PickledByPath):
         if self.ring is None or outside.any():
             got = f"{int(cells[outside][0])}" if outside.any() else "an empty memory"
             raise StaleError(
-                f"indexes: got {got}, expected cells in [0, {len(self)}); add samples "
-                "first, or leave it out"
+                f"indexes must be cells in [0, {len(self)}), got {got}. Add samples "
+                "first, or leave it out."
             )
         cells = np.where(cells < 0, cells + total, cells).reshape(-1)
         batch = self.ring.take(*self._positions(self.ring, cells))
@@ -673,9 +671,7 @@ class Memory(PickledByPath):
         """
         check_format(format)
         if self.ring is None:
-            raise EmptyError(
-                "cannot save a memory without samples, expected some; add them first"
-            )
+            raise EmptyError("cannot save a memory without samples. Add samples first.")
         folder = files.absolute(directory or self.export_directory) / "memories"
         make_folders(folder)
         now = datetime.datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
@@ -772,8 +768,8 @@ class RandomMemory(Memory):
         """
         if self.ring is None:
             raise EmptyError(
-                f"cannot draw {batch_size} samples: got an empty memory, expected "
-                "some; add samples first"
+                f"cannot draw {batch_size} samples from an empty memory. Add samples "
+                "first."
             )
         self.ring.sampler = self._sampler(sequence_length)
         batch = self.ring.sample(batch_size, contiguous=True)

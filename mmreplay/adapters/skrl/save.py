@@ -44,8 +44,9 @@ def check_format(name: str) -> None:
     """
     if name not in FORMATS:
         raise SchemaError(
-            f"Unsupported export format: got {name!r}, expected one of "
-            f"{', '.join(FORMATS)}; mmreplay.export(memory.ring, file) knows others"
+            f"Unsupported export format {name!r}, expected one of "
+            f"{', '.join(FORMATS)}. mmreplay.export(memory.ring, file) writes other "
+            "formats."
         )
 
 
@@ -121,8 +122,8 @@ def load(
         names = _names(described, tensors)
         if described.num_envs != num_envs:
             raise SourceError(
-                f"{path} holds {described.num_envs} environments, expected "
-                f"{num_envs}; make the memory with as many"
+                f"{path} holds {described.num_envs} environments, expected {num_envs}. "
+                "Make the memory with as many."
             )
         ring, cursor = ready()
         cursor.reset(ring, loading=True)
@@ -151,8 +152,8 @@ def _names(described: Description, tensors: Tensors) -> dict[str, Tensor]:
         got, size = (math.prod(t.shape) for t in (described.schema[said], tensor))
         if got != size:
             raise SchemaError(
-                f"tensor {name!r}: got {got} numbers a sample in the file, expected "
-                f"the {size} that it is declared with; declare it as it was saved"
+                f"tensor {name!r} has {got} numbers per sample in the file, but is "
+                f"declared with {size}. Declare it as it was saved."
             )
         found[said] = tensor
     return found

@@ -89,8 +89,9 @@ class SkrlReader(Reader):
             type(number) is not int or not 0 <= number <= maximum
         ):
             raise SchemaError(
-                f"{what}: got {number!r}, expected an integer in [0, {maximum}] as the "
-                f"memory has {self._length} steps; leave it out if you do not know it"
+                f"{what} must be an integer in [0, {maximum}], since the memory has "
+                f"{self._length} steps, got {number!r}. Leave it out if you do not "
+                "know it."
             )
         return number
 
@@ -102,9 +103,8 @@ class SkrlReader(Reader):
         """
         if cursor != int(self._stop.max()):
             raise SchemaError(
-                f"cursor: got {cursor} for a memory with {int(self._stop.min())} of "
-                f"{self._length} steps, expected a full one, or their number; leave "
-                "it out"
+                f"cursor must be {int(self._stop.min())} in a memory with that many of "
+                f"{self._length} steps, got {cursor}. Leave it out."
             )
         return 0
 
@@ -124,8 +124,8 @@ class SkrlReader(Reader):
         if not floats:
             if not full:
                 self.report.doubt(
-                    "no float tensor tells which steps were never written: all were "
-                    "taken; tell how many by size="
+                    "no float tensor marks steps that were never written: all were "
+                    "read; pass size= with their number"
                 )
             return np.full(self._num_envs, self._length)
         stop = np.zeros(self._num_envs, np.int64)
@@ -151,8 +151,8 @@ class SkrlReader(Reader):
             report.note(f"{left:,} steps that were never written were left out: {why}")
         elif size is None and cursor is None:
             report.doubt(
-                "the memory is full, and no cursor tells its oldest step: it was taken "
-                "to be the first; tell it by cursor="
+                "the memory is full, and the file does not say which step is the "
+                "oldest: the first was taken; pass cursor="
             )
 
     def describe(self) -> Description:
@@ -416,8 +416,8 @@ def refuse_dtypes(description: Description, what: str, *dtypes: str) -> None:
     for path, field in description.schema.fields.items():
         if field.dtype in dtypes:
             raise SchemaError(
-                f"field {path!r} is {field.dtype}, expected another dtype in {what} of "
-                "skrl's layout; leave it out with fields=, or write pt"
+                f"field {path!r}: skrl's layout cannot store {field.dtype} in {what}. "
+                "Leave it out with fields=, or write pt."
             )
 
 
@@ -432,8 +432,9 @@ def _common(columns: Mapping[str, ArrayColumn], file: File) -> tuple[int, int]:
     if len(leads) != 1 or flat or 0 in next(iter(leads)):
         shapes = {name: list(column.shape) for name, column in columns.items()}
         raise SourceError(
-            f"{file.path} holds arrays of shapes {str(shapes)[:300]}, expected all "
-            "[memory_size, num_envs, ...] alike as skrl saves them; leave layout out"
+            f"{file.path} holds arrays of shapes {str(shapes)[:300]}, expected "
+            "[memory_size, num_envs, ...] for all, as skrl saves them. Leave layout "
+            "out."
         )
     length, num_envs = leads.pop()
     return length, num_envs

@@ -69,7 +69,7 @@ def _named(path: Path, data: object) -> dict[str, list[Any]]:
     if not isinstance(data, list) or not all(isinstance(each, list) for each in data):
         raise FormatError(
             f"{path} holds a {type(data).__name__}, expected a list of columns as "
-            "tmrl's memories pickle; name its format with format= (--from)"
+            "tmrl's memories pickle. Name its format with format= (--from)."
         )
     lengths = {len(each) for each in data}
     parts = COMPONENTS.get(len(data) - 2 - len(TAIL))
@@ -80,8 +80,8 @@ def _named(path: Path, data: object) -> dict[str, list[Any]]:
     ):
         raise FormatError(
             f"{path} holds {len(data)} columns of {sorted(lengths)[:5]} rows, expected "
-            "7 of GenericTorchMemory, or 9 to 11 of a memory for TrackMania, of as "
-            "many rows each; the file is damaged"
+            "7 of GenericTorchMemory, or 9 to 11 of a memory for TrackMania, of the "
+            "same length. The file is damaged."
         )
     if parts is None:
         return dict(zip(GENERIC, data, strict=True))
@@ -104,7 +104,7 @@ def _leaves(path: Path, name: str, values: list[Any]) -> dict[str, Array]:
     except (KeyError, SchemaError, StopIteration) as error:
         raise SourceError(
             f"{path}: column {name!r} has rows that differ ({error}), expected values "
-            "of one kind; the file is damaged"
+            "of one kind. The file is damaged."
         ) from error
 
 
@@ -113,7 +113,7 @@ def _flags(path: Path, name: str, values: list[Any]) -> Bools:
     if array.size != len(values):
         raise SourceError(
             f"{path}: column {name!r} has rows of shape {list(array.shape[1:])}, "
-            "expected one flag each; the file is damaged"
+            "expected one flag per row. The file is damaged."
         )
     refuse_nan(f"{path}: column {name!r}", array.reshape(len(values)), 0)
     return array.astype(bool).reshape(len(values))
@@ -128,7 +128,7 @@ def _array(path: Path, name: str, values: list[Any], alike: Any = None) -> Array
     except (ValueError, TypeError) as error:
         raise SourceError(
             f"{path}: column {name!r} has rows that differ ({error}), expected values "
-            "of one shape; the file is damaged"
+            "of one shape. The file is damaged."
         ) from error
     return found
 

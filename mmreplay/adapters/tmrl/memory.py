@@ -172,8 +172,8 @@ class Memory(ABC):
     def _refuse_empty(self) -> None:
         if len(self) < 1:
             raise SchemaError(
-                f"cannot draw {self.batch_size} samples: got a memory without a "
-                "transition, expected at least one; append a buffer first"
+                f"cannot draw {self.batch_size} samples from a memory without "
+                "transitions. Append a buffer first."
             )
 
     def __getitem__(self, item: int) -> tuple[Any, ...]:
@@ -276,16 +276,16 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             number("imgs_scale", imgs_scale, 0)
         if imgs_scale == 0:
             raise SchemaError(
-                "imgs_scale: got 0, which images are divided by, expected a finite "
-                "number above 0; leave it out for images as they are"
+                "imgs_scale must be a finite number above 0, got 0. Leave it out for "
+                "images as they are."
             )
         if imgs_shape is not None and not (
             isinstance(imgs_shape, tuple | list)
             and all(isinstance(n, int | np.integer) for n in imgs_shape)
         ):
             raise SchemaError(
-                f"imgs_shape: got {imgs_shape!r:.80}, expected a tuple of integers; "
-                "such as (-1,), which makes images flat"
+                f"imgs_shape must be a tuple of integers, got {imgs_shape!r:.80}. Use "
+                "for example (-1,), which makes images flat."
             )
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         super().__init__(
@@ -323,9 +323,9 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
     def crc_debug(self, value: bool) -> None:
         if self._ring is not None and value is not self._rows.crc_debug:
             raise SchemaError(
-                f"crc_debug: got {value!r} for a memory that was made with "
-                f"crc_debug={self._rows.crc_debug}, expected the same; make another "
-                "memory with another path"
+                "crc_debug cannot change: the memory was made with "
+                f"crc_debug={self._rows.crc_debug}, got {value!r}. Make another memory "
+                "with another path."
             )
         self._rows.crc_debug = value
 
@@ -348,9 +348,9 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
         """
         if self.home.temporary:
             raise FormatError(
-                f"pickling a memory in {self.home.path}, as tmrl does for a checkpoint "
-                "after each epoch: got a temporary folder, which is removed at exit, "
-                f"expected one that stays; give path=, or set ${FOLDER}"
+                f"pickling a memory in {self.home.path}, a temporary folder that is "
+                "removed at exit; tmrl pickles it for a checkpoint after each epoch. "
+                f"Pass path=, or set ${FOLDER}."
             )
         self._note()
         return super().__getstate__()
@@ -425,8 +425,8 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
         """
         if self._ring is None or not -len(self) <= item < len(self):
             raise IndexError(
-                f"item {item}: got a memory of {len(self)} transitions, expected a "
-                "number below that; append more samples"
+                f"item {item} is not in a memory of {len(self)} transitions. Append "
+                "more samples."
             )
         view = self._ring.view
         with view.lock:
@@ -473,7 +473,7 @@ def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
     if not isinstance(found, list | tuple):
         raise FormatError(
             f"{path}: got {str(found)[:60]}, expected the list that a memory of tmrl "
-            "keeps as its data; give another dataset_path"
+            "stores as its data. Pass another dataset_path."
         )
     return list(found)
 
@@ -483,7 +483,7 @@ def _samples(path: Path, columns: list[Any]) -> list[Any]:
     if len(columns) != COLUMNS:
         raise FormatError(
             f"{path}: got {str(columns)[:60]}, expected the {COLUMNS} columns of "
-            "tmrl's GenericTorchMemory; `mmreplay convert` reads those of others"
+            "tmrl's GenericTorchMemory. Use `mmreplay convert` for other memories."
         )
     return list(zip(*columns[:6], strict=True))
 

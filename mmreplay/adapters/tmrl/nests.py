@@ -33,9 +33,7 @@ def components_of(nest: Any) -> dict[str, Any] | None:
         parts = {str(key): part for key, part in nest.items()}
         if len(parts) != len(nest):
             raise SchemaError(
-                f"sample: got the keys {list(nest)}, of which some differ in nothing "
-                "but their types, expected keys that are written differently; rename "
-                "one"
+                f"sample: keys must differ as text, got {list(nest)}. Rename one."
             )
         return parts
     if isinstance(nest, tuple | list):
@@ -98,7 +96,7 @@ def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
     """
     if not batch:
         raise SchemaError(
-            "collate: got no sample, expected at least one; ask for a batch_size of 1"
+            "collate needs at least one sample. Use a batch_size of at least 1."
         )
     first = batch[0]
     if isinstance(first, torch.Tensor):
@@ -117,7 +115,7 @@ def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
     if array.dtype.kind not in "biuf":
         raise SchemaError(
             f"collate: got a {type(first).__name__}, expected arrays, tensors and "
-            "numbers; take it out in sample_preprocessor"
+            "numbers. Remove it in sample_preprocessor."
         )
     tensor = torch.from_numpy(array)
     if isinstance(first, float):
@@ -168,7 +166,7 @@ def check_crcs(expected: NDArray[np.uint32], rebuilt: Sequence[Any], when: Any) 
     for part, theirs, ours in zip(COMPONENTS, expected, got, strict=True):
         if theirs != ours and not (part == COMPONENTS[0] and theirs == 0):
             raise AssertionError(
-                f"CRC failed: {part} has {ours:08x}, expected {theirs:08x} of the "
-                f"worker's sample at time step {when[0]}, {when[1]} since its reset; "
-                "the sample compressor and get_transition are not each other's inverse"
+                f"CRC failed: {part} has {ours:08x}, but the worker's sample had "
+                f"{theirs:08x} at time step {when[0]}, {when[1]} since its reset. The "
+                "sample compressor and get_transition do not invert each other."
             )

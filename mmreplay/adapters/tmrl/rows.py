@@ -82,8 +82,8 @@ class Rows:
         if not isinstance(stored, dict) or stored.get("crc") is not self.crc_debug:
             raise FormatError(
                 f"{ring.path}: got {stored} of {KEY!r} in its metadata, expected a "
-                f"memory made with crc_debug={self.crc_debug}; give what it was made "
-                "with"
+                f"memory made with crc_debug={self.crc_debug}. Pass the value that it "
+                "was made with."
             )
         self._obs, self._act = stored["obs"], stored["act"]
         self._fields = dict(ring.schema.fields)
@@ -104,8 +104,8 @@ class Rows:
         while made is not None:
             if not made["parts"]:
                 raise SchemaError(
-                    f"{path}: got nothing in the last part of an observation, expected "
-                    "the images there; put them last"
+                    f"{path}: the last component of an observation is empty, expected "
+                    "images there. Put the images last."
                 )
             key = list(made["parts"])[-1]
             path, made = f"{path}/{key}", made["parts"][key]
@@ -131,8 +131,8 @@ class Rows:
             for path, leaf in leaves(nest, f"{NOW}/{stem}"):
                 if path in fields:
                     raise SchemaError(
-                        f"{path}: got two leaves there, expected one; rename a key "
-                        "that has a slash in it"
+                        f"{path}: two leaves have this path. Rename a key that has a "
+                        "slash in it."
                     )
                 array = array_of(leaf)
                 fields[path] = Field(array.shape, array.dtype)
@@ -167,8 +167,8 @@ class Rows:
             np.broadcast_to(np.False_, (1, *shape)).reshape(1, *self._imgs_shape)
         except ValueError:
             raise SchemaError(
-                f"imgs_shape: got {list(self._imgs_shape)} for images of shape "
-                f"{list(shape)}, expected as many elements; (-1,) makes them flat"
+                f"imgs_shape {list(self._imgs_shape)} does not fit images of shape "
+                f"{list(shape)}. Use (-1,) for flat images."
             ) from None
 
     def _none(self, schema: Schema) -> Any:
@@ -272,8 +272,8 @@ def _stacked(
     other = next((nest for nest in known if structure(nest) != made), None)
     if other is not None:
         raise SchemaError(
-            f"{stem}: got {structure(other)}, expected {made} as in the first sample; "
-            "samples of one memory have one structure"
+            f"{stem}: got {structure(other)}, expected {made} as in the first sample. "
+            "Samples of one memory have one structure."
         )
     columns: dict[str, list[NDArray[Any]]] = {}
     for nest in nests:
@@ -286,7 +286,7 @@ def _stacked(
         if len(shapes) > 1:
             raise SchemaError(
                 f"{path}: got the shapes {[list(s) for s in shapes]} in one append, "
-                "expected one; samples of one memory have one structure"
+                "expected one shape. Samples of one memory have one structure."
             )
     return {path: np.stack(column) for path, column in columns.items()}
 
@@ -313,7 +313,7 @@ def _worker_sample(info: Any) -> Any:
     """
     if not isinstance(info, dict) or "crc_sample" not in info:
         raise SchemaError(
-            "crc_debug: got a sample without 'crc_sample' in its info, expected the "
-            "worker's own; set crc_debug in the RolloutWorker as well"
+            "crc_debug: a sample has no 'crc_sample' in its info. Set crc_debug in the "
+            "RolloutWorker as well."
         )
     return info["crc_sample"]

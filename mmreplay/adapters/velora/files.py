@@ -54,8 +54,8 @@ def open_reader(_: str, path: Path) -> Reader:
     found = find(path)
     if found is None:
         raise FormatError(
-            f"{path} is no pair of velora's, expected one {STATE} and its {METADATA} "
-            "under one prefix; name the file of tensors"
+            f"{path} is not a pair of velora's files, {STATE} and {METADATA} with one "
+            "prefix. Name the file of tensors."
         )
     file = File.open(found[0], None)
     try:
@@ -310,8 +310,8 @@ class TensorFields:
             found = () if top is None else under(schema.paths, top)
             if not found and role != "next_observation":
                 raise SchemaError(
-                    f"role {role!r}: got no field of it, expected one for "
-                    f"{tensor!r} of velora's layout; add it, or name it by roles="
+                    f"role {role!r} has no field, but velora's layout needs one for "
+                    f"{tensor!r}. Add it, or name it by roles=."
                 )
             self.paths[tensor] = found
         hidden = [name for name in HIDDEN if under(schema.paths, name)][:1]
@@ -362,8 +362,8 @@ def check_prefix(prefix: str) -> None:
     """
     if not isinstance(prefix, str) or set(prefix) & set("/\0"):
         raise SchemaError(
-            f"prefix: got {prefix!r}, expected the beginning of a file's name, such as "
-            f"{PREFIX!r}"
+            f"prefix must be the beginning of a file's name, such as {PREFIX!r}, got "
+            f"{prefix!r}."
         )
 
 
@@ -388,15 +388,15 @@ def _reader(file: File, metadata_path: Path) -> Reader:
     notes = Notes()
     if metadata["capacity"] != rows:
         notes.doubt(
-            f"{metadata_path} says capacity {metadata['capacity']}, the tensors have "
-            f"{rows} rows: they were taken for all"
+            f"{metadata_path} says capacity {metadata['capacity']}, but the tensors "
+            f"have {rows} rows: all of them were read"
         )
     size, position = metadata["size"], metadata["position"]
     start = position if size == rows else 0
     if size < rows and position != size:
         notes.doubt(
             f"{metadata_path} says position {position} and size {size} of {rows}, "
-            "which no buffer has: the first rows were taken"
+            "which does not fit any buffer: the first rows were read"
         )
     note = f"velora's pair: {size:,} of {rows:,} rows were written"
     notes.note(f"{note}, the oldest is row {start:,}")
@@ -417,7 +417,7 @@ def _metadata(metadata_path: Path) -> Json:
         if type(number) is not int or not 0 <= number < 1 << 48:
             raise FormatError(
                 f"{metadata_path} says {key} {str(number)[:60]}, expected an integer "
-                "of at least 0; it is no metadata of velora's buffer"
+                "of at least 0. It is not the metadata of a buffer of velora."
             )
     return dict(inner)
 
@@ -434,7 +434,7 @@ def _check(
     if set(columns) != set(TENSORS):
         raise FormatError(
             f"{file.path} holds the tensors {sorted(columns)[:10]}, expected "
-            f"{', '.join(TENSORS)} as velora saves them"
+            f"{', '.join(TENSORS)} as velora saves them."
         )
     rows = columns["states"].shape[0] if columns["states"].shape else 0
     for name, column in columns.items():
@@ -442,13 +442,13 @@ def _check(
         if column.dtype != "float32" or column.shape != want:
             raise FormatError(
                 f"{file.path}: tensor {name!r} is {column.dtype}{list(column.shape)}, "
-                f"expected float32{list(want)} as {metadata_path} says"
+                f"expected float32{list(want)} as {metadata_path} says."
             )
     if metadata["size"] > rows or metadata["position"] > max(0, rows - 1):
         raise CorruptError(
             f"{metadata_path} says size {metadata['size']} and position "
             f"{metadata['position']}, expected them within the {rows} rows of "
-            f"{file.path}; the two are not of one save"
+            f"{file.path}. The two files are not of the same save."
         )
     return rows
 

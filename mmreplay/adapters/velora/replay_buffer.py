@@ -91,11 +91,11 @@ class BufferBase(PickledByPath):
     """
 
     capacity: int = fixed(
-        "capacity", "close it, and resize its folder by `mmreplay resize`"
+        "capacity", "Close it, and resize its folder by `mmreplay resize`."
     )
-    state_dim: int = fixed("state_dim", "make another buffer")
-    action_dim: int = fixed("action_dim", "make another buffer")
-    hidden_dim: int = fixed("hidden_dim", "make another buffer")
+    state_dim: int = fixed("state_dim", "Make another buffer.")
+    action_dim: int = fixed("action_dim", "Make another buffer.")
+    hidden_dim: int = fixed("hidden_dim", "Make another buffer.")
     states = _stored("states")
     actions = _stored("actions")
     rewards = _stored("rewards")
@@ -434,8 +434,8 @@ class ReplayBuffer(BufferBase):
             raise SchemaError(f"'{num_envs=}' cannot be smaller than 2.")
         if n_samples > self.capacity:
             raise SchemaError(
-                f"n_samples: got {n_samples}, expected at most the capacity of "
-                f"{self.capacity}; warm it with fewer, or make a larger buffer"
+                f"n_samples must be at most the capacity of {self.capacity}, got "
+                f"{n_samples}. Pass fewer, or make a larger buffer."
             )
         missing = n_samples - len(self)
         for steps in play_steps(agent, num_envs, missing):

@@ -44,14 +44,14 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
     numbers = {name: n for name, n in values.items() if type(n) is int and n >= 0}
     if len(numbers) < len(names) or "device" not in known:
         raise FormatError(
-            f"metadata of {source}: got {metadata!r}, expected numbers as "
-            f"{', '.join(names)}, and a device; give what metadata() returned"
+            f"metadata of {source}: got {metadata!r}, expected {', '.join(names)} as "
+            "numbers, and a device. Pass what metadata() returned."
         )
     if numbers["capacity"] < max(1, numbers["size"], numbers["position"] + 1):
         raise FormatError(
             f"metadata of {source}: got size {numbers['size']} and position "
             f"{numbers['position']}, expected them within the capacity of "
-            f"{numbers['capacity']}; give what metadata() returned"
+            f"{numbers['capacity']}. Pass what metadata() returned."
         )
     return numbers
 
@@ -64,8 +64,8 @@ def check_pair(file: TensorFile, numbers: Mapping[str, int]) -> None:
     theirs = {name: own.get(name) for name in numbers}
     if theirs != numbers:
         raise FormatError(
-            f"metadata: got {dict(numbers)}, expected {theirs}, which the tensors were "
-            "saved with; give the metadata of the same save"
+            f"metadata must be {theirs}, with which the tensors were saved, got "
+            f"{dict(numbers)}. Pass the metadata of the same save."
         )
 
 
@@ -96,8 +96,8 @@ def check_loaded(location: BufferLocation, ring: ReplayBuffer) -> None:
     found = len(ring)
     location.close()
     raise FormatError(
-        f"{location.path}: got {found} of the {size} steps of a load that did not end, "
-        "expected all; remove the folder, and load again"
+        f"{location.path} holds {found} of the {size} steps of a load that was "
+        "interrupted. Remove the folder, and load again."
     )
 
 

@@ -52,8 +52,8 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
         raise SourceError(f"{path}: its columns make no schema: {error}") from error
     if not schema.role("observation"):
         raise SourceError(
-            f"{path}: got columns {list(columns)[:20]}, expected observations among "
-            "them; name its format with format= (--from)"
+            f"{path} has no observations among its columns {list(columns)[:20]}. Name "
+            "its format with format= (--from)."
         )
     refuse_wide(schema.row_nbytes, path)
     return schema
@@ -92,7 +92,7 @@ class Flags:
         if rows.count != steps or not is_scalar(rows.shape) or rows.dtype == "bfloat16":
             raise FormatError(
                 f"{what} has {rows.count} rows of {rows.dtype}{list(rows.shape)}, "
-                f"expected one flag for each of {steps} steps; the file is damaged"
+                f"expected one flag for each of {steps} steps. The file is damaged."
             )
         self.count = steps
         self._what, self._rows = what, rows
@@ -126,16 +126,17 @@ def check_done(done: str | None) -> None:
     """
     if done not in (None, *ENDS):
         raise SchemaError(
-            f"done: got {done!r}, expected one of {', '.join(ENDS)}; leave it out if "
-            "you do not know"
+            f"done must be one of {', '.join(ENDS)}, got {done!r}. Leave it out if you "
+            "do not know."
         )
 
 
 def ambiguous_end_note(name: str) -> str:
     """Return the doubt about a flag that may mark both ends."""
     return (
-        f"{name!r} may mix time limits with terminations, and nothing tells them "
-        "apart: all are taken as terminations, unless done='truncated' says otherwise"
+        f"{name!r} may mix time limits with terminations, and the source does not "
+        "distinguish them: all are read as terminations, unless done='truncated' says "
+        "otherwise"
     )
 
 

@@ -330,8 +330,8 @@ class Tally:
             )
         if self.inner:
             report.doubt(
-                f"{self.inner:,} steps end within what the source calls one episode, "
-                "and each was taken as an end"
+                f"{self.inner:,} steps end inside an episode of the source, and each "
+                "was read as an end"
             )
 
 
@@ -401,8 +401,8 @@ def _differs(
         got = f"{rows.count} rows of {rows.dtype}{list(rows.shape)}"
     return FormatError(
         f"{fragment.name}: got {got} for {what}, expected {fragment.steps} rows of "
-        f"{field.dtype}{list(field.shape)} as in {like}; the file is damaged, or mixes "
-        "data of several kinds"
+        f"{field.dtype}{list(field.shape)} as in {like}. The file is damaged, or mixes "
+        "data of several kinds."
     )
 
 

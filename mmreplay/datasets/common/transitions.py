@@ -56,13 +56,13 @@ class TransitionMaker:
         for role in ("observation", "action", "reward"):
             if not schema.role(role):
                 raise SchemaError(
-                    f"role {role!r}: got a dataset without one, expected it for "
-                    f"{target}; name it in the schema's roles"
+                    f"role {role!r} has no field, which {target} needs. Name it in the "
+                    "schema's roles."
                 )
         if schema.role_paths("reward") != (schema.role("reward"),):
             raise SchemaError(
-                f"role 'reward': got the subtree {schema.role('reward')!r}, expected "
-                f"one field for {target}; leave the others out with fields="
+                f"role 'reward' must be one field for {target}, got the subtree "
+                f"{schema.role('reward')!r}. Leave the other fields out with fields=."
             )
         self.observations = schema.role_paths("observation")
         stored = schema.role("next_observation")
@@ -113,9 +113,9 @@ class TransitionMaker:
         for env_id in ids[np.flatnonzero(np.diff(ids)) + 1].tolist():
             if env_id in self._seen_envs:
                 raise SourceError(
-                    f"environment {env_id}: got rows of it after those of another, "
-                    f"expected one environment after another for {self._target}; "
-                    "load them into a buffer first, and export that"
+                    f"environment {env_id}: its rows are interleaved with those of "
+                    f"another environment, which {self._target} cannot store. Load "
+                    "them into a buffer first, and export that."
                 )
         self._seen_envs.update(ids.tolist())
 
@@ -177,8 +177,8 @@ def refuse_clashes(names: Mapping[str, str], target: str) -> None:
     for path, name in names.items():
         if name in owners:
             raise SchemaError(
-                f"fields {owners[name]!r} and {path!r}: got two that {target} calls "
-                f"{name!r}, expected one; leave one out with fields=, or rename it"
+                f"fields {owners[name]!r} and {path!r} have the same name {name!r} in "
+                f"{target}. Leave one out with fields=, or rename it."
             )
         owners[name] = path
     for name, path in owners.items():
@@ -186,9 +186,8 @@ def refuse_clashes(names: Mapping[str, str], target: str) -> None:
             above = owners.get(name[:end]) if slash == "/" else None
             if above is not None:
                 raise SchemaError(
-                    f"fields {above!r} and {path!r}: got {name!r} within "
-                    f"{name[:end]!r} for {target}, expected no field within another; "
-                    "leave one out with fields=, or rename it"
+                    f"fields {above!r} and {path!r}: {target} cannot store {name!r} "
+                    f"inside {name[:end]!r}. Leave one out with fields=, or rename it."
                 )
 
 

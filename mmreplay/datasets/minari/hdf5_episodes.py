@@ -55,8 +55,8 @@ class Hdf5Episodes:
         for name in names:
             if name not in held:
                 raise FormatError(
-                    f"{self._hdf5.file.path} has no {name!r}, expected {self._count} "
-                    "episodes as metadata.json says; it was cut or edited"
+                    f"{self._hdf5.file.path} has no {name!r}, but metadata.json says "
+                    f"{self._count} episodes. The file was truncated or edited."
                 )
         return [self._hdf5.path_of(name) for name in names]
 

@@ -54,15 +54,15 @@ def open_reader(
     folder = _data_folder(path)
     if folder is None:
         raise FormatError(
-            f"{path} has no {FILE_NAME}, expected the folder of a Minari dataset; "
-            "name its format with format= (--from)"
+            f"{path} has no {FILE_NAME}, so it is not the folder of a Minari dataset. "
+            "Name its format with format= (--from)."
         )
     metadata = _metadata(folder)
     count = metadata.get("total_episodes")
     if type(count) is not int or not 0 <= count <= MAX_EPISODES:
         raise FormatError(
             f"{folder / FILE_NAME} says total_episodes {str(count)[:40]}, expected at "
-            f"most {MAX_EPISODES}; it is damaged"
+            f"most {MAX_EPISODES}. The file is damaged."
         )
     jpeg = metadata.get("jpeg_encoding", True) is not False
     spaces = {
@@ -86,7 +86,7 @@ def open_reader(
     else:
         raise FormatError(
             f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5, "
-            "arrow or parquet; write the dataset in one of them with Minari"
+            "arrow or parquet. Write the dataset in one of them with Minari."
         )
     if episode_indices is not None and list(episode_indices) == list(range(count)):
         episode_indices = None
@@ -131,8 +131,8 @@ def located(source: object) -> tuple[Path, dict[str, object]] | None:
     if not path.is_dir():
         raise FormatError(
             f"{text} does not exist, neither as a path nor as a dataset of Minari in "
-            f"{_root()}, expected one of them; check the path, or fetch the dataset by "
-            f"minari.download_dataset({text!r})"
+            f"{_root()}. Check the path, or download the dataset by "
+            f"minari.download_dataset({text!r})."
         )
     return path, {}
 
@@ -174,9 +174,7 @@ class MinariReader(FragmentReader):
         notes = episodes.notes
         names = episodes.names()
         if not names:
-            raise FormatError(
-                f"{folder} has no episodes, expected at least one; record some first"
-            )
+            raise FormatError(f"{folder} has no episodes. Record some first.")
         wanted = range(len(names)) if indices is None else _checked(indices, len(names))
         first = self._fragment(names[wanted[0]], wanted[0])
         schema = make_schema(first.columns, notes, folder)
@@ -185,7 +183,7 @@ class MinariReader(FragmentReader):
         ends = [end for end in ENDS if end not in self._untold]
         notes.note(
             f"{len(wanted):,} episodes of T steps and T + 1 observations were read in "
-            f"their order; their ends are told by {' and '.join(ends) or 'nothing'}"
+            f"their order; {' and '.join(ends) or 'nothing'} say how they end"
         )
         super().__init__(
             self._fragments_of(names, wanted), schema, notes, episodes.close,
@@ -207,8 +205,8 @@ class MinariReader(FragmentReader):
         columns = self._episodes.columns(index)
         if "rewards" not in columns:
             raise FormatError(
-                f"{name} has no rewards, expected one a step as in Minari's files; it "
-                "is damaged, or of another version"
+                f"{name} has no rewards, which Minari's files have. The file is "
+                "damaged, or of another version."
             )
         steps = columns["rewards"].count
         ends = ends_of(*(self._flags(name, end, columns, steps) for end in ENDS))
@@ -224,8 +222,8 @@ class MinariReader(FragmentReader):
             # Infos have a row more or not, as the environment has given them.
             if rows.count != wanted and path.split("/")[0] != "info":
                 raise FormatError(
-                    f"{name}: got {rows.count} rows of {path!r} for {steps} steps, "
-                    f"expected {wanted}; the file is damaged"
+                    f"{name} must have {wanted}, got {rows.count} rows of {path!r} for "
+                    f"{steps} steps. The file is damaged."
                 )
         return Fragment(name, steps, columns, next_obs, ends)
 
@@ -278,8 +276,8 @@ def _checked(indices: Sequence[int], count: int) -> list[int]:
     if bad or not columns:
         got = f"{bad[0]}" if bad else "no episode"
         raise SchemaError(
-            f"episode_indices: got {got}, expected one or more numbers in [0, {count})"
-            "; leave it out for all episodes"
+            f"episode_indices: got {got}, expected one or more numbers in [0, "
+            f"{count}). Leave it out for all episodes."
         )
     return columns
 

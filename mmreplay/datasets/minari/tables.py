@@ -53,8 +53,8 @@ class TableEpisodes:
         for path in self._paths:
             if len(list(path.parent.glob("part-*"))) > 1:
                 raise FormatError(
-                    f"{path.parent} has more than one part, expected {path.name} "
-                    "alone; write the dataset with smaller episodes"
+                    f"{path.parent} has more files than {path.name}. Write the dataset "
+                    "with smaller episodes."
                 )
         return [str(path) for path in self._paths]
 
@@ -101,8 +101,8 @@ class TableEpisodes:
             self.notes.note(INFOS)
         if "observations" not in kept or not count:
             raise FormatError(
-                f"{path} has columns {list(names)[:20]} and {count} rows, expected "
-                "observations among them; it is damaged, or of another version"
+                f"{path} has columns {list(names)[:20]} and {count} rows, but no "
+                "observations. The file is damaged, or of another version."
             )
         window = Window(batches(kept), count, str(path))
         return window, next(batches(kept)())

@@ -355,7 +355,7 @@ def _checked_id(dataset_id: str | None, target: Path) -> str:
         dataset_id = target.name if outside else f"{above}/{target.name}"
     if not isinstance(dataset_id, str) or not WRITTEN_ID.fullmatch(dataset_id):
         raise SchemaError(
-            f"dataset_id: got {dataset_id!r}, expected [namespace/]name-v<number>, as "
-            "Minari demands; name the folder so, or pass dataset_id="
+            "dataset_id must be [namespace/]name-v<number>, as Minari demands, got "
+            f"{dataset_id!r}. Name the folder so, or pass dataset_id=."
         )
     return dataset_id

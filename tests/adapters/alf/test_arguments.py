@@ -52,7 +52,7 @@ def test_priorities_and_environments_may_be_bfloat16():
 
 
 def test_keys_that_are_written_alike_are_refused():
-    with pytest.raises(ValueError, match=r"two leaves at 'step/1', .* rename one"):
+    with pytest.raises(ValueError, match="data_spec: two leaves are named 'step/1',"):
         DataBuffer({1: torch.zeros(2), "1": torch.zeros(2)}, 5)
 
 

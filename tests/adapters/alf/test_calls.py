@@ -111,7 +111,7 @@ def test_the_oldest_rows_are_removed_in_order():
     assert (buffer.has_space(), buffer.has_space(torch.tensor([0]))) == (False, True)
     with refused("cannot dequeue 2 rows: environment 0 holds 1"):
         buffer.dequeue(n=2)
-    with refused("n: got 5, expected 1 to 4"):
+    with refused("n must be in [1, 4], got 5. Ask for fewer"):
         buffer.dequeue(n=5)
     buffer.remove_up_to(2, torch.tensor([0, 1]))
     assert buffer.current_size.tolist() == [0, 2, 1]
@@ -137,7 +137,7 @@ def test_a_cleared_environment_goes_on_with_fresh_positions_and_episodes():
 def test_batches_that_do_not_fit_are_refused_whole():
     buffer = ReplayBuffer(SPEC, 3, 4)
     two = rows([1] * 2, [1.0] * 2, [1.0] * 2)
-    with refused("batch: got 'step/step_type' of shape [2] for 3 environments"):
+    with refused("batch: 'step/step_type' of shape [2] must"):
         buffer.add_batch(two)
     with refused("env_ids: got [1, 1], expected different ones"):
         buffer.add_batch(two, torch.tensor([1, 1]))
@@ -151,7 +151,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
     half = two._replace(step_type=torch.ones(2))
     with refused("field 'step/step_type'", RuntimeError):
         buffer.add_batch(half, torch.tensor([0, 1]))
-    with refused("blocking: got True, expected a buffer that others may call"):
+    with refused("a buffer that other threads or processes may"):
         buffer.add_batch(two, torch.tensor([0, 1]), blocking=True)
     with refused("blocking: got True with keep_episodic_info"):
         episodic().add_batch(rows([0], [1.0], [0.0]), blocking=True)
@@ -162,7 +162,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
 
 def test_draws_that_cannot_be_are_refused():
     buffer = ReplayBuffer(SPEC, 2, 9, num_earliest_frames_ignored=2)
-    with refused("cannot draw windows of 1 steps: got an environment with -2"):
+    with refused("draw windows of 1 steps: an environment has"):
         buffer.get_batch(1, 1)
     counted(buffer, 4, 2)
     buffer.get_batch(1, 2)
@@ -215,7 +215,7 @@ def test_gathering_needs_environments_in_step():
     counted(buffer, 4, 2)
     assert torch.equal(data.reward, kept)
     buffer.add_batch(rows([MID], [1.0], [0.0]), torch.tensor([1]))
-    with refused("gather_all: got rows from [2, 3] to [6, 7]"):
+    with refused("same rows, got rows from [2, 3] to [6, 7]."):
         buffer.gather_all()
     assert info.positions.tolist() == [0, 0]
     ignoring = ReplayBuffer(SPEC, 1, 4, num_earliest_frames_ignored=2)
@@ -225,7 +225,7 @@ def test_gathering_needs_environments_in_step():
 
 
 def test_returns_need_episodes_and_the_leaves_that_tell_them():
-    with refused("record_episodic_return: got True without keep_episodic_info"):
+    with refused("needs keep_episodic_info=True. Pass both."):
         ReplayBuffer(SPEC, 1, record_episodic_return=True)
     with refused("data_spec: got no scalar named 'step_type'"):
         ReplayBuffer(Spec(), 1, keep_episodic_info=True)
@@ -290,7 +290,7 @@ def test_rows_that_are_refused_end_no_episode(envs):
 
 def test_a_data_buffer_keeps_the_newest_rows():
     buffer = DataBuffer(SPEC, 4)
-    with refused("cannot draw 2 rows: got none"):
+    with refused("cannot draw 2 rows from a buffer without"):
         buffer.get_batch(2)
     for start, stop in ((0, 3), (3, 3), (3, 12)):
         times = range(start, stop)
@@ -312,7 +312,7 @@ def test_a_data_buffer_keeps_the_newest_rows():
 def test_trees_refuse_what_alf_asserts_and_what_corrupted_it():
     tree = SumSegmentTree(4)
     one = torch.tensor([1])
-    with refused("tree: got indices [1] and values [2]"):
+    with refused("tree: indices and values must have one axis"):
         tree[one] = torch.ones(2)
     for index in (-1, 4):
         with refused(f"tree index: got {index}, expected 0 to 3"):

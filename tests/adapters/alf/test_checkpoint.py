@@ -90,5 +90,5 @@ def test_states_that_do_not_fit_are_refused_and_nothing_is_read():
         buffer.load_state_dict(state | {"_current_size": torch.tensor([4, 5])})
     assert buffer.current_pos.tolist() == [0, 0]
     counted(buffer, 1, NUM_ENVS)
-    with refused("that has had rows, expected a new one"):
+    with refused("already has rows, expected a new one. Choose"):
         buffer.load_state_dict(state)

@@ -116,7 +116,7 @@ def test_it_is_a_ring_of_one_environment_that_nothing_waits_for():
     buffer.stop()
     assert buffer.enqueue(batch([1])) is True
     for call in (buffer.enqueue, lambda _, **options: buffer.dequeue(**options)):
-        with refused("blocking: got True, expected a buffer that others may call"):
+        with refused("a buffer that other threads or processes may"):
             call(batch([1]), blocking=True)
     buffer.revive()
     assert buffer.dequeue()["n"].tolist() == [[1]]
@@ -132,7 +132,7 @@ def test_leaves_of_one_value_are_repeated_and_of_other_counts_refused():
         short = {"n": numbers, "x": numbers[:other, None].float()}
         with refused(f"'step/x': [{other}]"):
             buffer.add_batch(short)
-    with refused("batch: got leaves of {'step/n': [], 'step/x': [12]} rows"):
+    with refused("of rows, got {'step/n': [], 'step/x': [12]}."):
         buffer.add_batch({"n": numbers[0], "x": numbers[:, None].float()})
     assert int(buffer.current_pos) == LENGTH
 

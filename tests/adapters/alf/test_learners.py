@@ -204,7 +204,7 @@ def test_returns_are_of_the_reward_that_the_nest_forwards():
 
 
 def test_a_vector_of_rewards_is_not_replaced_by_another_scalar():
-    with refused("data_spec: got no scalar named 'reward'"):
+    with refused("data_spec has no scalar named 'reward', which"):
         ReplayBuffer(
             spec(reward=(2,)), 1, keep_episodic_info=True, record_episodic_return=True
         )
@@ -237,7 +237,7 @@ def test_names_are_looked_up_as_attributes_keys_and_numbers(played):
     for name in ("prev_action.2", "prev_action.x", "reward.x", "time_step.0", 7):
         with refused(f"field {name!r}: got", LookupError):
             buffer.get_field(name, *place)
-    with refused("field 'time_step.is_last': got method, expected leaves", LookupError):
+    with refused("field 'time_step.is_last' must be a leaf of", LookupError):
         buffer.get_field("time_step.is_last", *place)
     with refused("field 'doubled': got 'doubled', expected one of", LookupError):
         buffer.get_field("doubled", *place)
@@ -283,5 +283,5 @@ def test_positions_come_back_in_the_shape_of_the_environments():
     assert buffer.check_convert_env_ids(None).tolist() == [0, 1, 2]
     ids = buffer.check_convert_env_ids(torch.tensor([2, 0], dtype=torch.int32))
     assert (ids.dtype, ids.tolist()) == (torch.int64, [2, 0])
-    with refused("env_ids: got shape [1, 2], expected one axis"):
+    with refused("env_ids must have one axis, got shape [1, 2]."):
         buffer.check_convert_env_ids(torch.tensor([[2, 0]]))

@@ -144,7 +144,7 @@ def test_nests_without_step_types_are_resumed_as_well(tmp_path):
 def test_states_that_do_not_fit_are_refused(tmp_path):
     one = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "one")
     other = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "other")
-    with pytest.raises(FormatError, match="make the buffer with that path and resume"):
+    with pytest.raises(FormatError, match="the buffer with that path and resume=True,"):
         one.load_state_dict(other.state_dict())
     with pytest.raises(FormatError, match="state: got kind None, expected"):
         one.load_state_dict({})

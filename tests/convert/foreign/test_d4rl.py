@@ -88,7 +88,9 @@ def test_time_limits_that_nothing_tells_are_a_doubt(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts", "next_observations"])
     report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
     assert "neither 'timeouts' nor 'next_observations'" in report.doubts[0]
-    with pytest.raises(SourceError, match="expected a source that leaves nothing"):
+    with pytest.raises(
+        SourceError, match=r"allows no guess\. Pass options that describe the source,"
+    ):
         mr.load(tmp_path / "a.hdf5", tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()
 
@@ -192,7 +194,9 @@ def test_a_schema_without_what_d4rl_keeps_is_refused(tmp_path):
     schema = mr.Schema({"observation": mr.Field((2,), "float32")})
     with (
         mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
-        pytest.raises(SchemaError, match="role 'action': got a dataset without one"),
+        pytest.raises(
+            SchemaError, match=r"role 'action' has no field, which D4RL needs\."
+        ),
     ):
         mr.export(buffer, tmp_path / "a.hdf5")
     assert not (tmp_path / "a.hdf5").exists()
@@ -206,7 +210,7 @@ def test_names_that_hdf5_does_not_take_are_refused(tmp_path, name, target):
     form = "minari" if target == "a-v0" else "d4rl"
     with (
         mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
-        pytest.raises(SchemaError, match=r"got the name '\.'"),
+        pytest.raises(SchemaError, match=r"the name '\.' stands for its own group in"),
     ):
         mr.export(buffer, tmp_path / target, format=form)
     assert not (tmp_path / target).exists()
@@ -249,7 +253,9 @@ def test_terminals_that_are_no_dataset_are_reported(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["terminals"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["terminals/x"] = np.zeros(16, bool)
-    with pytest.raises(FormatError, match="has no dataset 'terminals', expected one"):
+    with pytest.raises(
+        FormatError, match="has no dataset 'terminals' with one row per"
+    ):
         mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
 
 

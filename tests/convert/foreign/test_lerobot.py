@@ -136,7 +136,9 @@ def test_what_done_means_can_be_said(tmp_path, rng):
         with mr.ReplayBuffer.open(tmp_path / name) as buffer:
             ends = np.flatnonzero(buffer.gather_all()[role]).tolist()
         assert ends == ([4, 10] if name == "over" else [3, 4, 10])
-    with pytest.raises(SchemaError, match="done: got 'both', expected one of termin"):
+    with pytest.raises(
+        SchemaError, match=r"be one of terminated, truncated, got 'both'\."
+    ):
         mr.load(folder, tmp_path / "both", done="both")
 
 
@@ -144,7 +146,9 @@ def test_videos_are_refused_or_left_out(tmp_path, rng):
     data = frames(rng)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
     folder = write(tmp_path / "set", data, features=features)
-    with pytest.raises(FormatError, match="is kept as video, expected images in"):
+    with pytest.raises(
+        FormatError, match=r"'observation\.images\.top' is stored as video\."
+    ):
         mr.load(folder, tmp_path / "buffer")
     report = mr.load(folder, tmp_path / "buffer", video="skip")
     assert any("is kept as video, and was left out" in note for note in report.notes)
@@ -211,7 +215,9 @@ def test_tables_that_hold_far_more_than_they_take_need_leave(tmp_path, monkeypat
     }
     folder = write(tmp_path / "set", data, files=1)
     found = registry.source_format(folder)
-    with pytest.raises(FormatError, match="pass allow_expansion=True if you trust it"):
+    with pytest.raises(
+        FormatError, match=r"times as many\. Pass allow_expansion=True if you trust the"
+    ):
         registry.open_reader(found, folder)
     with registry.open_reader(found, folder, allow_expansion=True) as reader:
         assert reader.describe().rows == 100_000
@@ -275,7 +281,7 @@ def test_a_damaged_image_is_named(tmp_path, rng):
         table.set_column(place, "observation.images.top", pa.array(held)), path
     )
     with pytest.raises(
-        CorruptError, match=r"row 1: got .* expected a whole JPEG or PNG"
+        CorruptError, match="row 1 is not a complete JPEG or PNG image of"
     ):
         mr.load(folder, tmp_path / "buffer")
 

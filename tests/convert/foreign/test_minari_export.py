@@ -101,7 +101,9 @@ def test_a_dataset_is_replaced_and_a_folder_with_more_is_not(tmp_path, rng):
     target = tmp_path / "a-v0"
     mr.export(source, target, format="minari")
     whole = contents(target / "data" / "main_data.hdf5")
-    with pytest.raises(FormatError, match="exists already"):
+    with pytest.raises(
+        FormatError, match=r"already exists\. Choose another path, or pass"
+    ):
         mr.export(source, target, format="minari")
     mr.export(source, target, format="minari", overwrite=True)
     assert contents(target / "data" / "main_data.hdf5") == whole

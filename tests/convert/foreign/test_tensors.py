@@ -203,7 +203,9 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     mr.load(path, tmp_path / "part", size=5, step=5)
     with mr.ReplayBuffer.open(tmp_path / "part") as buffer:
         assert buffer.num_envs == 3
-    with pytest.raises(SourceError, match="expected a source that leaves nothing"):
+    with pytest.raises(
+        SourceError, match=r"allows no guess\. Pass options that describe the source,"
+    ):
         mr.load(path, tmp_path / "strict", strict=True)
     mr.load(path, tmp_path / "told", strict=True, size=5, done="truncated")
     with mr.ReplayBuffer.open(tmp_path / "told") as buffer:
@@ -229,9 +231,7 @@ def test_tensors_of_a_storage_that_do_not_fit_are_doubts(tmp_path, rng):
 @pytest.mark.parametrize("options", [{"size": "two"}, {"step": 1.5}, {"size": True}])
 def test_sizes_that_are_no_integers_are_refused(tmp_path, rng, options):
     path = save(tmp_path / "a.pt", storage(rng))
-    told = (
-        f"{next(iter(options))}: got {next(iter(options.values()))!r}, expected an in"
-    )
+    told = f"{next(iter(options))} must be an integer.*{next(iter(options.values()))!r}"
     with pytest.raises(SchemaError, match=told):
         mr.load(path, tmp_path / "buffer", **options)
 

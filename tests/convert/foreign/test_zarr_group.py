@@ -60,8 +60,8 @@ def test_options_say_what_arrays_are(tmp_path, rng):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\]: got 3, expected a"),
-        ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\]: got \[1\], exp"),
+        ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\] must be a text, got 3"),
+        ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\] must be a text"),
         ({"episode_ends": [1]}, r"episode_ends must be a str, got \[1\]\. Leave it"),
         ({"endpoint": 3}, "endpoint must be a str, got 3"),
         ({"region": 3}, "region must be a str, got 3"),
@@ -90,7 +90,9 @@ def test_a_source_goes_with_all_that_it_says(tmp_path, rng, name):
 def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
     put(zarr.open_group(tmp_path / "a", mode="w"), "obs", rng.random((30, 2)))
     assert mr.load(tmp_path / "a", tmp_path / "b").doubts
-    with pytest.raises(SourceError, match="no column tells where episodes end: all r"):
+    with pytest.raises(
+        SourceError, match="no column says where episodes end: all rows"
+    ):
         mr.load(tmp_path / "a", tmp_path / "c", strict=True)
     assert not (tmp_path / "c").exists()
 
@@ -155,7 +157,9 @@ def test_a_group_of_next_to_nothing_is_not_unpacked_unasked(tmp_path, monkeypatc
     made = zarr.open_group(tmp_path / "a", mode="w")
     made.create_array("obs", shape=(6000, 64, 64), chunks=(1000, 64, 64), dtype="u1")
     made["obs"][0] = 1
-    with pytest.raises(FormatError, match=r"expected at most 1,000 times .*allow_exp"):
+    with pytest.raises(
+        FormatError, match="says that 815 bytes hold 24594000, more than 1,000 times"
+    ):
         mr.load(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     with mr.ReplayBuffer.open(tmp_path / "a") as buffer:
@@ -205,7 +209,7 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
             tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v})
         )
         with pytest.raises(
-            (FormatError, SourceError), match=r"(expected|must|cannot|refuses) .*[;.] "
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
@@ -238,7 +242,7 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
             tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v})
         )
         with pytest.raises(
-            (FormatError, SourceError), match=r"(expected|must|cannot|refuses) .*[;.] "
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
