@@ -69,7 +69,9 @@ def message_of(error: Exception) -> str:
         name = f"{error.filename}: " if error.filename else ""
         return f"{name}{error.strerror or error}. Check the path and its permissions."
     text = " ".join(str(error).split()) or type(error).__name__
-    return "; ".join([text, *getattr(error, "__notes__", ())])
+    for note in getattr(error, "__notes__", ()):
+        text += f" ({note})" if text.endswith(".") else f"; {note}"
+    return text
 
 
 def say(message: str) -> None:

@@ -75,8 +75,8 @@ def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, 
     before = {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()}
     again = BufferLocation("any", home.path, resume=True)
     told = (
-        rf"^steps: {home.path} holds 1 x 10 rows of .*, expected 1 x 20 rows of .*; "
-        rf"close it and run mmreplay resize '{home.path}' 20, or give"
+        rf"^steps: {home.path} holds 1 x 10 rows of .*, expected 1 x 20 rows of .*\. "
+        rf"Close it and run mmreplay resize '{home.path}' 20\. Pass"
     )
     with pytest.raises(SchemaError, match=told):
         again.ring(SCHEMA, 20, on_resume="truncate", size_name="steps")

@@ -37,7 +37,7 @@ def test_a_tensor_of_another_size_is_not_read_as_fewer_or_more(
     other = skrl.Memory(4, 2, device="cpu")
     other.create_tensor(name, size)
     other.add_samples(**{name: torch.ones(2, size)})
-    with pytest.raises(SchemaError, match=rf"tensor '{name}': got . numbers .* {size}"):
+    with pytest.raises(SchemaError, match=rf"tensor '{name}' has . numbers .* {size}"):
         other.load(str(file))
     assert other.get_tensor_by_name(name)[0].eq(1).all()
     memory.home.close()

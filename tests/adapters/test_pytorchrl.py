@@ -175,7 +175,7 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
     with pytest.raises(SchemaError, match="Action"):
         storage.insert_transition(missing)
     assert storage.size == 3
-    with pytest.raises(SchemaError, match="expected one number of them for all keys"):
+    with pytest.raises(SchemaError, match="keys must have one length"):
         make(name="other").insert_transition(
             transition(0) | {"Reward": torch.zeros(2, 1)}
         )
@@ -304,9 +304,7 @@ def test_model_based_batches_hold_every_row_once(make, count):
 
 def test_numbers_that_make_no_sense_are_refused_at_once(make):
     for size in (0, 1.5):
-        with pytest.raises(
-            SchemaError, match=r"size must be an integer of at least 1, got 0\."
-        ):
+        with pytest.raises(SchemaError, match="size must be an integer of at least 1"):
             make(size=size)
     with pytest.raises(
         SchemaError, match="n_step must be an integer of at least 1, got"

@@ -181,7 +181,7 @@ def test_arrays_and_dicts_of_arrays_are_accepted_and_returned(make):
 )
 def test_a_function_that_fails_is_named_and_loses_no_step(make, function, match):
     storage = make(her_function=function)
-    with pytest.raises(SchemaError, match=rf"^her_function: got .*{match}"):
+    with pytest.raises(SchemaError, match=rf"^her_function: .*{match}"):
         episodes(storage, 4)
     assert numbers(storage.data) == [0, 1, 2, 3]
     storage.her_function = as_rewards_of_one
@@ -195,7 +195,7 @@ def test_a_function_that_is_none_is_refused_where_it_is_given(make):
     ):
         HERBuffer.create_factory(50, 3)
     storage = make()
-    with pytest.raises(SchemaError, match=r"^her_function: got None"):
+    with pytest.raises(SchemaError, match=r"^her_function must be .* got None"):
         storage.update_storage_parameter("her_function", None)
 
 

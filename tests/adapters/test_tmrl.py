@@ -197,7 +197,7 @@ def test_all_ends_end_the_draw_with_a_message_and_not_in_a_loop(make):
             draw()
     memory.append(Buffer([sample(n, "term") for n in range(5)]))
     assert len(memory) == 0
-    with pytest.raises(ValueError, match="append a buffer first"):
+    with pytest.raises(ValueError, match="Append a buffer first"):
         memory.sample()
     with pytest.raises(IndexError, match="item 0: got a memory of 0 transitions"):
         memory[0]
@@ -247,11 +247,11 @@ def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"imgs_scale": 0}, "imgs_scale: got 0, .* above 0"),
+        ({"imgs_scale": 0}, "imgs_scale must be a finite number above 0"),
         ({"imgs_scale": np.nan}, "imgs_scale must be a finite .* got nan"),
         ({"imgs_scale": "x"}, "imgs_scale must be a finite .* got .x."),
-        ({"imgs_shape": 5}, "imgs_shape: got 5, expected a tuple"),
-        ({"imgs_shape": (2.0,)}, r"imgs_shape: got \(2.0,\), expected a tuple"),
+        ({"imgs_shape": 5}, "imgs_shape must be a tuple of integers, got 5"),
+        ({"imgs_shape": (2.0,)}, "imgs_shape must be a tuple of integers"),
     ],
 )
 def test_what_images_are_made_with_is_judged_at_once(make, bad, message):
@@ -271,7 +271,7 @@ def test_a_shape_that_images_cannot_have_is_refused_before_there_is_a_ring(make)
     memory.append_buffer(Buffer(images))
     assert memory.sample()[0][1].shape == (4, 8, 4)
     memory.close()
-    with pytest.raises(SchemaError, match=r"^imgs_shape: got "):
+    with pytest.raises(SchemaError, match=r"imgs_shape .* does not fit"):
         make(imgs_obs=2, imgs_shape=(3,), resume=True)
 
 
@@ -283,7 +283,7 @@ def test_crc_debug_does_not_change_once_there_is_a_ring(make):
     memory.crc_debug = False
     memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
     memory.crc_debug = False
-    with pytest.raises(SchemaError, match=r"^crc_debug: got True .* another memory"):
+    with pytest.raises(SchemaError, match="crc_debug cannot change"):
         memory.crc_debug = True
     assert memory.sample()[0].shape == (4,)
 

@@ -70,7 +70,7 @@ def test_what_a_buffer_was_made_with_does_not_change(buffer, name):
     buffer.add(*step(1))
     known = buffer.metadata()
     with pytest.raises(
-        SchemaError, match=rf"^{name}: got 20 .* made with {known[name]}"
+        SchemaError, match=rf"^{name} cannot .* made with {known[name]}, got 20"
     ):
         setattr(buffer, name, 20)
     assert buffer.metadata() == known
@@ -185,7 +185,7 @@ def test_a_scalar_is_not_repeated_over_a_state_and_nothing_is_added(buffer):
     ):
         buffer.add(state[0], *rest)
     wide = steps(range(3))
-    with pytest.raises(SchemaError, match=r"next_states: got shape \[2, 2\]"):
+    with pytest.raises(SchemaError, match=r"next_states must have .* got \[2, 2\]"):
         buffer.add_multi(*wide[:3], wide[3][:2], *wide[4:])
     for nothing in (None, "1"):
         with pytest.raises(SchemaError, match=r"rewards: got .* expected numbers"):
@@ -273,7 +273,7 @@ def test_metadata_of_other_tensors_is_refused(buffer, tmp_path, change, message)
     told = buffer.metadata() | change
     with pytest.raises(FormatError, match=message):
         ReplayBuffer.load(tmp_path / "buffer_state", told)
-    with pytest.raises(FormatError, match=r"9, 'device': None\}\], expected capacity,"):
+    with pytest.raises(FormatError, match=r"expected capacity,"):
         ReplayBuffer.load(tmp_path / "buffer_state", [told])
 
 
@@ -339,7 +339,7 @@ def test_a_load_without_a_path_passes_over_what_is_there(buffer, tmp_path, monke
         for each in (loaded, beside):
             each.close()
     with pytest.raises(
-        FormatError, match=r"already holds a buffer\. choose another path"
+        FormatError, match=r"already holds a buffer\. Choose another path"
     ):
         ReplayBuffer.load(
             tmp_path / "buffer_state", buffer.metadata(), path=loaded.home.path

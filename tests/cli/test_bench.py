@@ -33,4 +33,4 @@ def test_a_batch_larger_than_memory_is_refused(path, capsys):
 
 def test_time_is_above_zero(path, capsys):
     assert run(["bench", str(path), "--seconds", "0"]) == 2
-    assert "--seconds: got 0.0, expected a number above 0" in capsys.readouterr().err
+    assert "--seconds must be above 0, got 0.0" in capsys.readouterr().err

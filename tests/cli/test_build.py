@@ -59,7 +59,7 @@ def test_it_is_either_a_buffer_or_the_build(cli):
     code, _, err = cli("info", "--build", "runs/a")
     assert code == 2
     assert "PATH and --build were both given" in err
-    assert "'PATH': expected a buffer, or --build" in cli("info")[2]
+    assert "'PATH': a buffer's folder, or --build" in cli("info")[2]
 
 
 def test_a_choice_of_kernels_that_is_none_is_a_mistake_of_usage(cli, monkeypatch):

@@ -106,7 +106,7 @@ def test_verify_of_a_damaged_buffer_exits_1_and_says_where(cli, path):
         "DAMAGE flags: data-000001/flags.bin byte 0: environment 0, position 0" in out
     )
     assert "note unknown: mine" in out
-    way = f"what is proven of it with mmreplay repair {path} TARGET"
+    way = f"copy its intact rows with mmreplay repair {path} TARGET"
     assert out.splitlines()[-1].endswith(f"restore it from a copy, or {way}")
     code, out, _ = cli("verify", path, "--json")
     assert code == 1

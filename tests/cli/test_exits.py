@@ -199,9 +199,9 @@ def test_every_error_of_ours_has_a_code():
 
 def test_a_system_error_is_reported_with_its_file():
     told = exits.message_of(PermissionError(13, "Permission denied", "a/b"))
-    assert told == "a/b: Permission denied; check the path and its permissions"
+    assert told == "a/b: Permission denied. Check the path and its permissions."
     told = exits.message_of(FileNotFoundError(2, "No such file", "a/b"))
-    assert told == "a/b does not exist; check the path"
+    assert told == "a/b does not exist. Check the path."
 
 
 def test_a_message_of_many_lines_becomes_one_with_its_notes():

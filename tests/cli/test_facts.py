@@ -117,7 +117,7 @@ def test_rows_dropped_by_an_opening_are_reported_every_time(cli, facts, tmp_path
     cut = "rows above the last commit are discarded: 20 known rows, and 0 overwritten"
     assert cut in " ".join(cli("info", copy)[1].split())
     mr.ReplayBuffer.open(copy, "r+").close()
-    told = "closed in order; an earlier opening had to cut 20 rows"
+    told = "closed in order; an earlier opening discarded 20 rows"
     assert told in " ".join(cli("info", copy)[1].split())
     assert facts("info", copy)["recovery"]["last_cut_rows"] == 20
     assert "had to cut" not in cli("info", folder)[1]

@@ -136,7 +136,7 @@ def test_rows_dropped_for_a_lost_checksum_can_be_restored(path, capsys):
     (path / "data-000001" / "sums.bin").unlink()
     assert run(["repair", str(path)]) == 0
     told = capsys.readouterr().out
-    cut = "60 rows cut only because a checksum is lost: --keep-unproven keeps what"
+    cut = "60 rows dropped only because a checksum is lost: --keep-unproven copies"
     assert cut in told
     assert "2 rows copied, 60 dropped" in told
 
@@ -177,5 +177,5 @@ def test_verify_counts_what_was_published_since_the_last_commit(path, capsys):
     assert "; 4 published since\n" in capsys.readouterr().out
     (path / "data-000001" / "COMMIT").write_bytes(b"")
     assert run(["verify", str(path)]) == 1
-    told = "rows       not counted: a file that says which there are is damaged"
+    told = "rows       not counted: the file that says which rows there are is"
     assert told in capsys.readouterr().out

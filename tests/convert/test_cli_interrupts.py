@@ -95,7 +95,7 @@ def test_a_target_that_was_finished_is_said_to_be(
     with monkeypatch.context() as pressed:
         interrupt(pressed, before=False)
         assert run(["convert", str(source), str(target)]) == INTERRUPTED
-    assert "a.npz is whole: it was finished already" in capsys.readouterr().err
+    assert "a.npz is complete, it was finished already" in capsys.readouterr().err
     assert mr.load(target, tmp_path / "back").rows == 48
 
 

@@ -167,9 +167,9 @@ def test_sidecars_that_say_nothing_are_refused(file):
         ({**good, "csv": 3}, r"does not say to which csv file it belongs\. Move it"),
         ({**good, "csv": {"nbytes": "9", "crc32c": "0"}}, "does not say to which csv"),
         ({**good, "csv": {"nbytes": 9, "crc32c": "zz"}}, "does not say to which csv"),
-        ({**good, "format": "x"}, "mmreplay did not write it"),
+        ({**good, "format": "x"}, "It is not a description of mmreplay"),
         ({**good, "before": "{}", "csv": {**good["csv"], "nbytes": 9}}, "does not say"),
-        ({**good, "user": {"mine": 1}}, "describes with checksum .*, expected .*; it"),
+        ({**good, "user": {"mine": 1}}, "has a description with checksum .*, expected"),
         (
             {**good, "csv": {**good["csv"], "nbytes": 9}, "before": json.dumps(
                 {**good, "csv": {**good["csv"], "nbytes": 8}}

@@ -204,7 +204,10 @@ def test_ends_without_a_role_are_recognized_by_their_name(
         assert file["next_observations"][2] == (3 if stored else 2)
     assert [last for _, last in episodes(tmp_path / "a-v0")] == [False, False, True]
     for target, report in reports.items():
-        assert any("taken from field 'dones'" in note for note in report.notes), target
+        assert any(
+            "values of field 'dones' were taken as ends" in note
+            for note in report.notes
+        ), target
         mixed = any("'dones' may mix" in doubt for doubt in report.doubts)
         assert mixed == (target != "velora")
 

@@ -100,7 +100,7 @@ def test_missing_ends_and_odd_members_are_reported(tmp_path):
     )  # fmt: skip
     report = load(path)
     assert "all rows are one episode" in report.doubts[0]
-    assert any("'z.npy' of complex128 can be no field" in n for n in report.notes)
+    assert any("'z.npy' of complex128 cannot be a field" in n for n in report.notes)
     assert any("'gamma' of shape [] was left out" in n for n in report.notes)
 
 

@@ -141,7 +141,7 @@ def test_a_buffer_without_priorities_has_none_to_give(tmp_path):
         with pytest.raises(SchemaError, match=r"which stores none\. Leave it out\."):
             mr.export(buffer, tmp_path / "a.npz", priorities="x")
         mr.export(buffer, tmp_path / "a.npz")
-    with pytest.raises(SchemaError, match="for a source that holds none"):
+    with pytest.raises(SchemaError, match="for a source without priorities"):
         mr.load(tmp_path / "a.npz", tmp_path / "c", priorities="x")
 
 
@@ -151,7 +151,7 @@ def test_a_column_of_another_boot_that_was_not_closed_is_not_trusted(source, tmp
     source.commit()
     shutil.copytree(source.path, tmp_path / "copy")
     report = mr.export(tmp_path / "copy", tmp_path / "a.npz", priorities="mine")
-    assert any("are not trusted: rows go without" in note for note in report.notes)
+    assert any("so they are not used: rows have" in note for note in report.notes)
     with np.load(tmp_path / "a.npz") as found:
         assert (found["_priority"] == -1).all()
 

@@ -216,9 +216,7 @@ def test_values_without_a_checksum_are_a_doubt_in_files_of_ours(tmp_path):
     )
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         assert target.gather_all()["x"].tolist() == [8, 8]
-    with pytest.raises(
-        SourceError, match=r"has no 'mmreplay\.crc32c' next to its description, so its"
-    ):
+    with pytest.raises(SourceError, match=r"next to its description, so its"):
         mr.load(path, tmp_path / "strict", strict=True)
 
 

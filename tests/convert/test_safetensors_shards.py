@@ -233,7 +233,7 @@ def test_a_part_without_its_checksums_is_doubted_or_refused(folder, tmp_path):
     whole = (folder / SECOND).read_bytes()
     retold(folder / SECOND, lambda header: header.pop(SUMS))
     report = mr.load(folder, tmp_path / "b")
-    assert [doubt.partition(" beside")[0] for doubt in report.doubts] == [
+    assert [doubt.partition(" next to")[0] for doubt in report.doubts] == [
         f"{SECOND} has no {SUMS!r}"
     ]
     (folder / SECOND).write_bytes(whole)

@@ -131,7 +131,7 @@ def test_what_was_written_comes_in_again(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 0}, r"num_envs: got 0 for 120 rows, expected an integer in \[1"),
+        ({"num_envs": 0}, r"num_envs must be an integer in \[1, 120\] for 120 rows"),
         ({"num_envs": 121}, "num_envs: got 121"),
         ({"num_envs": 7, "cursor": 1}, "cursor: got 1 for 120 rows of 7 environments"),
         (

@@ -30,7 +30,7 @@ def test_an_action_that_fails_names_policy_action_and_space(tmp_path, name, sing
         told = told.replace(r"Multi", "").replace(r"\(\[2\]\)", r"\(2\)")
     with pytest.raises(SchemaError, match=f"policy .*lambda.*: got {told}") as caught:
         mr.record(env, tmp_path / "b", policy, steps=5)
-    assert "return what the environment's action_space.contains" in str(caught.value)
+    assert "Return an action that action_space.contains" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -41,7 +41,7 @@ def test_what_fails_later_keeps_its_rows(tmp_path):
         calls.append(1)
         return "a" if len(calls) > 3 else np.array([0])
 
-    with pytest.raises(SchemaError, match="got the action 'a'") as caught:
+    with pytest.raises(SchemaError, match="returned the action 'a'") as caught:
         mr.record("CartPole-v1", tmp_path / "b", policy, steps=7)
     assert not [n for n in getattr(caught.value, "__notes__", []) if "is empty" in n]
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -49,7 +49,7 @@ def test_what_fails_later_keeps_its_rows(tmp_path):
 
 
 def test_an_action_that_no_field_takes_names_the_policy(tmp_path):
-    with pytest.raises(SchemaError, match=r"got the action 1.5, expected one of Discr"):
+    with pytest.raises(SchemaError, match=r"returned the action 1.5, expected one of"):
         mr.record(LoggedEnv(), tmp_path / "b", lambda _: 1.5, steps=5)
 
 
@@ -59,7 +59,7 @@ def test_a_recording_without_a_step_leaves_no_folder(tmp_path, engine, there):
     path = tmp_path / "runs" / "b"
     if there:
         path.mkdir(parents=True)
-    with pytest.raises(SchemaError, match="got the action 'a'"):
+    with pytest.raises(SchemaError, match="returned the action 'a'"):
         mr.record("CartPole-v1", path, lambda _: "a", steps=5, engine=engine)
     left = ["runs", "runs/b"] if there else []
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == left
@@ -79,7 +79,7 @@ def test_a_recording_that_fails_removes_no_buffer_and_no_file_of_others(tmp_path
     mr.record("CartPole-v1", tmp_path / "b", steps=5)
     with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
         buffer.clear()
-    with pytest.raises(SchemaError, match="got the action 'a'"):
+    with pytest.raises(SchemaError, match="returned the action 'a'"):
         mr.record("CartPole-v1", tmp_path / "b", lambda _: "a", steps=5)
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         assert len(buffer) == 0
@@ -88,7 +88,7 @@ def test_a_recording_that_fails_removes_no_buffer_and_no_file_of_others(tmp_path
         (tmp_path / "c" / "notes.txt").write_text("mine")
         return "a"
 
-    with pytest.raises(SchemaError, match="got the action 'a'"):
+    with pytest.raises(SchemaError, match="returned the action 'a'"):
         mr.record("CartPole-v1", tmp_path / "c", leaves_a_file, steps=5)
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["notes.txt"]
 
@@ -102,7 +102,7 @@ def test_a_buffer_that_another_process_writes_already_is_not_removed(tmp_path):
     held = mock.Mock(side_effect=LockedError("held"))
     with (
         mock.patch.object(recorder, "WriterLock", held),
-        pytest.raises(SchemaError, match="got the action 'a'"),
+        pytest.raises(SchemaError, match="returned the action 'a'"),
     ):
         mr.record("CartPole-v1", tmp_path / "b", lambda _: "a", steps=5)
     assert held.call_count == 1
@@ -224,7 +224,7 @@ def two(a, b): return 0
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("text", 3, "policy text: got the action 'a', expected one of MultiDiscrete"),
+        ("text", 3, "policy text: returned the action 'a', expected one of"),
         ("fails", 1, "--policy 'acting:fails': got ValueError: boom, expected an act"),
         ("leaves", 1, "--policy 'acting:leaves': got SystemExit: 0, expected an act"),
         ("two", 3, "policy: got two(a, b), expected a function of one observation"),
@@ -256,5 +256,5 @@ def test_a_module_that_cannot_be_imported_is_a_usage_error(
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_errors_in_a_vector_environment_are_reported_likewise(tmp_path, mode):
     env = vector(mode)
-    with pytest.raises(SchemaError, match="got the action 'aaa', expected one of"):
+    with pytest.raises(SchemaError, match="returned the action 'aaa', expected one of"):
         mr.record(env, tmp_path / "b", lambda _: "aaa", steps=5)

@@ -185,7 +185,7 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
     data[where] ^= 4
     path.write_bytes(data)
     made = mr.repair(damaged)
-    assert made.restored == ("metadata.json had one bit turned, which was turned back",)
+    assert made.restored == ("metadata.json had one wrong bit, which was corrected",)
     assert_repaired(damaged, made, without([], []))
 
 
@@ -236,7 +236,7 @@ def test_metadata_of_another_buffer_are_refused(damaged, tmp_path):
         tmp_path / "other", schema, capacity, num_envs=num_envs, autoreset="disabled"
     ).close()
     (damaged / "metadata.json").unlink()
-    told = r"other: got the metadata of buffer \w+, expected those of \['\w+'\], which"
+    told = r"other: its metadata are of buffer \w+, expected \['\w+'\] as in"
     with pytest.raises(CorruptError, match=told):
         mr.repair(damaged, like=tmp_path / "other")
     assert not (tmp_path / "b-repaired").exists()
@@ -281,7 +281,7 @@ def test_a_repair_without_surviving_rows_is_reported(damaged):
     put(damaged / DATA / "COMMIT", 0, b"\0" * 16384)
     sums = damaged / DATA / "sums.bin"
     sums.write_bytes(b"\1" * sums.stat().st_size)
-    with pytest.raises(CorruptError, match="nothing can be restored"):
+    with pytest.raises(CorruptError, match="no block has a valid checksum"):
         mr.repair(damaged)
 
 

@@ -77,7 +77,7 @@ def test_rows_that_cannot_follow_each_other_are_found(
 def test_a_first_row_that_starts_nothing_is_found(tmp_path):
     path = plain(tmp_path / "b")
     set_flags(path, 0, 0, 0)
-    assert "START at the first row ever written" in messages(path, "flags")
+    assert "START at the first row of the environment" in messages(path, "flags")
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])

@@ -116,7 +116,7 @@ def test_the_oldest_rows_are_removed_in_order():
     buffer.remove_up_to(2, torch.tensor([0, 1]))
     assert buffer.current_size.tolist() == [0, 2, 1]
     assert int(buffer.total_size) == 3
-    with refused("dequeue: got called on a ReplayBuffer", NotImplementedError):
+    with refused("dequeue needs a RingBuffer", NotImplementedError):
         ReplayBuffer(SPEC, 1).dequeue()
 
 
@@ -139,7 +139,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
     two = rows([1] * 2, [1.0] * 2, [1.0] * 2)
     with refused("batch: 'step/step_type' of shape [2] must"):
         buffer.add_batch(two)
-    with refused("env_ids: got [1, 1], expected different ones"):
+    with refused("env_ids must be different environments in one axis, got [1, 1]"):
         buffer.add_batch(two, torch.tensor([1, 1]))
     with refused("env_ids: got values in [1, 3], expected them in [0, 3)", IndexError):
         buffer.add_batch(two, torch.tensor([1, 3]))
@@ -153,7 +153,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
         buffer.add_batch(half, torch.tensor([0, 1]))
     with refused("a buffer that other threads or processes may"):
         buffer.add_batch(two, torch.tensor([0, 1]), blocking=True)
-    with refused("blocking: got True with keep_episodic_info"):
+    with refused("blocking must be False with keep_episodic_info"):
         episodic().add_batch(rows([0], [1.0], [0.0]), blocking=True)
     assert buffer.current_pos.tolist() == [0, 0, 0]
     buffer.add_batch(two, torch.tensor([2, 0]))
@@ -166,13 +166,13 @@ def test_draws_that_cannot_be_are_refused():
         buffer.get_batch(1, 1)
     counted(buffer, 4, 2)
     buffer.get_batch(1, 2)
-    with refused("cannot draw windows of 3 steps: got an environment with 2"):
+    with refused("cannot draw windows of 3 steps: an environment has only 2"):
         buffer.get_batch(1, 3)
-    with refused("batch_length: got 0, expected at least 1"):
+    with refused("batch_length must be at least 1, got 0"):
         buffer.get_batch(1, 0)
-    with refused("update_priority: got a buffer without priorities"):
+    with refused("update_priority needs a buffer with priorities"):
         buffer.update_priority(torch.tensor([0]), torch.tensor([2]), torch.ones(1))
-    with refused("episodes: got a buffer that keeps no 'episode/begin'"):
+    with refused("episodes: this buffer does not store 'episode/begin'"):
         ReplayBuffer(SPEC, 1).get_episode_begin_position(0, 0)
 
 
@@ -220,18 +220,18 @@ def test_gathering_needs_environments_in_step():
     assert info.positions.tolist() == [0, 0]
     ignoring = ReplayBuffer(SPEC, 1, 4, num_earliest_frames_ignored=2)
     counted(ignoring, 2, 1)
-    with refused("gather_all: got 2 rows, expected more than the 2"):
+    with refused("gather_all: got 2 rows, of which 2 are ignored"):
         ignoring.gather_all(ignore_earliest_frames=True)
 
 
 def test_returns_need_episodes_and_the_leaves_that_tell_them():
     with refused("needs keep_episodic_info=True. Pass both."):
         ReplayBuffer(SPEC, 1, record_episodic_return=True)
-    with refused("data_spec: got no scalar named 'step_type'"):
+    with refused("data_spec has no scalar named 'step_type'"):
         ReplayBuffer(Spec(), 1, keep_episodic_info=True)
-    with refused("data_spec: got int at 'step/x', expected something", RuntimeError):
+    with refused("data_spec: 'step/x' must have a shape and a dtype", RuntimeError):
         ReplayBuffer({"x": 3}, 1)
-    with refused("data_spec: got (), which has no leaf", RuntimeError):
+    with refused("data_spec has no leaf, got ()", RuntimeError):
         ReplayBuffer((), 1)
     for kind in (ReplayBuffer, RingBuffer, DataBuffer):
         with refused("complex64", RuntimeError):
@@ -329,7 +329,7 @@ def test_trees_refuse_what_alf_asserts_and_what_corrupted_it():
     for threshold in (-0.5, 3.5, float("nan")):
         with pytest.raises(ValueError, match="prefix sum: got"):
             tree.find_sum_bound(torch.tensor([threshold]))
-    with refused("op: got 'or', expected torch.add, torch.max or torch.min"):
+    with refused("op must be torch.add, torch.max or torch.min, got 'or'"):
         SegmentTree(4, "or")
     with refused("tree state: got [8] values, expected [6]"):
         MaxSegmentTree(3).load_state_dict(tree.state_dict())

@@ -95,7 +95,7 @@ def test_without_a_count_the_order_is_doubted(tmp_path, rng):
     (folder / "add_count_ckpt.0.gz").unlink()
     report = mr.load(folder, tmp_path / "buffer", padding=0)
     assert report.rows == 25
-    assert "is not there to tell which row is the oldest" in report.doubts[0]
+    assert "is missing, which says which row is the oldest" in report.doubts[0]
 
 
 def test_steps_are_drawn_with_stacked_frames(tmp_path, rng):

@@ -246,7 +246,7 @@ def test_episodes_without_ends_are_a_doubt(tmp_path, rng):
         for group in file.values():
             del group["terminations"]
     report = mr.load(folder, tmp_path / "buffer")
-    assert "their ends are told by truncations" in report.notes[1]
+    assert "truncations say how they end" in report.notes[1]
     assert report.doubts[0].startswith("an episode has no 'terminations'")
 
 
@@ -256,7 +256,7 @@ def test_an_end_within_an_episode_is_a_doubt(tmp_path, rng, kind):
     episodes[2][3][4] = True
     folder = write(tmp_path / "thing-v0", kind, episodes)
     report = mr.load(folder, tmp_path / "buffer")
-    assert "1 steps end within what the source calls one" in report.doubts[0]
+    assert "1 steps end inside an episode of the source" in report.doubts[0]
     episodes[2][4][-1] = True
     got, _ = drawn(tmp_path / "buffer", ["observation"])
     assert_same(got, joined([episode(*each) for each in episodes]))
@@ -348,7 +348,7 @@ def test_packed_arrow_batches_are_refused(tmp_path, rng):
     part.rmdir()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     table(part, "arrow", made(rng, (3,))[0], options=options)
-    with pytest.raises(FormatError, match="has packed record batches"):
+    with pytest.raises(FormatError, match="has compressed record batches"):
         mr.load(folder, tmp_path / "buffer")
 
 
@@ -375,7 +375,7 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng, kind):
     [
         ({"data_format": "zip"}, "says data_format 'zip', expected hdf5"),
         ({"total_episodes": -1}, "says total_episodes -1, expected at most"),
-        ({"total_episodes": 0}, "has no episodes, expected at least one"),
+        ({"total_episodes": 0}, "has no episodes. Record some"),
     ],
 )
 def test_metadata_that_makes_no_sense_is_refused(tmp_path, rng, metadata, match):
@@ -421,7 +421,7 @@ def test_the_space_of_large_images_is_made_anew(tmp_path, rng):
 
 def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):
     mr.load(write(tmp_path / "a-v0", "hdf5", made(rng)), tmp_path / "buffer")
-    with pytest.raises(SchemaError, match="dataset_id: got 'none', expected"):
+    with pytest.raises(SchemaError, match="as Minari demands, got 'none'"):
         mr.export(
             tmp_path / "buffer", tmp_path / "b", format="minari", dataset_id="none"
         )

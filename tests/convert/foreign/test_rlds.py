@@ -204,8 +204,8 @@ def test_an_episode_that_begins_within_another_is_one_of_its_own(tmp_path, rng, 
     folder = write(tmp_path / "set", [both], 1)
     report = mr.load(folder, tmp_path / "buffer")
     assert report.doubts == (
-        "1 episodes begin within what the source calls one, by is_first and is_last: "
-        "each was taken as one of its own",
+        "1 episodes begin inside an episode of the source, by is_first and is_last: "
+        "each was read as an episode",
     )
     got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
     assert left == 0
@@ -321,9 +321,9 @@ def test_numbers_of_every_size_come_back(rng):
         ),
         (
             {"steps/is_terminal": np.array([0, 1])},
-            "got 2 values of 'is_terminal' and 4 of 'is_last', expected one of each",
+            "got 2 values of 'is_terminal' and 4 of 'is_last'",
         ),
-        ({"steps/observation/grid": np.full(16, 300)}, "beyond uint8, expected it as"),
+        ({"steps/observation/grid": np.full(16, 300)}, "beyond uint8, which"),
         ({"steps/observation/image": [b"x"]}, "got 1 images of .* expected 4, one a"),
     ],
 )
@@ -340,5 +340,5 @@ def test_episodes_that_differ_from_their_features_are_refused(
 def test_features_that_are_none_are_refused(tmp_path, rng, text):
     folder = write(tmp_path / "set", episodes(rng)[0])
     (folder / "features.json").write_text(text)
-    with pytest.raises(FormatError, match=r"features.json says no features of steps"):
+    with pytest.raises(FormatError, match=r"features.json does not describe steps"):
         mr.load(folder, tmp_path / "buffer")

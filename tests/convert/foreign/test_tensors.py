@@ -199,7 +199,7 @@ def test_rows_of_pytorchrl_come_oldest_first(tmp_path, rng, size, step):
 def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     path = save(tmp_path / "a.pt", storage(rng))
     report = mr.load(path, tmp_path / "buffer")
-    assert any("nothing tells how many rows" in doubt for doubt in report.doubts)
+    assert any("does not say how many rows" in doubt for doubt in report.doubts)
     mr.load(path, tmp_path / "part", size=5, step=5)
     with mr.ReplayBuffer.open(tmp_path / "part") as buffer:
         assert buffer.num_envs == 3
@@ -210,10 +210,10 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     mr.load(path, tmp_path / "told", strict=True, size=5, done="truncated")
     with mr.ReplayBuffer.open(tmp_path / "told") as buffer:
         assert not buffer.gather_all()["terminated"].any()
-    with pytest.raises(FormatError, match="got size 11 and step 0, expected rows of"):
+    with pytest.raises(FormatError, match="size 11 and step 0 must be within"):
         mr.load(path, tmp_path / "other", size=11)
     full = mr.load(path, tmp_path / "full", size=10, done="terminated")
-    assert any("nothing tells which row was written last" in d for d in full.doubts)
+    assert any("does not say which row is the newest" in d for d in full.doubts)
     told = mr.load(path, tmp_path / "all", size=10, step=0, done="terminated")
     assert not told.doubts
 
