@@ -136,7 +136,7 @@ def test_a_tensor_is_declared_once(tmp_path):
         memory.create_tensor("a", 4)
     with pytest.raises(ValueError, match=r"is declared as .* already"):
         memory.create_tensor("a", 3, torch.int8)
-    with pytest.raises(SchemaError, match="expected a list or tuple of axes"):
+    with pytest.raises(SchemaError, match="must be a list or tuple of axes"):
         memory.create_tensor("c", 4, keep_dimensions=True)
     assert memory.get_tensor_names() == ["a", "k"]
 
@@ -215,7 +215,7 @@ def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
         ({"export_directory": 3}, "export_directory must be a path, got 3"),
         ({"export_directory": None}, "export_directory must be a path, got None"),
         ({"export_format": ["pt"]}, "Unsupported export format"),
-        ({"mutable": "values"}, r"mutable: .* sequence of names.* Pass \['values'\]"),
+        ({"mutable": "values"}, "mutable must be a sequence of names.* Pass"),
         ({"seed": "x"}, "seed must be an integer of at least 0, got 'x'"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
     ],

@@ -313,7 +313,7 @@ def test_numbers_that_make_no_sense_are_refused_at_once(make):
     storage = make(MBReplayBuffer)
     storage.insert_transition(transition(0))
     for size in (0, -1):
-        with pytest.raises(SchemaError, match=r"^mini_batch_size: got"):
+        with pytest.raises(SchemaError, match=r"^mini_batch_size must be"):
             list(storage.generate_batches(1, size))
 
 

@@ -199,7 +199,7 @@ def test_all_ends_end_the_draw_with_a_message_and_not_in_a_loop(make):
     assert len(memory) == 0
     with pytest.raises(ValueError, match="Append a buffer first"):
         memory.sample()
-    with pytest.raises(IndexError, match="item 0: got a memory of 0 transitions"):
+    with pytest.raises(IndexError, match="item 0 is not in a memory of 0 transitions"):
         memory[0]
 
 

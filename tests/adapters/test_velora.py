@@ -188,7 +188,7 @@ def test_a_scalar_is_not_repeated_over_a_state_and_nothing_is_added(buffer):
     with pytest.raises(SchemaError, match=r"next_states must have .* got \[2, 2\]"):
         buffer.add_multi(*wide[:3], wide[3][:2], *wide[4:])
     for nothing in (None, "1"):
-        with pytest.raises(SchemaError, match=r"rewards: got .* expected numbers"):
+        with pytest.raises(SchemaError, match=r"rewards must be numbers"):
             buffer.add(*step(1)[:2], nothing, *step(1)[3:])
     assert len(buffer) == 0
 

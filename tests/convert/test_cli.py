@@ -163,7 +163,7 @@ def test_overwriting_is_refused_by_default(cli, source, tmp_path):
     (tmp_path / "a.npz").write_bytes(b"mine")
     code, _, err = cli(source, tmp_path / "a.npz")
     assert code == 3
-    assert r"already exists\. Choose another path, or pass" in err
+    assert r"already exists. Choose another path, or pass" in err
     assert (tmp_path / "a.npz").read_bytes() == b"mine"
     assert cli(source, tmp_path / "a.npz", "--overwrite")[0] == 0
 

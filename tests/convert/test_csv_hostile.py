@@ -174,7 +174,7 @@ def test_sidecars_that_say_nothing_are_refused(file):
             {**good, "csv": {**good["csv"], "nbytes": 9}, "before": json.dumps(
                 {**good, "csv": {**good["csv"], "nbytes": 8}}
             )},
-            "expected those of one of its two entries",
+            "says those of one of its two entries",
         ),
     ):  # fmt: skip
         path.write_text(json.dumps(changed))

@@ -238,7 +238,7 @@ def test_a_part_without_its_checksums_is_doubted_or_refused(folder, tmp_path):
     ]
     (folder / SECOND).write_bytes(whole)
     retold(folder / SECOND, lambda header: header.update({SUMS: "{}"}))
-    with pytest.raises(CorruptError, match=r"checksum of '_env_id\.00002', exp"):
+    with pytest.raises(CorruptError, match=r"checksum of '_env_id\.00002'"):
         mr.load(folder, tmp_path / "c")
     (folder / SECOND).write_bytes(whole)
     retold(folder / SECOND, lambda header: header.pop(SHARD))

@@ -46,7 +46,7 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: put(column(p) / "STATE", 200, b"x" * 5000), "no whole record"),
+        (lambda p: put(column(p) / "STATE", 200, b"x" * 5000), "no valid record"),
         (lambda p: (column(p) / "STATE").unlink(), "STATE is missing"),
         (
             lambda p: (column(p) / "priorities.bin").unlink(),

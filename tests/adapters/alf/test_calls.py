@@ -141,7 +141,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
         buffer.add_batch(two)
     with refused("env_ids must be different environments in one axis, got [1, 1]"):
         buffer.add_batch(two, torch.tensor([1, 1]))
-    with refused("env_ids: got values in [1, 3], expected them in [0, 3)", IndexError):
+    with refused("env_ids must be in [0, 3), got values in [1, 3]", IndexError):
         buffer.add_batch(two, torch.tensor([1, 3]))
     with refused("nest at 'step/observation': got Tensor, expected", RuntimeError):
         buffer.add_batch(two._replace(observation=torch.ones(2)), torch.tensor([0, 1]))

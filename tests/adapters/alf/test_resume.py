@@ -148,7 +148,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
         one.load_state_dict(other.state_dict())
     with pytest.raises(FormatError, match=r"got kind None\. Load what state_dict"):
         one.load_state_dict({})
-    with pytest.raises(FormatError, match="got a folder that is removed at exit"):
+    with pytest.raises(FormatError, match="which is removed at exit"):
         ReplayBuffer(SPEC, 1, 4).state_dict()
     one.close()
     other.close()

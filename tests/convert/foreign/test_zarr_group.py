@@ -60,7 +60,10 @@ def test_options_say_what_arrays_are(tmp_path, rng):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\] must be a text, got 3"),
+        (
+            {"fields_of": {"data/img": 3}},
+            r"fields_of\['data/img'\] must be a text, got 3",
+        ),
         ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\] must be a text"),
         ({"episode_ends": [1]}, r"episode_ends must be a str, got \[1\]\. Leave it"),
         ({"endpoint": 3}, "endpoint must be a str, got 3"),
@@ -207,7 +210,8 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
             tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v})
         )
         with pytest.raises(
-            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
+            (FormatError, SourceError),
+            match=r"(expected|must|cannot|refuses|allows) .*[;.] ",
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
@@ -240,7 +244,8 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
             tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v})
         )
         with pytest.raises(
-            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
+            (FormatError, SourceError),
+            match=r"(expected|must|cannot|refuses|allows) .*[;.] ",
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
