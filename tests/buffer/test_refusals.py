@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -101,6 +102,22 @@ def test_nothing_is_made_of_bad_arguments(tmp_path, name):
     with pytest.raises(SchemaError, match=all_of(*parts)):
         mr.ReplayBuffer.create(tmp_path / "ring", **options)
     assert not (tmp_path / "ring").exists()
+
+
+@pytest.mark.parametrize("given", [{}, {"num_envs": 1}])
+def test_one_environment_is_refused_where_the_schema_was_made_of_several(
+    tmp_path, given
+):
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
+    schema = mr.Schema.from_env(vector)
+    vector.close()
+    what = r"num_envs is 1, but the schema was made of 3 environments\. Pass num_envs=3"
+    with pytest.raises(SchemaError, match=what):
+        mr.ReplayBuffer.create(tmp_path / "b", schema, 10, **given)
+    with pytest.raises(SchemaError, match=what):
+        mr.ReplayBuffer.create(None, schema, 10, engine="memory", **given)
+    assert not any(tmp_path.iterdir())
+    mr.ReplayBuffer.create(tmp_path / "b", schema, 10, num_envs=3).close()
 
 
 @pytest.mark.parametrize("user", [{"a": object()}, {"a": float("nan")}, {1: 2}, [1]])
