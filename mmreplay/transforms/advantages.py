@@ -14,7 +14,7 @@ from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
-from mmreplay.transforms.base_steps import BaseSteps, Where
+from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
 from mmreplay.transforms.checks import label, numbers, real
 from mmreplay.transforms.outline import Outline, ReadAt
 
@@ -274,16 +274,6 @@ def _bound(
     return Bound(above, over, elsewhere)
 
 
-def _from_the_end(joined: NDArray[np.bool_]) -> Iterator[Ids]:
-    """Yield places in groups, from the ends of chains of joined places backwards."""
-    places = np.arange(len(joined))
-    ends = np.flatnonzero(~joined)
-    left = ends[np.searchsorted(ends, places)] - places
-    order = np.argsort(left, kind="stable")
-    edges = np.flatnonzero(np.diff(left[order])) + 1
-    yield from np.split(order, edges)
-
-
 class _Estimated(Over):
     """Rows with their lambda returns or advantages."""
 
@@ -347,7 +337,7 @@ class _Estimated(Over):
         stops[here[chained[:-1]]] = starts[after[chained[:-1]]]
         sums, weights = self._segments(starts, stops, ends, joined, tails, terminated)
         returns = np.zeros_like(sums)
-        for some in _from_the_end(chained):
+        for some in from_chain_ends(chained):
             then = returns[order[some + chained[some]]]
             weight = weights[order[some]]
             then[weight == 0] = 0  # not left to the weight: 0 times infinity is no 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -193,3 +194,19 @@ def around(base_steps: BaseSteps, begin: Ids, end: Ids, back: int) -> tuple[Ids,
     rows = end[:, None] - np.arange(count)
     rows = np.maximum(rows, np.maximum(begin - back, base_steps.first)[:, None])
     return np.repeat(base_steps.env_ids, count), rows.reshape(-1)
+
+
+def from_chain_ends(joined: NDArray[np.bool_]) -> Iterator[Ids]:
+    """Yield the indices of rows in groups, each after the rows that its rows need.
+
+    Args:
+        joined: bool ``[N]``: a row needs the next one, as its return needs that of the
+            row that follows. Rows that are joined are a chain, which is gone through
+            from its end, all chains at the same time.
+    """
+    rows = np.arange(len(joined))
+    ends = np.flatnonzero(~joined)
+    left = ends[np.searchsorted(ends, rows)] - rows
+    order = np.argsort(left, kind="stable")
+    edges = np.flatnonzero(np.diff(left[order])) + 1
+    yield from np.split(order, edges)

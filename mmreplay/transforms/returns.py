@@ -14,7 +14,7 @@ from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
-from mmreplay.transforms.base_steps import BaseSteps, Where
+from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
 from mmreplay.transforms.checks import label, numbers, real
 from mmreplay.transforms.outline import Outline, ReadAt
 
@@ -161,16 +161,6 @@ def _ordered(bounds: tuple[float, float]) -> bool:
         return False
 
 
-def _from_the_end(joined: NDArray[np.bool_]) -> Iterator[Ids]:
-    """Places, each after the one that follows it and is joined to it."""
-    places = np.arange(len(joined))
-    ends = np.flatnonzero(~joined)
-    left = ends[np.searchsorted(ends, places)] - places
-    order = np.argsort(left, kind="stable")
-    edges = np.flatnonzero(np.diff(left[order])) + 1
-    yield from np.split(order, edges)
-
-
 class _Returns(Over):
     """Rows with their returns."""
 
@@ -207,7 +197,7 @@ class _Returns(Over):
         stops = np.where(joined, np.append(starts[1:], 0), ends)
         sums, weights, cut = self._segments(env_ids, starts, stops)
         values, known = self._tails(env_ids, ends)
-        for some in _from_the_end(joined):
+        for some in from_chain_ends(joined):
             then = some + joined[some]
             known[some] = known[then] | cut[some]
             after = values[then]
