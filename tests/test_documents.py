@@ -344,6 +344,9 @@ def test_what_a_page_names_is_there(page):
         assert (ROOT / name).exists(), name
     for name in set(re.findall(r"`(\w+/[\w/]+\.(?:py|c|h))`", text)):
         assert (ROOT / name).exists() or (ROOT / "mmreplay" / name).exists(), name
+    for name, file in re.findall(r"`(_?[A-Z_]+)`\s(?:of|\()\s?`([\w/]+\.py)`", text):
+        path = ROOT / file if (ROOT / file).exists() else ROOT / "mmreplay" / file
+        assert re.search(rf"^{name}\b", path.read_text(), re.M), f"{file}: {name}"
     for link in set(re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)):
         assert (page.parent / link).exists(), link
     for file, names in re.findall(

@@ -1,11 +1,13 @@
 """Importing mmreplay is cheap, and what it offers is documented."""
 
+import ast
 import inspect
 import json
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +115,21 @@ def test_an_adapter_names_the_library_that_it_lacks():
 
 def test_no_public_name_is_listed_twice():
     assert len(mmreplay.__all__) == len(set(mmreplay.__all__))
+
+
+def test_type_checkers_see_each_public_name():
+    tree = ast.parse(Path(mmreplay.__file__).read_text())
+    (imports,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module
+        for node in ast.walk(imports)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    missing = mmreplay._MODULES.items() - seen.items()
+    assert not missing, (
+        f"{dict(missing)} need an import under TYPE_CHECKING of mmreplay/__init__.py"
+    )
 
 
 def test_dir_lists_the_public_names():
