@@ -115,7 +115,8 @@ class Reader(Protocol):
     Order: the rows of one environment come oldest first, without a gap, from
     ``first`` to ``stop`` of the description; environments one by one or mixed.
     Memory: a block, whatever the source. Errors: `FormatError`, `CorruptError` or
-    `SourceError` with file and offset; nothing that is read is executed.
+    `SourceError` with file and offset; nothing that is read is executed. Files are
+    opened with `mmreplay.disk.files.File.open`, which refuses links and pipes.
     """
 
     report: Notes
@@ -159,7 +160,8 @@ class Writer(Protocol):
     """A target of rows; an implementation inherits the context manager.
 
     The target appears complete, at `finish`, or not at all: until then everything lies
-    under a ``tmp-`` name next to it (`staging`), which the next run replaces.
+    under a ``tmp-`` name next to it (`staging`), which the next run replaces. A
+    constructor that fails must remove what it made: `abort` is not called then.
 
     Attributes:
         nbytes: Bytes of the target, known at `finish`.

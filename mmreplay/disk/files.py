@@ -287,7 +287,11 @@ class File:
             return mmap.mmap(self.fd, self.nbytes)
 
     def map_readonly(self) -> mmap.mmap:
-        """Return a mapping of the whole file that cannot be written through."""
+        """Return a mapping of the whole file that cannot be written through.
+
+        Raises:
+            ValueError: The file is empty.
+        """
         with _system_errors("map", self.path):
             return mmap.mmap(self.fd, self.nbytes, prot=mmap.PROT_READ)
 

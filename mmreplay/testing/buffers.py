@@ -221,10 +221,14 @@ def difference_of_rows(
                 for item in (a, b)
             )
             row = int((left != right).any(1).argmax())
+            element = int((left[row] != right[row]).argmax()) // a.dtype.itemsize
+            expected, got = (np.ravel(item[row])[element] for item in (a, b))
             env_id, position = rows.env_ids[row], rows.positions[row]
+            # With the bytes: NaNs of different payloads look alike.
             return (
-                f"field {path!r} of environment {env_id}, position {position} is "
-                f"{b[row].tolist()!r:.80} instead of {a[row].tolist()!r:.80}"
+                f"field {path!r} of environment {env_id}, position {position}, element "
+                f"{element} is {got.item()!r} (bytes {got.tobytes().hex()}) instead of "
+                f"{expected.item()!r} (bytes {expected.tobytes().hex()})"
             )
     env_ids, positions = np.asarray(rows.env_ids), np.asarray(rows.positions)
     left, right = (item.view.flags(env_ids, positions) for item in (one, other))

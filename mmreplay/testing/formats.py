@@ -136,7 +136,8 @@ class FormatCase:
             raise ContractError(
                 f"{what} that was exported and loaded differs: {different}. Store "
                 "every column of Description.columns and the description itself, to "
-                "the bit; pass stored_as for what the format cannot hold"
+                "the bit; pass stored_as for what the format cannot hold, such as "
+                "with_one_nan for text"
             )
         findings = verify_buffer(target).findings
         if findings:
@@ -332,7 +333,8 @@ def refuse_leftovers(case: FormatCase, what: str) -> None:
     left = [p.name for p in case.folder.iterdir() if p.name.startswith(STAGED)]
     if left:
         raise ContractError(
-            f"{what} left {left[0]}. Call Staging.abort in abort, also after errors"
+            f"{what} left {left[0]}. Call Staging.abort in Writer.abort, and where the "
+            "constructor of the writer fails: abort is not called then"
         )
 
 

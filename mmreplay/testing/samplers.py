@@ -395,9 +395,9 @@ def refuses_an_empty_view(case: SamplerCase) -> None:
                 "start. Raise mmreplay.EmptyError"
             ) from error
         else:
+            got = steps_of(draw) if isinstance(draw, Draw) else type(draw).__name__
             raise ContractError(
-                f"drew {steps_of(draw)} where no row is a legal start. Raise "
-                "mmreplay.EmptyError"
+                f"drew {got} where no row is a legal start. Raise mmreplay.EmptyError"
             )
 
 

@@ -110,6 +110,14 @@ BROKEN = [
     (bare, "two_runs_do_not_mix", "a second export to the same target raised"),
     (bare, "killed_runs_leave_no_target", "an export that was killed left new.jsonl"),
     (bare, "full_disks_leave_no_target", "a disk full at write 0 .* made new.jsonl"),
+    (
+        replaced(
+            "# nothing here may fail after this line",
+            "\n        self._append(self._first_line)",
+        ),
+        "full_disks_leave_no_target",
+        "a disk full at write 0 .* left tmp-mmreplay-new-new.jsonl. .* constructor",
+    ),
     (direct, "full_disks_leave_no_target", "without a call of mmreplay.disk"),
     (bare, "failed_syncs_leave_no_target", "whose sync failed raised nothing"),
     (
@@ -152,6 +160,15 @@ def test_a_broken_format_is_refused(imported, change, rule, message, tmp_path):
         return
     with pytest.raises(ContractError, match=f"(?s)breaks rule '{rule}' .*{message}"):
         check_format(JSONL, tmp_path, rules=[rule], stored_as=with_one_nan, **options)
+
+
+def test_values_that_look_alike_are_reported_with_their_bytes(imported, tmp_path):
+    imported("jsonl")
+    # Text has one NaN, so that others come back with another payload.
+    with pytest.raises(
+        ContractError, match=r"is nan \(bytes \w+\) .* with_one_nan for"
+    ):
+        check_format(JSONL, tmp_path, rules=["every_dtype_comes_back"])
 
 
 def test_every_rule_has_a_format_that_breaks_it():

@@ -168,6 +168,13 @@ class Zero(Plain):
         return super().draw(view, batch_size)
 
 
+class Nothing(Plain):
+    def draw(self, view, batch_size):
+        if int(view.starts.lengths.sum()) - view.num_illegal < 1:
+            return None
+        return super().draw(view, batch_size)
+
+
 class Divides(Plain):
     def draw(self, view, batch_size):
         total = int(view.starts.lengths.sum()) - view.num_illegal
@@ -358,6 +365,7 @@ BROKEN = [
     (Narrow, LEGAL, "steps are not in the buffer of positions beyond 2"),
     (Lower, "draws_every_legal_start", "never drew .* legal starts, such as"),
     (Zero, "refuses_an_empty_view", r"drew \[\] where no row is a legal start"),
+    (Nothing, "refuses_an_empty_view", "drew NoneType where no row is a legal start"),
     (Divides, "refuses_an_empty_view", "raised ZeroDivisionError"),
     (Counts, "refuses_an_empty_view", "changed the state from .*'step': 0"),
     (Unseeded, "draws_by_seed", "batch 0 of seed 5 is .* and then"),
