@@ -21,10 +21,17 @@ MOVED = {
     "mmreplay.adapters.pytorchrl_priorities": "mmreplay.adapters.pytorchrl.priorities",
     "mmreplay.adapters.tensors": "mmreplay.adapters.common.tensors",
     "mmreplay.adapters.tmrl_rows": "mmreplay.adapters.tmrl.rows",
+    "mmreplay.buffer.compacting": "mmreplay.buffer.copy_rows",
+    "mmreplay.buffer.snapshot": "mmreplay.buffer.copy_files",
+    "mmreplay.collect": "mmreplay.recording",
+    "mmreplay.collect.recorder": "mmreplay.recording.recorder",
     "mmreplay.concatenation.several": "mmreplay.concatenation",
     "mmreplay.convert.ends": "mmreplay.convert.episode_ends",
     "mmreplay.limiter.law": "mmreplay.limiter.rate_limiter",
     "mmreplay.loader.several_stream": "mmreplay.loader.several",
+    "mmreplay.recovery": "mmreplay.storage.recovery",
+    "mmreplay.repairing.mending": "mmreplay.repairing.restore",
+    "mmreplay.samplers.blocks": "mmreplay.samplers.uniform",
     "mmreplay.samplers.earliest": "mmreplay.samplers.recent",
     "mmreplay.samplers.frozen": "mmreplay.samplers.shuffled",
     "mmreplay.samplers.laws": "mmreplay.samplers.priority_distribution",
@@ -38,14 +45,22 @@ MOVED = {
     "mmreplay.samplers.shares": "mmreplay.samplers.combine",
     "mmreplay.samplers.windows": "mmreplay.episodes.starts",
     "mmreplay.samplers.windows_inner": "mmreplay.samplers.sequence",
+    "mmreplay.storage.group_mapping": "mmreplay.storage.foreign_zarr.mapping",
     "mmreplay.storage.policy": "mmreplay.storage.store",
+    "mmreplay.storage.residency": "mmreplay.storage.memory_usage",
+    "mmreplay.storage.zarr_source": "mmreplay.storage.foreign_zarr.source",
     "mmreplay.sumtree": "mmreplay.samplers.sum_tree",
 }
 """The new path of each module that moved; what is not named in pickles is left out."""
 
 RENAMED = {
     ("mmreplay.adapters.pytorchrl_priorities", "Powers"): "Exponents",
+    ("mmreplay.adapters.home", "Home"): "BufferLocation",
     ("mmreplay.adapters.home", "_again"): "_reopened",
+    ("mmreplay.buffer.compacting", "Compacted"): "CompactReport",
+    ("mmreplay.collect.recorder", "Recorded"): "RecordReport",
+    ("mmreplay.repairing.mending", "Cut"): "DroppedRows",
+    ("mmreplay.repairing.mending", "Repaired"): "RepairReport",
     ("mmreplay.samplers.frozen", "Frozen"): "EpochSnapshot",
     ("mmreplay.samplers.laws", "Powers"): "Proportional",
     ("mmreplay.samplers.priorities", "Priorities"): "PriorityStore",
@@ -55,6 +70,7 @@ RENAMED = {
     ("mmreplay.samplers.rank_law", "Ranks"): "RankBased",
     ("mmreplay.samplers.windows", "Shape"): "WindowShape",
     ("mmreplay.samplers.windows_inner", "Inner"): "FormerObject",
+    ("mmreplay.storage.residency", "Memory"): "MemoryUsage",
 }
 """The new name of each class or function that was renamed as it moved."""
 
@@ -95,7 +111,7 @@ def install() -> None:
     """Make the old names importable; `mmreplay` does it once."""
     sys.meta_path.append(OldModules())
     # A module below one that is no package any more is never looked for.
-    below_modules = ("mmreplay.concatenation.several",)
+    below_modules = "mmreplay.concatenation.several", "mmreplay.collect.recorder"
     for old in below_modules:
         sys.modules[old] = _old_module(old)
 
