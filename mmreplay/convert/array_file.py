@@ -11,6 +11,7 @@ caller makes the next rows; both release the interpreter's lock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -117,6 +118,24 @@ class ArrayReader(Reader):
     def close(self) -> None:
         """See `Reader.close`."""
         self._file.close()
+
+
+def read_description(stream: Stream, nbytes: int, what: str) -> Description:
+    """The description that a stream holds, of all its bytes; checked.
+
+    Args:
+        stream: Its bytes, from the first on.
+        nbytes: How many.
+        what: Its file and name in errors.
+
+    Raises:
+        FormatError: It is no description.
+        CorruptError: It is damaged.
+    """
+    data = bytearray(nbytes)
+    stream.read_into(memoryview(data))
+    stream.finish()
+    return Description.from_bytes(bytes(data), what)
 
 
 class Scan:
@@ -260,10 +279,7 @@ class ArrayColumn:
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row."""
-        nbytes = self.stored.itemsize
-        for axis in self.shape[1:]:
-            nbytes *= axis
-        return nbytes
+        return math.prod(self.shape[1:], start=self.stored.itemsize)
 
 
 class ArrayWriter(Writer):

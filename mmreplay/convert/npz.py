@@ -15,6 +15,7 @@ its errors through.
 from __future__ import annotations
 
 import ast
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,6 @@ import numpy as np
 
 from mmreplay.checksums import crc32
 from mmreplay.convert import registry, zip_file
-from mmreplay.convert import zip_file as zips
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayReader,
@@ -36,6 +36,7 @@ from mmreplay.convert.array_file import (
     Stored,
     Stream,
     bytes_of,
+    read_description,
 )
 from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
@@ -44,7 +45,7 @@ from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from mmreplay.schema.dtypes import canonical_name, storage_dtype
+from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
 
 MAGIC = b"\x93NUMPY"
@@ -177,9 +178,9 @@ def read_columns(
 ) -> tuple[dict[str, ArrayColumn], Entry | None]:
     """The arrays, and the member of the description, if there is one."""
     columns: dict[str, ArrayColumn] = {}
-    entries = zips.parse(file)
+    entries = zip_file.parse(file)
     for name, entry in entries.items():
-        zips.refuse_bomb(file, entry, allow_expansion)
+        zip_file.refuse_bomb(file, entry, allow_expansion)
         if name != MEMBER + ENDING:
             column = _column(file, entry, notes)
             if column is not None:
@@ -222,10 +223,7 @@ def _description(file: File, entry: Entry) -> Description:
             "of JSON."
         )
     stream = _open(file, entry, header.nbytes)
-    data = bytearray(header.data_nbytes)
-    stream.read_into(memoryview(data))
-    stream.finish()
-    return Description.from_bytes(bytes(data), f"{file.path}: {MEMBER}")
+    return read_description(stream, header.data_nbytes, f"{file.path}: {MEMBER}")
 
 
 def _header(file: File, entry: Entry) -> NpyHeader:
@@ -262,7 +260,7 @@ def _open(file: File, entry: Entry, skip: int) -> Stream:
 
 def _stream(file: File, entry: Entry) -> Stream:
     if entry.method == zip_file.DEFLATED:
-        return zips.Deflated(file, entry)
+        return zip_file.Deflated(file, entry)
     what = f"member {entry.name!r}"
     return Stored(file, entry.offset, what, crc32, 0, entry.crc)
 
@@ -279,7 +277,7 @@ class NpzPlan:
             kinds: Dtype name and shape of every array by name.
             described: The description, if the file has one.
         """
-        self._layout = zip_file.ZipLayout()
+        self._layout = ZipLayout()
         self._heads: dict[str, bytes] = {}
         self.spans: dict[str, ArraySpan] = {}
         self._described = b""
@@ -288,9 +286,8 @@ class NpzPlan:
             self._described = header + described
             self._layout.add(MEMBER + ENDING, len(self._described))
         for name, (dtype, shape) in kinds.items():
-            stored = storage_dtype(dtype)
-            head = encode(stored, shape)
-            row_nbytes = stored.itemsize * int(np.prod(shape[1:], dtype=object))
+            head = encode(storage_dtype(dtype), shape)
+            row_nbytes = array_nbytes(dtype, shape[1:])
             nbytes = len(head) + shape[0] * row_nbytes
             member = self._layout.add(name + ENDING, nbytes)
             self._heads[name] = head
@@ -446,11 +443,8 @@ def _heads(description: Description) -> dict[str, tuple[bytes, int]]:
     described = description.to_bytes()
     header = encode(np.dtype("u1"), (len(described),))
     found = {MEMBER: (header + described, 0)}
-    for name, (dtype, shape) in description.columns.items():
-        stored = storage_dtype(dtype)
-        row_nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
-        head = encode(stored, (description.rows, *shape))
-        found[name] = (head, description.rows * row_nbytes)
+    for name, (dtype, shape) in description.arrays.items():
+        found[name] = encode(storage_dtype(dtype), shape), array_nbytes(dtype, shape)
     return found
 
 
@@ -473,10 +467,7 @@ class NpyHeader:
     @property
     def data_nbytes(self) -> int:
         """Bytes of the array, in Python's integers, which do not overflow."""
-        nbytes = self.dtype.itemsize
-        for axis in self.shape:
-            nbytes *= axis
-        return nbytes
+        return math.prod(self.shape, start=self.dtype.itemsize)
 
 
 def encode(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:

@@ -63,7 +63,7 @@ from mmreplay.errors import (
     SchemaError,
     SourceError,
 )
-from mmreplay.schema.dtypes import DTYPES, storage_dtype
+from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
 
 Vectors = Literal["auto", "list", "binary"]
@@ -328,7 +328,7 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
             rows, stored = rows + file.rows, stored + file.nbytes
     if len(paths) > 1:
         notes.note(f"{len(paths)} files were read, in the order of their names")
-    row_nbytes = sum(_nbytes(dtype, shape) for dtype, shape in kinds.values())
+    row_nbytes = sum(array_nbytes(dtype, shape) for dtype, shape in kinds.values())
     refuse_expansion(path, rows * row_nbytes, stored, allow_expansion)
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -633,7 +633,7 @@ class ParquetWriter(Writer):
         self._sums = dict.fromkeys(self._description.columns, 0)
         self._first = self._done
         columns = self._description.columns.values()
-        widest = max(8, *(_nbytes(dtype, shape) for dtype, shape in columns))
+        widest = max(8, *(array_nbytes(dtype, shape) for dtype, shape in columns))
         self._open_file = ParquetFileWriter(file, self._schema, self._packed, widest)
 
     def _end(self) -> None:
@@ -687,11 +687,6 @@ def sum_of(column: NDArray[np.generic], before: int) -> int:
     """CRC32C of a column's bytes in C order, continued from that of earlier rows."""
     contiguous = np.ascontiguousarray(column)
     return crc32c(contiguous.reshape(-1).view(np.uint8).data, before)
-
-
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    itemsize = storage_dtype(dtype).itemsize
-    return itemsize * int(np.prod(shape, dtype=object))
 
 
 class ParquetFileWriter:

@@ -10,6 +10,7 @@ tensors' bytes are then read from where it found them.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32
 from mmreplay.convert import registry, zip_file
-from mmreplay.convert import zip_file as zips
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayReader,
@@ -31,6 +31,7 @@ from mmreplay.convert.array_file import (
     Kinds,
     Stored,
     Stream,
+    read_description,
 )
 from mmreplay.convert.base import (
     Notes,
@@ -43,7 +44,7 @@ from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.schema.dtypes import DTYPES, storage_dtype
+from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
 
 if TYPE_CHECKING:
@@ -175,11 +176,8 @@ def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader
             f"{file.path}: tensor {KEY!r} is {dtype}{list(shape)}, expected at most "
             f"{MAX_NBYTES} bytes of JSON."
         )
-    data = bytearray(nbytes)
-    stream = described.open()
-    stream.read_into(memoryview(data))
-    stream.finish()
-    description = Description.from_bytes(bytes(data), f"{file.path}: {KEY!r}")
+    what = f"{file.path}: {KEY!r}"
+    description = read_description(described.open(), nbytes, what)
     return ArrayReader(file, columns, description, notes)
 
 
@@ -190,7 +188,7 @@ def _entries(file: File) -> dict[int, Entry]:
         FormatError: It is no torch file, or an old, a packed or a big-endian one.
         CorruptError: It is damaged.
     """
-    entries = zips.parse(file)
+    entries = zip_file.parse(file)
     root = next(iter(entries), "").partition("/")[0]
     for name, entry in entries.items():
         inside, segments = name.startswith(f"{root}/"), name.split("/")
@@ -205,7 +203,7 @@ def _entries(file: File) -> dict[int, Entry]:
                     f"{file.path}: member {name!r} at byte {entry.offset} has "
                     f"{entry.nbytes} bytes, expected at most {MAX_HEADER_NBYTES}"
                 )
-            zips.check(file, entry)
+            zip_file.check(file, entry)
     order = entries.get(f"{root}/byteorder")
     if f"{root}/data.pkl" not in entries:
         raise FormatError(
@@ -338,12 +336,12 @@ def _column(file: File, entries: dict[int, Entry], tensor: StoredTensor) -> Arra
             f"{file.path}: torch finds {storage_nbytes} bytes at byte {begin}, "
             "expected a member of that size. The file is damaged."
         )
-    nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
+    nbytes = array_nbytes(dtype, shape)
     expected: int | None = entry.crc
     if entry.crc == 0:
         expected = None
     elif nbytes != storage_nbytes:
-        zips.check(file, entry)
+        zip_file.check(file, entry)
         expected = None
     stream = partial(_stream, file, offset, entry.name, expected)
     return ArrayColumn(dtype, stored, shape, stream, offset)
@@ -381,8 +379,7 @@ class PtPlan:
         if described is not None:
             self._put("data/0", described)
         for key, (name, (dtype, shape)) in enumerate(kinds.items(), len(first)):
-            row_nbytes = storage_dtype(dtype).itemsize
-            row_nbytes *= int(np.prod(shape[1:], dtype=object))
+            row_nbytes = array_nbytes(dtype, shape[1:])
             member = self._layout.add(f"{ROOT}/data/{key}", shape[0] * row_nbytes)
             self._members[name] = member.name
             self.spans[name] = ArraySpan(member.offset, row_nbytes)
@@ -416,16 +413,14 @@ def encode(tensors: TensorKinds) -> bytes:
 
 def _tensor(key: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     """A call of torch's function that builds a tensor."""
-    count = 1
-    for axis in shape:
-        count *= axis
+    count = math.prod(shape)
     old = dtype in STORAGES
     storage = (
         _name("torch", STORAGES[dtype])
         if old
         else _name("torch.storage", "UntypedStorage")
     )
-    size = count if old else count * storage_dtype(dtype).itemsize
+    size = count if old else array_nbytes(dtype, shape)
     saved = _tuple(_text("storage"), storage, _text(key), _text("cpu"), _number(size))
     hooks = _name("collections", "OrderedDict") + b")R"
     items = [

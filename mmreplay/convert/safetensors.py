@@ -56,7 +56,7 @@ from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.schema.dtypes import array_nbytes, storage_dtype
 
 METADATA = "__metadata__"
 SUMS = "mmreplay.crc32c"
@@ -275,9 +275,7 @@ def _tensor(file: File, name: str, value: object) -> Tensor:
         raise FormatError(
             f"{file.path}: tensor {name!r} has {len(offsets)} offsets, expected two."
         )
-    nbytes = storage_dtype(dtype).itemsize
-    for axis in shape:
-        nbytes *= axis
+    nbytes = array_nbytes(dtype, shape)
     if offsets[0] + nbytes != offsets[1]:
         raise CorruptError(
             f"{file.path}: tensor {name!r} of {dtype}{shape} takes {nbytes} bytes, "
@@ -421,7 +419,7 @@ class SafetensorsPlan:
         row_nbytes, offsets, end = {}, {}, 0
         for name in order:
             dtype, shape = columns[name]
-            each = storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
+            each = array_nbytes(dtype, shape)
             row_nbytes[name], offsets[name] = each, end
             self._tensors[name + suffix] = {
                 "dtype": CODES[dtype],
@@ -833,8 +831,5 @@ def block_rows(columns: Columns) -> int:
     Args:
         columns: Dtype name and row shape by name.
     """
-    nbytes = sum(
-        storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
-        for dtype, shape in columns.values()
-    )
+    nbytes = sum(array_nbytes(dtype, shape) for dtype, shape in columns.values())
     return max(1, BLOCK_NBYTES // max(1, nbytes))

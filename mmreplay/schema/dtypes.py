@@ -6,6 +6,7 @@ bfloat16 is the one that numpy lacks: its name stands in the schema, its bits
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from mmreplay.errors import SchemaError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _STORED = {
@@ -103,6 +106,11 @@ def canonical_name(dtype: object) -> str:
 def describe(dtype: str, shape: tuple[int, ...]) -> str:
     """A dtype and shape as messages show them: ``uint8[84, 84]``."""
     return f"{dtype}{list(shape)}"
+
+
+def array_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of an array of a dtype in `DTYPES`, as Python's integer: any size fits."""
+    return math.prod(shape, start=storage_dtype(dtype).itemsize)
 
 
 def bfloat16_bits(values: NDArray[np.floating]) -> NDArray[np.uint16]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.schema.dtypes import canonical_name, storage_dtype
+from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
 
 Array = NDArray[np.generic]
 
@@ -149,4 +149,4 @@ def scalar(rows: ColumnRows) -> ColumnRows:
 
 def nbytes_of(rows: ColumnRows) -> int:
     """Return the bytes of one row."""
-    return storage_dtype(rows.dtype).itemsize * int(np.prod(rows.shape, dtype=object))
+    return array_nbytes(rows.dtype, rows.shape)
