@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 from mmreplay.convert import parquet
 from mmreplay.convert.parquet import ParquetFile, parquet_errors
 from mmreplay.datasets.common.rows import Array
+from mmreplay.datasets.images import ImageRows
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import CorruptError, FormatError, SourceError
@@ -118,6 +120,37 @@ class ArrowRows:
             )
         found = parquet.decode(array, self.dtype, self._stored)
         return found.reshape(stop - first, *self.shape)
+
+
+def number_rows(
+    window: Window, column: str, array: Any, shape: object
+) -> ArrowRows | None:
+    """Return a column of numbers as rows, or None if it holds others.
+
+    Args:
+        window: Window of the table.
+        column: Name of the column.
+        array: Some of its values, at least one.
+        shape: Row shape that the dataset's metadata gives, a JSON list. Used if it has
+            as many values as the table's own.
+    """
+    kind = parquet.kind_of(array[:1])
+    if kind is None:
+        return None
+    wanted = None
+    if isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape):
+        wanted = tuple(shape) if kind[1] == (math.prod(shape),) else None
+    return ArrowRows(window, column, kind, wanted)
+
+
+def image_rows(window: Window, column: str) -> ImageRows:
+    """Return a column of compressed images as rows."""
+
+    def packed(first: int, stop: int) -> list[bytes]:
+        found = window.read(column, first, stop).to_pylist()
+        return [each or b"" for each in found]
+
+    return ImageRows(packed, window.count, f"{window.name}: {column!r}")
 
 
 def leaves(array: Any, name: str) -> dict[str, Any]:

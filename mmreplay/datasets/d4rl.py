@@ -22,10 +22,10 @@ from mmreplay.datasets.hdf5 import (
     Hdf5,
     Hdf5Output,
     Hdf5Rows,
-    begins_as_hdf5,
+    is_hdf5,
     refuse_unfit,
 )
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FormatError
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 
@@ -66,18 +66,7 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
 
 def recognizes(path: Path) -> bool:
     """Return whether a file has D4RL's datasets."""
-    if not begins_as_hdf5(path):
-        return False
-    try:
-        hdf5 = Hdf5(path, Notes())
-    except FormatError:
-        return False
-    try:
-        return set(NEEDED) <= set(hdf5.children())
-    except ReplayError:
-        return False
-    finally:
-        hdf5.close()
+    return is_hdf5(path, lambda hdf5: set(NEEDED) <= set(hdf5.children()))
 
 
 def open_writer(

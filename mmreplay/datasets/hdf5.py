@@ -8,7 +8,7 @@ without the library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from mmreplay.errors import (
     CorruptError,
     FailedError,
     FormatError,
+    ReplayError,
     SchemaError,
     system_error,
 )
@@ -381,8 +382,8 @@ class Hdf5Output:
                 self._h5.close()
 
 
-def begins_as_hdf5(path: Path) -> bool:
-    """Return whether a regular file starts with the bytes of HDF5.
+def is_hdf5(path: Path, passes: Callable[[Hdf5], bool]) -> bool:
+    """Return whether a regular file is HDF5, undamaged, and passes a test.
 
     Raises:
         FormatError: It is a link.
@@ -390,7 +391,17 @@ def begins_as_hdf5(path: Path) -> bool:
     if not path.is_file():
         return False
     with closing(File.open(path, None)) as file:
-        return file.pread(min(len(MAGIC), file.nbytes), 0) == MAGIC
+        if file.pread(min(len(MAGIC), file.nbytes), 0) != MAGIC:
+            return False
+    try:
+        hdf5 = Hdf5(path, Notes())
+    except FormatError:
+        return False
+    with closing(hdf5):
+        try:
+            return passes(hdf5)
+        except ReplayError:
+            return False
 
 
 def refuse_unfit(schema: Schema, target: str) -> None:

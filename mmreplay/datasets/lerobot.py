@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
-from mmreplay.convert import parquet
 from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import ParquetFile
-from mmreplay.datasets.arrow import ROWS, ArrowRows, Window, flat
+from mmreplay.datasets.arrow import ROWS, Window, flat, image_rows, number_rows
 from mmreplay.datasets.common.fields import (
     Flags,
     ambiguous_end_note,
@@ -27,7 +26,7 @@ from mmreplay.datasets.common.fields import (
 )
 from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of, scalar
-from mmreplay.datasets.images import LOSSY, ImageRows, VideoRows
+from mmreplay.datasets.images import LOSSY, VideoRows
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.schema.naming import left_out
@@ -204,22 +203,10 @@ class LerobotReader(FragmentReader):
 
     def _rows(self, window: Window, name: str, array: Any) -> ColumnRows | None:
         if name.endswith("/bytes"):
-
-            def packed(first: int, stop: int) -> list[bytes]:
-                found = window.read(name, first, stop).to_pylist()
-                return [each or b"" for each in found]
-
-            return ImageRows(packed, window.count, f"{window.name}: {name!r}")
-        kind = parquet.kind_of(array[:1])
-        if kind is None:
-            return None
+            return image_rows(window, name)
         feature = self._features.get(name)
         shape = feature.get("shape") if isinstance(feature, dict) else None
-        wanted = None
-        if isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape):
-            size = int(np.prod(shape, dtype=object))
-            wanted = tuple(shape) if kind[1] == (size,) else None
-        return ArrowRows(window, name, kind, wanted)
+        return number_rows(window, name, array, shape)
 
     def _episodes(self, numbers: ColumnRows) -> NDArray[np.int64]:
         """Return the first frame of each episode, and the number of frames."""

@@ -19,8 +19,8 @@ from mmreplay.datasets.common.fields import (
 )
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, scalar
-from mmreplay.datasets.hdf5 import Hdf5, begins_as_hdf5
-from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.datasets.hdf5 import Hdf5, is_hdf5
+from mmreplay.errors import FormatError, SchemaError
 from mmreplay.schema.naming import left_out
 
 DATA, MASK, DONES = "data", "mask", "dones"
@@ -156,20 +156,13 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
 
 def recognizes(path: Path) -> bool:
     """Return whether a file has robomimic's groups."""
-    if not begins_as_hdf5(path):
-        return False
-    try:
-        hdf5 = Hdf5(path, Notes())
-    except FormatError:
-        return False
-    try:
+
+    def has_demos(hdf5: Hdf5) -> bool:
         return DATA in hdf5.children() and any(
             DEMO.fullmatch(name) for name in hdf5.children(f"/{DATA}")
         )
-    except ReplayError:
-        return False
-    finally:
-        hdf5.close()
+
+    return is_hdf5(path, has_demos)
 
 
 def open_reader(

@@ -8,13 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from mmreplay.convert import parquet
 from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.parquet import ParquetFile
 from mmreplay.datasets import images
-from mmreplay.datasets.arrow import ArrowRows, Batches, IpcFile, Window, parquet_batches
+from mmreplay.datasets.arrow import (
+    Batches,
+    IpcFile,
+    Window,
+    image_rows,
+    number_rows,
+    parquet_batches,
+)
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of
-from mmreplay.datasets.images import ImageRows
 from mmreplay.datasets.minari.hdf5_episodes import INFOS, SECTIONS
 from mmreplay.datasets.minari.spaces import leaf_of
 from mmreplay.errors import FormatError
@@ -115,23 +120,9 @@ class TableEpisodes:
             if first is None or not first.startswith(images.MAGIC):
                 return None
             self.lossy = True
-
-            def packed(first: int, stop: int) -> list[bytes]:
-                found = window.read(path, first, stop).to_pylist()
-                return [each or b"" for each in found]
-
-            return ImageRows(packed, window.count, f"{window.name}: {path!r}")
-        kind = parquet.kind_of(array[:1])
-        if kind is None:
-            return None
+            return image_rows(window, path)
         shape = space.get("shape") if isinstance(space, dict) else None
-        size = 1
-        for axis in shape if isinstance(shape, list) else ():
-            size *= axis if isinstance(axis, int) and axis > 0 else -1
-        wanted = None
-        if isinstance(shape, list) and kind[1] == (size,):
-            wanted = tuple(shape)
-        return ArrowRows(window, path, kind, wanted)
+        return number_rows(window, path, array, shape)
 
     def close(self) -> None:
         """See `minari.EpisodeFiles.close`."""
