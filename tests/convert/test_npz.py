@@ -120,7 +120,7 @@ def test_a_file_that_gives_nothing_says_why(tmp_path):
     with pytest.raises(SourceError, match=r"'obs\.npy' lies in Fortran order"):
         load(path)
     path = plain(tmp_path / "b.npz", obs=np.zeros(4), terminated=np.zeros((4, 2)))
-    with pytest.raises(SourceError, match=r"no schema \(.*'terminated'.* expected"):
+    with pytest.raises(SourceError, match=r"make no schema: .*'terminated'.* got"):
         load(path)
 
 
