@@ -330,7 +330,7 @@ def test_num_envs_of_an_environment_is_its_own(tmp_path):
 
 def test_what_is_no_environment_is_refused(tmp_path):
     with pytest.raises(
-        SchemaError, match="env must be a Gymnasium environment.* got dict"
+        SchemaError, match=r"env must be a Gymnasium environment.* got dict"
     ):
         mr.record({}, tmp_path / "b", steps=3)
 

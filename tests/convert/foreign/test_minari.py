@@ -267,7 +267,9 @@ def test_other_numbers_in_the_metadata_are_a_doubt(tmp_path, rng):
     report = mr.load(folder, tmp_path / "buffer")
     assert "says total_steps 99, and the data has 14" in report.doubts[0]
     folder = write(tmp_path / "more-v0", "hdf5", made(rng), total_episodes=4)
-    with pytest.raises(FormatError, match="has no 'episode_3', but .* says 4 episodes"):
+    with pytest.raises(
+        FormatError, match=r"has no 'episode_3', but .* says 4 episodes"
+    ):
         mr.load(folder, tmp_path / "other")
 
 

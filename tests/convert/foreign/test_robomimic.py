@@ -80,7 +80,7 @@ def test_a_filter_chooses_demonstrations(tmp_path, rng):
         file.create_group("mask/group")
     for name in ("valid", "group"):
         with pytest.raises(
-            SchemaError, match=f"filter must be one of train in .*, got '{name}'"
+            SchemaError, match=rf"filter must be one of train in .*, got '{name}'"
         ):
             mr.load(path, tmp_path / "other", filter=name)
 
