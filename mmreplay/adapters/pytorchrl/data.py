@@ -105,6 +105,33 @@ class Gammas:
             del self.begins[0], self.values[0]
 
 
+def nstep_sums(
+    rewards: NDArray[Any],
+    ends: NDArray[np.bool_],
+    there: NDArray[np.bool_],
+    gammas: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Sum the discounted rewards of rows over their next steps, up to the first end.
+
+    Args:
+        rewards: ``[*rows, n_step, *shape]``, of a row's own step and those after it.
+        ends: ``[*rows, n_step]``, steps that end an episode.
+        there: ``[*rows, n_step]``, steps that are stored.
+        gammas: ``[*rows]``, the discount of each row.
+
+    Returns:
+        Which steps are summed, ``[*rows, n_step]``, and the sums, float64
+        ``[*rows, features]``.
+    """
+    # A step counts as long as none before it was an end.
+    summed = there & (np.cumsum(ends, -1) - ends == 0)
+    wide = rewards.reshape(*ends.shape, -1).astype(np.float64)
+    discounts = gammas[..., None] ** np.arange(ends.shape[-1])
+    # Not by a weight of 0: 0 times infinity is no 0.
+    wide = np.where(summed[..., None], wide, 0)
+    return summed, (wide * discounts[..., None]).sum(-2)
+
+
 class Hooks:
     """Calls of a learner before and after an update."""
 

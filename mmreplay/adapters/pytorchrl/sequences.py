@@ -27,6 +27,7 @@ from mmreplay.adapters.pytorchrl.data import (
     RHS2,
     Gammas,
     Slice,
+    nstep_sums,
 )
 from mmreplay.adapters.pytorchrl.ring import RingStorage
 from mmreplay.errors import EmptyError
@@ -340,21 +341,20 @@ class SequenceStorage(RingStorage):
         ring, envs = self._ring, env_ids[:, None, None]
         sequences, there = self._grid.following(starts, stop)
         ends = ring.get_field(ENDED, envs, sequences).astype(bool)
-        # A step counts as long as none before it was an end.
-        alive = there & (np.cumsum(ends, -1) - ends == 0)
-        rewards = ring.get_field(REW, envs, sequences).reshape(*sequences.shape, -1)
+        rewards = ring.get_field(REW, envs, sequences)
         assert self._gammas is not None
-        rows = starts[:, None, None] + np.arange(self.sequence_length)[:, None]
-        weights = alive * self._gammas.at(rows) ** np.arange(self._n_step)
-        reward = (rewards * weights[..., None]).sum(-2)
-        count = alive.sum(-1)
+        gammas = self._gammas.at(starts[:, None] + np.arange(self.sequence_length))
+        summed, sums = nstep_sums(rewards, ends, there, gammas)
+        count = summed.sum(-1)
         last = np.take_along_axis(sequences, count[..., None] - 1, -1)[..., 0]
-        found = {REW: reward.reshape(fields[REW].shape).astype(np.float32)}
+        found: dict[str, NDArray[Any]] = {
+            REW: sums.reshape(fields[REW].shape).astype(np.float32)
+        }
         for path in self._paths:
             if path.split("/")[0] in (OBS2, RHS2, DONE2):
                 array = ring.get_field(path, env_ids[:, None], last)
                 found[path] = array.reshape(fields[path].shape)
-        short = (count < self._n_step) & ~(ends & alive).any(-1)
+        short = (count < self._n_step) & ~(ends & summed).any(-1)
         if short.any():
             found[N_STEP] = np.where(short, count, self._n_step).reshape(-1, 1)
         return found

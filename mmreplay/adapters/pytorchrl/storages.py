@@ -39,6 +39,7 @@ from mmreplay.adapters.pytorchrl.data import (
     Gammas,
     Maker,
     first_of,
+    nstep_sums,
     put,
     shapes_of,
 )
@@ -404,12 +405,9 @@ class NStepReplayBuffer(ReplayBuffer):
         ends = (flags & END) != 0
         ends[:, :-1] |= (flags[:, 1:] & (START | FINAL)) != 0
         ends, written, steps = ends[:, :-1], written[:, :-1], steps[:, :-1]
-        # A step counts as long as none before it was an end.
-        counted = written & (np.cumsum(ends, 1) - ends == 0)
-        rewards = ring.get_field(REW, envs, steps).astype(np.float64)
-        rewards = np.where(counted[..., None], rewards.reshape(*steps.shape, -1), 0)
-        exponents = gammas[:, None] ** np.arange(self.n_step)
-        return counted.sum(1), (rewards * exponents[..., None]).sum(1)
+        rewards = ring.get_field(REW, envs, steps)
+        summed, sums = nstep_sums(rewards, ends, written, gammas)
+        return summed.sum(1), sums
 
     def _summed(self, drawn: Batch) -> Any:
         """Return the numbers of steps in the sums, from the transform's discounts."""
