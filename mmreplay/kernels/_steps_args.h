@@ -35,6 +35,14 @@ read_ring(PyObject *const *args, Ring *ring)
     return 0;
 }
 
+/* Whether records of this many bytes are there, one for every row. */
+static int
+fits_records(const Ring *ring, Py_ssize_t nbytes, Py_ssize_t stride)
+{
+    Py_ssize_t rows = ring->slots * ring->num_envs;
+    return stride >= 1 && stride <= PY_SSIZE_T_MAX / rows && nbytes == stride * rows;
+}
+
 static inline int
 outside(const Ring *ring, int64_t env_id, int64_t position)
 {

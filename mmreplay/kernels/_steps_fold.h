@@ -515,10 +515,8 @@ take_fields(PyObject *module, PyObject *const *args, Py_ssize_t given)
         !(parts = hold(&held, args[12], 0, &numbers, 8)) ||
         !(out = hold(&held, args[13], 1, &room, 1)))
         return release(&held, NULL);
-    Py_ssize_t most = PY_SSIZE_T_MAX / (ring.slots * ring.num_envs);
-    if (stride < 1 || stride > most || nbytes != stride * ring.slots * ring.num_envs ||
-        (wide != 1 && wide != 2) || numbers % OF_FIELD ||
-        p.count > PY_SSIZE_T_MAX / 2 ||
+    if (!fits_records(&ring, nbytes, stride) || (wide != 1 && wide != 2) ||
+        numbers % OF_FIELD || p.count > PY_SSIZE_T_MAX / 2 ||
         !fields_fit(parts, numbers / OF_FIELD, stride, p.count, wide * p.count, room))
         return refuse(&held, "expected fields of every row, and room for all");
     for (Py_ssize_t f = 0; f < numbers / OF_FIELD; f++)
@@ -851,13 +849,11 @@ fold_fields(PyObject *module, PyObject *const *args, Py_ssize_t given)
         !(g.powers = hold(&held, args[17], 0, &powers, 8)) ||
         !(g.out = hold(&held, args[19], 1, &room, 1)))
         return release(&held, NULL);
-    Py_ssize_t most = PY_SSIZE_T_MAX / (f.ring.slots * f.ring.num_envs);
     g.stride = (size_t)stride;
     g.num_parts = parts / OF_FIELD;
     g.num_sums = sums / OF_SUM;
-    if (stride < 1 || stride > most ||
-        nbytes != stride * f.ring.slots * f.ring.num_envs || parts % OF_FIELD ||
-        sums % OF_SUM || ((sums || g.discount >= 0) && powers != f.steps + 1) ||
+    if (!fits_records(&f.ring, nbytes, stride) || parts % OF_FIELD || sums % OF_SUM ||
+        ((sums || g.discount >= 0) && powers != f.steps + 1) ||
         !fields_fit(g.parts, g.num_parts, stride, f.count, f.num_columns * f.count,
                     room) ||
         !sums_fit(&g, &f, room))

@@ -76,7 +76,7 @@ take(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Placing p = {.out = NULL};
     Taking t;
     Ring ring;
-    Py_ssize_t nbytes, room, most;
+    Py_ssize_t nbytes, room;
     (void)module;
     if (expect(held.name, given, 14) < 0 || read_ring(args + 6, &ring) < 0)
         return NULL;
@@ -87,9 +87,8 @@ take(PyObject *module, PyObject *const *args, Py_ssize_t given)
         !(t.out = hold(&held, args[11], 1, &room, 1)))
         return release(&held, NULL);
     t.stride = (size_t)stride;
-    most = PY_SSIZE_T_MAX / (ring.slots * ring.num_envs);
-    if (stride < 1 || stride > most || nbytes != stride * ring.slots * ring.num_envs ||
-        room % stride || !(room / stride == p.count || room / stride == 2 * p.count))
+    if (!fits_records(&ring, nbytes, stride) || room % stride ||
+        !(room / stride == p.count || room / stride == 2 * p.count))
         return refuse(&held, "expected whole records of every row, and room for all");
     p.paired = room / stride == 2 * p.count;
     waits |= p.count >= LONG_BATCH;
