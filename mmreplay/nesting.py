@@ -175,12 +175,13 @@ def _both(path: str) -> SchemaError:
 def meant(path: object, paths: Iterable[str]) -> str:
     """Return the advice for an unknown path: the path that was probably meant, if any.
 
-    A known path also matches if one of its segments was given.
+    A known path also matches if its beginning or one of its segments was given.
     """
     import difflib
 
     known, text = list(paths), str(path)
     near = difflib.get_close_matches(text, known, 1)
+    near += [path for path in known if len(text) > 1 and path.startswith(text)]
     near += [path for path in known if text and text in path.split("/")]
     return f"Did you mean {near[0]!r}?" if near else "Use one of these."
 

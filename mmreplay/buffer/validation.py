@@ -114,6 +114,8 @@ class StepValidator:
             path for path in missing if path in ("env_ids", "final_observation")
         ]:
             way_out = f"{own[0]} is a keyword of the call: pass the step as a dict."
+        if unknown == ["next_observation"] and "observation" in self._names:
+            way_out = "Leave it out: it is read from the row of the next step."
         if unknown and missing:
             suggestion = meant(unknown[0], missing)
             way_out = suggestion if suggestion.endswith("?") else way_out

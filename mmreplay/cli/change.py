@@ -29,7 +29,7 @@ def clear(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Give up all rows; positions go on from where they are."""
+    """Remove all rows; positions continue from where they are."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.buffer.zarr_group import folder_of
 

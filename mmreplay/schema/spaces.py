@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import SEPARATOR, check_name
 from mmreplay.schema.convert import as_numpy
 from mmreplay.schema.field import Field
@@ -83,7 +83,8 @@ def env_spaces(env: object) -> tuple[object, object]:
             return observation, action
     raise SchemaError(
         "Schema.from_env: env must be a Gymnasium environment or vector environment, "
-        f"got {type(env).__name__}. Pass its spaces to Schema.from_spaces."
+        f"got {shown(env)}. Pass what gymnasium.make returned, or the spaces to "
+        "Schema.from_spaces."
     )
 
 

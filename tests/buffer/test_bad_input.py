@@ -109,13 +109,17 @@ ADDS = {
         {"data": but(rewards=np.zeros(2))},
         ("must be exactly", "got unknown fields ['rewards']", "Fix the names"),
     ),
+    "next observation": (
+        {"data": but(next_observation=np.zeros(2))},
+        ("got unknown fields ['next_observation']", "Leave it out: it is read from"),
+    ),
     "missing field": (
         {"data": but(reward=None)},
         ("must be exactly", "got missing fields ['reward']", "Fix the names"),
     ),
     "misspelt field": (
         {"data": but(reward=None, rew=np.zeros(2))},
-        ("must be exactly", "unknown fields ['rew']", "missing fields ['reward']"),
+        ("unknown fields ['rew'] and missing", "Did you mean 'reward'?"),
     ),
     "nothing": ({}, ("must be exactly", "got missing fields", "Fix the names")),
     "mapping and keywords": (

@@ -316,12 +316,11 @@ def test_a_single_environment_says_nothing_of_a_vector(num_envs):
             assert buffer.autoreset == (answer or "disabled")
 
 
-def test_what_has_no_spaces_is_no_environment():
-    with pytest.raises(
-        SchemaError,
-        match=r"Schema\.from_env: env must be .*, got dict\. Pass its spaces",
-    ):
-        Schema.from_env({})
+@pytest.mark.parametrize(("env", "got"), [({}, "{}"), ("CartPole-v1", "'CartPole-v1'")])
+def test_what_has_no_spaces_is_no_environment(env, got):
+    message = f"Schema.from_env: env must be .*, got {got}. Pass what gymnasium.make"
+    with pytest.raises(SchemaError, match=message):
+        Schema.from_env(env)
 
 
 def test_importing_schema_loads_no_gymnasium_and_examples_need_none():
