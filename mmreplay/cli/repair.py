@@ -49,7 +49,7 @@ def repair(
     ] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Restore the newest consistent state and list lost rows; exits 1 if none is left."""
+    """Restore the newest consistent state, and list lost rows; exits 1 if all are."""
     from mmreplay.buffer.opening import absolute
     from mmreplay.repairing import repair as restore
 

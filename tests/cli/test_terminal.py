@@ -93,8 +93,8 @@ def test_metadata_that_name_a_field_so_are_refused_by_name(cli, path, command):
     code, out, err = cli(command, path)
     assert code == (1 if command in ("verify", "repair") else 3)
     assert_text(out, err)
-    told = r"schema field name: got 'act\x1b]0;x', expected one without control char"
-    assert told in out + err
+    message = r"must be one without control characters, got 'act\x1b]0;x'"
+    assert message in out + err
 
 
 def test_a_question_is_asked_without_escapes(path, monkeypatch):

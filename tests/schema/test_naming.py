@@ -89,7 +89,9 @@ def test_arrays_of_a_known_name_that_an_npz_file_loses_are_doubts(tmp_path):
     assert any("'y.npy' lies in Fortran order" in note for note in report.notes)
     told = "array 'observations.npy' lies in Fortran order, and was left out: save"
     assert any(told in doubt for doubt in report.doubts)
-    assert any("'reward.npy' of complex128 can be" in doubt for doubt in report.doubts)
+    assert any(
+        "'reward.npy' of complex128 cannot be" in doubt for doubt in report.doubts
+    )
 
 
 NUMBERS = [4, 4, 4, 9, 9, 2]
