@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -102,7 +103,8 @@ class Concat:
         seed: int | None,
     ) -> None:
         """Open the folders among the sources; see `concat`."""
-        if isinstance(sources, str | bytes) or not len(sources):
+        single = isinstance(sources, ReplayBuffer | PathLike | str | bytes)
+        if single or not len(sources):
             raise SchemaError(
                 f"sources must be a list of buffers or folders, got {shown(sources)}. "
                 "Pass a list such as [offline, online]."

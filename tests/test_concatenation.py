@@ -89,6 +89,13 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path):
         mr.concat([tmp_path / "a", tmp_path / "nowhere"])
 
 
+def test_one_buffer_is_not_a_list(tmp_path):
+    with made(tmp_path / "a", 9) as buffer:
+        for source in (buffer, tmp_path / "a"):
+            with pytest.raises(SchemaError, match=r"must be a list of buffers.*Pass a"):
+                mr.concat(source)
+
+
 def test_growing_buffers_are_followed():
     online = made(None, 0)
     both = mr.concat([made(None, 9), online], seed=3)

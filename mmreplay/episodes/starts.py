@@ -114,7 +114,7 @@ class StartView(Protocol):
         """Where legal starts lie: the span less newest rows that cannot be drawn."""
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        """Flags of alive rows, uint8 ``[B]``; see `episodes`."""
+        """Flags of alive rows, uint8 ``[B]``, as `mmreplay.episodes.TERMINATED`."""
 
     def legal(self, env_ids: Ids, positions: Ids) -> Bools:
         """Bool ``[B]``: the positions, within `starts`, that are legal starts."""

@@ -86,7 +86,7 @@ class Draw:
         positions: int64 ``[B]``, within the span that the sampler saw; of windows the
             first step to learn from, which burn-in may precede.
         probabilities: float64 ``[B]``, of each step under the sampler.
-        weights: float32 ``[B]``, importance weights.
+        weights: float32 ``[B]``, importance weights; ones without importance sampling.
         key: In ``[0, 2**64)``, seed of this draw's random transforms: a draw gathered
             in another process gives the same batch.
         windows: None where each draw is one step.
