@@ -80,7 +80,7 @@ class RecentSampler(Wrapper):
         self._steps = integer("steps", steps, 1, "Give the newest steps to draw from.")
         self._ratio = number(
             "ratio", ratio, above=0, maximum=1,
-            way_out="Leave the sampler out to draw no newest steps.",
+            way_out="Give the share of newest steps, such as 0.5.",
         )  # fmt: skip
         self._random = StepGenerator(seed)
         self._step = 0
