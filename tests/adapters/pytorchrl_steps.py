@@ -27,6 +27,12 @@ def actor(recurrent=False, actions=None, reward_function=None):
     )
 
 
+def recurrent_actor(overlap=0.4):
+    made = actor(recurrent=True)
+    made.sequence_overlap = overlap
+    return made
+
+
 class Discrete:
     def __init__(self, n):
         self.n = n
@@ -47,6 +53,12 @@ def transition(number, envs=1, done=False, reward=None):
         "NextDone": end,
         "EnvironmentInformation": [{}] * envs,
     }
+
+
+def recurrent_step(number, envs=1):
+    """A step whose hidden state tells its number as well."""
+    hidden = {"rhs": torch.full((envs, 2), float(number))}
+    return transition(number, envs) | {"RecurrentHiddenStates": hidden}
 
 
 def numbers(data):

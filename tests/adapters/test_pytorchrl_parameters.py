@@ -25,6 +25,7 @@ from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
     actor,
     numbers,
+    recurrent_actor,
     slice_of,
     transition,
 )
@@ -50,12 +51,6 @@ def make(tmp_path):
     yield make
     for storage in made:
         storage.close()
-
-
-def remembering(overlap=0.4):
-    made = actor(recurrent=True)
-    made.sequence_overlap = overlap
-    return made
 
 
 def insert(storage, values, **kinds):
@@ -251,12 +246,12 @@ def test_random_gammas_ends_and_wraps_are_those_of_a_list(make, seed):
 @pytest.mark.parametrize("overlap", [0.0, 0.4])
 @pytest.mark.parametrize("kind", [NStepReplayBuffer, PERBuffer])
 def test_sequences_keep_the_gammas_of_their_rows(make, kind, overlap):
-    storage = make(kind, with_=remembering(overlap))
+    storage = make(kind, with_=recurrent_actor(overlap))
     insert(storage, range(20))
     storage.gamma = 0.5
     insert(storage, range(20, 40))
     storage.close()
-    storage = make(kind, with_=remembering(overlap), resume=True)
+    storage = make(kind, with_=recurrent_actor(overlap), resume=True)
     found = drawn_of(storage, batches=100)
     assert len(found) > 30
     for start, (reward, n_step, following) in found.items():
@@ -292,7 +287,7 @@ def test_a_new_n_step_is_refused_once_there_are_rows(make, kind, options, n_step
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_a_new_n_step_holds_before_there_are_rows(make, recurrent):
-    storage = make(with_=remembering() if recurrent else None)
+    storage = make(with_=recurrent_actor() if recurrent else None)
     storage.update_storage_parameter("n_step", 2)
     storage.update_storage_parameter("gamma", 0.5)
     with pytest.raises(
@@ -310,7 +305,7 @@ def test_a_new_n_step_holds_before_there_are_rows(make, recurrent):
 )
 @pytest.mark.parametrize("kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer])
 def test_the_layout_of_sequences_is_refused_by_name(make, kind, name):
-    storage = make(kind, with_=remembering())
+    storage = make(kind, with_=recurrent_actor())
     insert(storage, range(12))
     with pytest.raises(
         SchemaError, match=rf"^{name} cannot change, got the new value 4\..* update_"

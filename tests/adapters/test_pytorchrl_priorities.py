@@ -6,19 +6,13 @@ import torch
 
 from mmreplay.adapters.pytorchrl import PERBuffer
 from mmreplay.errors import EmptyError, SchemaError
-from tests.adapters.pytorchrl_steps import ALGORITHM, actor, transition
-
-
-def remembering(overlap=0.4):
-    made = actor(recurrent=True)
-    made.sequence_overlap = overlap
-    return made
-
-
-def step(number, envs=1):
-    """A step whose hidden state tells its number as well."""
-    hidden = {"rhs": torch.full((envs, 2), float(number))}
-    return transition(number, envs) | {"RecurrentHiddenStates": hidden}
+from tests.adapters.pytorchrl_steps import (
+    ALGORITHM,
+    actor,
+    recurrent_actor,
+    recurrent_step,
+    transition,
+)
 
 
 def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
@@ -26,9 +20,9 @@ def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
     make = PERBuffer.create_factory(
         40, 1, 0.5, 0.7, 0.4, 2.0, path=path, resume=True
     )  # n_step, epsilon, alpha, beta, default_error
-    storage = make("cpu", remembering(), ALGORITHM, None)
+    storage = make("cpu", recurrent_actor(), ALGORITHM, None)
     for number in range(12):
-        storage.insert_transition(step(number, envs=2))
+        storage.insert_transition(recurrent_step(number, envs=2))
     told = {}
     for batch in storage.generate_batches(60, 12):
         assert batch["per_weights"].shape == (15, 1)
@@ -44,7 +38,7 @@ def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
     # Sequences begin every three steps, of two environments.
     assert sorted(told) == [0.0, 0.1, 3.0, 3.1, 6.0, 6.1]
     storage.close()
-    again = make("cpu", remembering(), ALGORITHM, None)
+    again = make("cpu", recurrent_actor(), ALGORITHM, None)
     shares = np.array([told[key] for key in sorted(told)], float) ** 0.7
     shares /= shares.sum()
     counts, weights = np.zeros(6), np.zeros(6)
@@ -65,10 +59,10 @@ def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
     tmp_path,
 ):
     storage = PERBuffer(
-        10, "cpu", remembering(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
+        10, "cpu", recurrent_actor(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
     )
     for number in range(8):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     for errors in (
         torch.ones(4, 1),
         torch.ones(0, 1),
@@ -87,7 +81,7 @@ def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
         storage.after_gradients(batch, {"Algorithm": {"errors": torch.ones(7, 1)}})
     (batch,) = storage.generate_batches(1, 1)
     for number in range(8, 60):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     info = {"Algorithm": {"errors": torch.full((5, 1), 1e9)}}
     storage.after_gradients(batch, info)
     storage.update_storage_parameter("alpha", 0.0)
@@ -98,10 +92,16 @@ def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
 
 def test_a_sequence_whose_error_is_0_is_not_drawn_again(tmp_path):
     storage = PERBuffer(
-        40, "cpu", remembering(0.0), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
+        40,
+        "cpu",
+        recurrent_actor(0.0),
+        ALGORITHM,
+        None,
+        alpha=1.0,
+        path=tmp_path / "ring",
     )
     for number in range(15):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     for batch in storage.generate_batches(60, 1):
         error = 2.0 * (batch["Observation"][0] != 0)
         info = {"Algorithm": {"errors": error.expand(5, 1)}}
@@ -124,20 +124,20 @@ def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
     make = PERBuffer.create_factory(
         40, alpha=1.0, default_error=1.0, path=tmp_path / "ring", resume=True
     )
-    storage = make("cpu", remembering(), ALGORITHM, None)
+    storage = make("cpu", recurrent_actor(), ALGORITHM, None)
     for number in range(8):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     storage.close()
     # What was there before it was opened is older than the last reset.
-    storage = make("cpu", remembering(), ALGORITHM, None)
+    storage = make("cpu", recurrent_actor(), ALGORITHM, None)
     for batch in storage.generate_batches(40, 1):
         error = 1e6 if batch["Observation"][0] == 3 else 1.0
         storage.after_gradients(
             batch, {"Algorithm": {"errors": torch.full((3, 1), error)}}
         )
-    storage.insert_transition(step(50))
+    storage.insert_transition(recurrent_step(50))
     storage.reset()
-    storage.insert_transition(step(60))
+    storage.insert_transition(recurrent_step(60))
     drawn = [float(b["Observation"][0]) for b in storage.generate_batches(50, 1)]
     # The other is drawn once in a million.
     assert drawn == [3.0] * 50

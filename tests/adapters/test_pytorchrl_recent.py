@@ -8,7 +8,7 @@ import torch
 
 from mmreplay.adapters.pytorchrl import EREBuffer
 from mmreplay.errors import EmptyError, SchemaError
-from tests.adapters.pytorchrl_steps import ALGORITHM, actor, transition
+from tests.adapters.pytorchrl_steps import ALGORITHM, actor, recurrent_actor, transition
 
 
 @pytest.fixture
@@ -23,12 +23,6 @@ def make(tmp_path):
     yield make
     for storage in made:
         storage.close()
-
-
-def remembering(overlap=0.4):
-    made = actor(recurrent=True)
-    made.sequence_overlap = overlap
-    return made
 
 
 def order_of(batch, envs):
@@ -153,7 +147,7 @@ def test_n_step_windows_are_of_steps_that_are_complete(make):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
 def test_sequences_are_the_newest_of_each_environment(make, alpha):
-    storage = make(with_=remembering(), eta=0.999, cmin=40, alpha=alpha)
+    storage = make(with_=recurrent_actor(), eta=0.999, cmin=40, alpha=alpha)
     for number in range(5):
         storage.insert_transition(transition(number, 2))
     # 10 rows of both environments are less than cmin.

@@ -26,15 +26,10 @@ from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
     actor,
     numbers,
+    recurrent_actor,
     slice_of,
     transition,
 )
-
-
-def remembering():
-    made = actor(recurrent=True)
-    made.sequence_overlap = 0.4
-    return made
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def in_bytes(number):
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_bytes_and_bools_are_put_in_again_as_they_were(make, recurrent):
-    storage = make(size=30, with_=remembering() if recurrent else None)
+    storage = make(size=30, with_=recurrent_actor() if recurrent else None)
     for number in range(7):
         storage.insert_transition(in_bytes(number))
     again = [3, 4] if recurrent else []
@@ -77,7 +72,7 @@ def test_bytes_and_bools_are_put_in_again_as_they_were(make, recurrent):
         storage.insert_data_slice(taken | {"Observation": taken["Observation"] + 0.5})
     storage.close()
     # Rows of before are copied on where those since are taken out.
-    storage = make(size=30, with_=remembering() if recurrent else None, resume=True)
+    storage = make(size=30, with_=recurrent_actor() if recurrent else None, resume=True)
     storage.insert_transition(in_bytes(7))
     storage.reset()
     storage.insert_transition(in_bytes(8))
@@ -203,7 +198,7 @@ def test_a_copy_of_a_temporary_storage_is_temporary_too(tmp_path, monkeypatch):
 
 
 def test_a_copy_of_sequences_keeps_their_grid(make):
-    storage = make(with_=remembering(), size=40)
+    storage = make(with_=recurrent_actor(), size=40)
     for number in range(11):
         storage.insert_transition(transition(number))
     taken = copy.deepcopy(storage)
@@ -247,7 +242,7 @@ def test_a_ring_that_is_there_grows_to_the_size_and_does_not_shrink(make):
 
 
 def test_a_new_size_of_sequences_is_rounded_and_doubled(make):
-    storage = make(with_=remembering(), size=20)
+    storage = make(with_=recurrent_actor(), size=20)
     assert storage.max_size == 40
     storage.update_storage_parameter("max_size", 43)
     assert storage.max_size == 80

@@ -9,19 +9,14 @@ import torch
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
 from mmreplay.adapters.pytorchrl.sequences import Grid
 from mmreplay.errors import EmptyError, FormatError
-from tests.adapters.pytorchrl_steps import ALGORITHM, actor, numbers, transition
-
-
-def remembering(overlap=0.4):
-    made = actor(recurrent=True)
-    made.sequence_overlap = overlap
-    return made
-
-
-def step(number, envs=1):
-    """A step whose hidden state tells its number as well."""
-    hidden = {"rhs": torch.full((envs, 2), float(number))}
-    return transition(number, envs) | {"RecurrentHiddenStates": hidden}
+from tests.adapters.pytorchrl_steps import (
+    ALGORITHM,
+    actor,
+    numbers,
+    recurrent_actor,
+    recurrent_step,
+    transition,
+)
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def make(tmp_path):
 
     def make(size=40, envs=None, overlap=0.4, **named):
         build = ReplayBuffer.create_factory(size, path=tmp_path / "ring", **named)
-        made.append(build("cpu", remembering(overlap), ALGORITHM, envs))
+        made.append(build("cpu", recurrent_actor(overlap), ALGORITHM, envs))
         return made[-1]
 
     yield make
@@ -43,19 +38,19 @@ def test_sequences_of_five_overlap_by_two_rows_stored_twice(make):
     lengths = storage.sequence_length, storage.overlap_length
     assert (*lengths, storage.non_overlap_length, storage.max_size) == (5, 2, 3, 80)
     for number in range(11):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     assert numbers(storage.data) == [0, 1, 2, 3, 4, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]
     # Half a sequence is not given away.
-    storage.insert_transition(step(11))
+    storage.insert_transition(recurrent_step(11))
     assert len(numbers(storage.get_all_buffer_data())) == 15
 
 
 def test_the_oldest_sequence_is_drawn_though_the_one_before_is_gone(tmp_path):
     build = NStepReplayBuffer.create_factory(10, 3, path=tmp_path / "ring")
-    storage = build("cpu", remembering(), ALGORITHM, None)
+    storage = build("cpu", recurrent_actor(), ALGORITHM, None)
     # As many rows more as make the oldest one alive begin a sequence.
     for number in range(24):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
         first, stop = storage._alive()
         oldest = numbers(storage.data)[0]
         if not first or storage._grid.starts(first, stop)[0] != first:
@@ -73,7 +68,7 @@ def test_the_oldest_sequence_is_drawn_though_the_one_before_is_gone(tmp_path):
 def test_without_overlap_no_row_is_stored_twice(make):
     storage = make(overlap=0.0)
     for number in range(11):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     assert numbers(storage.data) == list(range(11))
 
 
@@ -83,7 +78,7 @@ def test_batches_are_whole_sequences_also_after_a_wrap(make, count):
     with pytest.raises(EmptyError, match=r"Insert transitions first\."):
         next(storage.generate_batches(1, 12))
     for number in range(count):
-        storage.insert_transition(step(number, envs=2))
+        storage.insert_transition(recurrent_step(number, envs=2))
     (batch,) = storage.generate_batches(1, 12)
     # 12 // 5 + 1 sequences of 5.
     assert batch["Observation"].shape == (15, 1)
@@ -102,37 +97,37 @@ def test_batches_are_whole_sequences_also_after_a_wrap(make, count):
 def test_a_collector_begins_with_the_end_of_what_it_sent(make):
     storage = make()
     for number in range(5):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     sent = storage.get_all_buffer_data(data_to_cpu=True)
     storage.reset()
     assert numbers(sent) == [0, 1, 2, 3, 4]
     assert (storage.size, storage.step) == (2, 2)
     assert numbers(storage.data) == [3, 4]
     for number in range(5, 8):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     assert numbers(storage.get_all_buffer_data(data_to_cpu=True)) == [3, 4, 5, 6, 7]
 
 
 def test_ones_own_rows_put_back_move_nothing_and_lose_no_half_sequence(make):
     storage = make()
     for number in range(7):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     data = storage.get_all_buffer_data()
     storage.reset()
     storage.insert_data_slice(data)
     assert numbers(storage.data) == [0, 1, 2, 3, 4, 3, 4, 5, 6]
-    storage.insert_transition(step(7))
+    storage.insert_transition(recurrent_step(7))
     assert len(numbers(storage.get_all_buffer_data())) == 10
 
 
 def test_sequences_after_a_resume_are_their_own(make):
     storage = make()
     for number in range(7):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     storage.close()
     again = make(resume=True)
     for number in range(50, 55):
-        again.insert_transition(step(number))
+        again.insert_transition(recurrent_step(number))
     firsts = set()
     for batch in again.generate_batches(20, 12):
         rows = batch["Observation"].reshape(3, 5)
@@ -142,7 +137,7 @@ def test_sequences_after_a_resume_are_their_own(make):
     assert firsts == {0.0, 50.0}
     again.reset()
     # What was before the last reset stays, and keeps its sequences.
-    again.insert_transition(step(90))
+    again.insert_transition(recurrent_step(90))
     assert numbers(again.data) == [0, 1, 2, 3, 4, 3, 4, 5, 6, 90]
     (batch,) = again.generate_batches(1, 1)
     assert batch["Observation"][:, 0].tolist() == [0, 1, 2, 3, 4]
@@ -195,11 +190,11 @@ def test_the_grid_gives_every_whole_sequence_and_what_follows_its_rows(seed):
 @pytest.mark.parametrize("overlap", [0.0, 0.4])
 def test_n_step_rows_of_sequences_stop_at_the_first_end(tmp_path, rng, kind, overlap):
     storage = kind(
-        40, "cpu", remembering(overlap), ALGORITHM, None, 3, path=tmp_path / "ring"
+        40, "cpu", recurrent_actor(overlap), ALGORITHM, None, 3, path=tmp_path / "ring"
     )
     ends = rng.random(60) < 0.2
     for number, end in enumerate(ends):
-        storage.insert_transition(step(number, envs=2) | ended(end, 2))
+        storage.insert_transition(recurrent_step(number, envs=2) | ended(end, 2))
     seen = set()
     for batch in storage.generate_batches(60, 12):
         assert batch["n_step"] == 3
@@ -228,7 +223,7 @@ def test_sequences_of_two_collectors_are_followed_by_their_own(
 ):
     def storage(name):
         return NStepReplayBuffer(
-            100, "cpu", remembering(overlap), ALGORITHM, None, n_step,
+            100, "cpu", recurrent_actor(overlap), ALGORITHM, None, n_step,
             path=tmp_path / name,
         )  # fmt: skip
 
@@ -237,13 +232,13 @@ def test_sequences_of_two_collectors_are_followed_by_their_own(
     for turn in range(4):
         for collector, values in zip(collectors, numbers_of, strict=True):
             for _ in range(collector.non_overlap_length if turn else 5):
-                collector.insert_transition(step(next(values)))
+                collector.insert_transition(recurrent_step(next(values)))
             sent = pickle.dumps(collector.get_all_buffer_data(True))
             collector.reset()
             learner.insert_data_slice(pickle.loads(sent))
     # One's own steps behind a slice repeat nothing of it.
     for number in range(500, 505):
-        learner.insert_transition(step(number))
+        learner.insert_transition(recurrent_step(number))
     firsts = set()
     for batch in learner.generate_batches(60, 12):
         steps = torch.as_tensor(batch["n_step"]).expand(15, 1)
@@ -266,16 +261,16 @@ def ended(end, envs=1):
 def test_storages_and_their_makers_pickle_as_the_way_to_the_folder(tmp_path):
     options = {"alpha": 0.6, "n_step": 2, "path": tmp_path / "ring", "resume": True}
     make = pickle.loads(pickle.dumps(PERBuffer.create_factory(40, **options)))
-    storage = make("cpu", remembering(), ALGORITHM, None)
+    storage = make("cpu", recurrent_actor(), ALGORITHM, None)
     for number in range(20):
-        storage.insert_transition(step(number))
+        storage.insert_transition(recurrent_step(number))
     kept = pickle.dumps(storage)
-    storage.insert_transition(step(20))
+    storage.insert_transition(recurrent_step(20))
     storage.close()
     again = pickle.loads(kept)
     assert numbers(again.data)[-1] == 20
     assert (again.n_step, again.alpha, again.max_size) == (2, 0.6, 80)
-    again.insert_transition(step(21))
+    again.insert_transition(recurrent_step(21))
     assert len(next(again.generate_batches(1, 1))["Observation"]) == 5
     again.close()
 
