@@ -14,6 +14,7 @@ import mmreplay as mr
 from mmreplay.buffer.append import FastAppend
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
+from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FailedError, ForkedError
 from mmreplay.storage import write_path
 from mmreplay.storage.commit_state import CommitWriter
@@ -489,4 +490,58 @@ def test_kill_9_loses_no_step_that_was_acknowledged(tmp_path, lines):
         assert (batch["reward"] == wanted).all()
         assert (batch["observation"] == wanted[:, None]).all()
         buffer.add(step_of(1))
+    assert verify_buffer(tmp_path / "b").ok
+
+
+BLOCKS_CHILD = """
+import sys
+import numpy as np
+from tests.buffer.test_fast_append import FastAppend, block_of, make, write_path
+
+took, extend = [], FastAppend.extend
+
+def note(self, *args):
+    took.append(extend(self, *args))
+    return took[-1]
+
+FastAppend.extend = note
+write_path.LEAST_NBYTES = 256
+num_envs, layout = int(sys.argv[2]), sys.argv[3]
+buffer = make(sys.argv[1], num_envs, layout, commit_every=0.02)
+rng, number = np.random.default_rng(0), 0
+while True:
+    steps = int(rng.integers(10, 120))
+    buffer.extend(block_of(number, steps, num_envs, rng))
+    number += steps
+    print(number, sum(took), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [7, 60, 201])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path, num_envs, layout, lines):
+    root = Path(__file__).parents[2]
+    given = str(tmp_path / "b"), str(num_envs), layout
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKS_CHILD, *given],
+        stdout=subprocess.PIPE, text=True, cwd=root,
+    ) as child:  # fmt: skip
+        for _ in range(lines):
+            last, taken = map(int, child.stdout.readline().split())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split("\n")
+    last = max([last, *(int(each.split()[0]) for each in rest[:-1])])
+    assert taken >= lines // 4
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None) as buffer:
+        assert len({*buffer.heads.tolist()}) == 1
+        assert buffer.heads[0] >= last
+        batch = buffer.gather_all()
+        wanted = (batch.positions * 10 + batch.env_ids).astype(np.float32)
+        assert (batch["reward"] == wanted).all()
+        assert (batch["observation"] == wanted[:, None]).all()
+        flags = buffer.view.flags(batch.env_ids, batch.positions)
+        follows = np.diff(batch.env_ids) == 0
+        ended = (flags & (TERMINATED | TRUNCATED)) != 0
+        assert (((flags[1:] & START) != 0) == ended[:-1])[follows].all()
+        buffer.add(step_of(1, num_envs))
     assert verify_buffer(tmp_path / "b").ok
