@@ -162,8 +162,8 @@ class Batch:
                 return unflatten({each[cut:]: self.fields[each] for each in below})
             if not isinstance(path, str):
                 raise SchemaError(
-                    f"batch has no step {shown(path)}, expected the path of a field; a "
-                    "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate"
+                    f"batch has no step {shown(path)}. Pass the path of a field; a "
+                    "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate."
                 ) from None
             raise SchemaError(
                 f"batch has no field {shown(path)}, only {list(self.fields)}. "
@@ -263,7 +263,8 @@ class Batch:
     def _map(self, change: Any) -> Batch:
         if not hasattr(self.positions, "pin_memory"):
             raise SchemaError(
-                "batch holds numpy arrays, expected tensors; call batch.torch(device)"
+                "batch holds numpy arrays, and only tensors can be pinned. Call "
+                "batch.torch(device)."
             )
         return replace(
             self,

@@ -102,8 +102,8 @@ class SpeedReport:
         return LARGER * self.batch_size
 
 
-WHOLE = 0.95
-"""Share of the files in memory from which on they are all there."""
+ALL_IN_MEMORY = 0.95
+"""Minimum share of the files in memory that counts as all of them."""
 WORTH_IT = 1.3
 """Times as fast from which on something is worth a word."""
 
@@ -113,7 +113,7 @@ def advice(report: SpeedReport) -> Iterator[str]:
     if report.not_cold:
         yield report.not_cold
     elif report.cold is not None and report.unasked is not None:
-        yield from _of_asking(report.cold, report.unasked)
+        yield from _advice_on_reading_at_once(report.cold, report.unasked)
         yield from _of_memory(report, report.cold)
         if report.disk_mb_per_s is None:
             yield "pages stayed in memory, so the disk was not measured"
@@ -130,7 +130,7 @@ def advice(report: SpeedReport) -> Iterator[str]:
         )
 
 
-def _of_asking(cold: Rate, unasked: Rate) -> Iterator[str]:
+def _advice_on_reading_at_once(cold: Rate, unasked: Rate) -> Iterator[str]:
     """Whether to ask the disk for all rows of a batch at once."""
     gain = cold.rows_per_s / unasked.rows_per_s
     if gain > WORTH_IT:
@@ -152,7 +152,7 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
     if cached is None or lag <= WORTH_IT:
         return
     inside = min(1.0, cached / max(1, report.nbytes))
-    if inside >= WHOLE:
+    if inside >= ALL_IN_MEMORY:
         return
     note = (
         f"rows in memory are read {lag:.1f} times as fast, and {inside:.0%} of the "
@@ -185,7 +185,7 @@ STAYS = 0.1
 def written_nbytes(paths: Iterable[Path]) -> int:
     """Bytes of files that somebody wrote: neither holes nor space that is reserved."""
     return sum(
-        stop - first for file in opened(paths) for first, stop in _stretches(file)
+        stop - first for file in opened(paths) for first, stop in _written_spans(file)
     )
 
 
@@ -205,10 +205,10 @@ def sequential(paths: Iterable[Path], seconds: float) -> float | None:
     most = STAYS * sum(sizes.values())
     dropping, done, left, took = _Dropping(), 0, 0, 0.0
     for file in opened(sorted(sizes, key=sizes.__getitem__, reverse=True)):
-        for first, stop in _parts(file):
+        for first, stop in _dropped_spans(file):
             if took >= seconds or left > most:
                 break
-            if dropping.gone(file, first, stop):
+            if dropping.drop(file, first, stop):
                 nbytes, more = _read(file, first, stop, seconds - took)
                 done, took = done + nbytes, took + more
             else:
@@ -216,8 +216,8 @@ def sequential(paths: Iterable[Path], seconds: float) -> float | None:
     return done / took / 1e6 if took and left <= most else None
 
 
-def _stretches(file: File) -> Iterator[tuple[int, int]]:
-    """First bytes of what was written, in whole pages, and the bytes after the last."""
+def _written_spans(file: File) -> Iterator[tuple[int, int]]:
+    """Yield the first byte of each written span, in whole pages, and its end."""
     stop = 0
     while stop < file.nbytes:
         try:
@@ -230,22 +230,22 @@ def _stretches(file: File) -> Iterator[tuple[int, int]]:
         yield first // mmap.PAGESIZE * mmap.PAGESIZE, stop
 
 
-def _parts(file: File) -> Iterator[tuple[int, int]]:
-    """The same, no part larger than what is dropped at once."""
-    for start, end in _stretches(file):
+def _dropped_spans(file: File) -> Iterator[tuple[int, int]]:
+    """Return the written spans, divided into the largest that is dropped at once."""
+    for start, end in _written_spans(file):
         for first in range(start, end, DROPPED_NBYTES):
             yield first, min(first + DROPPED_NBYTES, end)
 
 
 class _Dropping:
-    """Drops parts of files, and waits a few times in all for what stays."""
+    """Drops spans of files from the page cache, with a few retries in all."""
 
     def __init__(self) -> None:
         """Begin with all patience."""
         self._patience = PATIENCE
 
-    def gone(self, file: File, first: int, stop: int) -> bool:
-        """Whether bytes ``[first, stop)`` were let go of, by everybody."""
+    def drop(self, file: File, first: int, stop: int) -> bool:
+        """Drop bytes ``[first, stop)`` from memory; return whether none is left."""
         os.posix_fadvise(file.fd, first, stop - first, os.POSIX_FADV_DONTNEED)
         while not _absent(file, first, stop):
             if not self._patience:
@@ -276,26 +276,26 @@ def _read(file: File, first: int, stop: int, seconds: float) -> tuple[int, float
     return at - first, took
 
 
-KEPT = 8
-"""Draws that are gathered again and again for warm figures."""
+WARM_DRAWS = 8
+"""Draws that are gathered repeatedly for warm figures."""
 
 
 def warm_rate(
-    buffer: ReplayBuffer, batch_size: int, seconds: float, count: int = KEPT
+    buffer: ReplayBuffer, batch_size: int, seconds: float, count: int = WARM_DRAWS
 ) -> Rate:
-    """Gather the same draws again and again, once before the time counts.
+    """Gather the same draws repeatedly, once before the time counts.
 
     Raises:
         EmptyError: There is nothing to draw.
     """
     sampler, reader = UniformSampler(seed=1), buffer.reading
-    kept = [reader.draw(sampler, batch_size) for _ in range(count)]
+    drawn = [reader.draw(sampler, batch_size) for _ in range(count)]
 
     def draws() -> Iterator[PendingDraw]:
         while True:
-            yield from kept
+            yield from drawn
 
-    _timed(buffer, draws(), 0.0, len(kept))
+    _timed(buffer, draws(), 0.0, len(drawn))
     return _timed(buffer, draws(), seconds)
 
 
@@ -325,7 +325,7 @@ def cold_rate(
 
 
 def _timed(
-    buffer: ReplayBuffer, draws: Iterator[PendingDraw], seconds: float, least: int = 1
+    buffer: ReplayBuffer, draws: Iterator[PendingDraw], seconds: float, minimum: int = 1
 ) -> Rate:
     """Gather draws until the time is up."""
     took, rows, nbytes = 0.0, 0, 0
@@ -335,7 +335,7 @@ def _timed(
         took += perf_counter() - start
         rows += len(drawn.draw)
         nbytes += buffer.reading.nbytes(drawn.draw)
-        if took >= seconds and number + 1 >= least:
+        if took >= seconds and number + 1 >= minimum:
             break
     return Rate(rows / took, nbytes / took / 1e6)
 

@@ -171,8 +171,8 @@ class Concat:
         """
         batch = f"batch[{key!r}]" if isinstance(key, str) else "batch['reward']"
         raise TypeError(
-            f"concat(...)[{key!r}]: several buffers cannot be indexed; use "
-            f"batch = both.sample(256) and {batch}, or both.buffers"
+            f"concat(...)[{key!r}]: several buffers cannot be indexed. Use batch = "
+            f"both.sample(256) and {batch}, or both.buffers."
         )
 
     def __iter__(self) -> NoReturn:
@@ -182,8 +182,8 @@ class Concat:
             TypeError: Always.
         """
         raise TypeError(
-            "iter(concat(...)): several buffers cannot be iterated over; use "
-            "mmreplay.ReplayLoader(both, batch_size) for batches, or both.buffers"
+            "iter(concat(...)): several buffers cannot be iterated over. Use "
+            "mmreplay.ReplayLoader(both, batch_size) for batches, or both.buffers."
         )
 
     def sample(self, batch_size: int) -> Batch:
@@ -351,20 +351,20 @@ class Concat:
         if not any(prioritized):
             names = [type(buffer.sampler).__name__ for buffer in self.buffers]
             raise SchemaError(
-                f"update_priorities: the samplers {names} keep no priorities; open at "
-                "least one of the buffers with sampler=PrioritizedSampler()"
+                f"update_priorities: the samplers {names} have no priorities. Open at "
+                "least one of the buffers with sampler=PrioritizedSampler()."
             )
         if batch.buffer_ids is None:
             raise SchemaError(
-                "update_priorities: got a batch without buffer_ids, which concat did "
-                "not draw; pass it to the buffer that drew it"
+                "update_priorities: the batch has no buffer_ids, so concat did not "
+                "draw it. Pass it to the buffer that drew it."
             )
         ids, numbers = as_numpy(batch.buffer_ids), as_numpy(values)
         self._check_buffer_ids(ids)
         if numbers.shape[:1] != ids.shape:
             raise SchemaError(
-                f"priorities: got {list(numbers.shape)} for {len(ids)} steps, expected "
-                "one for each; pass those of the whole batch"
+                f"priorities must have one value for each of {len(ids)} steps, got "
+                f"{list(numbers.shape)}. Pass the priorities of the whole batch."
             )
         bare = replace(batch, fields={}, buffer_ids=None)
         updates: dict[int, tuple[Batch, NDArray[Any]]] = {}
@@ -521,9 +521,9 @@ def join_batches(
         ):
             if mine != other:
                 raise SchemaError(
-                    f"concat: got {name} {mine} from a buffer and {other} from the "
-                    "first one; give all buffers the same transforms and the same kind "
-                    "of sampler, of single steps or of windows of one length"
+                    f"concat: {name} are {mine} in one buffer and {other} in the "
+                    "first. Give all buffers the same transforms and the same kind of "
+                    "sampler, of single steps or of windows of one length."
                 )
 
     def column(name: str) -> Any:
@@ -636,12 +636,12 @@ def check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None
         there = repr(other[path]) if path in other.paths else "no such field"
         if here != there:
             raise SchemaError(
-                f"concat: field {path!r} of buffer {number} ({buffer.path}) is {here}, "
-                f"and that of buffer 0 ({first.path}) is {there}; draw from buffers of "
-                "one schema"
+                f"concat: field {path!r} of buffer {number} ({buffer.path}) is "
+                f"{here}, but in buffer 0 ({first.path}) it is {there}. Draw from "
+                "buffers of one schema."
             )
     raise SchemaError(
         f"concat: the fields of buffer {number} ({buffer.path}) have other roles or "
-        f"another order than those of buffer 0 ({first.path}); draw from buffers of "
-        "one schema"
+        f"another order than those of buffer 0 ({first.path}). Draw from buffers of "
+        "one schema."
     )

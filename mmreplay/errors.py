@@ -66,7 +66,7 @@ class FormatError(ReplayError, ValueError):
     Example:
         >>> mr.ReplayBuffer.open("runs/typo")
         Traceback (most recent call last):
-        mmreplay.errors.FormatError: ...runs/typo does not exist, ...
+        mmreplay.errors.FormatError: ...runs/typo does not exist. ...
     """
 
 
@@ -241,7 +241,7 @@ class SourceError(ReplayError, ValueError):
         >>> np.savez("scalar.npz", x=1.0)
         >>> mr.load("scalar.npz", "runs/new")
         Traceback (most recent call last):
-        mmreplay.errors.SourceError: ... holds no array of one row a step, ...
+        mmreplay.errors.SourceError: ... holds no array with one row per step. ...
     """
 
 

@@ -80,18 +80,15 @@ def check_name(name: object, under: str = "") -> None:
     where = f" under {under!r}" if under else ""
     if not isinstance(name, str):
         raise SchemaError(
-            f"field name{where}: got {name!r} ({type(name).__name__}), expected a "
-            "string; rename the key"
+            f"field name{where} must be a string, got {name!r} "
+            f"({type(name).__name__}). Rename the key."
         )
     if not name:
-        raise SchemaError(
-            f"field name{where}: got an empty string, expected at least one "
-            "character; rename the key"
-        )
+        raise SchemaError(f"field name{where} must not be empty. Rename the key.")
     if SEPARATOR in name or "\0" in name:
         raise SchemaError(
-            f"field name{where}: got {name!r}, expected a name without '/' or NUL; "
-            "nest mappings where you want a path"
+            f"field name{where} must not contain '/' or NUL, got {name!r}. Nest "
+            "mappings to make a path."
         )
 
 
@@ -103,14 +100,14 @@ def split(path: object) -> list[str]:
     """
     if not isinstance(path, str):
         raise SchemaError(
-            f"field path: got {shown(path)} ({type(path).__name__}), expected a string "
-            "such as 'observation/pixels'"
+            "field path must be a string such as 'observation/pixels', got "
+            f"{shown(path)} ({type(path).__name__})."
         )
     names = path.split(SEPARATOR)
     if not all(names) or "\0" in path:
         raise SchemaError(
-            f"field path: got {path!r}, expected non-empty names joined by '/', "
-            "without NUL; rename the field"
+            "field path must be non-empty names joined by '/', without NUL, got "
+            f"{path!r}. Rename the field."
         )
     return names
 
@@ -134,8 +131,8 @@ def _leaves(
         below = f"{path}{SEPARATOR}{name}"
         if len(below) > MAX_PATH_LENGTH:
             raise SchemaError(
-                f"field path {below[:60]!r}...: got {len(below)} characters, "
-                f"expected at most {MAX_PATH_LENGTH}; nest less deeply"
+                f"field path {below[:60]!r}... must have at most {MAX_PATH_LENGTH} "
+                f"characters, got {len(below)}. Nest less deeply."
             )
         if isinstance(value, (Mapping, tuple)):
             yield from _leaves(value, below)
@@ -160,15 +157,14 @@ def _put(branch: dict[str, object], name: str, path: str, value: object) -> None
     if type(value) is dict:
         # Kept as it is, it would be filled by a later path below it.
         raise SchemaError(
-            f"field path {path!r}: got a dict, expected a leaf; flatten it first"
+            f"field path {path!r} must be a leaf, got a dict. Flatten it first."
         )
     branch[name] = value
 
 
 def _both(path: str) -> SchemaError:
     return SchemaError(
-        f"field path {path!r}: got both a leaf and a branch of that name, expected "
-        "one of them; rename one"
+        f"field path {path!r} must not be both a leaf and a branch. Rename one of them."
     )
 
 
@@ -197,14 +193,14 @@ def check_path(path: str) -> None:
     """
     if len(path) > MAX_PATH_LENGTH or not _encodable(path):
         raise SchemaError(
-            f"field path {path[:60]!r}: got {len(path)} characters, expected at "
-            f"most {MAX_PATH_LENGTH} that UTF-8 can hold; rename the field"
+            f"field path {path[:60]!r} must have at most {MAX_PATH_LENGTH} characters "
+            f"that UTF-8 can hold, got {len(path)} characters. Rename the field."
         )
     match = CONTROLS.search(path)
     if match is not None:
         raise SchemaError(
-            f"field path {path[:60]!r}: got the control character {match[0]!r}, "
-            "expected none, as terminals obey them; rename the field"
+            f"field path {path[:60]!r} must not contain the control character "
+            f"{match[0]!r}, because terminals obey it. Rename the field."
         )
 
 

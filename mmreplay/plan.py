@@ -121,7 +121,8 @@ def plan_buffer(
     sizes = placement.file_sizes(ring, schema)
     rows = ring.num_rows
     fields = tuple(
-        _part(path, field, placement, rows) for path, field in schema.fields.items()
+        _field_plan(path, field, placement, rows)
+        for path, field in schema.fields.items()
     )
     packed = sum(part.nbytes for part in fields if part.file == RECORDS)
     commit_nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
@@ -235,7 +236,9 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
     return raw, packed
 
 
-def _part(path: str, field: Field, placement: RecordLayout, rows: int) -> FieldPlan:
+def _field_plan(
+    path: str, field: Field, placement: RecordLayout, rows: int
+) -> FieldPlan:
     kind = f"{field.dtype}{list(field.shape) if field.shape else ''}"
     if path in placement.served:
         return FieldPlan(path, kind, FLAGS, 0, 0)

@@ -101,7 +101,7 @@ class ProcessGuard:
         if self.forked:
             raise ForkedError(
                 f"{self._made} by pid {self.pid}, and pid {os.getpid()} is a forked "
-                f"child of it; {self._way_out}"
+                f"child of it. {self._way_out}."
             )
 
 
@@ -129,9 +129,9 @@ def refuse_fork_with_threads(what: str) -> None:
     """
     if _forked_with_threads:
         raise ForkedError(
-            f"{what}: this process was forked while a ReplayLoader ran its threads; "
-            "pass multiprocessing_context='spawn' to the DataLoader, or close the "
-            "loader before the fork"
+            f"{what}: this process was forked while a ReplayLoader ran its threads. "
+            "Pass multiprocessing_context='spawn' to the DataLoader, or close the "
+            "loader before the fork."
         )
 
 

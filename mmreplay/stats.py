@@ -309,7 +309,7 @@ def histograms(
     edges = {path: _edges(moments[path], schema[path], bins) for path in paths}
     counts = {path: np.zeros(len(edges[path]) - 1, np.int64) for path in paths}
     table, counter = _episodes(buffer), _Counter(progress, len(buffer))
-    for _, columns in _all_pieces(buffer, paths, table, counter):
+    for _, columns in _all_blocks(buffer, paths, table, counter):
         for path, values in columns.items():
             flat = values.ravel()
             for first in range(0, flat.size, CACHED):
@@ -403,21 +403,21 @@ def _episodes(buffer: ReplayBuffer) -> EpisodeTable:
 
 
 def _columns(
-    buffer: ReplayBuffer, found: EnvironmentEpisodes
+    buffer: ReplayBuffer, episodes: EnvironmentEpisodes
 ) -> tuple[NDArray[np.generic], ...]:
-    count = len(found.begin)
+    count = len(episodes.begin)
     return (
-        np.full(count, found.env_id, np.int64), found.begin, found.end, found.lengths,
-        np.full(count, np.nan), found.headless, found.running,
-        _broken(buffer, found),
+        np.full(count, episodes.env_id, np.int64), episodes.begin, episodes.end,
+        episodes.lengths, np.full(count, np.nan), episodes.headless, episodes.running,
+        _broken(buffer, episodes),
     )  # fmt: skip
 
 
-def _broken(buffer: ReplayBuffer, found: EnvironmentEpisodes) -> NDArray[np.bool_]:
+def _broken(buffer: ReplayBuffer, episodes: EnvironmentEpisodes) -> NDArray[np.bool_]:
     """Which episodes end because another begins, and not by a step that says so."""
-    flags, broken = buffer.reading.flags, np.zeros(len(found.begin), bool)
-    which = np.flatnonzero(~found.running)
-    env_ids, end = np.full(len(which), found.env_id), found.end[which]
+    flags, broken = buffer.reading.flags, np.zeros(len(episodes.begin), bool)
+    which = np.flatnonzero(~episodes.running)
+    env_ids, end = np.full(len(which), episodes.env_id), episodes.end[which]
     endless = (flags(env_ids, end - 1) & END) == 0
     # A row follows those: a final one, or the first of another episode.
     after = flags(env_ids[endless], end[endless])
@@ -448,7 +448,7 @@ def _scan(
     moments = dict.fromkeys(paths, Moments())
     returns, lengths = np.zeros(len(table)), np.zeros(len(table), np.int64)
     read = paths if reward is None or reward in paths else (*paths, reward)
-    for which, columns in _all_pieces(buffer, read, table, counter):
+    for which, columns in _all_blocks(buffer, read, table, counter):
         for path in paths:
             moments[path] = moments[path].merge(moments_of(columns[path]))
         if reward is not None and len(which):
@@ -485,7 +485,7 @@ class _Counter:
             called("progress", self.progress, done, self.total)
 
 
-def _all_pieces(
+def _all_blocks(
     buffer: ReplayBuffer,
     paths: tuple[str, ...],
     table: EpisodeTable,
@@ -502,11 +502,11 @@ def _all_pieces(
     edges = np.searchsorted(table.env_ids, np.arange(buffer.num_envs + 1))
     for env_id, (low, high) in enumerate(pairwise(edges.tolist())):
         begin, end = table.begin[low:high], table.end[low:high]
-        for which, columns in _pieces(buffer, paths, env_id, begin, end, counter):
+        for which, columns in _blocks(buffer, paths, env_id, begin, end, counter):
             yield which + low, columns
 
 
-def _pieces(
+def _blocks(
     buffer: ReplayBuffer, paths: tuple[str, ...], env_id: int, begin: Array, end: Array,
     counter: _Counter,
 ) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:  # fmt: skip

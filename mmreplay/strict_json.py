@@ -42,11 +42,13 @@ def parse(data: bytes, name: str) -> Json:
         )
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CorruptError(
-            f"{name} is not JSON ({error}), expected one object; it is damaged or "
-            "not a file that mmreplay wrote: restore it from a copy"
+            f"{name} is not JSON ({error}). It is damaged or not a file of "
+            "mmreplay: restore it from a copy."
         ) from error
     if not isinstance(value, dict):
-        raise FormatError(f"{name} holds a {type(value).__name__}, expected an object")
+        raise FormatError(
+            f"{name} must be a JSON object, got a {type(value).__name__}."
+        )
     return value
 
 
@@ -60,8 +62,8 @@ def dump(value: Json, name: str) -> bytes:
         text = json.dumps(value, indent=1, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(
-            f"{name} cannot be stored: {error}; expected JSON values (dict with str "
-            "keys, list, str, finite number, bool, None): convert arrays with .tolist()"
+            f"{name} cannot be stored: {error}. Pass JSON values (dict with str keys, "
+            "list, str, finite number, bool, None), and convert arrays with .tolist()."
         ) from error
     _check_keys(value, name)
     data = text.encode("utf-8")
@@ -75,8 +77,8 @@ def _check_keys(value: object, name: str) -> None:
         for key in value:
             if not isinstance(key, str):
                 raise FormatError(
-                    f"{name} cannot be stored: got the key {key!r}, expected str; "
-                    f"write it as {str(key)!r}"
+                    f"{name} cannot be stored: keys must be str, got {key!r}. Write "
+                    f"it as {str(key)!r}."
                 )
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
@@ -98,8 +100,8 @@ def _check_depth(text: str, name: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 raise FormatError(
-                    f"{name} nests deeper than {MAX_DEPTH}, expected a flat "
-                    "description; store deep structures as files of their own"
+                    f"{name} nests deeper than {MAX_DEPTH}. Store deep structures as "
+                    "files of their own."
                 )
         elif char in "]}":
             depth -= 1
@@ -109,14 +111,14 @@ def _unique(pairs: list[tuple[str, Any]], name: str) -> Json:
     found: Json = {}
     for key, value in pairs:
         if key in found:
-            raise FormatError(f"{name} has the key {key!r} twice, expected it once")
+            raise FormatError(f"{name} has the key {key!r} twice.")
         found[key] = value
     return found
 
 
 def _refuse_constant(token: str, name: str) -> NoReturn:
     raise FormatError(
-        f"{name} holds {token}, expected finite numbers; store it as a string"
+        f"{name} holds {token}, which is not a finite number. Store it as a string."
     )
 
 
@@ -131,7 +133,7 @@ def _finite(digits: str, name: str) -> float:
 def _short_int(digits: str, name: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise FormatError(
-            f"{name} holds a number of {len(digits)} digits, expected at most "
-            f"{MAX_DIGITS}; store it as a string"
+            f"{name} holds a number of {len(digits)} digits, more than {MAX_DIGITS}. "
+            "Store it as a string."
         )
     return int(digits)

@@ -77,7 +77,7 @@ def test_of_even_figures_no_advice_follows():
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"unasked": Rate(10.0, 0.1)}, r"come 100.0 times .*leave advise='auto'"),
+        ({"unasked": Rate(10.0, 0.1)}, r"is 100\.0 times as .*leave advise='auto'"),
         ({"unasked": Rate(4000.0, 40.0)}, r"is 4.0 times .*try advise='never'"),
         ({"larger": Rate(3000.0, 30.0)}, r"batches of 4,096 steps read 3.0 times"),
         ({"cold": None, "not_cold": "for once"}, r"^for once$"),
@@ -233,6 +233,6 @@ def test_a_zarr_group_is_refused(path, tmp_path):
         group = buffer.zarr_path
     assert measure_speed(tmp_path / "c", 32, 0.01).warm.rows_per_s > 0
     with pytest.raises(
-        FailedError, match="is a Zarr group, expected a buffer's folder"
+        FailedError, match="is a Zarr group, and the bench needs a buffer's files"
     ):
         measure_speed(group, 32, 0.01)

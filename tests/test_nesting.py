@@ -56,12 +56,12 @@ def test_tuples_are_branches_and_lists_and_arrays_are_leaves():
 @pytest.mark.parametrize(
     ("nested", "message"),
     [
-        ({1: 0}, r"field name: got 1 \(int\), expected a string; rename"),
-        ({"a": {2: 0}}, r"field name under 'a': got 2 \(int\), expected a string"),
-        ({"": 0}, "field name: got an empty string, expected at least one"),
-        ({"a": ({"": 0},)}, "field name under 'a/0': got an empty string"),
-        ({"a/b": 0}, "field name: got 'a/b', expected a name without '/' or NUL; nest"),
-        ({"a": {"b\0": 0}}, r"under 'a': got 'b\\x00', expected a name without"),
+        ({1: 0}, r"field name must be a string, got 1 \(int\)"),
+        ({"a": {2: 0}}, r"field name under 'a' must be a string, got 2 \(int\)"),
+        ({"": 0}, "field name must not be empty"),
+        ({"a": ({"": 0},)}, "field name under 'a/0' must not be empty"),
+        ({"a/b": 0}, "field name must not contain '/' or NUL, got 'a/b'"),
+        ({"a": {"b\0": 0}}, r"field name under 'a' must not contain '/'.*got 'b\\x00'"),
     ],
 )
 def test_invalid_names_in_a_path_are_refused(nested, message):
@@ -72,7 +72,7 @@ def test_invalid_names_in_a_path_are_refused(nested, message):
 def test_a_mapping_within_itself_ends_in_a_refusal():
     nested: dict = {}
     nested["again"] = nested
-    with pytest.raises(SchemaError, match="at most 256; nest less deeply"):
+    with pytest.raises(SchemaError, match=r"field path.*got 257"):
         flatten(nested)
 
 
@@ -84,25 +84,25 @@ def test_a_mapping_within_itself_ends_in_a_refusal():
 def test_a_path_is_a_leaf_or_a_branch(flat):
     with pytest.raises(
         SchemaError,
-        match=r"field path 'a(/b)?': got both a leaf and a branch .* rename",
+        match=r"field path 'a(/b)?' must not be both a leaf and a branch. R",
     ):
         unflatten(flat)
 
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "a\0"])
 def test_paths_with_empty_names_or_nul_are_refused(path):
-    with pytest.raises(SchemaError, match="expected non-empty names joined by '/'"):
+    with pytest.raises(SchemaError, match="field path must be non-empty names joined"):
         unflatten({path: 1})
 
 
 def test_a_path_is_a_string():
-    with pytest.raises(SchemaError, match=r"field path: got 3 \(int\), expected a str"):
+    with pytest.raises(SchemaError, match=r"field path must be a.*got 3 \(int\)"):
         unflatten({3: 1})
 
 
 def test_unflatten_never_writes_into_a_leaf():
     leaf: dict = {}
-    with pytest.raises(SchemaError, match="'a': got a dict, expected a leaf; flatten"):
+    with pytest.raises(SchemaError, match="field path 'a' must be a leaf, got a dict"):
         unflatten({"a": leaf, "a/b": 1})
     assert leaf == {}
 

@@ -54,19 +54,19 @@ def test_both_are_done_and_what_fails_is_raised(monkeypatch, threads):
 
 
 def test_a_guard_refuses_a_forked_child_and_no_one_else():
-    guard = ProcessGuard("this file was opened", "open it again")
+    guard = ProcessGuard("this file was opened", "Open it again")
     guard.check()
     assert not guard.forked
     assert in_child(lambda: guard.forked) == "True"
     told = in_child(guard.check)
     pid = os.getpid()
     assert told.startswith(f"ForkedError: this file was opened by pid {pid}, and pid ")
-    assert told.endswith("is a forked child of it; open it again")
+    assert told.endswith("is a forked child of it. Open it again.")
 
 
 def test_a_guard_made_in_a_child_takes_the_child_for_its_own():
     def check():
-        guard = ProcessGuard("this file was opened", "open it again")
+        guard = ProcessGuard("this file was opened", "Open it again")
         guard.check()
         return guard.pid == os.getpid()
 

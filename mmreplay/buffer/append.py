@@ -100,7 +100,7 @@ class Appender:
         self._fields = schema.fields
         self.owner = ProcessGuard(
             "this buffer was opened for writing",
-            "open the path with mode='r' in the child",
+            "Open the path with mode='r' in the child",
         )
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
@@ -346,8 +346,9 @@ class Appender:
         """Check final observations of steps; see `StepValidator.final`."""
         if self._autoreset == "next_step":
             raise SchemaError(
-                "final_observation: got one, expected none in a buffer with autoreset="
-                "'next_step', where the row after an end holds it; leave it out"
+                "final_observation must be None in a buffer with "
+                "autoreset='next_step', where the row after an end holds it. Leave it "
+                "out."
             )
         ended = np.zeros(lead, bool)
         ends = self._flags.ends(columns)

@@ -76,15 +76,14 @@ def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> No
         if before.role(role) == after.role(role):
             continue
         if role == "next_observation":
-            told = f"a field of the role {role!r}, expected one without: old rows have"
             raise SchemaError(
-                f"add_field: got {told} another one each; make a new buffer with it"
+                f"add_field: a field cannot get the role {role!r}, because old rows "
+                "already have a next observation. Create a new buffer with it."
             )
         if value.any():
             raise SchemaError(
-                f"add_field: got fill True for the role {role!r}, expected False: ends "
-                "are kept as boundaries, which published rows never change; make a new "
-                "buffer"
+                f"add_field: the fill of the role {role!r} must be False, got True. "
+                "Boundaries of published rows never change: create a new buffer."
             )
 
 
@@ -193,12 +192,12 @@ def _no_space(
         disk_space.ring_nbytes(metadata, lengths),
         disk_space.free_nbytes(path),
     )
-    # Of shards nobody knows it before they are made.
-    least = f"{format_size(needed)} free" if needed else "room"
+    # The size of shards is unknown until they are written.
+    minimum = format_size(needed) if needed else "disk space"
     return FullError(
-        f"{path}: no space left to copy the rows that stay before the others go, got "
-        f"{format_size(free)}, expected {least} on its disk; nothing was changed: free "
-        "some space, or keep fewer rows",
+        f"{path}: no space left to copy the remaining rows before the others are "
+        f"removed: {minimum} is needed, {format_size(free)} is free. Nothing was "
+        "changed: free some space, or select fewer rows.",
         errno_=error.errno,
     )
 
@@ -333,8 +332,8 @@ def compact(
             if overwritten.any():
                 raise StaleError(
                     f"environment {int(np.flatnonzero(overwritten)[0])}: rows were "
-                    "given up while they were copied, expected a buffer that nobody "
-                    "writes; stop its writer, or take a snapshot first"
+                    "overwritten while they were copied. Stop the writer, or take a "
+                    "snapshot first."
                 )
             new.sum_blocks(tails, span.stop)
             new.finish(span.stop, tails)
@@ -361,8 +360,8 @@ def _described(
     sharding = None
     if codec is None and (level is not None or chunk_crc32c):
         raise SchemaError(
-            f"level, chunk_crc32c: got {level!r} and {chunk_crc32c!r} with codec=None, "
-            "expected them with a codec only; leave them out, or name a codec"
+            f"level and chunk_crc32c need a codec, got {level!r} and {chunk_crc32c!r} "
+            "with codec=None. Leave them out, or pass a codec."
         )
     if codec is not None:
         group.check_names(metadata.schema)

@@ -113,8 +113,9 @@ def batch_transform(
     rows, capacity = composed.before + 1 + composed.after, metadata.ring.capacity
     if rows > capacity:
         raise SchemaError(
-            f"transforms: got windows of {rows} rows, expected at most the {capacity} "
-            "that the buffer keeps of each environment; take fewer steps, or resize it"
+            f"transforms must read at most {capacity} rows of each environment, which "
+            f"the buffer holds, got windows of {rows}. Read fewer steps, or increase "
+            "the capacity with resize."
         )
     return composed
 
@@ -200,8 +201,8 @@ def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
         below = [name for name in fields if f"{name}/".startswith(f"{path}/")]
         if not below:
             raise SchemaError(
-                f"first_only: got the path {path!r}, expected one of {list(fields)}; "
-                "name a field of the batch"
+                f"first_only must name fields of the batch ({list(fields)}), got "
+                f"{path!r}. Check the spelling."
             )
         found += below
     return found

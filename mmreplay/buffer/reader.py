@@ -407,8 +407,8 @@ class GenerationReader(StartView):
         """
         if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= self._ring.num_envs):
             raise SchemaError(
-                f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
-                f"them in [0, {self._ring.num_envs}); environments are counted from 0"
+                f"env_ids must be in [0, {self._ring.num_envs}), got values in "
+                f"[{env_ids.min()}, {env_ids.max()}]. Environments are counted from 0."
             )
         span = self.span
         bad = (positions < span.first[env_ids]) | (positions >= span.stop[env_ids])
@@ -417,8 +417,8 @@ class GenerationReader(StartView):
             env_id, position = int(env_ids[which]), int(positions[which])
             raise StaleError(
                 f"position {position} of environment {env_id} is not in the buffer, "
-                f"expected one in [{span.first[env_id]}, {span.stop[env_id]}); it was "
-                "overwritten, cleared, or is yet to be written"
+                f"which holds [{span.first[env_id]}, {span.stop[env_id]}). It was "
+                "overwritten, cleared, or is not written yet."
             )
 
     # From a sampler to a batch.
@@ -441,9 +441,9 @@ class GenerationReader(StartView):
             nbytes = int(batch_size) * self._schema.row_nbytes * (length or 1)
             windows = "" if length is None else f" windows of {length} steps"
             raise MemoryError(
-                f"batch_size: got {batch_size}{windows}, whose stored fields alone "
-                f"take {nbytes:,} bytes, expected a batch that fits the memory; draw "
-                "several smaller ones"
+                f"batch_size: the stored fields of {batch_size}{windows} need "
+                f"{nbytes:,} bytes, which exceeds the memory. Draw several smaller "
+                "batches."
             ) from error
         return self._batch(draw, fields)
 
@@ -564,10 +564,9 @@ class GenerationReader(StartView):
             which = int(illegal[0])
             raise StaleError(
                 f"position {positions[which]} of environment {env_ids[which]} cannot "
-                "be drawn as a transition, expected a step whose next observation, and "
-                "window where transforms need one, is known; it is a final row, one of "
-                "the newest rows, or the last before a gap: read its fields with "
-                "get_field"
+                "be drawn as a transition: its next observation, or its window for "
+                "transforms, is unknown. It is a final row, one of the newest rows, "
+                "or the last before a gap: read its fields with get_field."
             )
         fields = self.copy_draw(draw)
         stale = self.stale(env_ids, positions, before)
@@ -575,7 +574,7 @@ class GenerationReader(StartView):
             which = int(np.flatnonzero(stale)[0])
             raise StaleError(
                 f"position {positions[which]} of environment {env_ids[which]} was "
-                "overwritten while it was read, expected a step that stays; draw again"
+                "overwritten while it was read. Draw again."
             )
         return self._batch(draw, fields)
 
@@ -704,9 +703,9 @@ class GenerationReader(StartView):
             if "is_first" in found and not self._warned_of_is_first:
                 self._warned_of_is_first = True
                 warnings.warn(
-                    "field 'is_first': got a field of the name that a sampler of "
-                    "windows gives its own marks of where episodes begin; batches hold "
-                    "the field, and not the marks: rename the field to have both",
+                    "field 'is_first' has the name of the marks of episode starts "
+                    "that a sampler of windows adds to batches. Batches hold the "
+                    "field and not the marks: rename the field to have both.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -978,9 +977,9 @@ class GenerationReader(StartView):
             ids, places = np.broadcast_arrays(ids, places)
         except ValueError:
             raise SchemaError(
-                f"env_ids and positions: got shapes {list(ids.shape)} and "
-                f"{list(places.shape)}, expected shapes that broadcast; give one "
-                "environment a position"
+                "env_ids and positions must have shapes that broadcast, got "
+                f"{list(ids.shape)} and {list(places.shape)}. Pass one environment "
+                "for each position."
             ) from None
         self.check_alive(ids.ravel(), places.ravel())
         return ids, places
@@ -1038,8 +1037,7 @@ class GenerationReader(StartView):
             which = int(ids[np.argmin(lengths)])
             raise EmptyError(
                 f"cannot dequeue {count} rows: environment {which} holds "
-                f"{lengths.min()}, expected at least that many; ask for fewer, or name "
-                "other environments"
+                f"{lengths.min()}. Pass a smaller count, or name other environments."
             )
         firsts = span.first[ids]
         return self._gather_between(ids, firsts, firsts + count, before)
@@ -1110,8 +1108,8 @@ class GenerationReader(StartView):
         field = self._schema[path]
         if not field.mutable:
             raise SchemaError(
-                f"field {path!r} is not mutable, expected one declared with "
-                "Field(..., mutable=True); published rows never change otherwise"
+                f"field {path!r} is not mutable, and published rows of other fields "
+                "never change. Declare it with Field(..., mutable=True)."
             )
         ids, places = self._check_rows(env_ids, positions)
         column = field.convert(values, path, ids.shape)
@@ -1127,24 +1125,23 @@ class GenerationReader(StartView):
         update = getattr(sampler, "update_priorities", None)
         if update is None:
             raise SchemaError(
-                f"update_priorities: got the sampler {type(sampler).__name__}, which "
-                "keeps no priorities, expected one that does; open the buffer with "
-                "sampler=mmreplay.PrioritizedSampler(...), or give those of a batch "
-                "that a dataset's draws made to draws.update_priorities"
+                "update_priorities needs a sampler with priorities, got "
+                f"{type(sampler).__name__}. Open the buffer with "
+                "sampler=mmreplay.PrioritizedSampler(...), or pass a batch drawn by a "
+                "dataset's draws to draws.update_priorities."
             )
         if not isinstance(batch, Batch):
             raise SchemaError(
-                f"update_priorities: got {type(batch).__name__}, expected the batch "
-                "that sample gave, which knows its steps; pass "
-                "update_priorities(batch, values)"
+                "update_priorities needs the batch that sample returned, got "
+                f"{type(batch).__name__}. Pass update_priorities(batch, values)."
             )
         uuid, several = self.home.uuid, batch.buffer_ids is not None
         if several or batch.buffer not in (b"", uuid):
             whose = "several buffers" if several else f"buffer {batch.buffer.hex()}"
             raise SchemaError(
-                f"update_priorities: got a batch of {whose}, expected one of "
-                f"{uuid.hex()} ({self.home.folder or 'in RAM'}); give it to what "
-                "drew it"
+                f"update_priorities: the batch must be of {uuid.hex()} "
+                f"({self.home.folder or 'in RAM'}), got one of {whose}. Pass it to "
+                "the buffer that drew it."
             )
         mask = None if batch.mask is None else _array(batch.mask)
         # To make tensors of both and to look at these as arrays takes 4 us.

@@ -142,9 +142,9 @@ class ReplayBuffer:
             """
             if not args or not isinstance(args[0], OpenFiles):
                 raise TypeError(
-                    f"{cls.__name__}: got a direct call, expected "
-                    "ReplayBuffer.create(path, schema, capacity) for a new buffer, or "
-                    "ReplayBuffer.open(path) for one that exists"
+                    f"{cls.__name__} cannot be called. Use ReplayBuffer.create(path, "
+                    "schema, capacity) for a new buffer, or ReplayBuffer.open(path) "
+                    "for an existing one."
                 )
             return super().__new__(cls)
 
@@ -262,8 +262,8 @@ class ReplayBuffer:
             user_metadata = user if user_metadata is None else user_metadata
         if (path is None) != (engine == "memory"):
             raise SchemaError(
-                f"path: got {path!r} with engine={engine!r}, expected a folder for "
-                "all but 'memory', and None for that; give a path, or engine='memory'"
+                f"path must be a folder, or None with engine='memory', got {path!r} "
+                f"with engine={engine!r}. Pass a path, or engine='memory'."
             )
         metadata = opening.describe(
             schema, capacity, num_envs, engine, layout, autoreset, user_metadata,
@@ -278,9 +278,9 @@ class ReplayBuffer:
         check_sampler(sampler)
         if shared := sorted(OWN & {path.partition("/")[0] for path in schema.fields}):
             warnings.warn(
-                f"field {shared[0]!r}: got a field with the name of an attribute of "
-                f"batches, which batch.{shared[0]} stays; the field is "
-                f"batch[{shared[0]!r}]: rename it if the two could be confused",
+                f"field {shared[0]!r} has the name of an attribute of batches. The "
+                f"field is batch[{shared[0]!r}], and batch.{shared[0]} stays the "
+                "attribute: rename the field to avoid confusion.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -423,14 +423,14 @@ class ReplayBuffer:
             FailedError: The buffer is open for writing, in RAM, or closed.
         """
         where = self.source or self.path
-        name, way = self._name, "pass the path, and use ReplayBuffer.open(path) there"
+        name, way = self._name, "Pass the path, and use ReplayBuffer.open(path) there"
         if where is None:
             state = "in the RAM of this process"
-            way = "create it with a path, or write it to a file by mmreplay.export"
+            way = "Create it with a path, or write it to a file with mmreplay.export"
         elif self.closed:
             state = "closed"
         elif self.writable:
-            state = "open for writing, which one process does"
+            state = "open for writing"
         else:
             own = None if self.sampler is self._default_sampler else self.sampler
             policy = self.read_policy
@@ -439,8 +439,8 @@ class ReplayBuffer:
                 policy.read_mode, policy.advise,
             )  # fmt: skip
         raise FailedError(
-            f"pickling or copying {name}: got a buffer that is {state}, expected one "
-            f"opened with mode='r'; {way}"
+            f"pickling or copying {name} needs a buffer opened with mode='r', but "
+            f"this one is {state}. {way}."
         )
 
     def __repr__(self) -> str:
@@ -468,14 +468,14 @@ class ReplayBuffer:
         """
         if isinstance(key, str):
             raise TypeError(
-                f"buffer[{key!r}]: a buffer is not indexed by field, expected a batch; "
-                f"use buffer.sample(256)[{key!r}] for drawn steps, or "
-                f"buffer.gather_all()[{key!r}] for all rows"
+                f"buffer[{key!r}]: a buffer is not indexed by field. Use "
+                f"buffer.sample(256)[{key!r}] for drawn steps, or "
+                f"buffer.gather_all()[{key!r}] for all rows."
             )
         raise TypeError(
-            f"buffer[{key!r}]: a buffer is not indexed by number, expected a call; use "
+            f"buffer[{key!r}]: a buffer is not indexed by number. Use "
             "buffer.take(env_ids, positions) for given steps, or "
-            "mmreplay.ReplayDataset(buffer) for a torch DataLoader"
+            "mmreplay.ReplayDataset(buffer) for a torch DataLoader."
         )
 
     def __iter__(self) -> NoReturn:
@@ -485,10 +485,10 @@ class ReplayBuffer:
             TypeError: Always.
         """
         raise TypeError(
-            "iter(buffer): a buffer is not iterated over, expected a call; use "
+            "iter(buffer): a buffer cannot be iterated over. Use "
             "mmreplay.ReplayLoader(buffer, batch_size) for batches, "
             "buffer.gather_all() for all rows, or mmreplay.episode_table(buffer) for "
-            "episodes"
+            "episodes."
         )
 
     def __contains__(self, key: object) -> NoReturn:
@@ -498,8 +498,8 @@ class ReplayBuffer:
             TypeError: Always.
         """
         raise TypeError(
-            f"{key!r} in buffer: got a buffer, expected its schema or its span; use "
-            f"{key!r} in buffer.schema for a field, or buffer.span for positions"
+            f"{key!r} in buffer: a buffer has no membership test. Use {key!r} in "
+            "buffer.schema for a field, or buffer.span for positions."
         )
 
     # What the buffer is and holds now.
@@ -895,9 +895,9 @@ class ReplayBuffer:
             child = "a process that it was pickled for"
             child = "a forked child" if self._num_forks >= 0 else child
             raise ForkedError(
-                f"sample: got a {name} without a seed in {child}, expected one "
-                "that does not draw the same in every child; give it a seed of its own "
-                "there, or workers of a DataLoader ReplayStream or ReplayDataset"
+                f"sample: the {name} has no seed, and would draw the same in {child} "
+                "as elsewhere. Create a sampler with its own seed there, or use "
+                "ReplayStream or ReplayDataset in workers of a DataLoader."
             )
         limit = self.limit
         if limit is not None:
@@ -918,7 +918,7 @@ class ReplayBuffer:
         Args:
             env_ids: int ``[B]``, or what broadcasts with positions.
             positions: int ``[B]``.
-            key: What transforms draw by, such as ``batch.key``.
+            key: Seed of random transforms; ``batch.key`` reproduces those of a batch.
 
         Raises:
             StaleError: A position is not in the buffer, or cannot be drawn.
@@ -1214,8 +1214,8 @@ class ReplayBuffer:
         self._current()
         if self.path is None:
             raise FailedError(
-                f"{self.source or 'a buffer that is in RAM'}: got none of its own, "
-                "expected a folder; write it to a file by mmreplay.export first"
+                f"{self.source or 'a buffer that is in RAM'} has no folder, which "
+                "snapshot needs. Write it to a file with mmreplay.export instead."
             )
         # It is read by its path.
         self._files.refuse_elsewhere()
@@ -1268,9 +1268,9 @@ class ReplayBuffer:
                 if fresh.metadata.uuid != former.metadata.uuid:
                     fresh.close()
                     raise RemovedError(
-                        f"{self.path} leads to another buffer now, expected the one "
-                        "that was opened, which was resized elsewhere; close this "
-                        "buffer, and open that one by its new path",
+                        f"{self.path} leads to another buffer now: this one was "
+                        "resized elsewhere. Close this buffer, and open it by its new "
+                        "path.",
                         errno_=errno.ESTALE,
                     )
                 try:
@@ -1354,8 +1354,8 @@ def check_buffer(buffer: object) -> None:
     """
     if not isinstance(buffer, ReplayBuffer):
         raise SchemaError(
-            f"buffer: got {shown(buffer)}, expected an open ReplayBuffer; pass "
-            "ReplayBuffer.open(path)"
+            f"buffer must be an open ReplayBuffer, got {shown(buffer)}. Pass "
+            "ReplayBuffer.open(path)."
         )
 
 
@@ -1367,7 +1367,7 @@ def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """
     if not isinstance(transforms, Sequence):
         raise SchemaError(
-            f"transforms: got {shown(transforms)}, expected a list of transforms; put "
-            "one into a list of its own"
+            f"transforms must be a list of transforms, got {shown(transforms)}. Put a "
+            "single transform into a list."
         )
     return tuple(transforms)

@@ -50,7 +50,7 @@ def _print(name: str, report: SpeedReport) -> None:
     kinds: list[tuple[str, str, Rate | None]] = [
         ("in memory", f"{report.batch_size:,}", report.warm),
         ("in memory", larger, report.larger),
-        ("on disk, asked for at once", f"{report.batch_size:,}", report.cold),
+        ("on disk, rows read at once", f"{report.batch_size:,}", report.cold),
         ("on disk, one by one", f"{report.batch_size:,}", report.unasked),
     ]
     show.print_table(

@@ -433,8 +433,8 @@ def library() -> Any:
         import h5py
     except ImportError as error:
         raise FailedError(
-            "h5py is not installed, expected it for HDF5 files; run: "
-            'pip install "mmreplay[hdf5]"'
+            "h5py, which HDF5 files need, is not installed. Run: pip install "
+            '"mmreplay[hdf5]"'
         ) from error
     return h5py
 

@@ -154,8 +154,8 @@ def _image_library() -> Any:
         from PIL import Image
     except ImportError as error:
         raise FailedError(
-            "Pillow is not installed, expected it for packed images; run: "
-            'pip install "mmreplay[images]"'
+            "Pillow, which packed images need, is not installed. Run: pip install "
+            '"mmreplay[images]"'
         ) from error
     return Image
 
@@ -165,7 +165,8 @@ def _video_library() -> Any:
         import av
     except ImportError as error:
         raise FailedError(
-            "PyAV is not installed, expected it for videos; run: "
-            "pip install \"mmreplay[video]\", or pass video='skip' to leave them out"
+            "PyAV, which videos need, is not installed. Run: pip install "
+            '"mmreplay[video]", or pass '
+            "video='skip' to leave them out."
         ) from error
     return av

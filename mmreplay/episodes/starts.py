@@ -391,11 +391,10 @@ class SubsetStarts(NarrowedStarts):
         if within.any():
             which = int(np.argmax(within))
             raise SchemaError(
-                f"part: got windows to draw from one that begins at position "
-                f"{begins[which]} of environment {env_ids[which]}, amid an episode, "
-                "expected whole episodes, since windows would hold steps of other "
-                "parts; split by='episode', or restrict the sampler inside of the "
-                "windows' to draw their starts from the part"
+                "part: windows must be drawn from whole episodes, but one would begin "
+                f"at position {begins[which]} of environment {env_ids[which]}, amid "
+                "an episode, and hold steps of other parts. Split by='episode', or "
+                "restrict the sampler inside the SequenceSampler to the part."
             )
 
 
@@ -737,10 +736,10 @@ def num_legal(view: StartView) -> int:
 def nothing_to_draw(view: StartView, batch_size: int) -> EmptyError:
     """Say that there is no legal start."""
     return EmptyError(
-        f"cannot draw {batch_size} steps: got {int(view.span.lengths.sum())} "
-        "published rows of which none is a legal start yet, expected at least one; a "
-        "step can be drawn when its next observation, and all that transforms read "
-        "around it, is there: add steps first"
+        f"cannot draw {batch_size} steps: none of {int(view.span.lengths.sum())} "
+        "published rows is a legal start yet. Add steps first: a step can be drawn "
+        "when its next observation, and all rows that transforms read around it, are "
+        "there."
     )
 
 

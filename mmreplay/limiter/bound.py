@@ -57,7 +57,7 @@ class BoundLimit:
         self._folder = folder
         self._rows = count
         self._owner = ProcessGuard(
-            "this limiter was bound", "open the buffer again in the child"
+            "this limiter was bound", "Open the buffer again in the child"
         )
         # Never held while waiting. A signal's handler may close what it interrupts.
         self._lock = threading.RLock()
@@ -155,8 +155,8 @@ class BoundLimit:
         self._owner.check()
         if self._closed:
             raise FailedError(
-                f"{self._folder.parent} is closed, expected it open; let no thread "
-                "close the buffer while another one uses it, and open it again"
+                f"{self._folder.parent} is closed. Close a buffer only after all "
+                "threads have finished with it, and open it again."
             )
 
     def _take(self, name: str, nbytes: int) -> File | None:

@@ -107,34 +107,33 @@ class RateLimiter:
         ratio = _number(self.samples_per_insert)
         if not 0 < ratio < math.inf:
             raise SchemaError(
-                f"samples_per_insert: got {shown(self.samples_per_insert)}, expected a "
-                "number above 0; give the items drawn for each row written"
+                "samples_per_insert must be a number above 0, got "
+                f"{shown(self.samples_per_insert)}. Give the items drawn for each row "
+                "written."
             )
         if not _number(self.min_size, Integral) >= 1:
             raise SchemaError(
-                f"min_size: got {shown(self.min_size)}, expected an integer of at "
-                "least 1; "
-                "give the rows to be there before the first draw"
+                "min_size must be an integer of at least 1, got "
+                f"{shown(self.min_size)}. Give the rows that must be written before "
+                "the first draw."
             )
         if not _number(self.error_buffer) >= max(1.0, ratio):
             raise SchemaError(
-                f"error_buffer: got {shown(self.error_buffer)}, expected a number of "
-                "at "
-                f"least {max(1.0, ratio):g} (the larger of 1 and samples_per_insert), "
-                "or writer and learner could wait for each other; give a larger one, "
-                "or float('inf') for min_size alone"
+                f"error_buffer must be at least {max(1.0, ratio):g} (the larger of 1 "
+                f"and samples_per_insert), got {shown(self.error_buffer)}: otherwise "
+                "writer and learner could wait for each other. Pass a larger one, or "
+                "float('inf') for min_size alone."
             )
         if not (self.timeout is None or _number(self.timeout) >= 0):
             raise SchemaError(
-                f"timeout: got {shown(self.timeout)}, expected seconds of at least 0, "
-                "or "
-                "None; give the longest that a call may wait, or leave it out"
+                "timeout must be seconds of at least 0 or None, got "
+                f"{shown(self.timeout)}. Pass the longest wait of a call, or leave it "
+                "out."
             )
         if not _number(self.patience) >= 0:
             raise SchemaError(
-                f"patience: got {shown(self.patience)}, expected seconds of at least "
-                "0; "
-                "give how long a call may wait alone, or leave it out"
+                f"patience must be seconds of at least 0, got {shown(self.patience)}. "
+                "Pass how long a call may wait alone, or leave it out."
             )
         way_out = "Say what happens after the wait."
         one_of("on_timeout", self.on_timeout, get_args(OnTimeout), way_out)
@@ -184,13 +183,13 @@ class RateLimiter:
         """
         if folder is None:
             raise SchemaError(
-                "limiter: got one for a buffer in RAM, expected a folder, where "
-                "processes meet; create the buffer with a path"
+                "limiter needs a buffer with a folder, which processes share. Create "
+                "the buffer with a path."
             )
         if self.min_size > capacity:
             raise SchemaError(
-                f"min_size: got {self.min_size} rows, expected at most {capacity}, "
-                "which the buffer can hold; give fewer, or a larger capacity"
+                f"min_size must be at most {capacity}, the rows that the buffer can "
+                f"hold, got {self.min_size}. Pass fewer, or a larger capacity."
             )
 
     def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundLimit:

@@ -31,7 +31,7 @@ from mmreplay.process import ProcessGuard, refuse_fork_with_threads
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.transforms.base import Transform
 
-OPENED = ("its buffers were opened", "open the paths again in the child")
+OPENED = ("its buffers were opened", "Open the paths again in the child")
 """What a dataset's `ProcessGuard` remembers; a forked child opens its own buffers."""
 
 
@@ -63,8 +63,8 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
 
 def _refuse(batches: Sequence[Batch], **_: object) -> NoReturn:
     raise SchemaError(
-        f"collate: got a list of {len(batches)} batches, expected single steps; pass "
-        "batch_size=None to the DataLoader, as each item is a whole batch already"
+        f"collate needs single steps, got a list of {len(batches)} batches. Pass "
+        "batch_size=None to the DataLoader, because each item is already a batch."
     )
 
 
@@ -129,15 +129,15 @@ class ReplayDataset(Dataset[Any]):
         """
         if isinstance(source, Concat):
             raise SchemaError(
-                "source: got several buffers, expected one; pass the result of concat "
-                "to ConcatDataset or ConcatStream"
+                "source must be one buffer, got several. Pass the result of concat to "
+                "ConcatDataset or ConcatStream."
             )
         if not isinstance(source, ReplayBuffer):
             source = ReplayBuffer.open(source, transforms=transforms)
         elif transforms:
             raise SchemaError(
-                "ReplayDataset: got an open buffer and transforms, but an open buffer "
-                "has its own; pass them to ReplayBuffer.open or create"
+                "ReplayDataset: an open buffer has its own transforms. Pass "
+                "transforms to ReplayBuffer.open or create."
             )
         self._use(source)
 
@@ -295,9 +295,9 @@ class ReplayDataset(Dataset[Any]):
         """
         if draw.buffer not in (b"", self.buffer.metadata.uuid):
             raise SchemaError(
-                f"index: got a draw of buffer {draw.buffer.hex()}, expected one of "
-                f"{self.buffer.metadata.uuid.hex()} ({self._path or 'in RAM'}); pass "
-                "the DataLoader the draws of this same dataset"
+                f"index must be a draw of {self.buffer.metadata.uuid.hex()} "
+                f"({self._path or 'in RAM'}), got one of buffer {draw.buffer.hex()}. "
+                "Pass the DataLoader the draws of this dataset."
             )
         left = draw
 
@@ -368,8 +368,8 @@ def _ranks(indices: Sequence[int]) -> Ids:
     ):
         kind = "a list of Draws" if drawn else type(indices[0]).__name__
         raise SchemaError(
-            f"index: got {kind}, expected an integer or a Draw; pass draws as sampler "
-            "with batch_size=None, or as batch_sampler with collate_fn=mr.collate"
+            f"index must be an integer or a Draw, got {kind}. Pass draws as sampler "
+            "with batch_size=None, or as batch_sampler with collate_fn=mr.collate."
         )
     return ranks.astype(np.int64)
 
@@ -385,6 +385,6 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
 
 def _in_ram() -> SchemaError:
     return SchemaError(
-        "ReplayDataset: the buffer is in the RAM of another process; use "
-        "num_workers=0, or create the buffer with a path, which workers can open"
+        "ReplayDataset: the buffer is in the RAM of another process. Use "
+        "num_workers=0, or create the buffer with a path, which workers can open."
     )

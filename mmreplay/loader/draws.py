@@ -135,9 +135,8 @@ class Draws:
                 return as_tensors(state)  # type: ignore[no-any-return]  # a State too
         known = [done for done, _ in self._states]
         raise SchemaError(
-            f"num_batches: got {num_batches}, expected the batches taken in this "
-            f"iteration, with states from {known[:1]} to {known[-1:]}; ask while "
-            "iterating"
+            "num_batches must count batches of this iteration, whose states are from "
+            f"{known[:1]} to {known[-1:]}, got {num_batches}. Ask while iterating."
         )
 
     def load_state_dict(self, state: State) -> None:
@@ -175,8 +174,8 @@ class Draws:
         if not keeps_priorities(sampler):
             raise SchemaError(
                 f"update_priorities: these are draws of a {type(sampler).__name__}, "
-                "which keeps no priorities; make them by "
-                "dataset.draws(mmreplay.PrioritizedSampler(...), batch_size)"
+                "which has no priorities. Create them by "
+                "dataset.draws(mmreplay.PrioritizedSampler(...), batch_size)."
             )
         while True:
             reading = self._dataset.buffer.reading
@@ -198,8 +197,8 @@ class Draws:
                 view = self._dataset.buffer.view
                 return epochs.num_batches(view, self._batch_size)
             raise TypeError(
-                "draws: got no num_batches, so that there is no length; pass "
-                "num_batches to dataset.draws"
+                "draws without num_batches have no length. Pass num_batches to "
+                "dataset.draws."
             )
         return self._num_batches
 

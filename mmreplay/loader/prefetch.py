@@ -361,9 +361,8 @@ class Prefetcher:
         """
         if self._in_next:
             raise FailedError(
-                "ReplayLoader: next was called while another call of it is under way; "
-                "take batches in one thread, or give each thread a loader over a "
-                "buffer of its own"
+                "ReplayLoader: another call of next is in progress. Take batches in "
+                "one thread, or give each thread a loader over its own buffer."
             )
         # No call lies between the look and this line, so that neither another thread
         # nor Ctrl-C comes between them.

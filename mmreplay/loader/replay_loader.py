@@ -140,7 +140,7 @@ class ReplayLoader:
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(
             "this ReplayLoader was made",
-            "make a loader in the child, over a buffer opened there",
+            "Create a loader in the child, over a buffer opened there",
         )
         self._begun = self._closed = False
         # Threads refer to the work and not to the loader, so that a dropped one ends.
@@ -225,7 +225,9 @@ class ReplayLoader:
     def _check(self) -> None:
         self._owner.check()
         if self._closed:
-            raise FailedError("ReplayLoader: this loader is closed; make another one")
+            raise FailedError(
+                "ReplayLoader: this loader is closed. Create another one."
+            )
 
     def __len__(self) -> int:
         """Batches of a whole epoch.
@@ -274,15 +276,15 @@ class ReplayLoader:
         check_kind(state, "ReplayLoader", "loader")
         if not isinstance(state.get("sampler"), dict):
             raise FormatError(
-                "loader state: there is no sampler's state in it; pass what state_dict "
-                "returned, unchanged"
+                "loader state has no state of the sampler. Pass what state_dict "
+                "returned, unchanged."
             )
         self._check()
         if self._work.owned_by_thread() or not self._stop():
             raise FailedError(
-                "ReplayLoader: load_state_dict was called while a batch is being made, "
-                "such as in a signal's handler, a sampler or a transform; keep the "
-                "state, and load it between two batches"
+                "ReplayLoader: load_state_dict was called while a batch is being "
+                "made, for example in a signal handler, a sampler or a transform. "
+                "Load the state between two batches."
             )
         self._source.load_state_dict(as_arrays(state["sampler"]))
 

@@ -83,8 +83,8 @@ class ConcatDataset(Dataset[Any]):
         """
         if self._concat is None:
             raise SchemaError(
-                "draws: this dataset was sent to another process, and has no sampler "
-                "there; draw in the main process"
+                "draws: this dataset was sent to another process, which has no "
+                "sampler. Draw in the main process."
             )
         return ConcatDraws(self._concat, batch_size, num_batches)
 
@@ -99,9 +99,9 @@ class ConcatDataset(Dataset[Any]):
         """
         if not isinstance(index, ConcatDraw):
             raise SchemaError(
-                f"index: got {type(index).__name__}, expected a draw; pass "
+                f"index must be a draw, got {type(index).__name__}. Pass "
                 "dataset.draws(batch_size) to the DataLoader as sampler, with "
-                "batch_size=None"
+                "batch_size=None."
             )
         batches = [self._datasets[one.buffer_id][one.draw] for one in index.draws]
         # By the lengths of the batches, which lack steps that were overwritten since.
@@ -127,9 +127,9 @@ def check_several(concat: object) -> None:
     """
     if not isinstance(concat, Concat):
         raise SchemaError(
-            f"concat: got {type(concat).__name__}, expected several buffers as one; "
-            "pass mr.concat([...], seed=...), or one buffer to ReplayDataset or "
-            "ReplayStream"
+            f"concat must be several buffers as one, got {type(concat).__name__}. "
+            "Pass mr.concat([...], seed=...), or one buffer to ReplayDataset or "
+            "ReplayStream."
         )
 
 
@@ -181,8 +181,8 @@ class ConcatDraws:
             if done == num_batches:
                 return as_tensors(state)  # type: ignore[no-any-return]  # a State too
         raise SchemaError(
-            f"num_batches: got {num_batches}, expected the batches taken in this "
-            f"iteration, of which the last {MAX_AHEAD} are kept; ask while iterating"
+            f"num_batches must be one of the last {MAX_AHEAD} batches of this "
+            f"iteration, got {num_batches}. Ask while iterating."
         )
 
     def load_state_dict(self, state: State) -> None:
@@ -210,8 +210,8 @@ class ConcatDraws:
         """
         if self._num_batches is None:
             raise TypeError(
-                "draws: got no num_batches, so that there is no length; pass "
-                "num_batches to dataset.draws"
+                "draws without num_batches have no length. Pass num_batches to "
+                "dataset.draws."
             )
         return self._num_batches
 

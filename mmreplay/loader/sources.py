@@ -27,13 +27,13 @@ from mmreplay.transforms.apply import Apply
 from mmreplay.transforms.her import HER
 
 NO_EPOCHS = (
-    "ReplayLoader: {} draws without an end, so that there is no length; use a sampler "
-    "with epochs, such as ShuffledSampler"
+    "ReplayLoader: {} draws without an end, so it has no length. Use a sampler with "
+    "epochs, such as ShuffledSampler."
 )
 SHARED_EPOCH = (
     "ReplayLoader: another loader iterates over the epoch of this buffer's {}, and "
-    "each would get a part of it; close the other loader, or open the buffer again "
-    "with a sampler of its own"
+    "each would get only some of its batches. Close the other loader, or open the "
+    "buffer again with another sampler."
 )
 
 
@@ -59,9 +59,9 @@ def pool_type_of(buffer: object) -> type[BufferPool]:
         return PowerOfTwoPool
     if not isinstance(buffer, ReplayBuffer):
         raise SchemaError(
-            f"buffer: got {type(buffer).__name__}, expected an open ReplayBuffer; "
-            "pass ReplayBuffer.open(path, sampler=..., transforms=...), or several "
-            "of them as mr.concat([...])"
+            f"buffer must be an open ReplayBuffer, got {type(buffer).__name__}. Pass "
+            "ReplayBuffer.open(path, sampler=..., transforms=...), or several of them "
+            "as mr.concat([...])."
         )
     return BufferPool
 

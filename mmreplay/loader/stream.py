@@ -105,7 +105,7 @@ class InterleavedStream(IterableDataset[Batch]):
             SchemaError: It is no integer of at least 1, or no iteration was begun yet.
         """
         way_out = (
-            "Call it after a batch; before the first batch, save the iteration's "
+            "Call it after a batch. Before the first batch, save the iteration's "
             "number for set_epoch."
         )
         num_batches = integer("num_batches", num_batches, 1, way_out)
@@ -228,10 +228,10 @@ class ReplayStream(InterleavedStream):
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
         if by_epochs and self._dataset.written:
             raise SchemaError(
-                f"ReplayStream: got {type(self._sampler).__name__} over a buffer that "
-                "is being written, where the epoch of each worker would have other "
-                "steps; draw in the main process, by ReplayDataset.draws, or pass "
-                "num_batches"
+                "ReplayStream: over a buffer that is being written, each worker's "
+                f"epoch of a {type(self._sampler).__name__} would have other steps. "
+                "Draw in the main process, by ReplayDataset.draws, or pass "
+                "num_batches."
             )
         gather = self._dataset.__getitem__
         for draw in self._draws:
@@ -282,18 +282,18 @@ def check_interleaved(who: str, sampler: Sampler, rank: int, num_ranks: int) -> 
     """
     if keeps_priorities(checked(sampler)):
         raise SchemaError(
-            f"{who}: got {type(sampler).__name__}, which keeps priorities, and each "
-            "worker would have its own; draw in the main process, by "
-            "ReplayDataset.draws, ConcatDataset.draws or a ReplayLoader"
+            f"{who}: each worker would have its own priorities of the "
+            f"{type(sampler).__name__}. Draw in the main process, by "
+            "ReplayDataset.draws, ConcatDataset.draws or a ReplayLoader."
         )
     way_out = "Pass torch.distributed's rank and world size."
     integer("num_ranks", num_ranks, 1, way_out)
     integer("rank", rank, 0, way_out, maximum=num_ranks - 1)
     if num_ranks > 1 and getattr(sampler, "num_ranks", 1) > 1:
         raise SchemaError(
-            f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that divides "
-            "its epochs between ranks as well; leave out rank and num_ranks of the "
-            "stream"
+            f"num_ranks must be 1 with a {type(sampler).__name__} that divides its "
+            f"epochs between ranks as well, got {num_ranks}. Leave out rank and "
+            "num_ranks of the stream."
         )
     check_seeded(sampler, max(num_ranks, getattr(sampler, "num_ranks", 1)))
 
@@ -311,9 +311,9 @@ def check_seeded(drawing: object, num_ranks: int) -> None:
     name = unseeded(drawing) if num_ranks > 1 else None
     if name is not None:
         raise SchemaError(
-            f"num_ranks: got {num_ranks} and a {name} without a seed, so that each "
-            "rank would draw by another one; pass the same seed=... in each rank, or "
-            "load the state of one rank into all"
+            f"num_ranks: the {name} has no seed, so each of {num_ranks} ranks would "
+            "draw by another one. Pass the same seed=... in each rank, or load the "
+            "state of one rank into all."
         )
 
 

@@ -36,11 +36,11 @@ class Actor:
         Raises:
             SchemaError: It cannot.
         """
-        expected = "expected a function of one observation that returns an action"
+        legal = "a function of one observation that returns an action"
         if not callable(self.policy):
             raise SchemaError(
-                f"policy: got {_short(self.policy)}, {expected}. Leave it out for "
-                "random actions."
+                f"policy must be {legal}, got {_short(self.policy)}. Leave it out "
+                "for random actions."
             )
         try:
             signature = inspect.signature(self.policy)
@@ -50,8 +50,8 @@ class Actor:
             signature.bind(None)
         except TypeError as error:
             raise SchemaError(
-                f"policy: got {self.name}{signature}, {expected}. Bind other arguments "
-                "with functools.partial."
+                f"policy must be {legal}, got {self.name}{signature}. Bind other "
+                "arguments with functools.partial."
             ) from error
 
     @property
@@ -83,8 +83,8 @@ class Actor:
             if _fits(self.space, action):
                 raise
             raise SchemaError(
-                f"policy {self.name} returned the action {_short(action)}, expected "
-                f"one of {self.space}. Return an action that action_space.contains "
+                f"policy {self.name} must return an action of {self.space}, got "
+                f"{_short(action)}. Return an action that action_space.contains "
                 f"accepts ({type(error).__name__}: {_line(str(error))})."
             ) from error
 

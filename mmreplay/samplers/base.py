@@ -360,8 +360,8 @@ def checked(sampler: object) -> Sampler:
         callable(getattr(sampler, name, None)) for name in needed
     ):
         raise SchemaError(
-            f"sampler: got {shown(sampler)}, expected an object with draw, state_dict "
-            "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
+            "sampler must have draw, state_dict and load_state_dict, got "
+            f"{shown(sampler)}. Pass one such as mmreplay.UniformSampler(seed=0)."
         )
     return cast(Sampler, sampler)
 
@@ -390,9 +390,9 @@ def single(sampler: object, whose: str) -> Sampler:
     form = form_of(own)
     if form is not None:
         raise SchemaError(
-            f"sampler: got the {type(own).__name__}, of {form}, inside of a {whose}, "
-            "expected one that draws single steps; give its own sampler to the outer "
-            "one, or draw with it alone"
+            f"the sampler inside a {whose} must draw single steps, got the "
+            f"{type(own).__name__}, of {form}. Pass it to the outer sampler instead, "
+            "or use it alone."
         )
     return own
 
@@ -407,15 +407,14 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
     forms = [form_of(sampler) for sampler in own]
     if RAGGED in forms and len(own) > 1:
         raise SchemaError(
-            f"samplers: got {forms} to put into one batch, expected none ragged, whose "
-            "steps are of a number that shares know nothing of; make the "
-            "EpisodeSamplers with layout='padded'"
+            f"samplers that share a batch must not be ragged, got {forms}. Create the "
+            "EpisodeSamplers with layout='padded'."
         )
     known = {form for form in forms if form is not None}
     if len(known) > 1:
         raise SchemaError(
-            f"samplers: got {forms} to put into one batch, expected them all alike; "
-            "wrap the mixture in one SequenceSampler instead"
+            f"samplers that share a batch must draw the same form, got {forms}. Wrap "
+            "the mixture in one SequenceSampler instead."
         )
     return own
 

@@ -99,13 +99,13 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     ]
     if any(draw.offsets is not None for draw in draws):
         raise SchemaError(
-            "samplers: got ragged episodes to put into one batch with others, expected "
-            "steps or windows; make the EpisodeSampler with layout='padded'"
+            "samplers that share a batch must draw steps or windows, got ragged "
+            "episodes. Create the EpisodeSampler with layout='padded'."
         )
     if len(set(lengths)) > 1 and not pad:
         raise SchemaError(
-            f"samplers: got windows of lengths {lengths} to put into one batch, "
-            "expected them all alike; wrap the mixture in one SequenceSampler instead"
+            "samplers that share a batch must draw windows of one length, got lengths "
+            f"{lengths}. Wrap the mixture in one SequenceSampler instead."
         )
     if pad:
         found = padded(found)
@@ -140,8 +140,8 @@ def update_each(
     if not keeping:
         names = [type(sampler).__name__ for sampler in samplers]
         raise SchemaError(
-            f"update_priorities: got samplers {names} that keep no priorities, "
-            "expected a PrioritizedSampler among them; make it a part"
+            f"update_priorities needs a sampler with priorities, got {names}. Add a "
+            "PrioritizedSampler to the mixture."
         )
     if len(keeping) > 1:
         # A single one looks at everything itself before it takes anything.
@@ -326,8 +326,8 @@ class Shares:
             is_number(share) and isfinite(share) and share > 0 for share in shares
         ):
             raise SchemaError(
-                f"shares: got {list(shares)}, expected numbers above 0, one for each "
-                "part; leave a part out to draw none of it"
+                "shares must be numbers above 0, one for each sampler, got "
+                f"{list(shares)}. Leave a sampler out to draw nothing from it."
             )
         total = float(sum(shares))
         self.fractions = np.array([share / total for share in shares])
@@ -360,15 +360,16 @@ class Shares:
         """
         if state.get("shares") != self.fractions.tolist():
             raise FormatError(
-                f"sampler state: got shares {state.get('shares')!r:.60}, expected "
-                f"{self.fractions.tolist()}; load it into a mixture of the same shares"
+                f"sampler state: shares must be {self.fractions.tolist()}, got "
+                f"{state.get('shares')!r:.60}. Load it into a mixture of the same "
+                "shares."
             )
         drawn = integers(state, "drawn")
         if len(drawn) != len(self._drawn) or (drawn > 1 << 52).any():
             raise FormatError(
-                f"sampler state: got drawn {drawn.tolist()!r:.60}, expected one number "
-                f"below 2**52 for each of {len(self._drawn)} parts; pass what "
-                "state_dict returned, unchanged"
+                "sampler state: drawn must be one number below 2**52 for each of "
+                f"{len(self._drawn)} samplers, got {drawn.tolist()!r:.60}. Pass what "
+                "state_dict returned, unchanged."
             )
         self._drawn = drawn
 
@@ -411,8 +412,9 @@ class MixtureSampler(Wrapper):
         """
         if not isinstance(samplers, Sequence):
             raise SchemaError(
-                f"samplers: got {shown(samplers)}, expected a list of pairs of a "
-                "sampler and its share; such as [(mmreplay.UniformSampler(), 1)]"
+                "samplers must be a list of pairs of a sampler and its share, got "
+                f"{shown(samplers)}. Pass, for example, [(mmreplay.UniformSampler(), "
+                "1)]."
             )
         pairs = [_pair(entry) for entry in samplers]
         self._shares = Shares([share for _, share in pairs])
@@ -487,8 +489,8 @@ def _pair(entry: object) -> tuple[object, float]:
     if isinstance(entry, tuple | list) and len(entry) == 2:
         return entry[0], entry[1]
     raise SchemaError(
-        f"samplers: got {shown(entry)} among them, expected pairs of a sampler and its "
-        "share; such as [(mmreplay.UniformSampler(), 1)]"
+        f"samplers must be pairs of a sampler and its share, got {shown(entry)}. "
+        "Pass, for example, [(mmreplay.UniformSampler(), 1)]."
     )
 
 

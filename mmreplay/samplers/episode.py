@@ -113,8 +113,8 @@ def return_within(
     """
     if not hasattr(table, "returns"):
         raise SchemaError(
-            f"table: got {shown(table)}, expected episodes with their returns; pass "
-            "mmreplay.episode_table(buffer)"
+            f"table must be an episode table, got {shown(table)}. Pass "
+            "mmreplay.episode_table(buffer)."
         )
     good = (table.returns >= least) & (table.returns <= most)
     known = {
@@ -227,8 +227,8 @@ class EpisodeSampler(WindowSampler):
         one_of("layout", layout, LAYOUTS)
         if where is not None and not callable(where):
             raise SchemaError(
-                f"where: got {shown(where)}, expected a callable that tells which "
-                "episodes may be drawn; such as return_within(table, least=0.0)"
+                f"where must be a callable that selects episodes, got {shown(where)}. "
+                "Pass, for example, return_within(table, least=0.0)."
             )
         way_out = "Give a number of steps."
         min_length = integer("min_length", min_length, 1, way_out)
@@ -237,8 +237,8 @@ class EpisodeSampler(WindowSampler):
             longest = integer("max_length", max_length, 1, way_out)
         if min_length > longest:
             raise SchemaError(
-                f"min_length and max_length: got {min_length} and {max_length}, "
-                "expected 1 <= min_length <= max_length; count steps"
+                "min_length and max_length must satisfy 1 <= min_length <= "
+                f"max_length, got {min_length} and {max_length}. Count steps."
             )
         chosen = Filter(headless, running, min_length, longest, where)
         _check_pairs(sampler, by, layout, chosen)
@@ -310,8 +310,8 @@ def _checked_answer(answer: object, count: int) -> NDArray[np.bool_]:
     good = np.asarray(answer)
     if good.shape != (count,) or good.dtype != np.bool_:
         raise SchemaError(
-            f"where: got {good.dtype}{list(good.shape)} from it, expected "
-            f"bool[{count}]; return for each episode whether it may be drawn"
+            f"where must return bool[{count}], got {good.dtype}{list(good.shape)}. "
+            "Return True for each episode that may be drawn."
         )
     return good
 
@@ -321,23 +321,24 @@ def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) 
     fickle = chosen.max_length < FIRST_ONLY or chosen.where is not None
     if chosen.missing_start and by == "episode":
         raise SchemaError(
-            "headless: got True with by='episode', which draws episodes by their "
-            "first steps, expected by='length'; the first step of a headless one "
-            "has left the ring"
+            "headless must be False with by='episode', got True: the first step of "
+            "such an episode was overwritten. Pass by='length' to draw its other "
+            "steps."
         )
     if chosen.missing_start and (fickle or chosen.min_length > 1):
         raise SchemaError(
-            "headless: got True with min_length, max_length or where, expected one "
-            "of the two; what is left of an episode is shorter every step"
+            "headless must be False with min_length, max_length or where, got True. "
+            "Leave one of them out: an episode without its first steps gets shorter "
+            "with every overwritten step."
         )
     if chosen.unfinished and fickle and sampler is not None and epochs_of(sampler):
         raise SchemaError(
-            "running: got True with max_length or where and a sampler that goes by "
-            "epochs, expected False; an episode that was in the epoch would leave "
-            "it as it grows"
+            "running must be False with max_length or where and a sampler with "
+            "epochs, got True. Leave it out: an unfinished episode could leave the "
+            "epoch as it grows."
         )
     if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
         raise SchemaError(
-            "layout: got 'ragged' with a sampler that keeps priorities, expected "
-            "'padded'; priorities are of episodes, and its batches are of steps"
+            "layout must be 'padded' with a sampler with priorities, got 'ragged'. "
+            "Priorities are of episodes, and ragged batches are of steps."
         )

@@ -67,8 +67,9 @@ class PrioritizedOptions:
         flag("stratified", self.stratified)
         if self.normalize not in get_args(Normalize):
             raise SchemaError(
-                f"normalize: got {shown(self.normalize)}, expected one of "
-                f"{get_args(Normalize)}; 'batch' divides by the greatest weight drawn"
+                f"normalize must be one of {get_args(Normalize)}, got "
+                f"{shown(self.normalize)}. 'batch' divides by the greatest weight "
+                "drawn."
             )
         for name, low, high in (
             ("initial_priority", 1e-30, MAX_PRIORITY),
@@ -77,8 +78,8 @@ class PrioritizedOptions:
             number = getattr(self, name)
             if not (isinstance(number, int | float) and low <= number <= high):
                 raise SchemaError(
-                    f"{name}: got {shown(number)}, expected a number in [{low:g}, "
-                    f"{high:g}]; leave it out for the default"
+                    f"{name} must be a number in [{low:g}, {high:g}], got "
+                    f"{shown(number)}. Leave it out for the default."
                 )
 
 
@@ -143,9 +144,9 @@ class PriorityBasedSampler(Sampler):
         total = distribution.total
         if not total > 0:
             raise EmptyError(
-                f"cannot draw {batch_size} steps: got priority 0 for all of "
-                f"{store.num_legal} legal starts, expected one above it; update "
-                "priorities, or make the sampler with eps above 0"
+                f"cannot draw {batch_size} steps: all {store.num_legal} legal starts "
+                "have priority 0. Update the priorities, or create the sampler with "
+                "eps above 0."
             )
         options, step = self._options, self._step
         beta = options.beta.at(step)
@@ -210,16 +211,16 @@ class PriorityBasedSampler(Sampler):
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiu" and numbers.size:
             raise SchemaError(
-                f"priorities: got {numbers.dtype}, expected real numbers; cast them"
+                f"priorities must be real numbers, got {numbers.dtype}. Cast them."
             )
         if numbers.ndim == 2:
             numbers = _mixed(numbers, mask, self._options.eta)
         if not numbers.shape == ids.shape == steps.shape:
             raise SchemaError(
-                f"priorities: got shape {list(numbers.shape)} for "
-                f"{list(ids.shape)} env_ids and {list(steps.shape)} positions, "
-                "expected one for each step drawn; pass each step's own, not their "
-                "mean, and the batch that they are of"
+                "priorities must have one value for each step drawn, got shape "
+                f"{list(numbers.shape)} for {list(ids.shape)} env_ids and "
+                f"{list(steps.shape)} positions. Pass the batch and the priority of "
+                "each of its steps, not their mean."
             )
         return ids, steps, numbers
 
@@ -449,14 +450,15 @@ def _mixed(
     real = np.ones(values.shape, bool) if mask is None else np.asarray(mask, bool)
     if real.shape != values.shape:
         raise SchemaError(
-            f"priorities: got a mask of shape {list(real.shape)}, expected "
-            f"{list(values.shape)}, as the priorities; pass the batch's own"
+            "priorities: the mask must have the shape of the priorities, "
+            f"{list(values.shape)}, got {list(real.shape)}. Pass the mask of the "
+            "batch."
         )
     counts = real.sum(1)
     if not counts.all():
         raise SchemaError(
-            f"priorities: got a mask without a step for window "
-            f"{int(np.argmin(counts))}, expected one at least; leave such windows out"
+            "priorities: the mask must have a step in each window, got none in window "
+            f"{int(np.argmin(counts))}. Leave such windows out."
         )
     numbers = np.where(real, values.astype(np.float64), 0.0)
     if np.isnan(numbers).any() or (numbers < 0).any():
@@ -473,22 +475,22 @@ def _saved(state: State) -> SavedPriorities:
         uuid = b""
     if len(uuid) != 16:
         raise FormatError(
-            f"sampler state: got uuid {text!r:.60}, expected 32 hex digits; pass what "
-            "state_dict returned, unchanged"
+            f"sampler state: uuid must be 32 hex digits, got {text!r:.60}. Pass what "
+            "state_dict returned, unchanged."
         )
     first, seen = states.integers(state, "first"), states.integers(state, "seen")
     values = np.asarray(state["priorities"])
     count = int((seen - first).sum()) if first.shape == seen.shape else -1
     if count < 0 or values.shape != (count,) or values.dtype.kind not in "fiu":
         raise FormatError(
-            f"sampler state: got priorities {values.dtype}{list(values.shape)} for "
-            f"{count} rows, expected a number for each; pass what state_dict returned, "
-            "unchanged"
+            f"sampler state: priorities must be one number for each of {count} rows, "
+            f"got {values.dtype}{list(values.shape)}. Pass what state_dict returned, "
+            "unchanged."
         )
     if (seen < first).any():
         raise FormatError(
-            "sampler state: got seen below first, expected a span; pass what "
-            "state_dict returned, unchanged"
+            "sampler state: seen must be at least first in every environment. Pass "
+            "what state_dict returned, unchanged."
         )
     try:
         numbers = storable(values)

@@ -143,13 +143,14 @@ class LinearSchedule:
             number = getattr(self, name)
             if not (is_number(number) and math.isfinite(number)):
                 raise SchemaError(
-                    f"LinearSchedule {name}: got {shown(number)}, expected a finite "
-                    "number; such as 0.4"
+                    f"LinearSchedule {name} must be a finite number, got "
+                    f"{shown(number)}. Pass, for example, 0.4."
                 )
         if type(self.steps) is not int or self.steps < 1:
             raise SchemaError(
-                f"LinearSchedule steps: got {shown(self.steps)}, expected an integer "
-                "of at least 1; for a constant give the number itself"
+                "LinearSchedule steps must be an integer of at least 1, got "
+                f"{shown(self.steps)}. For a constant, pass the number itself instead "
+                "of a schedule."
             )
 
     def __call__(self, step: int) -> float:
@@ -197,9 +198,9 @@ class Scheduled:
     def _checked(self, number: object) -> float:
         if not (is_number(number) and 0 <= number <= self.maximum):
             raise SchemaError(
-                f"{self.name}: got {shown(number)}, expected a number in [0, "
-                f"{self.maximum:g}], or a callable of the step that returns one, such "
-                "as mmreplay.LinearSchedule(0.4, 1.0, steps=100_000)"
+                f"{self.name} must be a number in [0, {self.maximum:g}] or a callable "
+                f"that maps a step to one, got {shown(number)}. Pass, for example, "
+                "mmreplay.LinearSchedule(0.4, 1.0, steps=100_000)."
             )
         return float(number)
 
@@ -450,8 +451,9 @@ class RankBased(TreeDistribution):
         order = np.asarray(state.get("order"))
         if order.ndim != 1 or order.dtype.kind not in "iu":
             raise FormatError(
-                f"sampler state: got order {order.dtype}{list(order.shape)}, expected "
-                "integers [N]; pass what state_dict returned, unchanged"
+                "sampler state: order must be integers [N], got "
+                f"{order.dtype}{list(order.shape)}. Pass what state_dict returned, "
+                "unchanged."
             )
         num_sorted = states.stored_integer(state, "num_sorted", len(order) + 1)
         num_changed = states.stored_integer(state, "num_changed")
@@ -459,8 +461,8 @@ class RankBased(TreeDistribution):
         alpha = state.get("alpha")
         if type(alpha) is not float or not 0 <= alpha <= MAX_ALPHA:
             raise FormatError(
-                f"sampler state: got alpha {alpha!r:.60}, expected a number in [0, "
-                f"{MAX_ALPHA:g}]; pass what state_dict returned, unchanged"
+                f"sampler state: alpha must be a number in [0, {MAX_ALPHA:g}], got "
+                f"{alpha!r:.60}. Pass what state_dict returned, unchanged."
             )
         rows = np.sort(order[order != CLOSED])
         if not np.array_equal(rows, np.flatnonzero(self._index_of != CLOSED)):

@@ -92,9 +92,8 @@ def check_name(name: str | None) -> str | None:
     if name is None or (isinstance(name, str) and NAME.fullmatch(name)):
         return name
     raise SchemaError(
-        f"name: got {shown(name)}, expected 1 to 64 letters, digits, '_', '-' or '.', "
-        "not "
-        "beginning with '-' or '.'; or pass None to keep priorities in RAM"
+        "name must be 1 to 64 letters, digits, '_', '-' or '.', and not begin with "
+        f"'-' or '.', got {shown(name)}. Pass None to store priorities in RAM."
     )
 
 
@@ -249,7 +248,7 @@ class ColumnFiles:
         self.home = home
         self.owner = ProcessGuard(
             f"the priorities in {folder} were opened",
-            "draw in the main process and let workers gather, or make the sampler in "
+            "Draw in the main process and let workers gather, or create the sampler in "
             "the child",
         )
         self.mapped = file_system(folder) not in COPY_ON_WRITE
@@ -382,11 +381,12 @@ def _lock(folder: Path) -> File:
         file.close()
         if isinstance(error, BlockingIOError):
             raise LockedError(
-                f"another sampler holds {path}, expected it free; close that one, or "
-                "give this one another name"
+                f"{path} is locked by another sampler. Close that sampler, or give "
+                "this one another name."
             ) from error
         raise FailedError(
-            f"cannot lock {path}: {error.strerror}, expected a file system with flock",
+            f"cannot lock {path}: {error.strerror}. Use a file system that supports "
+            "flock.",
             errno_=error.errno,
         ) from error
     return file

@@ -197,9 +197,10 @@ class PriorityStore:
         if saved.uuid != home.uuid or len(saved.seen) != ring.num_envs:
             self.column.close()
             raise FormatError(
-                f"sampler state: got priorities of the buffer {saved.uuid.hex()} with "
-                f"{len(saved.seen)} environments, expected {home.uuid.hex()} with "
-                f"{ring.num_envs}; draw from the buffer that the state was saved with"
+                f"sampler state: priorities must be of the buffer {home.uuid.hex()} "
+                f"with {ring.num_envs} environments, got {saved.uuid.hex()} with "
+                f"{len(saved.seen)}. Draw from the buffer with which the state was "
+                "saved."
             )
         ends = np.cumsum(saved.seen - saved.first)
         # Nothing else of the column counts, whatever it has seen since.
@@ -476,9 +477,9 @@ def storable(values: NDArray[Any]) -> Numbers:
     if not (low >= 0 and high <= MAX_PRIORITY):
         which = int(np.argmin((values >= 0) & (values <= MAX_PRIORITY)))
         raise SchemaError(
-            f"priorities: got {values[which]} at {which}, expected finite float32 "
-            "numbers of at least 0; take the absolute value of TD errors, and find "
-            "out where NaN comes from"
+            "priorities must be finite float32 numbers of at least 0, got "
+            f"{values[which]} at {which}. Pass absolute TD errors, and look for the "
+            "source of NaN."
         )
     return values.astype(np.float32)
 
@@ -497,17 +498,17 @@ def alive(span: Span, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
     """
     if env_ids.min() < 0 or env_ids.max() >= len(span.stop):
         raise SchemaError(
-            f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
-            f"them in [0, {len(span.stop)}); pass those of the batch"
+            f"env_ids must be in [0, {len(span.stop)}), got values in "
+            f"[{env_ids.min()}, {env_ids.max()}]. Pass the env_ids of the batch."
         )
     strange = (positions >= span.stop[env_ids]) | (positions < 0)
     if strange.any():
         which = int(np.argmax(strange))
         env_id, position = int(env_ids[which]), int(positions[which])
         raise StaleError(
-            f"position {position} of environment {env_id}: got a priority for a "
-            "row that was never written, expected one below "
-            f"{span.stop[env_id]}; pass the positions of the batch"
+            f"position {position} of environment {env_id} was never written: "
+            f"positions must be below {span.stop[env_id]}. Pass the positions of the "
+            "batch."
         )
     there: NDArray[np.bool_] = positions >= span.first[env_ids]
     return None if there.all() else there

@@ -128,7 +128,6 @@ def _checked(seed: object) -> int:
         if 0 <= number < 1 << 63:
             return number
     raise SchemaError(
-        f"seed: got {shown(seed)}, expected None or an integer in [0, 2**63); pass "
-        "None "
-        "to take one from the system"
+        f"seed must be None or an integer in [0, 2**63), got {shown(seed)}. Pass None "
+        "for a seed from the operating system."
     )

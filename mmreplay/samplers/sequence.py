@@ -129,16 +129,15 @@ class WindowSampler(NarrowingSampler):
         starts, sampler = self.shown(view), self.parts[0]
         if starts.look() == 0:
             raise EmptyError(
-                f"cannot draw {batch_size} {what}: got "
-                f"{int(view.span.lengths.sum())} published rows of which none is a "
-                f"legal start of one, expected at least one; add steps first, or "
-                f"{way_out}"
+                f"cannot draw {batch_size} {what}: none of "
+                f"{int(view.span.lengths.sum())} published rows is a legal start. Add "
+                f"steps first, or {way_out}."
             )
         drawn = sampler.draw(starts, batch_size)
         if drawn.windows is not None or drawn.offsets is not None:
             raise SchemaError(
-                f"sampler: got windows from {type(sampler).__name__}, expected "
-                "single steps, around which windows are laid; draw with it alone"
+                "the sampler inside a SequenceSampler must draw single steps, got the "
+                f"{type(sampler).__name__}, of windows. Use it alone."
             )
         return drawn
 
@@ -317,9 +316,9 @@ class SequenceSampler(WindowSampler):
             values = values[:, learn]
         if values.ndim == 2 and values.shape[1] != self.length:
             raise SchemaError(
-                f"priorities: got {list(values.shape)}, expected [B], "
-                f"[B, {self.window_length}] or [B, {self.length}], the steps of the "
-                "windows or those to learn from; pass one for each"
+                f"priorities must have shape [B], [B, {self.window_length}] (steps of "
+                f"the windows) or [B, {self.length}] (steps to learn from), got "
+                f"{list(values.shape)}. Pass one priority for each."
             )
         return values, mask
 
@@ -347,17 +346,16 @@ class SequenceSampler(WindowSampler):
 def _check_kinds(boundary: str, first_only: object) -> None:
     if boundary not in BOUNDARIES:
         raise SchemaError(
-            f"boundary: got {shown(boundary)}, expected one of {list(BOUNDARIES)}; "
-            "'episode' keeps windows within an episode"
+            f"boundary must be one of {list(BOUNDARIES)}, got {shown(boundary)}. "
+            "'episode' limits windows to one episode."
         )
     if isinstance(first_only, str):
         raise SchemaError(
-            f"first_only: got the string {shown(first_only)}, expected a sequence of "
-            f"paths; write ({first_only!r},)"
+            "first_only must be a sequence of paths, got the string "
+            f"{shown(first_only)}. Pass ({first_only!r},)."
         )
     if not isinstance(first_only, Sequence):
         raise SchemaError(
-            f"first_only: got {shown(first_only)}, expected a sequence of paths; such "
-            "as "
-            "('state',)"
+            f"first_only must be a sequence of paths, got {shown(first_only)}. Pass, "
+            "for example, ('state',)."
         )

@@ -71,19 +71,18 @@ class EpochSnapshot:
         uuid = view.home.uuid.hex()
         if uuid != self.buffer or len(self.stops) != len(view.starts.first):
             raise FormatError(
-                f"sampler: got buffer {uuid} with {len(view.starts.first)} "
-                f"environments in the middle of an epoch over {self.buffer} with "
-                f"{len(self.stops)}, expected the same; make a sampler for each "
-                "buffer, or call restart()"
+                f"sampler: its unfinished epoch is over the buffer {self.buffer} with "
+                f"{len(self.stops)} environments, got {uuid} with "
+                f"{len(view.starts.first)}. Create a sampler for each buffer, or call "
+                "restart()."
             )
         short = np.flatnonzero(view.starts.stop < self.stops)
         if len(short):
             env_id = int(short[0])
             raise FormatError(
-                f"sampler: got a buffer whose environment {env_id} ends at "
-                f"{view.starts.stop[env_id]} in the middle of an epoch up to "
-                f"{self.stops[env_id]}, expected those rows; they were lost, so call "
-                "restart() to begin another epoch"
+                f"sampler: environment {env_id} ends at {view.starts.stop[env_id]}, "
+                f"but the unfinished epoch has rows up to {self.stops[env_id]}, which "
+                "are lost. Call restart() to begin another epoch."
             )
 
     def steps_at(self, view: View, ranks: Ids) -> tuple[Ids, Ids]:
@@ -159,15 +158,16 @@ class EpochSnapshot:
         buffer = state.get("buffer") if isinstance(state, Mapping) else None
         if not isinstance(buffer, str):
             raise FormatError(
-                f"sampler state: got began {state!r:.60}, expected where an epoch "
-                "began; pass what state_dict returned, unchanged"
+                "sampler state: began must describe the start of an epoch, got "
+                f"{state!r:.60}. Pass what state_dict returned, unchanged."
             )
         stops, counts = integers(state, "stops"), integers(state, "counts")
         if len(stops) != len(counts) or (counts > stops).any() or not counts.any():
             raise FormatError(
-                f"sampler state: got stops of {len(stops)} and counts of {len(counts)} "
-                "environments, expected a stop and a count of at most that for each; "
-                "pass what state_dict returned, unchanged"
+                "sampler state: stops and counts must have one value for each "
+                "environment, and each count must be at most its stop, got "
+                f"{len(stops)} stops and {len(counts)} counts. Pass what state_dict "
+                "returned, unchanged."
             )
         return cls(buffer, stops, counts)
 
@@ -443,10 +443,10 @@ class ShuffledSampler(Sampler):
 
     def _too_few(self, batch_size: int, size: int) -> EmptyError:
         return EmptyError(
-            f"cannot draw {batch_size} steps without replacement: got {size} for rank "
-            f"{self.rank} of {self.num_ranks}, expected at least "
-            f"{self._minimum(batch_size)}; add steps, or use fewer ranks, a smaller "
-            "batch or drop_last=False"
+            f"cannot draw {batch_size} steps without replacement: rank {self.rank} of "
+            f"{self.num_ranks} needs at least {self._minimum(batch_size)}, got "
+            f"{size}. Add steps, or use fewer ranks, a smaller batch or "
+            "drop_last=False."
         )
 
     def state_dict(self) -> State:
@@ -480,8 +480,8 @@ class ShuffledSampler(Sampler):
         size = 0 if frozen is None else self._size(frozen)
         if done > size:
             raise FormatError(
-                f"sampler state: got done {done}, expected at most the {size} steps of "
-                "its epoch; pass what state_dict returned, unchanged"
+                f"sampler state: done must be at most {size}, the steps of its epoch, "
+                f"got {done}. Pass what state_dict returned, unchanged."
             )
         self._random = StepGenerator(seed)
         self._step, self._epoch, self._done = step, epoch, done
@@ -498,14 +498,14 @@ def _check(
     integer("num_ranks", num_ranks, 1, distributed)
     if rank >= num_ranks:
         raise SchemaError(
-            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
-            "num_ranks of at least 1; pass torch.distributed's rank and world size"
+            f"rank must be in [0, num_ranks), got {rank} of {num_ranks}. Pass "
+            "torch.distributed's rank and world size."
         )
     one_of("layout", layout, LAYOUTS)
     if batches is not None:
         integer("batches", batches, 1, "Leave it out to draw by batch_size.")
         if drop_last:
             raise SchemaError(
-                f"batches: got {batches} with drop_last=True, expected "
-                "drop_last=False; batches of an epoch leave nothing out"
+                "drop_last must be False with batches, got True with "
+                f"batches={batches}. Batches of an epoch leave nothing out."
             )

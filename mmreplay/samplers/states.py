@@ -35,8 +35,8 @@ def check_kind(
         return
     got = state.get("kind") if isinstance(state, Mapping) else type(state).__name__
     raise FormatError(
-        f"{owner} state: got kind {got!r}, expected {kind!r}; load it into the {owner} "
-        "that it was saved from"
+        f"{owner} state: kind must be {kind!r}, got {got!r}. Load it into the {owner} "
+        "from which it was saved."
     )
 
 
@@ -49,8 +49,8 @@ def stored_integer(state: State, name: str, stop: int = LIMIT) -> int:
     value = state.get(name)
     if type(value) is not int or not 0 <= value < stop:
         raise FormatError(
-            f"sampler state: got {name} {value!r}, expected an integer in "
-            f"[0, {_power(stop)}); pass what state_dict returned, unchanged"
+            f"sampler state: {name} must be an integer in [0, {_power(stop)}), got "
+            f"{value!r}. Pass what state_dict returned, unchanged."
         )
     return value
 
@@ -67,13 +67,14 @@ def integers(state: State, name: str) -> NDArray[np.int64]:
     good = array is not None and array.ndim == 1
     if array is None or not good or (array.size and array.dtype.kind not in "iu"):
         raise FormatError(
-            f"sampler state: got {name} {_short(value)}, expected a list of integers; "
-            "pass what state_dict returned, unchanged"
+            f"sampler state: {name} must be a list of integers, got {_short(value)}. "
+            "Pass what state_dict returned, unchanged."
         )
     if array.size and (int(array.min()) < 0 or int(array.max()) >= LIMIT):
         raise FormatError(
-            f"sampler state: got {name} in [{array.min()}, {array.max()}], expected "
-            "them in [0, 2**63); pass what state_dict returned, unchanged"
+            f"sampler state: {name} must be in [0, 2**63), got values in "
+            f"[{array.min()}, {array.max()}]. Pass what state_dict returned, "
+            "unchanged."
         )
     return array.astype(np.int64)
 
@@ -87,8 +88,8 @@ def fraction(state: State, name: str) -> float:
     value = state.get(name)
     if type(value) is not float or not 0 < value <= 1:
         raise FormatError(
-            f"sampler state: got {name} {value!r}, expected a number in (0, 1]; pass "
-            "what state_dict returned, unchanged"
+            f"sampler state: {name} must be a number in (0, 1], got {value!r}. Pass "
+            "what state_dict returned, unchanged."
         )
     return value
 
@@ -103,8 +104,8 @@ def parts(state: State, name: str, count: int) -> list[State]:
     if not isinstance(value, list) or len(value) != count:
         got = len(value) if isinstance(value, list) else type(value).__name__
         raise FormatError(
-            f"sampler state: got {name} of {got}, expected a list of {count}; load it "
-            "into a sampler made of the same parts"
+            f"sampler state: {name} must be a list of {count}, got {got}. Load it "
+            "into a sampler made of the same samplers."
         )
     return value
 
@@ -118,8 +119,8 @@ def same(state: State, name: str, own: object) -> None:
     value = state.get(name)
     if type(value) is not type(own) or value != own:
         raise FormatError(
-            f"sampler state: got {name} {_short(value)}, expected this sampler's "
-            f"{own!r}; load it into a sampler made with the same arguments"
+            f"sampler state: {name} must be {own!r} as in this sampler, got "
+            f"{_short(value)}. Load it into a sampler made with the same arguments."
         )
 
 

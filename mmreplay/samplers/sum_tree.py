@@ -69,8 +69,9 @@ class SegmentTree:
         identity = _IDENTITIES[op] if identity is None else identity
         if identity != _IDENTITIES[op] and (op, identity) != ("max", 0):
             raise ValueError(
-                f"tree identity: got {identity} for {op!r}, expected "
-                f"{_IDENTITIES[op]}{', or 0' if op == 'max' else ''}"
+                "tree identity must be "
+                f"{_IDENTITIES[op]}{', or 0' if op == 'max' else ''} for {op!r}, got "
+                f"{identity}."
             )
         self.capacity, self.op, self.identity = int(capacity), op, float(identity)
         self.low, self.high = limits(op, self.identity, self.capacity)
@@ -119,8 +120,8 @@ class SegmentTree:
         what = real("tree values", values)
         if where.shape != what.shape:
             raise ValueError(
-                f"tree values: got shape {list(what.shape)}, expected "
-                f"{list(where.shape)}, one for each index"
+                f"tree values must have shape {list(where.shape)}, one for each "
+                f"index, got {list(what.shape)}."
             )
         bad = self._kernel.set_leaves(
             self._nodes, self.capacity, self._code, self.low, self.high, where, what
@@ -142,8 +143,8 @@ class SegmentTree:
         what = real("tree values", values)
         if what.shape != (self.capacity,):
             raise ValueError(
-                f"tree values: got shape {list(what.shape)}, expected "
-                f"[{self.capacity}], one for each leaf; use set for some of them"
+                f"tree values must have shape [{self.capacity}], one for each leaf, "
+                f"got {list(what.shape)}. Use set for some of the leaves."
             )
         # One pass each, and no array as long as the tree.
         if not (what.min() >= self.low and what.max() <= self.high):
@@ -189,8 +190,8 @@ class SegmentTree:
         array = np.asarray(indices)
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(
-                f"tree indices: got {array.dtype}, expected whole numbers; cast them "
-                "if that is what they are"
+                f"tree indices must be integers, got {array.dtype}. Cast them if "
+                "their values are integers."
             )
         if array.dtype == np.uint64 and array.size:
             greatest = int(array.max())
@@ -201,8 +202,8 @@ class SegmentTree:
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.capacity:
             raise IndexError(
-                f"tree index: got {index}, expected 0 to {self.capacity - 1}; leaves "
-                "are numbered from 0 and not from the end"
+                f"tree index must be in [0, {self.capacity - 1}], got {index}. "
+                "Negative indices do not count from the end."
             )
 
     def _improper(self, name: str, value: float) -> ValueError:
@@ -210,7 +211,7 @@ class SegmentTree:
         if np.isfinite(self.high):
             wanted += f" and at most {self.high:g}, so that the sum is finite"
         return ValueError(
-            f"tree {name}: got {value}, expected {wanted}; the tree is as it was"
+            f"tree {name} must be {wanted}, got {value}. The tree is unchanged."
         )
 
 
@@ -402,12 +403,12 @@ class SumTree:
     def _cannot_fall(self, value: float) -> ValueError:
         if self.total == 0:
             return ValueError(
-                "prefix sums: got some to find while every leaf is 0, expected a leaf "
-                "above 0; set one first"
+                "prefix sums need a leaf above 0, and all leaves are 0. Set a leaf "
+                "first."
             )
         return ValueError(
-            f"prefix sum: got {value}, expected 0 to the total, {self.total}; draw as "
-            "u * total with u from 0 to 1"
+            f"prefix sum must be in [0, {self.total}], got {value}. Draw it as u * "
+            "total with u from 0 to 1."
         )
 
 

@@ -33,8 +33,8 @@ def checked_block(block: object, shuffle: bool = True) -> int:
     number = integer("block", block, 1, "Leave it out to draw single steps.")
     if number > 1 and not shuffle:
         raise SchemaError(
-            f"block: got {block!r} with shuffle=False, expected one with shuffle=True "
-            "only; leave it out, steps that are not shuffled follow each other"
+            f"block must be None with shuffle=False, got {block!r}. Leave it out: "
+            "steps that are not shuffled are consecutive."
         )
     return number
 
@@ -236,15 +236,15 @@ def _checked(state: State) -> tuple[int, int]:
     if not isinstance(state, Mapping) or state.get("kind") != "UniformSampler":
         kind = state.get("kind") if isinstance(state, Mapping) else type(state).__name__
         raise FormatError(
-            f"sampler state: got kind {kind!r}, expected 'UniformSampler'; load it "
-            "into the sampler that it was saved from"
+            f"sampler state: kind must be 'UniformSampler', got {kind!r}. Load it "
+            "into the sampler from which it was saved."
         )
     for name in ("seed", "step"):
         value = state.get(name)
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise FormatError(
-                f"sampler state: got {name} {value!r}, expected an integer in "
-                "[0, 2**63); pass what state_dict returned, unchanged"
+                f"sampler state: {name} must be an integer in [0, 2**63), got "
+                f"{value!r}. Pass what state_dict returned, unchanged."
             )
     return state["seed"], state["step"]
 

@@ -187,8 +187,8 @@ class Committer:
             self.commit_overdue = False
             if aside is not None:
                 raise ShardError(
-                    f"{aside}, but every row added so far is committed. Close the "
-                    "buffer and open it with mode='r+' to seal again.",
+                    f"{str(aside).rstrip('.')}. Every row added so far is committed: "
+                    "close the buffer and open it with mode='r+' to seal again.",
                     errno_=aside.errno,
                 ) from aside
 

@@ -191,8 +191,8 @@ def _check(spec: LambdaReturn | GAE) -> None:
     for option, value in given:
         if not callable(value) and not (isinstance(value, str) and value):
             raise SchemaError(
-                f"{who} {option}: got {shown(value)}, expected the path of a stored "
-                "field or a function of observations; give one"
+                f"{who} {option} must be the path of a stored field or a function of "
+                f"observations, got {shown(value)}. Pass one of them."
             )
 
 
@@ -214,36 +214,36 @@ def _bound(
     reward = outline.schema.role("reward")
     if reward is None or not outline.stored(reward):
         raise SchemaError(
-            f"{who}: got {reward!r} as the reward, expected one field as it was "
-            f"stored; name the reward in the schema's roles, and put {who} before "
-            "what changes it"
+            f"{who}: the reward must be one stored field that no transform changed, "
+            f"got {reward!r}. Name the reward in the schema's roles, and put {who} "
+            "before the transforms that change it."
         )
     if outline.schema.num_agents is not None:
         raise SchemaError(
-            f"{who}: got terminated or truncated of {outline.schema.num_agents} agents "
-            "a step, expected one value a step, as an agent that terminated before the "
-            "episode ends has no next value; store a bool for each step"
+            f"{who}: terminated and truncated must have one value a step, got "
+            f"{outline.schema.num_agents} agents a step. Store one bool for each "
+            "step: an agent that terminated before the episode ends has no next value."
         )
     shape = outline.fields[reward].shape
     for option, path in (("value", spec.value), ("bootstrap", spec.bootstrap)):
         if isinstance(path, str):
             if not outline.stored(path) or outline.fields[path].dtype == "bool":
                 raise SchemaError(
-                    f"{who} {option}: got {path!r}, expected a field of numbers as it "
-                    "was stored; add it to the schema, or give a function of "
-                    "observations"
+                    f"{who} {option} must be a stored field of numbers that no "
+                    f"transform changed, got {path!r}. Add it to the schema, or pass "
+                    "a function of observations."
                 )
             if outline.fields[path].shape != shape:
                 raise SchemaError(
-                    f"{who} {option}: got {path!r} of shape "
-                    f"{list(outline.fields[path].shape)}, expected "
-                    f"{list(shape)} as of {reward!r}; store a value for each reward"
+                    f"{who} {option} must have shape {list(shape)} as {reward!r}, got "
+                    f"{path!r} of shape {list(outline.fields[path].shape)}. Store a "
+                    "value for each reward."
                 )
         elif path is not None and not outline.next_obs:
             raise SchemaError(
-                f"{who} {option}: got a function in a schema in which nothing plays "
-                "the observation, expected one; name it in the schema's roles, or "
-                "give the path of a stored field"
+                f"{who} {option} is a function of observations, but the schema names "
+                "no observation. Name it in the schema's roles, or pass the path of a "
+                "stored field."
             )
     above = outline
     for name in made:
@@ -499,7 +499,7 @@ class _Estimated(Over):
         expected = (int(wanted.sum()), *self._shape)
         if values.shape != expected:
             raise SchemaError(
-                f"{who}: got values {list(values.shape)} from the value function, "
-                f"expected {list(expected)}; return a value for each observation"
+                f"{who}: the value function must return {list(expected)}, got "
+                f"{list(values.shape)}. Return a value for each observation."
             )
         return values

@@ -45,8 +45,8 @@ class Apply:
         """Check the arguments."""
         if not callable(self.function):
             raise SchemaError(
-                f"Apply: got {shown(self.function)}, expected a function of a batch's "
-                "fields; pass one"
+                "Apply needs a function of a batch's fields, got "
+                f"{shown(self.function)}. Pass one."
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -81,8 +81,8 @@ class _Applied(Over):
         found = called("Apply's function", apply.function, given, *chance)
         if not isinstance(found, Mapping):
             raise SchemaError(
-                f"Apply: got {type(found).__name__} from {apply.function!r}, expected "
-                "a dict of arrays by path; return the fields"
+                f"Apply: {apply.function!r} must return a dict of arrays by path, got "
+                f"{type(found).__name__}. Return the fields."
             )
         return {path: _flat(path, found[path], lead) for path in found}
 
@@ -91,7 +91,7 @@ def _flat(path: str, values: object, lead: tuple[int, ...]) -> Any:
     array = np.asarray(values)
     if array.shape[: len(lead)] != lead:
         raise SchemaError(
-            f"Apply: got {path!r} of shape {list(array.shape)}, expected it to begin "
-            f"with {list(lead)}; keep a value for every step"
+            f"Apply: the shape of {path!r} must begin with {list(lead)}, got "
+            f"{list(array.shape)}. Return a value for every step."
         )
     return array.reshape(math.prod(lead), *array.shape[len(lead) :])

@@ -62,8 +62,8 @@ class Delta:
             field = outline.fields[path]
             if path not in outline.next_obs or field.dtype == "bool":
                 raise SchemaError(
-                    f"Delta: got {path!r} of {field.dtype}, expected numbers of an "
-                    "observation, which have a next; name those in paths="
+                    f"Delta: {path!r} must be a field of numbers in the observation, "
+                    f"got {field.dtype}. Name such fields in paths=."
                 )
             rest = path.removeprefix(top) if under([path], top) else "/" + path
             names[path] = self.name + rest

@@ -106,15 +106,16 @@ class Cast:
         field = Field((), self.dtype)
         if field.dtype == "bfloat16":
             raise SchemaError(
-                "Cast: got bfloat16, expected a dtype that numpy has; cast to float32, "
-                "and the tensors of the batch by .to(torch.bfloat16)"
+                "Cast: numpy has no bfloat16. Cast to float32, then cast the tensors "
+                "of the batch by .to(torch.bfloat16)."
             )
         for name, value in (("scale", self.scale), ("offset", self.offset)):
             number(f"Cast {name}", value)
         if field.numpy.kind != "f" and (self.scale, self.offset) != (1.0, 0.0):
             raise SchemaError(
-                f"Cast: got scale {self.scale} and offset {self.offset} with "
-                f"{field.dtype}, expected a floating dtype; cast to float32"
+                "Cast: scale and offset need a floating dtype, got scale "
+                f"{self.scale} and offset {self.offset} with {field.dtype}. Cast to "
+                "float32."
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -132,9 +133,8 @@ class Cast:
                 np.float32 if real else field.numpy, target.numpy, "same_kind"
             ):
                 raise SchemaError(
-                    f"Cast: got {path!r} of {field.dtype} to make {target.dtype} of, "
-                    "expected a dtype that can hold its values; choose a wider one, or "
-                    "do it in Apply"
+                    f"Cast: {target.dtype} cannot hold all values of {path!r} of "
+                    f"{field.dtype}. Choose a wider dtype, or cast in Apply."
                 )
 
         def change(path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -156,8 +156,8 @@ class Cast:
                 cast += target.numpy.type(self.offset)
         elif not np.can_cast(values.dtype, target.numpy) and (cast != values).any():
             raise SchemaError(
-                f"Cast: got values of {path!r} in [{values.min()}, {values.max()}], "
-                f"expected them within {target.dtype}; choose a wider dtype"
+                f"Cast: values of {path!r} must fit {target.dtype}, got values in "
+                f"[{values.min()}, {values.max()}]. Choose a wider dtype."
             )
         return cast
 
@@ -206,14 +206,12 @@ class OneHot:
             field = outline.fields[path]
             if field.numpy.kind not in "iu" or field.dtype == "bfloat16":
                 raise SchemaError(
-                    f"OneHot: got {path!r} of {field.dtype}, expected integers; name "
-                    "a field of discrete values"
+                    f"OneHot: {path!r} must be of integers, got {field.dtype}. Name a "
+                    "field of discrete values."
                 )
         target = Field((), self.dtype)
         if target.dtype == "bfloat16":
-            raise SchemaError(
-                "OneHot: got bfloat16, expected a dtype that numpy has; use float32"
-            )
+            raise SchemaError("OneHot: numpy has no bfloat16. Use float32.")
 
         def field_of(path: str, field: Field) -> Field:
             return Field((*field.shape, self.num_classes), target.dtype)
@@ -224,9 +222,9 @@ class OneHot:
         places = values.astype(np.int64) - self.start
         if places.size and not 0 <= places.min() <= places.max() < self.num_classes:
             raise SchemaError(
-                f"OneHot: got values of {path!r} in [{values.min()}, {values.max()}], "
-                f"expected them in [{self.start}, {self.start + self.num_classes}); "
-                "raise num_classes, or set start"
+                f"OneHot: values of {path!r} must be in [{self.start}, "
+                f"{self.start + self.num_classes}), got values in [{values.min()}, "
+                f"{values.max()}]. Increase num_classes, or set start."
             )
         # Rows of an identity matrix would cost the square of the classes a batch.
         vectors = np.zeros((*places.shape, self.num_classes), np.dtype(self.dtype))

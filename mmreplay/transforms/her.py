@@ -94,9 +94,9 @@ class HER:
         one_of("HER strategy", self.strategy, STRATEGIES, "'future' is the usual one.")
         if not callable(self.reward_fn):
             raise SchemaError(
-                f"HER reward_fn: got {shown(self.reward_fn)}, expected a function of "
-                "achieved and desired goals and info; pass the environment's "
-                "compute_reward"
+                "HER reward_fn must be a function of achieved goals, desired goals "
+                f"and info, got {shown(self.reward_fn)}. Pass the environment's "
+                "compute_reward."
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -116,9 +116,10 @@ class HER:
             _check_stored(path, outline)
         if outline.fields[achieved].shape != outline.fields[desired].shape:
             raise SchemaError(
-                f"HER: got {achieved!r} of shape {list(outline.fields[achieved].shape)}"
-                f" and {desired!r} of shape {list(outline.fields[desired].shape)}, "
-                "expected goals of one shape; name other fields"
+                "HER: achieved and desired goals must have one shape, got "
+                f"{achieved!r} of shape {list(outline.fields[achieved].shape)} and "
+                f"{desired!r} of shape {list(outline.fields[desired].shape)}. Name "
+                "other fields."
             )
         goals = _Goals(self, outline, achieved, desired, reward)
         above = outline.changed((desired, reward), lambda field: field, "HER")
@@ -137,35 +138,34 @@ class HER:
         for name in ("HER", "DiscountedReturn", "LambdaReturn", "GAE"):
             if name in outline.names:
                 raise SchemaError(
-                    f"HER: got transforms with a {name} before it, expected none: "
-                    "its goals and rewards are others; leave one of them out"
+                    f"HER must not follow {name} in transforms, which has other goals "
+                    "and rewards. Leave one of them out."
                 )
         if achieved not in outline.next_obs:
             raise SchemaError(
-                f"HER: got {achieved!r} as the goal achieved, expected a leaf of the "
-                "observation, whose next one tells what a step achieved; name it in "
-                "achieved="
+                "HER: the achieved goal must be a leaf of the observation, got "
+                f"{achieved!r}. Name it in achieved=."
             )
         if desired not in outline.fields or desired == achieved:
             raise SchemaError(
-                f"HER: got {desired!r} as the goal desired, expected a field of the "
-                "schema; name it in desired="
+                "HER: the desired goal must be a field of the schema, got "
+                f"{desired!r}. Name it in desired=."
             )
         if reward is None or reward not in outline.fields:
             raise SchemaError(
-                f"HER: got {reward!r} as the reward, expected one field; name it in "
-                "the schema's roles"
+                f"HER: the reward must be one field, got {reward!r}. Name it in the "
+                "schema's roles."
             )
 
 
 def _check_stored(path: str, outline: Outline) -> None:
     if not outline.stored(path):
-        found = "no field"
+        found = "not a field"
         if path in outline.fields:
             found = f"changed by {' and '.join(outline.changed_by.get(path, ()))}"
         raise SchemaError(
-            f"HER: got {path!r}, which is {found}, expected a field as it was stored, "
-            "since goals are compared and rewards made of those; put HER first"
+            f"HER: {path!r} must be a stored field that no transform changed, but it "
+            f"is {found}. Put HER first."
         )
 
 
@@ -377,7 +377,7 @@ def _as_rewards(
     expected = (shape[0] * shape[1], *field.shape)
     if made.shape != expected or made.dtype.kind not in "biuf":
         raise SchemaError(
-            f"HER reward_fn: got {made.dtype}{list(made.shape)}, expected numbers "
-            f"{list(expected)}; compute all rewards at once, as arrays"
+            f"HER reward_fn must return numbers {list(expected)}, got "
+            f"{made.dtype}{list(made.shape)}. Compute all rewards at once, as arrays."
         )
     return field.convert(made, "reward", expected[:1]).reshape(*shape, *field.shape)

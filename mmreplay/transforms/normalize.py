@@ -74,8 +74,9 @@ class Normalize:
                 )
         if self.means.keys() != self.stds.keys() or not self.means:
             raise SchemaError(
-                f"Normalize: got means of {list(self.means)} and stds of "
-                f"{list(self.stds)}, expected both of the same fields; give each both"
+                "Normalize: means and stds must be of the same fields, got means of "
+                f"{list(self.means)} and stds of {list(self.stds)}. Pass both for "
+                "each field."
             )
         for path in self.means:
             mean, std = _floats(self.means[path]), _floats(self.stds[path])
@@ -84,9 +85,9 @@ class Normalize:
                 or (std < 0).any()
             ):
                 raise SchemaError(
-                    f"Normalize: got mean {mean.tolist()} and std {std.tolist()} for "
-                    f"{path!r}, expected finite ones, and no negative std; measure "
-                    "them over steps that hold numbers"
+                    f"Normalize: mean and std of {path!r} must be finite, and std at "
+                    f"least 0, got mean {mean.tolist()} and std {std.tolist()}. "
+                    "Measure them over finite steps."
                 )
         if self.clip is not None:
             number(
@@ -140,8 +141,8 @@ class Normalize:
                     known[path] = found.merged(known[path]) if path in known else found
         if not known:
             raise SchemaError(
-                f"Normalize.fit: got no value of {list(paths)}, expected some; give it "
-                "batches that hold steps"
+                f"Normalize.fit: the batches have no value of {list(paths)}. Pass "
+                "batches with steps."
             )
         means = {path: found.mean for path, found in known.items()}
         stds = {path: np.sqrt(found.m2 / found.count) for path, found in known.items()}
@@ -170,8 +171,8 @@ class Normalize:
             return cls(dict(means), dict(stds), clip)
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
-                f"Normalize: got a state that does not fit ({error}), expected what "
-                "to_json gave; fit it again"
+                f"Normalize: the state does not fit ({error}). Pass what to_json "
+                "returned, or fit again."
             ) from None
 
     def bind(self, outline: Outline) -> Bound:
@@ -184,8 +185,8 @@ class Normalize:
         for path in self.means:
             if path not in outline.pick(path, "Normalize"):
                 raise SchemaError(
-                    f"Normalize: got the subtree {path!r}, expected leaves; give each "
-                    "its mean and std"
+                    f"Normalize: {path!r} must be a leaf, got a subtree. Pass a mean "
+                    "and std for each of its leaves."
                 )
             field = outline.fields[path]
             mean, std = _floats(self.means[path]), _floats(self.stds[path])
@@ -225,8 +226,8 @@ def _floats(values: ArrayLike) -> Floats:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise SchemaError(
-            f"Normalize: got {shown(values)} as a mean or std, expected a number or an "
-            "array of numbers; such as 0.0"
+            "Normalize: a mean or std must be a number or an array of numbers, got "
+            f"{shown(values)}. Pass, for example, 0.0."
         ) from None
 
 
@@ -237,9 +238,9 @@ def _check_fit(path: str, values: Floats, field: Field) -> None:
         fits = False
     if not fits:
         raise SchemaError(
-            f"Normalize: got moments of shape {list(values.shape)} for {path!r}, "
-            f"expected them to fit {list(field.shape)}; measure that field, or "
-            "normalize before the transform that reshapes it"
+            f"Normalize: moments of {path!r} must fit its shape {list(field.shape)}, "
+            f"got {list(values.shape)}. Measure that field, or normalize before the "
+            "transform that reshapes it."
         )
 
 

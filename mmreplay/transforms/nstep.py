@@ -74,8 +74,7 @@ class NStep:
         """
         if "NStep" in outline.names:
             raise SchemaError(
-                "NStep: got steps that an NStep before it has folded already, expected "
-                "single steps; use one NStep with the n that you want"
+                "NStep must not follow another NStep. Use one NStep with the total n."
             )
         rewards = self._rewards(outline)
         changed = outline.changed(rewards, real, "NStep")
@@ -111,8 +110,8 @@ class NStep:
         for path in rewards:
             if not outline.of_rows(path) or outline.fields[path].dtype == "bool":
                 raise SchemaError(
-                    f"NStep: got {path!r} to sum, expected numbers that each step has; "
-                    "cast it before, or name another field in rewards="
+                    f"NStep: {path!r} must be a field of numbers that each step has. "
+                    "Cast it before, or name another field in rewards=."
                 )
         return rewards
 

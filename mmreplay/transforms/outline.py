@@ -90,8 +90,8 @@ class Outline:
             paths = self.playing("observation", who, "paths")
         if not isinstance(paths, Iterable):
             raise SchemaError(
-                f"{who}: got paths {shown(paths)}, expected paths of fields; such as "
-                "['observation']"
+                f"{who}: paths must be paths of fields, got {shown(paths)}. Pass, for "
+                "example, ['observation']."
             )
         ours = [name for name in self.fields if name not in self.next_obs.values()]
         picked: dict[str, None] = {}
@@ -111,20 +111,20 @@ class Outline:
         path = self.schema.role(role)
         if path is None:
             raise SchemaError(
-                f"{who}: got a schema in which nothing plays the {role}, expected one; "
-                f"name it in the schema's roles, or in {who}({option}=...)"
+                f"{who}: the schema names no {role}. Name it in the schema's roles, "
+                f"or in {who}({option}=...)."
             )
         return path
 
     def _unknown(self, path: str, ours: list[str], who: str) -> str:
         if under(self.next_obs.values(), path):
             return (
-                f"{who}: got the path {path!r}, expected an observation's; next "
-                "observations follow what is done to the observations, name those"
+                f"{who}: {path!r} must be an observation. Next observations change in "
+                "the same way as observations: name those."
             )
         return (
-            f"{who}: got the path {path!r}, expected fields among {ours}; name one, or "
-            "put the transform that makes it first"
+            f"{who}: {path!r} must be one of the fields {ours}. Name one of them, or "
+            "put the transform that adds it first."
         )
 
     def sources(self, paths: Iterable[str]) -> dict[str, str]:
@@ -164,8 +164,8 @@ class Outline:
         used = (*under(self.fields, name), *above)
         if used:
             raise SchemaError(
-                f"{who}: got {name!r} as the name of what it makes, expected one that "
-                f"no field has ({used[0]!r} is there); give it another name"
+                f"{who}: the name {name!r} must be new, but {used[0]!r} is a field. "
+                "Choose another name."
             )
         return replace(
             self,

@@ -66,14 +66,14 @@ class Pipeline:
             made = not isinstance(transform, type)
             if not (made and callable(getattr(transform, "bind", None))):
                 raise SchemaError(
-                    f"transforms: got {shown(transform)}, expected transforms such as "
-                    "NStep(3, gamma=0.99); wrap a function in Apply"
+                    "transforms must be transforms such as NStep(3, gamma=0.99), got "
+                    f"{shown(transform)}. Wrap a function in Apply."
                 )
             name = type(transform).__name__
             if "Apply" in outline.names and name != "Apply":
                 raise SchemaError(
-                    f"transforms: got {name} after Apply, whose fields are known only "
-                    "when it has run, expected nothing but Apply there; put it first"
+                    f"transforms: {name} must not follow Apply, whose fields are "
+                    f"unknown until it runs. Put {name} first."
                 )
             bounds.append(transform.bind(outline))
             outline = replace(bounds[-1].outline, names=(*outline.names, name))

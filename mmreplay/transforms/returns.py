@@ -92,19 +92,19 @@ class DiscountedReturn:
             one_of(f"DiscountedReturn {option}", value, known)
         if self.value_fn is not None and not callable(self.value_fn):
             raise SchemaError(
-                f"DiscountedReturn value_fn: got {shown(self.value_fn)}, expected a "
-                "function of the final observations; pass one, or leave it out"
+                "DiscountedReturn value_fn must be a function of the final "
+                f"observations, got {shown(self.value_fn)}. Pass one, or leave it out."
             )
         if (self.time_limit == "bootstrap") != (self.value_fn is not None):
             raise SchemaError(
-                f"DiscountedReturn: got time_limit {self.time_limit!r} with value_fn "
-                f"{self.value_fn!r}, expected a value_fn with 'bootstrap' and with "
-                "nothing else; give both or neither"
+                "DiscountedReturn: value_fn and time_limit='bootstrap' must be passed "
+                f"together, got time_limit {self.time_limit!r} with value_fn "
+                f"{self.value_fn!r}. Pass both or neither."
             )
         if self.clip is not None and not _ordered(self.clip):
             raise SchemaError(
-                f"DiscountedReturn clip: got {shown(self.clip)}, expected (lowest, "
-                "highest); give the lower bound first"
+                "DiscountedReturn clip must be (lowest, highest), got "
+                f"{shown(self.clip)}. Pass the lower bound first."
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -118,22 +118,23 @@ class DiscountedReturn:
         for path in (reward, *extra):
             if path is None or not outline.stored(path):
                 raise SchemaError(
-                    f"DiscountedReturn: got {path!r} to sum, expected one field as it "
-                    "was stored; name the reward in the schema's roles, and put "
-                    "DiscountedReturn before what changes it"
+                    "DiscountedReturn: the reward must be one stored field that no "
+                    f"transform changed, got {path!r}. Name the reward in the "
+                    "schema's roles, and put DiscountedReturn before the transforms "
+                    "that change it."
                 )
         assert reward is not None
         if self.time_limit == "bootstrap" and outline.schema.num_agents is not None:
             raise SchemaError(
-                "DiscountedReturn: got time_limit 'bootstrap' with terminated or "
-                "truncated per agent, expected one value a step, as an agent that "
-                "terminated has no value; use 'default' or 'none'"
+                "DiscountedReturn: time_limit='bootstrap' needs one value of "
+                "terminated and truncated a step, got values per agent. Use 'default' "
+                "or 'none'."
             )
         if self.discount is not None and outline.fields[self.discount].shape:
             raise SchemaError(
-                f"DiscountedReturn: got {self.discount!r} of shape "
-                f"{list(outline.fields[self.discount].shape)}, expected one discount a "
-                "step; name a scalar field"
+                f"DiscountedReturn: {self.discount!r} must be one discount a step, "
+                f"got shape {list(outline.fields[self.discount].shape)}. Name a "
+                "scalar field."
             )
         field = real(outline.fields[reward])
         above = outline.with_field(self.name, field, ReadAt.HERE, "DiscountedReturn")
@@ -310,7 +311,7 @@ class _Returns(Over):
         expected = (len(ends), *outline.fields[reward].shape)
         if values.shape != expected:
             raise SchemaError(
-                f"DiscountedReturn value_fn: got {list(values.shape)}, expected "
-                f"{list(expected)}; give a value for each final observation"
+                f"DiscountedReturn value_fn must return {list(expected)}, got "
+                f"{list(values.shape)}. Return a value for each final observation."
             )
         return values

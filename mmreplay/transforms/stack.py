@@ -81,19 +81,20 @@ class FrameStack:
     def _check(self, path: str, outline: Outline) -> None:
         if not outline.of_rows(path):
             raise SchemaError(
-                f"FrameStack: got {path!r}, which is made from several rows, expected "
-                "a field that each row has; stack before the transform that makes it"
+                f"FrameStack: {path!r} must be a field that each row has, but it is "
+                "made from several rows. Stack before the transform that adds it."
             )
         if "FrameStack" in outline.changed_by.get(path, ()):
             raise SchemaError(
-                f"FrameStack: got {path!r}, which is a stack already, expected single "
-                "frames; use one FrameStack with the k that you want"
+                f"FrameStack: {path!r} is already a stack. Use one FrameStack with "
+                "the total k."
             )
         axes = len(outline.fields[path].shape)
         if self.axis is not None and not -axes <= self.axis < axes:
             raise SchemaError(
-                f"FrameStack: got axis {self.axis} for {path!r}, expected an axis of "
-                f"{list(outline.fields[path].shape)}; axis=None makes a new one"
+                "FrameStack: axis must be an axis of "
+                f"{list(outline.fields[path].shape)} for {path!r}, got {self.axis}. "
+                "Pass axis=None for a new axis."
             )
 
     def _stacked(self, field: Field) -> Field:
@@ -235,8 +236,8 @@ class ActionHistory:
         paths = outline.pick(chosen, "ActionHistory")
         if len(paths) > 1 or not outline.of_rows(paths[0]):
             raise SchemaError(
-                f"ActionHistory: got {chosen!r}, which is {list(paths)}, expected one "
-                "field that each row has; name it, one history for each"
+                f"ActionHistory: {chosen!r} must be one field that each row has, but "
+                f"it is {list(paths)}. Name one field, and use one history for each."
             )
         return paths[0]
 

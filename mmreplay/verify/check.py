@@ -66,7 +66,7 @@ def _inside(root: Path, notes: Notebook) -> list[Path]:
     """What is in a folder of ours; a link in its place leads nowhere."""
     if root.is_symlink():
         notes.note(
-            "unknown", root.name, None, f"{root.name} is a link, expected a folder"
+            "unknown", root.name, None, f"{root.name} must be a folder, got a link"
         )
         return []
     return [root / name for name in files.names(root)] if root.is_dir() else []
@@ -98,8 +98,8 @@ def _check_state(path: Path, name: str, metadata: Metadata, notes: Notebook) -> 
         if any(data) and priority_file.newest(data, metadata.uuid, num_envs) is None:
             notes.note(
                 "beside", name, 0,
-                f"{name}: got no valid record of this buffer, expected one of two; the "
-                "sampler forgets its priorities",
+                f"{name}: none of its two records is a valid one of this buffer; the "
+                "sampler discards its priorities",
             )  # fmt: skip
 
 
@@ -113,8 +113,8 @@ def _check_numbers(
         if file.nbytes % width or not file.nbytes:
             notes.note(
                 "beside", name, None,
-                f"{name}: got {file.nbytes} bytes, expected a multiple of {width}, a "
-                "number for each row; the sampler forgets its priorities",
+                f"{name}: its size must be a multiple of {width}, a number for each "
+                f"row, got {file.nbytes} bytes; the sampler discards its priorities",
             )  # fmt: skip
         for first in _chunks_with_data(file) if deep else ():
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
@@ -126,8 +126,9 @@ def _check_numbers(
                 at = 4 * (first + int(bad[0]))
                 notes.note(
                     "beside", name, at,
-                    f"{name}: got {len(bad)} numbers such as {numbers[bad[0]]}, "
-                    "expected -1 or finite ones of at least 0; these rows count as new",
+                    f"{name}: numbers must be -1, or finite and at least 0, got "
+                    f"{len(bad)} others such as {numbers[bad[0]]}; the priorities of "
+                    "these rows are reset",
                 )  # fmt: skip
 
 
@@ -167,8 +168,8 @@ def _check_count(path: Path, name: str, notes: Notebook) -> None:
         if any(pair) and pair[0] ^ pair[1] != MASK:
             notes.note(
                 "beside", name, 0,
-                f"{name}: got {pair[0]} and {pair[1]}, expected a count and its "
-                "complement; it counts as 0",
+                f"{name} must hold a count and its complement, got {pair[0]} and "
+                f"{pair[1]}; it counts as 0",
             )  # fmt: skip
 
 

@@ -111,8 +111,8 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
         key, got, expected = wrong
         notes.note(
             "file", what, None,
-            f"{what}: got {json.dumps(got):.80} for {key}, expected "
-            f"{json.dumps(expected):.80}; {MISLED}",
+            f"{what}: {key} must be {json.dumps(expected):.80}, got "
+            f"{json.dumps(got):.80}; {MISLED}",
         )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ class GroupFlags:
                 return (
                     f"environment {env_ids[at]}, position {positions[at]}: "
                     f"{array.path!r} is {out.view(np.uint8)[bad[0]]} in its shard, "
-                    f"expected {wanted[bad[0]]} as flags.bin says, and {len(bad)} rows "
+                    f"but flags.bin says {wanted[bad[0]]}, and {len(bad)} rows "
                     f"differ; {MISLED}"
                 )
         return ""

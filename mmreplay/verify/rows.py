@@ -173,8 +173,8 @@ class SumCheck:
                 got = f"a checksum of lap {lap}" if crc or lap else "no checksum"
                 notes.note(
                     "lap", name, offset,
-                    f"{where}: got {got}, expected one of lap {expected_lap}; the "
-                    "checksum is lost, so the block is unproven",
+                    f"{where}: the checksum must be of lap {expected_lap}, got {got}; "
+                    "it is lost, so the block is unproven",
                 )  # fmt: skip
             else:
                 notes.note(

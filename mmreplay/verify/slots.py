@@ -99,8 +99,8 @@ class CommitFile:
         if durable is None:
             notes.note(
                 "commit", self._name, 0,
-                "got no valid durable slot, expected at least one of two; the buffer "
-                f"cannot be opened: restore COMMIT from a copy{OR_REPAIR}",
+                "none of the two durable slots is valid, so the buffer cannot be "
+                f"opened; restore COMMIT from a copy{OR_REPAIR}",
             )  # fmt: skip
             return None
         live = commit.newest_live(slots, identity)
@@ -115,23 +115,23 @@ class CommitFile:
         """Tell a slot that is torn from one that was never of this buffer."""
         if not any(data):
             if slot in commit.DURABLE_SLOTS:
-                self._note(notes, slot, "got zeros, expected a durable record")
+                self._note(notes, slot, "a durable record is all zeros")
             return
         stored = CHECKSUM.unpack_from(data, len(data) - CHECKSUM.size)[0]
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         if stored == computed:
             self._note(
                 notes, slot,
-                "got a valid record that is not of this buffer and generation, or "
-                "whose tail, head and limit are out of order; expected one of "
-                f"generation {self._metadata.generation}",
+                "the record is valid, but not of this buffer and of generation "
+                f"{self._metadata.generation}, or its tail, head and limit are out of "
+                "order",
             )  # fmt: skip
             return
         # Also beside a clean close: the next opening may have died at its first
         # store. So no torn slot by itself proves damage.
         notes.note(
             "torn", self._name, self._size * slot,
-            f"{NAMES[slot]}: got checksum {computed:08x}, expected {stored:08x}; a "
+            f"{NAMES[slot]}: the checksum must be {stored:08x}, got {computed:08x}; a "
             "crash may leave this, the other slots are used, and the next writer "
             "rewrites it",
         )  # fmt: skip
@@ -139,20 +139,19 @@ class CommitFile:
     def _check_record(self, notes: Notebook, slot: int, record: Record) -> None:
         ring = self._metadata.ring
         if record.flags & ~KNOWN_FLAGS:
-            self._note(
-                notes, slot, f"got flags {record.flags}, expected at most {KNOWN_FLAGS}"
-            )
+            message = f"flags must be at most {KNOWN_FLAGS}, got {record.flags}"
+            self._note(notes, slot, message)
         if record.sequence < 1 or record.epoch < 1:
             self._note(
                 notes, slot,
-                f"got sequence {record.sequence} and epoch {record.epoch}, expected "
-                "both to be at least 1",
+                f"sequence and epoch must be at least 1, got {record.sequence} and "
+                f"{record.epoch}",
             )  # fmt: skip
         for env_id in np.flatnonzero(record.cuts > record.heads)[:1].tolist():
             self._note(
                 notes, slot,
-                f"environment {env_id}: got cut {record.cuts[env_id]}, expected at "
-                f"most the head, {record.heads[env_id]}, at which it was taken",
+                f"environment {env_id}: the cut must be at most the head, "
+                f"{record.heads[env_id]}, got {record.cuts[env_id]}",
             )  # fmt: skip
         if slot in commit.LIVE_SLOTS:
             # A durable slot may give up rows that its own heads still count.
@@ -161,9 +160,9 @@ class CommitFile:
             for env_id in over[:1].tolist():
                 self._note(
                     notes, slot,
-                    f"environment {env_id}: got limit {record.limits[env_id]}, "
-                    f"expected at most {firsts[env_id] + ring.slots}, or rows alive "
-                    "would be overwritten",
+                    f"environment {env_id}: the limit must be at most "
+                    f"{firsts[env_id] + ring.slots}, got {record.limits[env_id]}, "
+                    "which would overwrite rows alive",
                 )  # fmt: skip
 
     def _check_order(self, notes: Notebook, slots: Slots) -> None:
@@ -184,8 +183,8 @@ class CommitFile:
             if older.encode() != newer.encode():
                 self._note(
                     notes, slot,
-                    f"got sequence {newer.sequence}, the same as another record of its "
-                    "epoch, expected different numbers",
+                    f"sequence {newer.sequence} is the same as in another record of "
+                    "its epoch",
                 )  # fmt: skip
             return
         for what in ("heads", "limits", "tails"):
@@ -205,8 +204,8 @@ class CommitFile:
         for env_id in np.flatnonzero(durable.heads > live.heads)[:1].tolist():
             self._note(
                 notes, commit.LIVE_SLOTS[0],
-                f"environment {env_id}: got published head {live.heads[env_id]}, "
-                f"expected at least the committed one, {durable.heads[env_id]}",
+                f"environment {env_id}: the published head must be at least the "
+                f"committed one, {durable.heads[env_id]}, got {live.heads[env_id]}",
             )  # fmt: skip
 
     def _claim(self, slots: Slots, durable: Record, live: Record | None) -> Claim:

@@ -97,7 +97,7 @@ def check(buffer, oracle, illegal=True):
     check_rows(buffer, oracle)
     legal = oracle.legal()
     if not legal:
-        with pytest.raises(EmptyError, match="none is a legal start yet"):
+        with pytest.raises(EmptyError, match="is a legal start yet"):
             buffer.sample(1)
     else:
         env_ids, positions = np.array(list(legal)).T

@@ -34,7 +34,7 @@ def test_creating_says_what_to_give(tmp_path, changes, message):
 
 
 def test_a_path_and_an_engine_that_do_not_go_together():
-    with pytest.raises(SchemaError, match="; give a path, or engine='memory'"):
+    with pytest.raises(SchemaError, match=r"path must.*got None with engine='memmap'"):
         mr.ReplayBuffer.create(None, schema(), 5)
 
 
@@ -53,7 +53,7 @@ def test_resizing_says_what_a_capacity_is(buffer):
 
 
 def test_environments_are_counted_from_0(buffer):
-    with pytest.raises(SchemaError, match=r"env_ids: got values in \[2, 2\].*from 0"):
+    with pytest.raises(SchemaError, match=r"env_ids must be.*got values in \[2, 2\]"):
         buffer.take(2, 0)
 
 
@@ -85,7 +85,7 @@ def test_a_batch_beyond_the_memory_says_how_large_it_is(buffer, monkeypatch):
 
     monkeypatch.setattr(type(buffer.sampler), "draw", refuse)
     nbytes = 10**15 * buffer.schema.row_nbytes
-    told = f"batch_size: got {10**15}.*{nbytes:,} bytes.*several smaller ones"
+    told = f"batch_size: .* of {10**15} need {nbytes:,} bytes.*several smaller"
     with pytest.raises(MemoryError, match=told):
         buffer.sample(10**15)
 

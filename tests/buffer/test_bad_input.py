@@ -254,27 +254,27 @@ CALLS = {
     "position not written": (
         lambda b: b.take([0, 1], [0, 4]),
         StaleError,
-        ("position 4 of environment 1 is not in the buffer", "expected one in [0, 4)"),
+        ("position 4 of environment 1 is not in the buffer", "which holds [0, 4)"),
     ),
     "position below zero": (
         lambda b: b.get_field("reward", 0, -1),
         StaleError,
-        ("position -1 of environment 0", "expected one in [0, 4)"),
+        ("position -1 of environment 0", "which holds [0, 4)"),
     ),
     "the newest row": (
         lambda b: b.take([0], [3]),
         StaleError,
-        ("cannot be drawn as a transition", "expected a step whose", "get_field"),
+        ("cannot be drawn as a transition", "its next observation", "get_field"),
     ),
     "environment unknown": (
         lambda b: b.take([2], [0]),
         SchemaError,
-        ("env_ids", "got values in [2, 2]", "expected them in [0, 2)"),
+        ("env_ids", "must be in [0, 2)", "got values in [2, 2]"),
     ),
     "environment below zero": (
         lambda b: b.get_field("reward", [[-1]], [[0]]),
         SchemaError,
-        ("env_ids", "got values in [-1, -1]", "expected them in [0, 2)"),
+        ("env_ids", "must be in [0, 2)", "got values in [-1, -1]"),
     ),
     "positions as floats": (
         lambda b: b.take([0], [0.0]),
@@ -284,7 +284,7 @@ CALLS = {
     "shapes apart": (
         lambda b: b.take([0, 1], [0, 1, 2]),
         SchemaError,
-        ("got shapes [2] and [3]", "expected shapes that broadcast"),
+        ("must have shapes that broadcast", "got [2] and [3]"),
     ),
     "unknown field": (
         lambda b: b.get_field("rewards", 0, 0),
@@ -294,7 +294,7 @@ CALLS = {
     "set of a fixed field": (
         lambda b: b.write_field("reward", 0, 0, 1.0),
         SchemaError,
-        ("field 'reward' is not mutable", "expected one declared with", "mutable=True"),
+        ("field 'reward' is not mutable", "Declare it with", "mutable=True"),
     ),
     "dequeue of none": (
         lambda b: b.dequeue(0),
@@ -304,7 +304,7 @@ CALLS = {
     "dequeue of too many": (
         lambda b: b.dequeue(5, [1]),
         EmptyError,
-        ("cannot dequeue 5 rows", "environment 1 holds 4", "ask for fewer"),
+        ("cannot dequeue 5 rows", "environment 1 holds 4", "a smaller count"),
     ),
     "dequeue of a part": (lambda b: b.dequeue(1.5), SchemaError, ("count", "got 1.5")),
     "clear of an unknown environment": (

@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused(source, tmp_path):
         compact(source, source / "b")
     for options in ({"level": 9}, {"chunk_crc32c": True}):
         with pytest.raises(
-            SchemaError, match="with codec=None, expected them with a c"
+            SchemaError, match="level and chunk_crc32c need a codec, got"
         ):
             compact(source, tmp_path / "b", codec=None, **options)
     assert not (tmp_path / "b").exists()

@@ -116,8 +116,8 @@ def test_parquet_holds_no_empty_field(tmp_path):
         buffer.extend(steps(schema, 0, 5, 1))
         with pytest.raises(
             SchemaError,
-            match=r"field 'observation/none': got the shape .0., expected at least one "
-            r"value a row, as parquet keeps no empty ones; leave it out with fields=",
+            match=r"field 'observation/none' of shape \[0\] has no values, and parquet "
+            r"cannot store empty arrays\. Leave it out with fields=",
         ):
             mr.export(buffer, tmp_path / "a.parquet")
 

@@ -178,7 +178,7 @@ def test_a_shortage_of_threads_is_reported_at_close_without_a_wait(
             scarce.setattr(_thread, "start_new_thread", no_thread)
             for first in range(CAPACITY, CAPACITY + 600, 30):
                 fill(buffer, first, 30)
-            got = "got no thread for .* end other threads or processes, open the buffer"
+            got = r"\(no thread left\); no row .*End other threads or processes, open"
             with pytest.raises(FailedError, match=got):
                 buffer.close()
         with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -245,8 +245,8 @@ def test_a_device_that_fails_a_shard_keeps_no_row_from_a_commit(
         fill(buffer, 128, 64)
         buffer._files.store.sealing._sealer.drain()
         told = (
-            rf"cannot seal .*zarr: cannot create .*{failing}: {os.strerror(number)}.*; "
-            "every row added so far is committed, and sealing is tried again once"
+            rf"cannot seal .*zarr: cannot create .*{failing}: {os.strerror(number)}.*"
+            r"\. Every row added so far is committed: close the buffer and open it"
         )
         if failing == "tmp-0":
             for stop in (192, 193):

@@ -19,7 +19,7 @@ def made(**fields):
     "name", ["weights", "mask", "positions", "env_ids", "probabilities", "key"]
 )
 def test_a_field_named_like_an_attribute_warns_at_once(name):
-    told = rf"field '{name}': .*batch\.{name} stays; the field is batch\['{name}'\]"
+    told = rf"field '{name}' has .*The field is batch\['{name}'\], and batch\.{name}"
     with pytest.warns(RuntimeWarning, match=told) as raised:
         buffer = made(**{name: mr.Field((), "int64")})
     assert [each.filename for each in raised] == [__file__]
@@ -43,7 +43,7 @@ def test_a_field_named_like_a_keyword_of_add_is_given_in_a_dict(name):
 
 
 def test_a_branch_named_like_an_attribute_warns_too():
-    with pytest.warns(RuntimeWarning, match=r"the field is batch\['mask'\]"):
+    with pytest.warns(RuntimeWarning, match=r"The field is batch\['mask'\]"):
         made(mask={"action": mr.Field((), "bool")})
 
 
@@ -51,7 +51,7 @@ def test_a_field_of_the_name_of_a_samplers_marks_is_said_once():
     buffer = made(is_first=mr.Field((), "int64"))
     for number in range(20):
         buffer.add(reward=0.0, terminated=number % 5 == 4, is_first=number)
-    told = "field 'is_first': got a field of the name .*batches hold the field"
+    told = "field 'is_first' has the name of the marks .*Batches hold the field"
     with pytest.warns(RuntimeWarning, match=told) as raised:
         batch = buffer.sample(3)
     assert len(raised) == 1

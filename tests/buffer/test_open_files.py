@@ -13,7 +13,7 @@ from mmreplay.errors import FailedError
 from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.support import Twin, schema, step
 
-MESSAGE = r"Too many open files.*, expected .*; close (other )?files"
+MESSAGE = r"Too many open files \(errno 24\)\. Close files or buffers"
 CAPACITY = 20
 
 

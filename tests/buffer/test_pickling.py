@@ -64,7 +64,7 @@ def test_a_sampler_without_a_seed_is_refused_in_the_process_it_goes_to(tmp_path)
     with mr.ReplayBuffer.open(tmp_path / "ring", sampler=mr.UniformSampler()) as buffer:
         told = in_child(buffer)
         assert "ForkedError" in told
-        assert "got a UniformSampler without a seed in a process that it was" in told
+        assert "would draw the same in a process that it was" in told
 
 
 @pytest.mark.parametrize("change", [copy.copy, copy.deepcopy, None])
@@ -97,16 +97,16 @@ def test_a_reader_takes_its_limiter_along(tmp_path):
 
 def test_what_is_not_open_to_read_from_a_folder_says_the_way_out(tmp_path):
     writer = filled(tmp_path / "ring")
-    told = "open for writing, which one process does, expected one opened with mode='r'"
+    told = "ring needs a buffer opened with mode='r', but this one is open for writing"
     for change in (pickle.dumps, copy.deepcopy, copy.copy):
-        with pytest.raises(FailedError, match=rf"ring: got.*{told}; pass the path"):
+        with pytest.raises(FailedError, match=rf"{told}\. Pass the path"):
             change(writer)
     writer.add(step(1))
     writer.close()
-    with pytest.raises(FailedError, match="got a buffer that is closed, expected one"):
+    with pytest.raises(FailedError, match="but this one is closed"):
         pickle.dumps(writer)
     memory = mr.ReplayBuffer.create(None, schema(), 100, engine="memory")
-    told = "got a buffer that is in the RAM of this process.*; create it with a path"
+    told = r"in the RAM of this process\. Create it with a path"
     with pytest.raises(FailedError, match=told):
         pickle.dumps(memory)
 

@@ -377,7 +377,10 @@ def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mod
         with mr.ReplayBuffer.open(tmp_path / "b", mode, sampler=sampler) as buffer:
             buffer.sample(4)
             _, pipe = start(children, FORK, draw_in_child, buffer)
-            assert f"got a {name} without a seed in a forked" in receive(pipe)
+            assert (
+                f"the {name} has no seed, and would draw the same in a forked"
+                in receive(pipe)
+            )
             _, pipe = start(children, FORK, draw_in_child, buffer, mr.UniformSampler)
             assert receive(pipe) == ""
             buffer.sampler = mr.UniformSampler(seed=0)

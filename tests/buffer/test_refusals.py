@@ -21,9 +21,11 @@ from tests.buffer.test_bad_input import all_of, assert_same, but, snapshot
 
 def test_an_empty_buffer_says_what_to_do(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5) as buffer:
-        with pytest.raises(EmptyError, match=r"got 0 published rows.*add steps first"):
+        with pytest.raises(
+            EmptyError, match=r"none of 0 published rows.*Add steps first"
+        ):
             buffer.sample(4)
-        with pytest.raises(StaleError, match=r"position 0.*expected one in \[0, 0\)"):
+        with pytest.raises(StaleError, match="position 0 of environment 0 is not in"):
             buffer.take([0], [0])
         with pytest.raises(EmptyError, match=r"cannot dequeue 1 rows.*holds 0"):
             buffer.dequeue(1)
@@ -34,7 +36,7 @@ def test_an_empty_buffer_says_what_to_do(tmp_path):
 def test_final_observations_are_refused_where_there_are_none(tmp_path):
     final = np.zeros((2, 2), np.int64)
     following = Twin(None, 5, 2, autoreset="next_step")
-    with pytest.raises(SchemaError, match="expected none in a buffer with autoreset="):
+    with pytest.raises(SchemaError, match="final_observation must be None in a buffer"):
         following.buffer.add(but(), final_observation=final)
     stored = Twin(None, 5, 2, stored=True)
     step = but(next_observation=np.zeros((2, 2), np.int64))
@@ -73,7 +75,7 @@ CREATES = {
     ),
     "memory with a path": (
         {"engine": "memory"},
-        ("path", "engine='memory'", "expected a folder for all but"),
+        ("path", "engine='memory'", "must be a folder, or None"),
     ),
     "unknown layout": (
         {"layout": "row"},
@@ -104,18 +106,18 @@ def test_nothing_is_made_of_bad_arguments(tmp_path, name):
     assert not (tmp_path / "ring").exists()
 
 
-@pytest.mark.parametrize("given", [{}, {"num_envs": 1}])
+@pytest.mark.parametrize("options", [{}, {"num_envs": 1}])
 def test_one_environment_is_refused_where_the_schema_was_made_of_several(
-    tmp_path, given
+    tmp_path, options
 ):
     vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
     schema = mr.Schema.from_env(vector)
     vector.close()
     what = r"num_envs is 1, but the schema was made of 3 environments\. Pass num_envs=3"
     with pytest.raises(SchemaError, match=what):
-        mr.ReplayBuffer.create(tmp_path / "b", schema, 10, **given)
+        mr.ReplayBuffer.create(tmp_path / "b", schema, 10, **options)
     with pytest.raises(SchemaError, match=what):
-        mr.ReplayBuffer.create(None, schema, 10, engine="memory", **given)
+        mr.ReplayBuffer.create(None, schema, 10, engine="memory", **options)
     assert not any(tmp_path.iterdir())
     mr.ReplayBuffer.create(tmp_path / "b", schema, 10, num_envs=3).close()
 
@@ -219,8 +221,8 @@ def test_priorities_of_indices_are_refused_with_the_expected_arguments():
         batch = buffer.sample(3)
         with pytest.raises(
             SchemaError,
-            match="update_priorities: got ndarray, expected the batch that sample "
-            r"gave, .*; pass update_priorities\(batch, values\)",
+            match="update_priorities needs the batch that sample returned, got "
+            r"ndarray\. Pass update_priorities\(batch, values\)",
         ):
             buffer.update_priorities(batch.positions, np.ones(3))
         assert buffer.update_priorities(batch, np.ones(3)) == 0
@@ -250,7 +252,7 @@ def test_a_buffer_that_is_indexed_or_iterated_over_says_what_to_call(tmp_path):
 
 
 def test_the_class_called_by_itself_names_create_and_open(tmp_path):
-    told = r"ReplayBuffer: got a direct call.*\.create\(path.*\.open\(path\)"
+    told = r"cannot be called.*\.create\(path.*\.open\(path\)"
     calls = [(), (tmp_path,), (str(tmp_path), schema()), (tmp_path, schema(), 100)]
     for arguments in calls:
         with pytest.raises(TypeError, match=told):

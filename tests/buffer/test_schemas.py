@@ -119,7 +119,7 @@ def test_a_new_field_cannot_speak_for_old_rows(make):
             buffer.add_field(role, FLAG, True)
         buffer.add_field(role, FLAG, False)
     with pytest.raises(
-        SchemaError, match="role 'next_observation', expected one witho"
+        SchemaError, match="add_field: a field cannot get the role 'next_observation'"
     ):
         buffer.add_field("next_observation", NUMBER, 0)
     buffer.add(observation=3, terminated=True, truncated=False)

@@ -16,7 +16,7 @@ def test_bench_tells_rates_and_where_the_files_are(facts, path):
 def test_bench_prints_a_table(path, capsys):
     assert run(["bench", str(path), "--seconds", "0.02"]) == 0
     told = capsys.readouterr().out
-    for words in ("in memory", "on disk, asked for at once", "4,096", "private"):
+    for words in ("in memory", "on disk, rows read at once", "4,096", "private"):
         assert words in told
 
 

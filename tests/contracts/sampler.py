@@ -86,7 +86,7 @@ class SamplerContract:
 
     @pytest.mark.parametrize("rows", [[""], ["-"], ["x", "xx-", ""]])
     def test_nothing_to_draw_is_an_error_that_says_so(self, rows):
-        with pytest.raises(EmptyError, match=r"none is a legal start.*add steps first"):
+        with pytest.raises(EmptyError, match=r"is a legal start.*Add steps first"):
             self.make().draw(ListedView(rows), 4)
 
     def test_a_draw_is_a_function_of_the_step_and_not_of_what_went_before(self):
@@ -97,7 +97,7 @@ class SamplerContract:
 
     def test_another_samplers_state_is_refused(self):
         state = self.make().state_dict() | {"kind": "OtherSampler"}
-        with pytest.raises(FormatError, match="got kind 'OtherSampler', expected"):
+        with pytest.raises(FormatError, match=r"sampler state:.*got 'OtherSampler'"):
             self.make().load_state_dict(state)
 
     @pytest.mark.parametrize("damage", ["seed", "step"])

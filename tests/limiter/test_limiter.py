@@ -210,13 +210,13 @@ def test_other_parameters_are_refused_with_both(tmp_path):
 
 def test_a_refused_limiter_leaves_nothing_open(tmp_path):
     create(tmp_path / "b", None).close()
-    with pytest.raises(SchemaError, match=r"min_size: got 101 rows.*at most 100"):
+    with pytest.raises(SchemaError, match=r"min_size must be at most 100.*got 101"):
         mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter(min_size=101))
     mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
 
 
 def test_a_buffer_in_ram_is_refused():
-    with pytest.raises(SchemaError, match="limiter: got one for a buffer in RAM"):
+    with pytest.raises(SchemaError, match="limiter needs a buffer with a folder"):
         mr.ReplayBuffer.create(
             None, SCHEMA, 100, engine="memory", limiter=rate_limiter()
         )

@@ -116,7 +116,7 @@ def test_a_buffer_in_ram_serves_the_process_it_is_in():
 
 def test_a_buffer_in_ram_is_not_pickled():
     dataset = mr.ReplayDataset(fill(None, engine="memory", close=False))
-    with pytest.raises(SchemaError, match=r"RAM of another process; use num_workers=0"):
+    with pytest.raises(SchemaError, match="ReplayDataset: the buffer is in the RAM of"):
         pickle.dumps(dataset)
 
 
@@ -189,7 +189,7 @@ def test_ranks_that_a_writer_took_away_begin_again(tmp_path):
 
 @pytest.mark.parametrize("index", [1.5, "a", None, slice(3), [1]])
 def test_an_index_is_an_integer_or_a_draw(path, index):
-    with pytest.raises(SchemaError, match=r"index: got \w+, expected an integer or a"):
+    with pytest.raises(SchemaError, match="index must be an integer or a Draw, got"):
         mr.ReplayDataset(path)[index]
 
 
@@ -201,7 +201,7 @@ def test_another_buffers_draw_is_refused(path, tmp_path, complete):
     draw = next(iter(other.draws(mr.UniformSampler(seed=0), 8)))
     if not complete:
         draw = draw.taken(np.arange(3))
-    with pytest.raises(SchemaError, match=r"a draw of buffer \w+, expected one of \w+"):
+    with pytest.raises(SchemaError, match=r"index must be a draw.*got one of buffer"):
         dataset[draw]
     assert len(other[draw]) == len(draw)
 
@@ -237,7 +237,7 @@ def test_a_draw_of_a_snapshot_is_of_its_buffer(path, tmp_path):
 
 def test_a_list_of_draws_names_the_way_out(path):
     dataset = mr.ReplayDataset(path)
-    with pytest.raises(SchemaError, match=r"got a list of Draws, .*batch_size=None"):
+    with pytest.raises(SchemaError, match=r"index must be an.*got a list of Draws"):
         dataset.__getitems__([draw_of([(0, 150)])])
 
 
@@ -340,7 +340,7 @@ def test_a_writer_that_is_always_faster_is_named(tmp_path, monkeypatch):
 
 def test_a_draw_of_another_buffer_is_refused(path):
     dataset = mr.ReplayDataset(path)
-    with pytest.raises(SchemaError, match="env_ids: got values"):
+    with pytest.raises(SchemaError, match=r"env_ids must be.*got values in \[5, 5\]"):
         dataset[draw_of([(5, 150)])]
     with pytest.raises(StaleError, match="is not in the buffer"):
         dataset[draw_of([(0, 10_000)])]
@@ -362,7 +362,7 @@ def test_draws_have_a_length_where_they_have_an_end(path):
     dataset = mr.ReplayDataset(path)
     draws = dataset.draws(mr.UniformSampler(0), 4, num_batches=3)
     assert len(draws) == len(list(draws)) == 3
-    with pytest.raises(TypeError, match="no num_batches, so that there is no length"):
+    with pytest.raises(TypeError, match="draws without num_batches have no length"):
         len(dataset.draws(mr.UniformSampler(0), 4))
 
 
@@ -403,6 +403,6 @@ def test_a_draw_keeps_other_threads_from_moving_the_view(path):
 
 @pytest.mark.parametrize("sampler", [mr.UniformSampler, None, 4])
 def test_draws_are_of_a_sampler(path, sampler):
-    told = "sampler: got .*, expected an object with draw, .*; make one, such as"
+    told = "sampler must have draw, state_dict and load_state_dict, got"
     with pytest.raises(SchemaError, match=told):
         mr.ReplayDataset(path).draws(sampler, 4)

@@ -98,15 +98,15 @@ def test_priorities_that_nobody_keeps_are_refused(paths):
     dataset = mr.ReplayDataset(paths[0])
     draws = dataset.draws(mr.UniformSampler(0), 4)
     batch = next(iter(loader_of(dataset, draws)))
-    told = r"these are draws of a UniformSampler, .*; make them by dataset"
+    told = "update_priorities: these are draws of a UniformSampler, which has no"
     with pytest.raises(SchemaError, match=told):
         draws.update_priorities(batch, np.ones(4))
     with pytest.raises(
-        SchemaError, match=r"keeps no priorities, .*draws\.update_prior"
+        SchemaError, match=r"update_priorities needs a sampler with.*got UniformSampler"
     ):
         dataset.buffer.update_priorities(batch, np.ones(4))
     draws = dataset.draws(prioritized(), 4)
-    with pytest.raises(SchemaError, match="priorities: got"):
+    with pytest.raises(SchemaError, match=r"priorities must be finite.*got -1\.0 at 0"):
         draws.update_priorities(batch, -np.ones(4))
     batch.positions = batch.positions + 1000
     with pytest.raises(StaleError):
@@ -129,12 +129,12 @@ def test_a_run_continues_with_the_batches_after_those_used(
     again = dataset.draws(kind(seed=9), 16)
     next(iter(again))
     again.load_state_dict(state)
-    with pytest.raises(SchemaError, match=r"num_batches: got 1, .* \[\] to \[\]"):
+    with pytest.raises(SchemaError, match=r"num_batches must count batches of.*got 1"):
         again.state_after(1)
     rest = iter(loader_of(dataset, again, workers, context))
     assert [steps_of(next(rest)) for _ in range(4)] == expected
     assert again.state_after(4) == draws.state_after(7)
-    with pytest.raises(FormatError, match="expected '"):
+    with pytest.raises(FormatError, match=r"sampler state: kind must be.*got 'Concat'"):
         again.load_state_dict({"kind": "Concat"})
 
 
@@ -151,7 +151,7 @@ def test_a_run_over_several_buffers_goes_on_likewise(paths, workers, context):
     again = dataset.draws(16)
     next(iter(again))
     again.load_state_dict(state)
-    with pytest.raises(SchemaError, match="num_batches: got 1, expected the batches"):
+    with pytest.raises(SchemaError, match=r"num_batches must be one of the.*got 1"):
         again.state_after(1)
     rest = iter(loader_of(dataset, again, workers, context))
     assert [columns(next(rest)) for _ in range(4)] == expected

@@ -215,7 +215,7 @@ def test_a_state_that_is_none_of_a_loader_is_refused_by_name(path, other):
     with (
         loading(path, 40, mr.UniformSampler(seed=0)) as (_, loader),
         pytest.raises(
-            FormatError, match=r"loader state: got kind .* load it into the l"
+            FormatError, match="loader state: kind must be 'ReplayLoader', got"
         ),
     ):
         loader.load_state_dict(other)
@@ -245,7 +245,7 @@ def test_priorities_go_with_the_state_if_asked_for(path):
 
 @pytest.mark.parametrize("state", [{}, {"kind": "ReplayLoader", "sampler": 3}, None])
 def test_what_is_no_loaders_state_is_refused(path, state):
-    refused = pytest.raises(FormatError, match=r"state: (got|there is no)")
+    refused = pytest.raises(FormatError, match=r"loader state(: kind must be| has no)")
     with loading(path, 4) as (_, loader), refused:
         loader.load_state_dict(state)
 
@@ -256,7 +256,7 @@ def test_a_state_that_does_not_fit_leaves_the_loader_where_it_is(path):
     with loading(path, 8, prefetch=4) as (_, loader):
         same(next(iter(loader)), expected[0])
         state = {"kind": "ReplayLoader", "sampler": {"kind": "ShuffledSampler"}}
-        with pytest.raises(FormatError, match="got kind 'ShuffledSampler'"):
+        with pytest.raises(FormatError, match=r"sampler state:.*got 'ShuffledSampler'"):
             loader.load_state_dict(state)
         for one in expected[1:]:
             same(next(iter(loader)), one)
@@ -311,7 +311,7 @@ def test_numbers_are_integers_of_at_least_one(path, name, number):
 
 
 def test_a_path_is_no_open_buffer(path):
-    with pytest.raises(SchemaError, match=r"buffer: got \w+Path, expected an open"):
+    with pytest.raises(SchemaError, match=r"buffer must be an open.*got PosixPath"):
         mr.ReplayLoader(path, 4)
 
 

@@ -125,7 +125,7 @@ def test_a_closed_loader_has_no_threads_and_says_that_it_is_closed(buffer):
     assert loader.closed
     assert loaders() == []
     for call in (lambda: next(loader), lambda: iter(loader)):
-        with pytest.raises(FailedError, match="this loader is closed; make another"):
+        with pytest.raises(FailedError, match="ReplayLoader: this loader is closed"):
             call()
     with pytest.raises(FailedError, match="closed"):
         loader.load_state_dict({"kind": "ReplayLoader", "sampler": {}})

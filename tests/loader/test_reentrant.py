@@ -170,7 +170,7 @@ def test_a_state_is_not_loaded_in_the_middle_of_a_draw(path):
     ):
         state = loader.state_dict()
         assert len(next(loader)) == 16
-    assert "load it between two batches" in told[1]
+    assert "Load the state between two batches" in told[1]
 
 
 def test_two_threads_are_not_given_batches_at_once(path):
@@ -192,7 +192,7 @@ def test_two_threads_are_not_given_batches_at_once(path):
         while not loader._work._in_next:
             threading.Event().wait(0.001)
         with pytest.raises(
-            FailedError, match="next was called while another call of it is under way"
+            FailedError, match="ReplayLoader: another call of next is in progress"
         ):
             next(loader)
         gate.set()

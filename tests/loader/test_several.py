@@ -62,7 +62,7 @@ def test_draws_of_other_buffers_are_refused(paths):
     other = mr.ConcatDataset(opened(paths[::-1]))
     draw = next(iter(other.draws(32)))
     assert len(other[draw]) == 32
-    with pytest.raises(SchemaError, match=r"a draw of buffer \w+, expected one of \w+"):
+    with pytest.raises(SchemaError, match=r"index must be a draw.*got one of buffer"):
         one[draw]
 
 
@@ -78,7 +78,7 @@ def test_a_run_continues_after_the_batches_used_and_not_the_prefetched_ones(path
     fresh.load_state_dict(state)
     assert [columns(fresh.sample(20)) for _ in range(5)] == rest
     assert len(taken) + len(rest) == 8
-    with pytest.raises(SchemaError, match="num_batches: got 9, expected the batches"):
+    with pytest.raises(SchemaError, match=r"num_batches must be one of the.*got 9"):
         draws.state_after(9)
 
 
@@ -102,9 +102,9 @@ def test_what_makes_no_sense_is_refused(paths):
     dataset = mr.ConcatDataset(opened(paths))
     sent = pickle.loads(pickle.dumps(dataset))
     assert len(sent) == len(dataset)
-    with pytest.raises(SchemaError, match="to another process, and has no sampler"):
+    with pytest.raises(SchemaError, match="draws: this dataset was sent to another"):
         sent.draws(4)
-    with pytest.raises(SchemaError, match="index: got int, expected a draw; pass"):
+    with pytest.raises(SchemaError, match="index must be a draw, got int"):
         dataset[0]
     for number in (0, 2.5, None, True, "8"):
         told = f"batch_size must be an integer of at least 1, got {number!r}"
@@ -113,15 +113,15 @@ def test_what_makes_no_sense_is_refused(paths):
     with pytest.raises(SchemaError, match=r"num_batches must be an integer.*got 2\.5"):
         dataset.draws(4, 2.5)
     with pytest.raises(
-        SchemaError, match=r"concat: got list, .* several buffers as one"
+        SchemaError, match="concat must be several buffers as one, got list"
     ):
         mr.ConcatDataset(list(opened(paths).buffers))
     loader = DataLoader(dataset, sampler=dataset.draws(4))
-    with pytest.raises(SchemaError, match=r"index: got list, .* with batch_size=None"):
+    with pytest.raises(SchemaError, match="index must be a draw, got list"):
         next(iter(loader))
-    with pytest.raises(TypeError, match="draws: got no num_batches"):
+    with pytest.raises(TypeError, match="draws without num_batches have no length"):
         len(dataset.draws(4))
-    with pytest.raises(SchemaError, match="source: got several buffers, expected one"):
+    with pytest.raises(SchemaError, match="source must be one buffer, got several"):
         mr.ReplayDataset(opened(paths))
-    with pytest.raises(SchemaError, match="source: got several buffers, expected one"):
+    with pytest.raises(SchemaError, match="source must be one buffer, got several"):
         mr.ReplayStream(opened(paths), mr.UniformSampler(0), 4)

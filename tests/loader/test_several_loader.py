@@ -193,5 +193,5 @@ def test_there_are_no_epochs_and_threads_end(paths):
             len(loader)
         next(loader)
     assert not [t for t in threading.enumerate() if t.name == "mmreplay-load"]
-    with pytest.raises(SchemaError, match=r"got list, expected .* mr\.concat"):
+    with pytest.raises(SchemaError, match=r"buffer must be an open.*got list"):
         mr.ReplayLoader([1, 2], 4)

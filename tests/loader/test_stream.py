@@ -159,9 +159,9 @@ def test_states_of_others_and_of_no_iteration_are_refused(path):
     told = r"num_batches: got 1 before an iteration began\. Call it after a batch"
     with pytest.raises(SchemaError, match=told):
         stream.state_after(1)
-    with pytest.raises(FormatError, match="expected 'ReplayStream'"):
+    with pytest.raises(FormatError, match=r"stream state: kind.*got 'UniformSampler'"):
         stream.load_state_dict({"kind": "UniformSampler"})
-    with pytest.raises(FormatError, match="got batches -1"):
+    with pytest.raises(FormatError, match=r"sampler state: batches must be an.*got -1"):
         stream.load_state_dict({"kind": "ReplayStream", "epoch": 0, "batches": -1})
 
 
@@ -174,13 +174,13 @@ def test_states_of_others_and_of_no_iteration_are_refused(path):
     ],
 )
 def test_prioritized_samplers_are_refused_with_the_way_out(path, sampler):
-    with pytest.raises(SchemaError, match=r"keeps priorities, .* ReplayDataset.draws"):
+    with pytest.raises(SchemaError, match="ReplayStream: each worker would have its"):
         mr.ReplayStream(path, sampler, 16)
 
 
 @pytest.mark.parametrize("sampler", [mr.UniformSampler, None, 16])
 def test_what_is_no_sampler_is_refused(path, sampler):
-    told = "sampler: got .*, expected an object with draw, .*; make one, such as"
+    told = "sampler must have draw, state_dict and load_state_dict, got"
     with pytest.raises(SchemaError, match=told):
         mr.ReplayStream(path, sampler, 8)
 
@@ -213,7 +213,7 @@ def test_batches_are_counted_by_whole_numbers(path, num_batches):
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"collate_fn": mr.collate}])
 def test_batches_are_not_put_into_batches(path, workers, options):
     loader = DataLoader(stream_of(path, "uniform"), num_workers=workers, **options)
-    told = r"got a list of [14] batches, expected single steps; pass batch_size=None"
+    told = r"collate needs single steps.*got a list of"
     with pytest.raises(SchemaError, match=told):
         next(iter(loader))
 
@@ -222,7 +222,7 @@ def test_ranks_are_counted_once(path):
     with pytest.raises(SchemaError, match=r"rank must be .* in \[0, 1\], got 2"):
         mr.ReplayStream(path, mr.UniformSampler(0), 16, rank=2, num_ranks=2)
     sampler = mr.ShuffledSampler(seed=0, rank=1, num_ranks=2)
-    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler that divides"):
+    with pytest.raises(SchemaError, match=r"num_ranks must be 1 with a.*got 2"):
         mr.ReplayStream(path, sampler, 16, rank=1, num_ranks=2)
     found = []
     for rank in range(2):
@@ -254,8 +254,8 @@ def test_ranks_are_counted_once(path):
 )
 def test_ranks_with_seeds_of_their_own_are_refused(path, sampler, name):
     refused = (
-        f"num_ranks: got 2 and a {name} without a seed, so that each rank would draw "
-        r"by another one; pass the same seed=\.\.\."
+        f"num_ranks: the {name} has no seed, so each of 2 ranks would draw by another "
+        r"one\. Pass the same seed=\.\.\."
     )
     with pytest.raises(SchemaError, match=refused):
         mr.ReplayStream(path, sampler, 16, rank=0, num_ranks=2)
@@ -267,13 +267,13 @@ def test_ranks_with_seeds_of_their_own_are_refused(path, sampler, name):
 
 def test_ranks_of_a_sampler_need_a_seed_as_those_of_a_stream(path):
     sampler = mr.ShuffledSampler(rank=1, num_ranks=2)
-    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler without a"):
+    with pytest.raises(SchemaError, match="num_ranks: the ShuffledSampler has no seed"):
         mr.ReplayStream(path, sampler, 16)
 
 
 def test_without_an_end_there_is_no_length(path):
     stream = mr.ReplayStream(path, mr.UniformSampler(0), 16)
-    with pytest.raises(TypeError, match="there is no length"):
+    with pytest.raises(TypeError, match="draws without num_batches have no length"):
         len(stream)
     loader = loader_of(stream, 2, "fork")
     assert len(list(itertools.islice(loader, 5))) == 5

@@ -173,7 +173,7 @@ def test_workers_follow_a_writer_that_overwrites_what_was_drawn(tmp_path):
 
 @pytest.mark.parametrize(
     ("context", "error"),
-    [("fork", "RAM of another process; use"), ("spawn", "RAM of another process")],
+    [("fork", r"RAM of another process\. Use"), ("spawn", "RAM of another process")],
 )
 def test_workers_refuse_a_buffer_in_ram(context, error):
     dataset = mr.ReplayDataset(fill(None, engine="memory", close=False))

@@ -109,7 +109,9 @@ def test_priorities_are_refused_where_no_part_takes_some(kind):
     assert not isinstance(kind(), PrioritySampler)
     buffer = made(mr.MixtureSampler([(kind(), 1)]))
     assert not keeps_priorities(buffer.sampler)
-    with pytest.raises(SchemaError, match=rf"\['{kind.__name__}'\] that keep no prior"):
+    with pytest.raises(
+        SchemaError, match=rf"with priorities, got \['{kind.__name__}'\]"
+    ):
         buffer.update_priorities(buffer.sample(4), np.ones(4))
 
 

@@ -39,7 +39,7 @@ def test_what_is_left_is_what_any_sampler_draws(view, count):
     shuffled, uniform, stratified = (mr.ignore_earliest(count, s) for s in inner)
     if not expected:
         for sampler in (shuffled, uniform, stratified):
-            with pytest.raises(EmptyError, match="none is a legal start"):
+            with pytest.raises(EmptyError, match="is a legal start"):
                 sampler.draw(view, 4)
         return
     drawn = [p for _ in range(40) for p in steps_of(uniform.draw(view, 60))]
@@ -172,7 +172,7 @@ def shown(draw):
 
 def test_exactly_as_many_rows_as_are_ignored():
     view = ListedView(["ssss"])
-    with pytest.raises(EmptyError, match="none is a legal start"):
+    with pytest.raises(EmptyError, match="is a legal start"):
         mr.ignore_earliest(4).draw(view, 1)
     assert steps_of(mr.ignore_earliest(3).draw(view, 2)) == [(0, 3)] * 2
     for count in (0, 2.5, "a"):
@@ -201,14 +201,14 @@ def test_a_state_of_another_restriction_is_refused():
     sampler = mr.ignore_earliest(2, mr.UniformSampler(0))
     before = sampler.state_dict()
     for damage, message in (
-        ({"kind": "x"}, "got kind 'x', expected 'RestrictedSampler'"),
-        ({"restriction": 3}, "got kind 'int', expected 'ignore_earliest'"),
-        ({"restriction": {"kind": "Part"}}, "got kind 'Part', expected 'ignore_ear"),
+        ({"kind": "x"}, "kind must be 'RestrictedSampler', got 'x'"),
+        ({"restriction": 3}, "kind must be 'ignore_earliest', got 'int'"),
+        ({"restriction": {"kind": "Part"}}, "kind must be.*got 'Part'"),
         (
             {"restriction": {"kind": "ignore_earliest", "count": 3}},
-            "got count 3, expected this sampler's 2",
+            "count must be 2 as in this sampler, got 3",
         ),
-        ({"parts": []}, "got parts of 0, expected a list of 1"),
+        ({"parts": []}, "parts must be a list of 1, got 0"),
     ):
         with pytest.raises(FormatError, match=f"sampler state: {message}"):
             sampler.load_state_dict(before | damage)
@@ -231,7 +231,7 @@ def test_priorities_go_through_with_the_view_that_is_drawn_from():
     assert sampler.keeps_priorities
     plain = mr.ignore_earliest(5)
     assert plain.epoch is None
-    with pytest.raises(SchemaError, match="keep no priorities, expected"):
+    with pytest.raises(SchemaError, match="update_priorities needs a sampler with"):
         plain.update_priorities(view, *given)
     with pytest.raises(TypeError, match="got UniformSampler, which has no epochs"):
         plain.num_batches(view, 3)
@@ -246,6 +246,6 @@ def test_an_episode_of_which_steps_are_ignored_is_not_whole(tmp_path, by):
     draw = mr.ignore_earliest(3, mr.EpisodeSampler(by=by)).draw
     assert set(draw(twin.buffer.view, 20).windows.positions[:, 0].tolist()) == {10}
     twin.buffer.dequeue(10)
-    with pytest.raises(EmptyError, match="none is a legal start"):
+    with pytest.raises(EmptyError, match="is a legal start"):
         draw(twin.buffer.view, 20)
     twin.buffer.close()

@@ -43,12 +43,12 @@ class TestMixtureSampler(SamplerContract):
         other = self.make(5).state_dict()
         broken = [other["parts"][0], other["parts"][0]]
         for damage, message in (
-            ({"parts": broken}, "got kind 'UniformSampler', expected 'Stratified"),
-            ({"parts": other["parts"][:1]}, "got parts of 1, expected a list of 2"),
-            ({"shares": [0.5, 0.5]}, r"got shares \[0.5, 0.5\], expected \[0.666"),
-            ({"drawn": [1, -1]}, "got drawn in"),
-            ({"drawn": [1 << 60, 1]}, "got drawn .*, expected one number below"),
-            ({"drawn": "x"}, "got drawn 'x', expected a list of integers"),
+            ({"parts": broken}, "kind must be.*got 'UniformSampler'"),
+            ({"parts": other["parts"][:1]}, "parts must be a list of 2, got 1"),
+            ({"shares": [0.5, 0.5]}, r"shares must be.*got \[0\.5, 0\.5\]"),
+            ({"drawn": [1, -1]}, r"drawn must be in \[0.*got values in \[-1, 1\]"),
+            ({"drawn": [1 << 60, 1]}, r"drawn must be.*got \[1152921504606846976, 1\]"),
+            ({"drawn": "x"}, "drawn must be a list of integers, got 'x'"),
         ):
             with pytest.raises(FormatError, match=f"sampler state: {message}"):
                 sampler.load_state_dict(other | damage)
@@ -115,7 +115,7 @@ def test_a_part_that_has_nothing_leaves_the_others_where_they_were():
     late = mr.ignore_earliest(50, mr.UniformSampler(0))
     mixed = mr.MixtureSampler([(mr.ShuffledSampler(0), 1), (late, 1)], seed=0)
     before = mixed.state_dict()
-    with pytest.raises(EmptyError, match="none is a legal start"):
+    with pytest.raises(EmptyError, match="is a legal start"):
         mixed.draw(view, 4)
     assert mixed.state_dict() == before
 
@@ -147,7 +147,7 @@ def test_priorities_go_to_every_part_that_keeps_some():
         assert seen is view
         assert env_ids is draw.env_ids
         assert received is mask
-    with pytest.raises(SchemaError, match=r"\['UniformSampler'\] that keep no prior"):
+    with pytest.raises(SchemaError, match="update_priorities needs a sampler with"):
         plain.update_priorities(view, draw.env_ids, draw.positions, np.ones(6))
 
 
@@ -159,7 +159,7 @@ def test_windows_of_parts_are_put_together_if_they_are_alike(tmp_path):
     assert draw.windows.positions.shape == (8, 3)
     mixed = mr.MixtureSampler([(parts[0], 1), (mr.UniformSampler(0), 1)], seed=0)
     before = mixed.state_dict()
-    with pytest.raises(SchemaError, match=r"got windows of lengths \[3, None\]"):
+    with pytest.raises(SchemaError, match=r"samplers that.*got lengths \[3, None\]"):
         mixed.draw(buffer.view, 8)
     assert mixed.state_dict() == before
     buffer.close()
@@ -170,15 +170,15 @@ def test_windows_of_parts_are_put_together_if_they_are_alike(tmp_path):
     [
         (
             [mr.SequenceSampler(3), mr.SequenceSampler(4)],
-            "'windows of 4 steps'.* al",
+            r"samplers that share.*got \['windows of 3 steps', 'windows of 4 steps'\]",
         ),
-        ([mr.SequenceSampler(3), mr.EpisodeSampler()], "'padded episodes'.* all alike"),
+        ([mr.SequenceSampler(3), mr.EpisodeSampler()], r"samplers.*got \['windows of"),
         (
             [mr.UniformSampler(0), mr.EpisodeSampler(layout="ragged")],
-            r"'ragged episodes'\] to put into one batch.* with layout='padded'",
+            r"samplers that share a batch must not be.*got \[None, 'ragged episodes'\]",
         ),
-        (["a"], "sampler: got 'a', expected an object with draw, state_dict and"),
-        ([mr.UniformSampler], "sampler: got <class .* make one, such as"),
+        (["a"], "sampler must have draw, state_dict and load_state_dict, got 'a'"),
+        ([mr.UniformSampler], "sampler must have draw, state_dict and.*got <class"),
     ],
 )
 def test_parts_that_never_fit_one_batch_are_refused(parts, message):
@@ -188,14 +188,18 @@ def test_parts_that_never_fit_one_batch_are_refused(parts, message):
 
 def test_recent_windows_are_refused_with_the_way_out():
     for part in (mr.SequenceSampler(3), mr.EpisodeSampler(layout="ragged")):
-        with pytest.raises(SchemaError, match=r"inside of a RecentSampler, expected"):
+        with pytest.raises(SchemaError, match=r"the sampler inside a.*got the"):
             mr.RecentSampler(2, 0.5, part)
 
 
 def test_a_part_without_a_share_is_refused():
-    with pytest.raises(SchemaError, match=r"got UniformSampler among them, exp"):
+    with pytest.raises(
+        SchemaError, match=r"samplers must be pairs.*got UniformSampler"
+    ):
         mr.MixtureSampler([mr.UniformSampler(0)])
-    with pytest.raises(SchemaError, match=r"samplers: got 3, expected a list of pairs"):
+    with pytest.raises(
+        SchemaError, match=r"samplers must be a list of pairs of.*got 3"
+    ):
         mr.MixtureSampler(3)
 
 
@@ -259,5 +263,5 @@ def test_a_run_stopped_after_any_batch_goes_on(stopped):
 def test_shares_that_make_no_sense_are_refused():
     for shares in ([], [0.0], [1, -1], [float("inf")], ["a"], [None, 1]):
         parts = [(mr.UniformSampler(0), share) for share in shares]
-        with pytest.raises(SchemaError, match=r"shares: got .* expected numbers above"):
+        with pytest.raises(SchemaError, match="shares must be numbers above 0, one"):
             mr.MixtureSampler(parts)

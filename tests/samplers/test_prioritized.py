@@ -206,7 +206,7 @@ def test_a_priority_of_zero_is_never_drawn_and_its_row_is_still_legal():
 
 def test_priorities_that_are_all_zero_are_said():
     sampler, view = filled([[0.0, 0.0]])
-    with pytest.raises(EmptyError, match=r"priority 0 for all of 2 .*eps above 0"):
+    with pytest.raises(EmptyError, match="cannot draw 3 steps: all 2 legal starts"):
         sampler.draw(view, 3)
 
 

@@ -251,7 +251,8 @@ class TestInMemory:
         mark(ring, first, [30])
         mark(ring, second, [31])
         assert first.where == "disk"
-        assert second.where.startswith("RAM: another sampler holds ")
+        assert second.where.startswith("RAM: ")
+        assert "is locked by another sampler" in second.where
         assert (own(ring, first)[31], own(ring, second)[30]) == (1.0, 1.0)
         first.close()
 
@@ -308,7 +309,7 @@ class TestInMemory:
         process.start()
         try:
             assert ours.poll(WAIT_S)
-            assert "draw in the main process and let workers gather" in ours.recv()
+            assert "Draw in the main process and let workers gather" in ours.recv()
             # The child lives on, and the lock does not live on in it.
             sampler.close()
             again = make()

@@ -67,7 +67,9 @@ class TestUpdates:
         twin.extend([["", ""]] * 9)
         buffer.sample(2)
         before = column_of(buffer).copy()
-        with pytest.raises(StaleError, match=r"never written, expected one below 9"):
+        with pytest.raises(
+            StaleError, match="never written: positions must be below 9"
+        ):
             update(buffer, [(0, 7), (1, position)], [3.0, 3.0])
         assert (column_of(buffer) == before).all()
 
@@ -75,7 +77,7 @@ class TestUpdates:
     def test_environments_that_are_none_are_refused(self, make, env_id):
         twin, buffer = self.buffer(make)
         twin.extend([["", ""]] * 3)
-        with pytest.raises(SchemaError, match=r"env_ids: got values in .*\[0, 2\)"):
+        with pytest.raises(SchemaError, match=r"env_ids must be in \[0.*got values in"):
             update(buffer, [(env_id, 1)], [1.0])
 
     @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, -np.inf, 1e39])
@@ -84,7 +86,7 @@ class TestUpdates:
         twin.extend([["", ""]] * 3)
         buffer.sample(2)
         before = column_of(buffer).copy()
-        with pytest.raises(SchemaError, match=r"priorities: got .* at 1, expected fin"):
+        with pytest.raises(SchemaError, match="priorities must be finite float32"):
             update(buffer, [(0, 0), (0, 1)], [5.0, value])
         assert (column_of(buffer) == before).all()
 
@@ -92,7 +94,7 @@ class TestUpdates:
         twin, buffer = self.buffer(make)
         twin.extend([["", ""]] * 3)
         batch = buffer.sample(2)
-        message = r"got shape \[\] for \[2\] env_ids .* not their mean, and the batch"
+        message = r"priorities.*got shape \[\] for \[2\] env_ids and \[2\] positions"
         with pytest.raises(SchemaError, match=message):
             buffer.update_priorities(batch, np.float64(0.5))
 
@@ -103,7 +105,7 @@ class TestUpdates:
         assert update(buffer, [(0, 0), (0, 1)], half) == 0
         before = column_of(buffer).copy()
         assert set(half) <= set(before)
-        with pytest.raises(SchemaError, match="priorities: got inf at 1, expected fin"):
+        with pytest.raises(SchemaError, match=r"priorities must be.*got inf at 1"):
             update(buffer, [(0, 0), (0, 1)], np.array([7, np.inf], np.float16))
         assert (column_of(buffer) == before).all()
 
@@ -127,7 +129,7 @@ class TestUpdates:
         twin.extend([["", ""]] * 3)
         with pytest.raises(SchemaError, match=r"got shape \[3\] for \[2\] env_ids"):
             update(buffer, [(0, 0), (0, 1)], [1.0, 2.0, 3.0])
-        with pytest.raises(SchemaError, match="got bool, expected real numbers"):
+        with pytest.raises(SchemaError, match=r"priorities must be real.*got bool"):
             update(buffer, [(0, 0)], [True])
 
     def test_windows_mix_the_priorities_of_their_steps(self, make):
@@ -144,8 +146,8 @@ class TestUpdates:
     @pytest.mark.parametrize(
         ("mask", "message"),
         [
-            ([[True, False], [False, False]], "without a step for window 1"),
-            ([[True], [True]], r"a mask of shape \[2, 1\], expected \[2, 2\]"),
+            ([[True, False], [False, False]], "priorities: the.*got none in window 1"),
+            ([[True], [True]], r"priorities: the mask must have the.*got \[2, 1\]"),
         ],
     )
     def test_masks_that_do_not_fit_are_refused(self, make, mask, message):
@@ -160,7 +162,7 @@ class TestUpdates:
     def test_bad_values_of_windows_are_refused(self, make):
         twin, buffer = self.buffer(make, capacity=9, num_envs=1)
         twin.extend([[""]] * 9)
-        with pytest.raises(SchemaError, match="priorities: got nan at 3"):
+        with pytest.raises(SchemaError, match=r"priorities must be.*got nan at 3"):
             buffer.sampler.update_priorities(
                 buffer.view, np.zeros(2, int), np.array([1, 4]),
                 np.array([[1, 2], [3, np.nan]]),
@@ -187,7 +189,7 @@ def test_priorities_that_are_all_outdated_are_no_error(make):
 @pytest.mark.parametrize("make", KINDS)
 def test_an_empty_buffer_is_an_empty_error(make):
     twin = Twin(None, 4, sampler=make(seed=0))
-    with pytest.raises(EmptyError, match=r"got 0 published rows of which none"):
+    with pytest.raises(EmptyError, match="cannot draw 2 steps: none of 0 published"):
         twin.buffer.sample(2)
 
 

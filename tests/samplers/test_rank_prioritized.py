@@ -176,7 +176,7 @@ def test_a_damaged_order_is_refused(damage):
     sampler.draw(view, 2)
     state = sampler.state_dict(priorities=True)
     sampler.load_state_dict(state | damage)
-    with pytest.raises(FormatError, match="sampler state: got"):
+    with pytest.raises(FormatError, match="sampler state:"):
         sampler.draw(view, 2)
 
 

@@ -32,9 +32,9 @@ class TestRecentSampler(SamplerContract):
         before = sampler.state_dict()
         uniform = mr.UniformSampler(0).state_dict()
         for parts, message in (
-            ([uniform], "got parts of 1, expected a list of 2"),
-            ([uniform, uniform], "got kind 'UniformSampler', expected 'Stratified"),
-            (None, "got parts of NoneType"),
+            ([uniform], "sampler state: parts must be a list of 2, got 1"),
+            ([uniform, uniform], "sampler state: kind must be.*got 'UniformSampler'"),
+            (None, "sampler state: parts must be a list of 2, got NoneType"),
         ):
             with pytest.raises(FormatError, match=message):
                 sampler.load_state_dict(before | {"parts": parts})
@@ -135,7 +135,7 @@ def test_weights_and_priorities_are_the_other_samplers():
     assert sampler.keeps_priorities
     plain = mr.RecentSampler(4, 0.25, seed=0)
     assert not plain.keeps_priorities
-    with pytest.raises(SchemaError, match=r"'UniformSampler'.* keep no priorities"):
+    with pytest.raises(SchemaError, match="update_priorities needs a sampler with"):
         plain.update_priorities(view, *updated)
 
 
@@ -157,12 +157,12 @@ class TestEmphasizeRecentSampler(SamplerContract):
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            ({"eta": 0.0}, r"got eta 0.0, expected a number in \(0, 1\]"),
-            ({"eta": "x"}, "got eta 'x'"),
-            ({"smallest": 7}, "got smallest 7, expected this sampler's 1"),
-            ({"update": 40}, r"got update 40, expected an integer in \[0, 40\)"),
-            ({"num_updates": -1}, "got num_updates -1"),
-            ({"parts": []}, "got parts of 0"),
+            ({"eta": 0.0}, r"eta must be a number in \(0, 1\], got 0\.0"),
+            ({"eta": "x"}, r"eta must be a number in \(0, 1\], got 'x'"),
+            ({"smallest": 7}, "smallest must be 1 as in this sampler, got 7"),
+            ({"update": 40}, r"update must be an integer in \[0, 40\), got 40"),
+            ({"num_updates": -1}, r"num_updates must be an integer in \[0.*got -1"),
+            ({"parts": []}, "parts must be a list of 1, got 0"),
         ],
     )
     def test_other_damage_is_refused(self, damage, message):
@@ -255,5 +255,5 @@ def test_windows_that_make_no_sense_are_refused():
     for smallest in (0, 2.5, "a"):
         with pytest.raises(SchemaError, match=f"smallest must be .*, got {smallest!r}"):
             mr.EmphasizeRecentSampler(4, smallest=smallest)
-    with pytest.raises(EmptyError, match="none is a legal start"):
+    with pytest.raises(EmptyError, match="is a legal start"):
         mr.EmphasizeRecentSampler(4).draw(ListedView(["-"]), 3)

@@ -22,11 +22,11 @@ def test_a_linear_schedule_is_numpys_line_and_then_stays(start, stop, steps):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((float("nan"), 1, 5), "LinearSchedule start: got nan, expected a finite"),
-        ((0, "x", 5), "LinearSchedule stop: got 'x', expected a finite number"),
-        ((0, 1, 0), "LinearSchedule steps: got 0, expected an integer of at least 1"),
-        ((0, 1, 2.0), r"LinearSchedule steps: got 2\.0, expected an integer"),
-        ((0, True, 2), "LinearSchedule stop: got True, expected a finite number"),
+        ((float("nan"), 1, 5), "LinearSchedule start must be a finite number, got nan"),
+        ((0, "x", 5), "LinearSchedule stop must be a finite number, got 'x'"),
+        ((0, 1, 0), "LinearSchedule steps must be an integer of at least 1, got 0"),
+        ((0, 1, 2.0), r"LinearSchedule steps must be an integer of at least.*got 2\.0"),
+        ((0, True, 2), "LinearSchedule stop must be a finite number, got True"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused(arguments, message):
@@ -43,6 +43,6 @@ def test_constants_and_callables_are_one_thing():
 
 def test_a_callable_that_leaves_the_range_is_named():
     with pytest.raises(
-        SchemaError, match=r"beta: got 3, expected a number in \[0, 1\]"
+        SchemaError, match=r"beta must be a number in \[0, 1\] or.*got 3"
     ):
         Scheduled("beta", lambda step: step, 1).at(3)

@@ -86,7 +86,7 @@ def test_ranks_are_disjoint_and_complete(view, num_ranks, chunk):
             if rank < len(view.legal_starts()):
                 found.append(flat(epoch(sampler, view, 2)))
             else:
-                with pytest.raises(EmptyError, match=f"got 0 for rank {rank} of"):
+                with pytest.raises(EmptyError, match=f"rank {rank} of .*, got 0"):
                     sampler.draw(view, 2)
         assert sorted(flat(found)) == view.legal_starts()
         assert max(map(len, found)) - min(map(len, found)) <= 1
@@ -102,7 +102,7 @@ def test_without_a_last_batch_all_ranks_draw_as_many_and_all_full(
     for rank in range(num_ranks):
         sampler = ShuffledSampler(5, rank=rank, num_ranks=num_ranks, drop_last=True)
         if 8 // num_ranks < batch_size:
-            with pytest.raises(EmptyError, match="without replacement: got 2"):
+            with pytest.raises(EmptyError, match=r"cannot draw 3 steps without.*got 2"):
                 sampler.draw(view, batch_size)
             assert sampler.epoch == 0
             continue
@@ -175,9 +175,9 @@ def test_unshuffled_time_major_takes_environments_in_turn(view, chunk):
 def test_nothing_to_draw_is_said_and_does_not_count():
     sampler, fresh = ShuffledSampler(3), ShuffledSampler(3)
     for rows in ([""], ["-"], ["x", "xx-", ""]):
-        with pytest.raises(EmptyError, match=r"none is a legal start.*add steps first"):
+        with pytest.raises(EmptyError, match=r"is a legal start.*Add steps first"):
             sampler.draw(ListedView(rows), 4)
-        with pytest.raises(EmptyError, match=r"none is a legal start.*add steps first"):
+        with pytest.raises(EmptyError, match=r"is a legal start.*Add steps first"):
             sampler.more(ListedView(rows), 4)
     assert sampler.state_dict() == fresh.state_dict()
     assert steps_of(sampler.draw(VIEWS[3], 4)) == steps_of(fresh.draw(VIEWS[3], 4))
@@ -187,7 +187,7 @@ def test_too_few_for_a_batch_are_said_until_there_are_more():
     sampler = ShuffledSampler(0, drop_last=True)
     for ask in (sampler.draw, sampler.more):
         with pytest.raises(
-            EmptyError, match=r"got 2 for rank 0 of 1, expected at least 3; add steps"
+            EmptyError, match=r"cannot draw 3 steps without replacement: rank 0.*got 2"
         ):
             ask(ListedView(["ss-"]), 3)
     assert len(sampler.draw(ListedView(["sss-"]), 3)) == 3
@@ -196,7 +196,7 @@ def test_too_few_for_a_batch_are_said_until_there_are_more():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 2, "num_ranks": 2}, "rank: got 2 of 2, expected it in"),
+        ({"rank": 2, "num_ranks": 2}, r"rank must be in \[0, num_ranks\), got 2 of 2"),
         ({"rank": -1}, "rank must be an integer of at least 0, got -1"),
         ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
         ({"rank": "a"}, "rank must be an integer of at least 0, got 'a'"),
@@ -205,7 +205,7 @@ def test_too_few_for_a_batch_are_said_until_there_are_more():
         ({"batches": 0}, "batches must be an integer of at least 1, got 0"),
         ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
         ({"shuffle": 0}, "shuffle must be True or False, got 0"),
-        ({"batches": 2, "drop_last": True}, "batches: got 2 with drop_last=True"),
+        ({"batches": 2, "drop_last": True}, "drop_last must.*got True with batches=2"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, message):

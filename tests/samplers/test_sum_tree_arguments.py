@@ -55,7 +55,7 @@ def test_an_index_beyond_every_integer_is_quoted_unchanged():
     tree, index = SumTree(5), np.array([3, 2**63], np.uint64)
     for use in (lambda: tree.set(index, np.ones(2)), lambda: tree.get(index)):
         with pytest.raises(
-            IndexError, match=f"tree index: got {2**63}, expected 0 to 4"
+            IndexError, match=rf"tree index must be in \[0, 4\], got {2**63}"
         ):
             use()
     assert tree.total == 0

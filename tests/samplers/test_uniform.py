@@ -72,7 +72,7 @@ class TestUniformSampler(SamplerContract):
 
     def test_seeds_outside_the_range_are_refused(self):
         for seed in (-1, 1 << 63, "a", 1.5, True, np.int64(-3)):
-            with pytest.raises(SchemaError, match=r"seed: got .*, expected None or"):
+            with pytest.raises(SchemaError, match="seed must be None or an integer in"):
                 UniformSampler(seed)
         assert UniformSampler(np.int32(7)).state_dict()["seed"] == 7
 
@@ -107,7 +107,7 @@ def test_draws_of_a_buffer_are_the_oracles_legal_starts(
 def test_an_episode_that_fills_the_buffer_but_for_one_step(tmp_path):
     twin = Twin(tmp_path / "ring", 50)
     twin.extend([["u"]] * 49 + [[""]])
-    with pytest.raises(EmptyError, match=r"got 50 published rows of which none"):
+    with pytest.raises(EmptyError, match="cannot draw 3 steps: none of 50 published"):
         twin.buffer.sample(3)
     twin.add([""])
     batch = twin.buffer.sample(3)

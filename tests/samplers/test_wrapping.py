@@ -95,7 +95,7 @@ def test_priorities_that_one_part_refuses_reach_none():
     buffer = made(mr.MixtureSampler([(single, 1), (windows, 1)]))
     before = raw(single, buffer)
     steps = buffer.take(0, np.arange(4))
-    with pytest.raises(SchemaError, match=r"priorities: got \[4, 3\], expected \[B\]"):
+    with pytest.raises(SchemaError, match=r"priorities must have shape.*got \[4, 3\]"):
         buffer.update_priorities(steps, np.full((4, 3), 7.0))
     assert raw(single, buffer) == before
     assert buffer.update_priorities(steps, np.full((4, 2), 7.0)) == 0
@@ -132,7 +132,7 @@ def test_a_position_never_written_is_stale_wherever_it_arrives(kind):
     buffer = made(sampler)
     view, ids, ones = buffer.view, np.zeros(2, int), np.ones(2)
     for positions in ([0, 15], [0, -1]):
-        with pytest.raises(StaleError, match="a row that was never written"):
+        with pytest.raises(StaleError, match="of environment 0 was never written"):
             sampler.update_priorities(view, ids, np.array(positions), ones)
-        with pytest.raises(StaleError, match="a row that was never written"):
+        with pytest.raises(StaleError, match="of environment 0 was never written"):
             sampler.check_priorities(view, ids, np.array(positions), ones)

@@ -172,24 +172,24 @@ def test_a_missing_field_error_lists_the_fields():
             r"field 'a/b' must be a Field, got ndarray\. Write Field",
         ),
         ({"a": "float32"}, "field 'a' must be a Field, got str"),
-        ({"a" * 257: FLAG}, "got 257 characters, expected at most 256 .*; rename"),
-        ({"\ud800": FLAG}, "expected at most 256 that UTF-8 can hold; rename"),
-        ({"x": {"a/b": FLAG}}, "got 'a/b', expected a name without '/' or NUL; nest"),
-        ({"a//b": FLAG}, "field path: got 'a//b', expected non-empty names joined"),
+        ({"a" * 257: FLAG}, r"field path.*got 257 characters"),
+        ({"\ud800": FLAG}, r"field path '\\ud800' must have at most.*got 1 characters"),
+        ({"x": {"a/b": FLAG}}, r"field name under 'x' must not contain '/'.*got 'a/b'"),
+        ({"a//b": FLAG}, r"field path must be non-empty names joined by.*got 'a//b'"),
         (
             {"a/b": FLAG, "a": {"b": FLAG}},
             "field 'a/b' is declared twice, nested and by its path",
         ),
-        ({"a/b": FLAG, "a": FLAG}, "'a': got both a leaf and a branch"),
-        ({"a": FLAG, "a/b": FLAG}, "'a': got both a leaf and a branch"),
+        ({"a/b": FLAG, "a": FLAG}, "field path 'a' must not be both a leaf and a"),
+        ({"a": FLAG, "a/b": FLAG}, "field path 'a' must not be both a leaf and a"),
         (
             {"a": {"\x1b]0;b\x07": FLAG}},
-            r"field path 'a/\\x1b\]0;b\\x07': got the control character '\\x1b', "
-            r"expected none, as terminals obey them; rename the field",
+            r"field path 'a/\\x1b\]0;b\\x07' must not contain the control character "
+            r"'\\x1b', because terminals obey it\. Rename the field",
         ),
-        ({"a\nb": FLAG}, r"got the control character '\\n'"),
-        ({"a\x7f": FLAG}, r"got the control character '\\x7f'"),
-        ({"a\x9b": FLAG}, r"got the control character '\\x9b'"),
+        ({"a\nb": FLAG}, r"field path 'a\\nb' must not contain the control character"),
+        ({"a\x7f": FLAG}, r"field path 'a\\x7f' must not contain the control"),
+        ({"a\x9b": FLAG}, r"field path 'a\\x9b' must not contain the control"),
         ([FLAG], r"schema fields must be a mapping by name, got list\. Pass a dict"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_field_is_added_at_the_end_and_the_order_survives():
     assert Schema.from_json(schema.to_json(), dict(schema.roles)) == schema
     with pytest.raises(SchemaError, match="the schema already has a field 'reward'"):
         schema.with_field("reward", SCALAR)
-    with pytest.raises(SchemaError, match="'reward': got both a leaf and a branch"):
+    with pytest.raises(SchemaError, match="field path 'reward' must not be both a"):
         schema.with_field("reward/a", SCALAR)
 
 
@@ -306,7 +306,7 @@ GOOD = {"name": "a", "dtype": "int8", "shape": [2], "exact": False, "mutable": F
     ("change", "message"),
     [
         ({"name": 1}, "schema field name must be a string, got 1"),
-        ({"name": "a//b"}, "field path: got 'a//b', expected non-empty names"),
+        ({"name": "a//b"}, r"field path must be non-empty names joined by.*got 'a//b'"),
         ({"dtype": "<i1"}, "schema field dtype of 'a'.*bfloat16, got '<i1'"),
         ({"dtype": None}, "schema field dtype of 'a'.*bfloat16, got None"),
         ({"shape": 2}, "schema field shape of 'a'.*most 32 integers, got 2"),

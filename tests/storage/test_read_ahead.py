@@ -1,4 +1,4 @@
-"""Pages are asked for at once where some are missing, and left alone where none is."""
+"""Missing pages are requested at once, and no page if none is missing."""
 
 import errno
 import os

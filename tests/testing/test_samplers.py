@@ -353,7 +353,7 @@ def prioritized(kind):
 ARRAYS, LEGAL = "draws_the_promised_arrays", "draws_legal_starts"
 PRIORITIES = "updates_priorities"
 BROKEN = [
-    (NoStates, ARRAYS, "expected an object with draw, state_dict"),
+    (NoStates, ARRAYS, "sampler must have draw, state_dict"),
     (Pairs, ARRAYS, "draw returned tuple. Return a mmreplay.samplers.base.Draw"),
     (Wide, ARRAYS, "positions of a draw is float64. Make it"),
     (Square, ARRAYS, r"weights of a draw has the shape \(1, 1\)"),

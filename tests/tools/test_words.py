@@ -148,3 +148,8 @@ def test_the_tool_prints_and_does_not_fail():
     command = [sys.executable, "-m", "tools.words", "mmreplay", "--count"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("folder")
+
+
+@pytest.mark.parametrize("folder", words.FOLDERS)
+def test_no_name_of_the_project_is_an_old_one(folder):
+    assert words.listing(words.search([folder])) == []

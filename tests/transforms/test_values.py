@@ -60,7 +60,7 @@ def test_integers_that_do_not_fit_are_refused():
     values = {"number": np.array([1, 300])}
     buffer = buffer_of(fields, values, [mr.Cast("int8", "number")])
     assert buffer.take(0, [0])["number"].dtype == np.int8
-    with pytest.raises(SchemaError, match=r"values of 'number' in \[1, 300\]"):
+    with pytest.raises(SchemaError, match=r"Cast: values of.*got values in \[1, 300\]"):
         buffer.take(0, [0, 1])
 
 
@@ -72,7 +72,7 @@ def test_one_hot_vectors_are_rows_of_the_identity():
     assert (batch["action"] == np.eye(4)[actions[:2] - 3]).all()
     assert batch["action"].dtype == np.float32
     buffer = buffer_of(fields, values, [mr.OneHot(2, start=3)])
-    with pytest.raises(SchemaError, match=r"in \[3, 5\], expected them in \[3, 5\)"):
+    with pytest.raises(SchemaError, match=r"OneHot: values of.*got values in \[3, 5\]"):
         buffer.take(0, [0, 1])
 
 
@@ -168,9 +168,9 @@ def test_bfloat16_is_measured_as_the_numbers_it_holds():
 
 
 def test_what_cannot_be_measured_or_read_back_is_refused():
-    with pytest.raises(SchemaError, match=r"got no value of \['x'\]"):
+    with pytest.raises(SchemaError, match=r"Normalize\.fit: the batches have no value"):
         mr.Normalize.fit([], ["x"])
-    with pytest.raises(FormatError, match=r"'stds'.*fit it again"):
+    with pytest.raises(FormatError, match="Normalize: the state does not fit"):
         mr.Normalize.from_json({"means": {}})
 
 
@@ -192,8 +192,8 @@ def test_a_function_sees_windows_as_the_batch_has_them():
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda fields: None, "got NoneType from"),
-        (lambda fields: {"x": np.zeros(3)}, r"'x' of shape \[3\], .* with \[2\]"),
+        (lambda fields: None, r"Apply: <function <lambda> at.*got NoneType"),
+        (lambda fields: {"x": np.zeros(3)}, r"Apply: the shape of 'x' must.*got \[3\]"),
     ],
 )
 def test_the_required_result_of_a_function_is_reported(function, reason):
@@ -230,8 +230,8 @@ def test_bfloat16_rewards_are_summed_as_numbers():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: mr.Delta(3), "Delta: got paths 3, expected paths of fields"),
-        (lambda: mr.Cast("float32", 3), "Cast: got paths 3, expected paths of fields"),
+        (lambda: mr.Delta(3), "Delta: paths must be paths of fields, got 3"),
+        (lambda: mr.Cast("float32", 3), "Cast: paths must be paths of fields, got 3"),
         (lambda: mr.Delta(name=3), "Delta name must be the name of a field, got 3"),
         (
             lambda: mr.Normalize(3, 4),
@@ -239,7 +239,7 @@ def test_bfloat16_rewards_are_summed_as_numbers():
         ),
         (
             lambda: mr.Normalize({"observation": "a"}, {"observation": 1}),
-            "Normalize: got 'a' as a mean or std, expected a number",
+            "Normalize: a mean or std must be a number or an array of numbers, got 'a'",
         ),
         (
             lambda: mr.Normalize({"observation": 0}, {"observation": 1}, clip="a"),

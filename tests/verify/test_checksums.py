@@ -92,7 +92,7 @@ def test_a_checksum_of_another_lap_is_found(path):
     (finding,) = verify_buffer(path).findings
     assert finding.kind == "lap"
     assert finding.offset == 0
-    assert "got a checksum of lap 7, expected one of lap 0" in finding.message
+    assert "must be of lap 0, got a checksum of lap 7" in finding.message
 
 
 def test_blocks_overwritten_while_they_are_read_are_skipped(tmp_path, rng, monkeypatch):

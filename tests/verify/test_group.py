@@ -67,7 +67,7 @@ def test_flags_that_differ_from_the_buffers_are_reported(path, name, env_id, pos
     assert (finding.kind, finding.file, finding.damage) == ("file", file, True)
     where = f"environment {env_id}, position {position}: {name!r} is "
     assert finding.message.startswith(where)
-    assert "as flags.bin says, and 1 rows differ" in finding.message
+    assert "but flags.bin says " in finding.message
     assert verify_buffer(path, deep=False).ok
 
 
@@ -112,7 +112,7 @@ def test_metadata_of_another_group_is_reported(path, name, keys, message):
     file.write_text(json.dumps(value))
     (finding,) = verify_buffer(path, deep=False).findings
     assert finding.file == f"{DATA}/zarr/{name}zarr.json"
-    assert f'got "another" for {message}, expected' in finding.message
+    assert f"{message} must be " in finding.message
     file.write_text("{")
     (finding,) = verify_buffer(path, deep=False).findings
     assert "zarr.json is not valid JSON" in finding.message

@@ -46,7 +46,10 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: put(column(p) / "STATE", 200, b"x" * 5000), "no valid record"),
+        (
+            lambda p: put(column(p) / "STATE", 200, b"x" * 5000),
+            "none of its two records is a valid one",
+        ),
         (lambda p: (column(p) / "STATE").unlink(), "STATE is missing"),
         (
             lambda p: (column(p) / "priorities.bin").unlink(),

@@ -26,13 +26,13 @@ def test_no_whole_durable_slot_is_found(path):
     for slot in (0, 1):
         flip(path / DATA / "COMMIT", 8 * 4096 * slot + 500)
     told = messages(path, "commit")
-    assert "got no valid durable slot" in told
+    assert "none of the two durable slots is valid" in told
     assert "from a copy, or run mmreplay repair SOURCE TARGET" in told
 
 
 def test_a_zeroed_durable_slot_is_found(path):
     put(path / DATA / "COMMIT", 0, bytes(4096))
-    assert "D0: got zeros" in messages(path, "slot")
+    assert "D0: a durable record is all zeros" in messages(path, "slot")
 
 
 def records_of(path):
@@ -56,13 +56,13 @@ def test_an_incomplete_slot_after_a_crash_is_a_note(path):
 @pytest.mark.parametrize(
     ("slot", "changes", "message"),
     [
-        (0, {"flags": 64}, "got flags 64"),
-        (1, {"cuts": np.array([0, 9999])}, "environment 1: got cut 9999, expected"),
-        (0, {"sequence": 0}, "got sequence 0 and epoch"),
-        (0, {"uuid": bytes(16)}, "not of this buffer and generation"),
-        (0, {"generation": 5}, "expected one of generation 1"),
+        (0, {"flags": 64}, "flags must be at most"),
+        (1, {"cuts": np.array([0, 9999])}, "the cut must be at most the head"),
+        (0, {"sequence": 0}, "at least 1, got 0 and"),
+        (0, {"uuid": bytes(16)}, "not of this buffer and of generation"),
+        (0, {"generation": 5}, "of generation 1"),
         (0, {"tails": np.array([99, 99])}, "out of order"),
-        (3, {"limits": np.array([9999, 64])}, "rows alive would be overwritten"),
+        (3, {"limits": np.array([9999, 64])}, "which would overwrite rows alive"),
         (0, {"limits": np.array([1 << 62, 1 << 62])}, "out of order"),
     ],
 )  # fmt: skip
@@ -82,10 +82,10 @@ def test_heads_that_fall_are_found(path):
 def test_two_records_of_one_number_are_found(path):
     records = records_of(path)
     rewrite(path, 2, sequence=records[3].sequence, time_ns=1)
-    assert "expected different numbers" in messages(path, "slot")
+    assert "is the same as in another record of its epoch" in messages(path, "slot")
 
 
 def test_a_committed_head_above_the_published_one_is_found(path):
     for slot in (2, 3):
         rewrite(path, slot, heads=np.array([8, 8]), tails=np.array([0, 0]))
-    assert "expected at least the committed one, 64" in messages(path, "slot")
+    assert "must be at least the committed one, 64, got 8" in messages(path, "slot")

@@ -276,8 +276,8 @@ def _checked(indices: Sequence[int], count: int) -> list[int]:
     if bad or not columns:
         got = f"{bad[0]}" if bad else "no episode"
         raise SchemaError(
-            f"episode_indices: got {got}, expected one or more numbers in [0, "
-            f"{count}). Leave it out for all episodes."
+            f"episode_indices must be one or more numbers in [0, {count}), got {got}. "
+            "Leave it out for all episodes."
         )
     return columns
 

@@ -140,7 +140,7 @@ def test_without_h5py_the_way_out_is_to_install_it(tmp_path, monkeypatch):
         buffer.extend({name: np.zeros((3, 1), np.float32) for name in fields})
     mr.export(tmp_path / "b", tmp_path / "c.hdf5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    message = r"^h5py is not installed, .*: pip install"
+    message = r"^h5py, .* is not installed\. Run: pip install"
     with pytest.raises(FailedError, match=message):
         mr.load(tmp_path / "c.hdf5", tmp_path / "d", format="d4rl")
     with pytest.raises(FailedError, match=message):
