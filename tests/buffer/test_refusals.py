@@ -75,7 +75,7 @@ CREATES = {
     ),
     "memory with a path": (
         {"engine": "memory"},
-        ("path", "engine='memory'", "must be a folder, or None"),
+        ("path must be a folder, or None", "engine='memory'"),
     ),
     "unknown layout": (
         {"layout": "row"},
