@@ -3,9 +3,11 @@
 A step goes one of two ways. `Appender.try_add` takes a step whose values need no
 conversion: the store checks and packs it in one call, and writes the packed rows.
 `Appender.add` casts any other step first, and then takes it the same way. Blocks, final
-observations and heads that differ by environment go through `Store.write`.
+observations and heads that differ by environment go through `Store.write`. Where the
+pages of its rows are ready, `FastAppend` stores and publishes a step or a block by one
+call of C instead.
 
-The order is the same in both, and makes a kill between any two instructions harmless:
+The order is the same in all, and makes a kill between any two instructions harmless:
 validate, raise the limits if the rows are old ones, write data and flags, publish the
 heads. What was written and not published is no row: the next step overwrites it.
 """

@@ -250,7 +250,8 @@ extend_files(Append *self, PyObject *const *args, const Py_buffer *flags,
         if (put_column(slot, which, args[9 + which]) < 0)
             return -1;
     seal(slot, (uint64_t)number);
-    /* A reader that sees the publication sees the rows. */
+    /* A reader that sees the publication sees the rows. Those were stored past the caches,
+     * which this fence alone does not order: `stream_rows` ended with one that does. */
     __atomic_thread_fence(__ATOMIC_RELEASE);
     memcpy((char *)files[COMMIT].buf + offset, slot->view.buf, (size_t)slot->view.len);
     return 0;
