@@ -109,6 +109,6 @@ def test_windows_larger_than_memory_are_refused_with_their_length():
     with made(sampler=mr.SequenceSampler(10)) as buffer:
         add(buffer, 15)
         nbytes = 10**13 * 10 * SCHEMA.row_nbytes
-        told = f"got {10**13} windows of 10 steps, whose stored fields alone take "
+        told = f"fields of {10**13} windows of 10 steps need "
         with pytest.raises(MemoryError, match=f"{told}{nbytes:,} bytes"):
             buffer.sample(10**13)
