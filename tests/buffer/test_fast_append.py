@@ -545,3 +545,53 @@ def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path, num_envs, layout,
         assert (((flags[1:] & START) != 0) == ended[:-1])[follows].all()
         buffer.add(step_of(1, num_envs))
     assert verify_buffer(tmp_path / "b").ok
+
+
+STRUCK_CHILD = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from tests.buffer.test_fast_append import block_of, make, step_of, write_path
+
+write_path.LEAST_NBYTES = 0
+path, num_envs, layout, way = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+buffer = make(path, num_envs, layout)
+# Below the first limits, which are published before rows.
+rng = np.random.default_rng(0)
+buffer.extend(block_of(0, 20, num_envs, rng))
+buffer.add(step_of(20, num_envs))
+buffer.add(step_of(21, num_envs))
+(commit,) = Path(path).glob("data-*/COMMIT")
+os.truncate(commit, 0)
+if way == "block":
+    block = block_of(22, 8, num_envs, rng)
+    block["terminated"][:] = True
+    buffer.extend(block)
+else:
+    buffer.add(step_of(22, num_envs))
+"""
+
+
+@pytest.mark.parametrize("way", ["block", "step"])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_rows_and_flags_are_stored_before_their_publication(
+    tmp_path, num_envs, layout, way
+):
+    """A store into COMMIT kills the writer here: its file has lost its pages."""
+    arguments = str(tmp_path / "b"), str(num_envs), layout, way
+    child = subprocess.run(
+        [sys.executable, "-c", STRUCK_CHILD, *arguments],
+        cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+    assert child.returncode == -signal.SIGBUS
+    (folder,) = (tmp_path / "b").glob("data-*")
+    flags = np.fromfile(folder / "flags.bin", np.uint8)
+    records = (folder / "records.bin").read_bytes()
+    stride = len(records) // len(flags)
+    rows = range(22 * num_envs, (30 if way == "block" else 23) * num_envs)
+    for row in rows:
+        number, env_id = divmod(row, num_envs)
+        reward = np.float32(number * 10 + env_id).tobytes()
+        assert records[row * stride : (row + 1) * stride].count(reward) == 6
+    if way == "block":
+        assert (flags[rows.start : rows.stop] & TERMINATED != 0).all()
