@@ -134,7 +134,7 @@ def test_a_second_interrupt_reports_what_it_leaves(
         pressed.setattr(Staging, "abort", pressed_again)
         assert run(command) == INTERRUPTED
     err = capsys.readouterr().err
-    assert "only read, and tmp-mmreplay-new-a.npz is left; run the same" in err
+    assert "only read, and tmp-mmreplay-new-a.npz is left. Run the same" in err
     assert names(tmp_path) == ["source", "tmp-mmreplay-new-a.npz"]
     assert run(command) == 0
     assert names(tmp_path) == ["a.npz", "source"]

@@ -363,7 +363,8 @@ def test_an_end_without_a_value_is_refused(tmp_path, cells):
     path.write_text("\n".join(["x,dones", *(f"1,{cell}" for cell in cells), ""]))
     row = 1 if cells[1] == "" != cells[0] else 0
     with pytest.raises(
-        SourceError, match=f"column 'dones' has no value.* in row {row}"
+        SourceError,
+        match=f"column 'dones' .* must be 0 or 1 in every row, got .* in row {row}",
     ):
         load(path)
 

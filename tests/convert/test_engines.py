@@ -68,7 +68,7 @@ def test_many_blocks_are_sealed_while_they_come(tmp_path, rng):
             {"engine": "memory"},
             r"engine must be one of \['memmap', 'zarr'\], got 'memory'\.",
         ),
-        ({"codec": "zstd"}, "codec: got 'zstd' with engine='memmap', expected one"),
+        ({"codec": "zstd"}, "codec='zstd' needs engine='zarr', got engine='memmap'"),
         ({"engine": "zarr", "codec": "lzma"}, r"codec must be one of .* got 'lzma'"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_shortage_of_threads_is_reported_and_leaves_nothing(
         raise RuntimeError("can't start new thread")
 
     told = (
-        r"cannot start a thread that converts: can't .* more; end other .*\(ulimit -u\)"
+        r"cannot start a thread that converts: can't start .* End other .*\(ulimit -u\)"
     )
     file, schema = tmp_path / f"file{suffix}", mr.Schema({"n": mr.Field((), "int64")})
     with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 8) as buffer:

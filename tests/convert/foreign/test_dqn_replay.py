@@ -85,7 +85,9 @@ def test_checkpoints_follow_each_other_or_are_chosen(tmp_path, rng):
         with mr.ReplayBuffer.open(tmp_path / name) as buffer:
             assert buffer.gather_all()["action"].tolist() == wanted
     assert not mr.verify_buffer(tmp_path / "both").findings
-    with pytest.raises(SchemaError, match=r"got 3, expected one of .2, 10. in"):
+    with pytest.raises(
+        SchemaError, match=r"checkpoint must be one of .2, 10. in .*, got 3"
+    ):
         mr.load(tmp_path / "logs", tmp_path / "none", checkpoint=3)
 
 
@@ -115,7 +117,7 @@ def test_a_bomb_needs_leave(tmp_path, rng):
     folder = write(tmp_path / "logs", ring, added)
     zeros = np.zeros((25, 1 << 19), np.uint8)
     save(folder / "$store$_observation_ckpt.0.gz", zeros, level=9)
-    with pytest.raises(FormatError, match="expected at most 1000 times as many"):
+    with pytest.raises(FormatError, match="more than 1000 times as many"):
         mr.load(folder, tmp_path / "buffer")
 
 
@@ -147,7 +149,10 @@ def test_a_truncated_or_flipped_file_is_named_with_its_offset(tmp_path, rng, nam
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        (np.zeros(7, np.uint8), "has 7 rows, expected 25|has 25 rows, expected 7"),
+        (
+            np.zeros(7, np.uint8),
+            "has 25 rows, but the terminals have 7",
+        ),
         (np.zeros((25, 2), np.uint8), "terminal.*has rows of shape .2., expected one"),
         (np.array(["a"] * 25), "dtype"),
     ],
@@ -176,6 +181,6 @@ def test_a_folder_that_lacks_a_field_is_refused(tmp_path, rng):
 def test_a_padding_that_is_no_count_is_refused(tmp_path, rng, padding):
     folder = write(tmp_path / "logs", *played(rng)[:2])
     with pytest.raises(
-        SchemaError, match=r"padding: got .*, expected an integer of at"
+        SchemaError, match=r"padding must be an integer of at least 0, got "
     ):
         mr.load(folder, tmp_path / "buffer", padding=padding)
