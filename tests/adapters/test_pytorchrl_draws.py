@@ -152,6 +152,25 @@ def test_prioritized_draws_follow_errors_and_forget_what_is_overwritten(make):
     assert len(batch["Observation"].unique()) == 20
 
 
+def test_new_steps_enter_at_the_highest_error_that_is_not_overwritten(make):
+    # epsilon, alpha, beta and default_error.
+    storage = make(PERBuffer, 4, 1, 0.0, 1.0, 1.0, 2.0)
+    storage.insert_data_slice(slice_of(range(4)))
+    (batch,) = storage.generate_batches(1, 500)
+    learned = torch.tensor([9.0, 1.0, 3.0, 1.0])
+    errors = learned[batch["Observation"].long()]
+    storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    storage.insert_transition(transition(4))
+    (batch,) = storage.generate_batches(1, 500)
+    # The 9 of step 0 is overwritten; the highest of the others is 3.
+    present = torch.tensor([np.nan, 1.0, 3.0, 1.0, 3.0])
+    priorities = present[batch["Observation"].long()]
+    # Steps 1 and 3 have shares of 1 / 8: 500 draws miss one of them with a
+    # probability of 2 * (7 / 8)**500 < 1e-28.
+    assert set(batch["Observation"].flatten().tolist()) == {1, 2, 3, 4}
+    assert torch.allclose(batch["per_weights"], 1 / priorities)
+
+
 def test_an_alpha_of_0_draws_uniformly_and_updates_nothing(make):
     storage = make(PERBuffer)
     storage.insert_data_slice(slice_of(range(10)))

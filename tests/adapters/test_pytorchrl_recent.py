@@ -1,11 +1,13 @@
 """pytorchrl's EREBuffer on disk draws from the newest steps, batch by batch fewer."""
 
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
+from mmreplay.adapters.common import values
 from mmreplay.adapters.pytorchrl import EREBuffer
 from mmreplay.errors import EmptyError, SchemaError
 from tests.adapters.pytorchrl_steps import ALGORITHM, actor, recurrent_actor, transition
@@ -78,15 +80,21 @@ def test_less_than_cmin_are_drawn_uniformly_whatever_alpha(make):
 
 
 @pytest.mark.parametrize("envs", [1, 2])
-def test_priorities_count_within_the_window_as_those_of_a_list(make, envs):
+def test_priorities_count_within_the_window_as_those_of_a_list(make, monkeypatch, envs):
     rng = np.random.default_rng(3)
     options = {"epsilon": 0.1, "alpha": 0.7, "beta": 0.5, "default_error": 2.0}
-    storage = make(60, eta=0.9985, cmin=20, **options)
+    # The draws depend neither on the seed outside nor on storages made before. Under
+    # 58 a step with the highest error is overwritten, with 1 environment and with 2.
+    monkeypatch.setattr(values, "_seeded", Counter())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(58)
+        storage = make(60, eta=0.9985, cmin=20, **options)
     errors, number = {}, 0
     for _ in range(12):
         for _ in range(int(rng.integers(1, 20)) if errors else 40):
-            alive = {place: errors[place] for place in sorted(errors)[-60 * envs :]}
-            entry = max(2.0, max(alive.values(), default=0))
+            # A new step overwrites the oldest of 60, whose error no longer counts.
+            remaining = [errors[place] for place in sorted(errors)[-59 * envs :]]
+            entry = max(2.0, max(remaining, default=0))
             for env in range(envs):
                 errors[number * envs + env] = entry
             # New rows enter when they are first looked at.
