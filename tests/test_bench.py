@@ -221,7 +221,7 @@ def test_a_compressed_buffer_reads_the_disk_and_reports_the_reason(tmp_path, rng
         pass
     found = measure_speed(tmp_path / "b", 32, 0.02)
     assert found.cold is None
-    assert "through mappings of their shards" in found.not_cold
+    assert "through mappings of its shards" in found.not_cold
     assert found.disk_mb_per_s > 0
     # Shards count, holes of the files before them do not.
     assert found.memory.page_cache >= 0.95 * found.nbytes > 10e6

@@ -205,7 +205,9 @@ def test_a_link_that_leads_to_another_buffer_keeps_a_resize_out_of_it(path, tmp_
     with mr.ReplayBuffer.open(link, "r+") as buffer:
         link.unlink()
         link.symlink_to(tmp_path / "other")
-        with pytest.raises(RemovedError, match=rf"{REPLACED}, expected {path}"):
+        with pytest.raises(
+            RemovedError, match=rf"{REPLACED}, but {path} is still open"
+        ):
             buffer.resize(200)
         with pytest.raises(RemovedError, match=REPLACED):
             buffer.snapshot(tmp_path / "snapshot")

@@ -121,7 +121,7 @@ def test_a_file_goes_to_another_format_with_them(source, tmp_path):
     ("name", "message"),
     [
         ("theirs", r"priorities must be one of \['mine'\] in"),
-        ("../mine", "name: got '../mine', expected 1 to 64 letters"),
+        ("../mine", "name must be 1 to 64 letters.*got '../mine'"),
     ],
 )
 def test_an_unknown_column_is_refused(source, tmp_path, name, message):

@@ -498,7 +498,7 @@ def test_a_recording_that_filled_the_disk_names_the_saved_rows(
         code = run(["record", "CartPole-v1", str(disk / "b"), "--steps", "300000"])
     assert code == 1
     told = capsys.readouterr().err
-    kept = f"; steps before are kept; mmreplay info {disk / 'b'} counts them"
+    kept = f"earlier steps are stored; mmreplay info {disk / 'b'} counts them"
     assert (kept in told) == (pages == 300)
     assert (disk / "b").exists() == (pages == 300)
     if pages == 300:

@@ -128,8 +128,8 @@ def test_goals_lost_while_they_were_read_are_drawn_from_the_future(monkeypatch):
 
 
 def test_a_share_of_one_stays_below_the_stop():
-    from mmreplay.kernels.steps import _between
+    from mmreplay.kernels.steps import _share_of
 
     first, stop = np.array([5, 5, 5]), np.array([9, 5, 6])
     share = np.array([1.0, 0.5, np.nextafter(1, 0)])
-    assert _between(first, stop, share).tolist() == [8, 5, 5]
+    assert _share_of(first, stop, share).tolist() == [8, 5, 5]

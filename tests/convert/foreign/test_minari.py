@@ -146,14 +146,16 @@ def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([3], "got 3, expected .*in \\[0, 3\\)"),
+        ([3], "got 3"),
         ([-1], "got -1"),
         ([], "got no episode"),
     ],
 )
 def test_episodes_missing_in_a_dataset_are_reported(tmp_path, rng, indices, message):
     dataset = Opened(write(tmp_path / "thing-v0", "hdf5", made(rng)), indices)
-    with pytest.raises(SchemaError, match=f"episode_indices: {message}"):
+    with pytest.raises(
+        SchemaError, match=rf"episode_indices must be .*in \[0, 3\), {message}"
+    ):
         mr.load(dataset, tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
