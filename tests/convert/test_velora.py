@@ -213,7 +213,7 @@ def test_what_does_not_fit_together_is_a_doubt_or_an_error(tmp_path):
     good = json.loads(path.read_text())
     for change, message in (
         ({"capacity": 99}, "says capacity 99, but the tensors have 4 rows"),
-        ({"position": 1}, "says position 1 and size 3 of 4, which no"),
+        ({"position": 1}, "says position 1 and size 3 of 4, which does not"),
     ):
         path.write_text(json.dumps(good | change))
         assert message in "".join(mr.load(doubtful, tmp_path / "b").doubts)

@@ -78,7 +78,7 @@ def test_states_that_are_no_longer_stored_are_refused(path):
     for number in (2, -1):
         with pytest.raises(
             SchemaError,
-            match=rf"num_batches: got {number}, .* from \[0\] to \[1\]",
+            match=rf"num_batches must .* from \[0\] to \[1\], got {number}",
         ):
             draws.state_after(number)
 
