@@ -222,7 +222,7 @@ def test_what_does_not_fit_together_is_a_doubt_or_an_error(tmp_path):
         files.remove_tree(tmp_path / "b")
     for change, error, message in (
         ({"size": 5}, CorruptError, "expected them within the 4 rows"),
-        ({"position": 4}, CorruptError, "the two are not of one save"),
+        ({"position": 4}, CorruptError, "The two files are not of the same save"),
         ({"state_dim": 3}, FormatError, r"'(next_)?states' is float32\[4, 2\], expect"),
         ({"size": -1}, FormatError, "says size -1, expected an integer"),
         ({"size": "3"}, FormatError, "says size 3, expected an integer"),
