@@ -114,7 +114,7 @@ def test_a_new_field_cannot_speak_for_old_rows(make):
         buffer.add(observation=number)
     for role in ("terminated", "truncated"):
         with pytest.raises(
-            SchemaError, match=f"fill True for the role '{role}', expec"
+            SchemaError, match=f"the fill of the role '{role}' must be False, got True"
         ):
             buffer.add_field(role, FLAG, True)
         buffer.add_field(role, FLAG, False)

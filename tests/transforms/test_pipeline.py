@@ -198,7 +198,7 @@ ILLEGAL = [
     ([mr.DiscountedReturn(0.9, discount="x")], r"DiscountedReturn: the.*got 'x'"),
     ([mr.DiscountedReturn(0.9, discount=GOALS)], r"DiscountedReturn:.*got shape \[2\]"),
     ([mr.DiscountedReturn(0.9, name="observation")], "'observation' must be new, but"),
-    ([mr.DiscountedReturn(0.9, name="reward/x")], "'observation' must be new, but"),
+    ([mr.DiscountedReturn(0.9, name="reward/x")], "'reward/x' must be new, but"),
     ([mr.ActionHistory(2, path="observation")], "ActionHistory: 'observation' must be"),
     ([mr.ActionHistory(2, fill=[1, 2])], "field 'fill'"),
     ([mr.Cast("int32", GOALS)], "Cast: int32 cannot hold all values of"),
