@@ -143,7 +143,7 @@ SEALED = (
     at_least("sealing, over 20,000 rows a second", "bench_zarr",
           "seal blosc-lz4 rows_per_s_over_20000", 1),
     at_least("sealing, over zarr-python", "bench_zarr",
-          "seal blosc-lz4 speedup_over zarr-python", 20),
+          "seal blosc-lz4 speedup_over zarr-python", 15),
 )  # fmt: skip
 
 TRANSFORMS = (
