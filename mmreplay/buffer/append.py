@@ -175,7 +175,7 @@ class Appender:
         self._flags.interrupt(begun, np.uint8(START | BREAK) | (unfinished * truncated))
 
     def _continue_episodes(self) -> None:
-        """Read the flags of the newest rows, also of those given up and still there.
+        """Read the flags of the newest rows, also of dropped rows still on disk.
 
         An end that was given up before its final row came is still followed by it.
         """
@@ -210,7 +210,7 @@ class Appender:
         """Add one step of each environment, if no value needs a conversion.
 
         Args:
-            data: A nested or flat mapping of values that nobody checked yet.
+            data: A nested or flat mapping of values, not validated yet.
             after: The heads that the step follows: None is returned if others are
                 published.
 
@@ -476,7 +476,7 @@ class Appender:
                 for row, first, stop in ring.block_runs(head, count)
             ]
             self._store.write(spans, columns, as_rows(ring, flags))
-        # A kill before this leaves rows above the heads, which nobody looks at and the
+        # A kill before this leaves rows above the heads, which no reader sees and the
         # next writer overwrites.
         self._commit.publish(heads, self._limits, self._tails)
         self._note_rows(heads, head + count, block_flags)
@@ -739,7 +739,7 @@ class FastAppend:
         """Store and publish a step that ends no episode and needs no conversion.
 
         Args:
-            data: A nested or flat mapping of values that nobody checked yet.
+            data: A nested or flat mapping of values, not validated yet.
             head: The step's position, in every environment.
 
         Returns:

@@ -211,7 +211,7 @@ class FileCopy:
             first += count
 
     def _copy_and_recheck(self, chunk: CopyChunk) -> None:
-        """Copy the rows of a chunk, and note which were overwritten meanwhile."""
+        """Copy the rows of a chunk, and note which were overwritten during the copy."""
         slots = np.arange(chunk.slot, chunk.slot + chunk.count)[:, None]
         begins, heads = self._begins[chunk.ids], self.heads[chunk.ids]
         positions = begins + (slots - begins) % self._ring.slots

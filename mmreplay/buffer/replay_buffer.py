@@ -1,8 +1,8 @@
 """ReplayBuffer: a circular buffer of environment steps that lives in a folder.
 
-The public class: create, open and close it, add rows, draw and read them, change what
-is there. The work is done by others: `Appender` adds rows, `GenerationReader` reads one
-generation of the files, and a resize switches to the next one.
+The public class: create, open and close it, add rows, draw and read them, and
+change stored rows. `Appender` adds rows, `GenerationReader` reads one generation of the
+files, and a resize switches to the next one.
 """
 
 from __future__ import annotations

@@ -831,7 +831,7 @@ def find_sidecar(file: File) -> Sidecar | None:
     """The sidecar of a csv file, or None where it has none.
 
     Raises:
-        FormatError: There is one that mmreplay did not write.
+        FormatError: A sidecar exists that mmreplay did not write.
         CorruptError: It describes another csv file.
     """
     path = sidecar_path(file.path)

@@ -770,7 +770,7 @@ class TensorFile:
         """Open it and check its header.
 
         Raises:
-            FormatError: It is no safetensors file, or one that is damaged.
+            FormatError: The file is no safetensors file, or is damaged.
         """
         self._file = File.open(path, None)
         try:

@@ -182,7 +182,7 @@ class Draws:
             try:
                 return reading.update_priorities(sampler, batch, values)
             except ReplacedError:
-                # Another thread resized the buffer meanwhile.
+                # Another thread resized the buffer.
                 continue
 
     def __len__(self) -> int:

@@ -65,7 +65,7 @@ class PendingBatch:
         prefetched: Pages of its rows were missing, and are being read.
         result: What the learner gets.
         error: Raised in the learner.
-        done: Either the result or the error is there.
+        done: Set once the result or the error is stored.
     """
 
     # Defaults of the class: a learner that samples by itself makes one a batch.

@@ -145,7 +145,7 @@ class BufferSource:
                 try:
                     drawn = reader.draw(self._sampler, count)
                 except ReplacedError:
-                    # Another thread resized the buffer meanwhile.
+                    # Another thread resized the buffer.
                     continue
                 pending.shares = (PendingShare(0, 1.0, reader, drawn),)
                 return True
