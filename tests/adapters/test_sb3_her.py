@@ -293,7 +293,7 @@ def test_a_space_without_goals_is_refused():
     space = gym.spaces.Dict({"observation": GOAL, "achieved_goal": GOAL})
     with pytest.raises(SchemaError, match="needs a Dict with achieved_goal and des"):
         HerReplayBuffer(10, space, ACTION, None)
-    with pytest.raises(SchemaError, match="needs a Dict"):
+    with pytest.raises(SchemaError, match="needs a Dict space"):
         HerReplayBuffer(10, GOAL, ACTION, None)
 
 

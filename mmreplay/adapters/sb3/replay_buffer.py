@@ -102,7 +102,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         ```
     """
 
-    _expected = "no Dict; use DictReplayBuffer"
+    _needs, _other = "a space that is no Dict", "DictReplayBuffer"
     _dicts: type[DictSamples] = DictSamples
     _extra: Mapping[str, Field] = MappingProxyType({})
     """Fields beside those of Stable-Baselines3's arrays."""
@@ -180,8 +180,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """Lay out the fields of a step."""
         if isinstance(self.obs_shape, dict) != isinstance(self, DictReplayBuffer):
             raise SchemaError(
-                f"{type(self).__name__}: got the observation space "
-                f"{self.observation_space}, expected {self._expected}"
+                f"{type(self).__name__} needs {self._needs}, got the observation space "
+                f"{self.observation_space}. Use {self._other}."
             )
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
         self._steps = Steps(
@@ -448,7 +448,7 @@ class DictReplayBuffer(ReplayBuffer):
         ```
     """
 
-    _expected = "a Dict; use ReplayBuffer"
+    _needs, _other = "a Dict space", "ReplayBuffer"
 
 
 class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type: ignore[misc]  # untyped here
