@@ -417,7 +417,7 @@ class Appender:
             Ends of episodes that another of these steps follows.
         """
         ring, envs = self._ring, self._ring.num_envs
-        flags = self._flags.all_steps(columns, steps)
+        flags = self._flags.steps(columns, steps)
         if self._together and not contiguous:
             columns = {path: as_rows(ring, values) for path, values in columns.items()}
         # A reserve at a time: limits run at most so far ahead of the heads, so that
@@ -426,14 +426,15 @@ class Appender:
         # the error says how many steps are in.
         for first in range(0, steps, ring.reserve):
             stop = min(first + ring.reserve, steps)
+            block_flags = flags if stop - first == steps else flags[first:stop]
             try:
                 if self._together:
-                    self._add_rows(columns, flags, first * envs, flags[first:stop])
+                    self._add_rows(columns, flags, first * envs, block_flags)
                 else:
                     block = {
                         p: as_rows(ring, c[first:stop]) for p, c in columns.items()
                     }
-                    self._add_rows(block, flags[first:stop], 0, flags[first:stop])
+                    self._add_rows(block, block_flags, 0, block_flags)
             except OSError as error:
                 note_progress(error, first, steps)
                 raise
@@ -531,7 +532,7 @@ class Appender:
         env_ids = np.arange(self._ring.num_envs) if ids is None else ids
         before, pending = self._flags.before[envs], self._flags.pending[envs]
         count = len(next(iter(columns.values())))
-        flags = self._flags.steps(columns, count, before, pending)
+        flags = self._flags.steps(columns, count, (before, pending))
         ended = (flags & END) != 0
         rows_of = expand(ended if final is not None else np.zeros_like(ended))
         heads = self._heads.copy()

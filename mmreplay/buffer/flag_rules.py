@@ -198,31 +198,22 @@ class EpisodeFlags:
             flags = FINAL
         return flags | START if start else flags
 
-    def all_steps(self, columns: Columns, steps: int) -> NDArray[np.uint8]:
-        """Flags of T steps of all environments, uint8 ``[T, E]``.
-
-        Args:
-            columns: Per path ``[T, E, *shape]``, or without an axis that is 1 long.
-            steps: T.
-        """
-        return self.steps(columns, steps, self.before, self.pending)
-
     def steps(
         self,
         columns: Columns,
         steps: int,
-        before: NDArray[np.uint8],
-        pending: NDArray[np.uint8],
+        some: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None,
     ) -> NDArray[np.uint8]:
         """Flags of T steps of N environments, uint8 ``[T, N]``.
 
         Args:
             columns: Per path ``[T, N, *shape]``, or without an axis that is 1 long.
             steps: T.
-            before: uint8 ``[N]``.
-            pending: uint8 ``[N]``.
+            some: `before` and `pending` of N environments; all by default.
         """
-        columns = self.ends(columns)
+        before, pending = some or (self.before, self.pending)
+        if self.num_agents is not None:
+            columns = self.ends(columns)
         flags = np.empty((steps, len(before)), np.uint8)
         rows.mark(
             flags,
