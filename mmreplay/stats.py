@@ -259,7 +259,11 @@ def summarize(
     """
     check_buffer(buffer)
     chosen = buffer.schema.paths if paths is None else tuple(paths)
+<<<<<<< HEAD
     return _scan(buffer, _episodes(buffer), chosen, reward_field(buffer), progress)
+=======
+    return _scan(buffer, _episodes(buffer), chosen, scalar_reward(buffer), progress)
+>>>>>>> 601ace8 (Move what the page and the command line share below both)
 
 
 def histogram(
@@ -306,7 +310,7 @@ def histograms(
         By field what `histogram` returns.
     """
     schema, paths = buffer.schema, tuple(moments)
-    edges = {path: _edges(moments[path], schema[path], bins) for path in paths}
+    edges = {path: edges_of(moments[path], schema[path], bins) for path in paths}
     counts = {path: np.zeros(len(edges[path]) - 1, np.int64) for path in paths}
     table, counter = _episodes(buffer), _Counter(progress, len(buffer))
     for _, columns in _all_blocks(buffer, paths, table, counter):
@@ -314,17 +318,26 @@ def histograms(
             flat = values.ravel()
             for first in range(0, flat.size, CACHED):
                 piece = flat[first : first + CACHED]
-                counts[path] += _count(piece, moments[path], edges[path])
+                counts[path] += count_values(piece, moments[path], edges[path])
     return {path: (counts[path], edges[path]) for path in paths}
 
 
-def _count(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
-    """How many values lie between neighbouring edges."""
+def count_values(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
+    """Count the values of one array between neighbouring edges.
+
+    Args:
+        values: ``[N]``; those beyond the limits of total are left out.
+        total: Moments that the edges were made of.
+        edges: float64 ``[M + 1]``, as `edges_of` returns them.
+
+    Returns:
+        int64 ``[M]``.
+    """
     if total.count == 0:
         return np.zeros(len(edges) - 1, np.int64)
     bins, least, most = len(edges) - 1, total.min, total.max
     if values.dtype.kind in "iub" and int(most) - int(least) < 1 << 62:
-        # The width that `_edges` uses, whose floats may have lost the last digits.
+        # The width that `edges_of` uses, whose floats may have lost the last digits.
         width = -(-(int(most) - int(least) + 1) // bins)
         inside = values
         if values.min() < least or values.max() > most:
@@ -342,7 +355,17 @@ def _count(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
     return np.histogram(wide, edges)[0]
 
 
-def _edges(total: Moments, field: Field, bins: int) -> Floats:
+def edges_of(total: Moments, field: Field, bins: int) -> Floats:
+    """Edges of the bins that `histogram` counts a field's values in.
+
+    Args:
+        total: Moments of the values.
+        field: Of the values; integers get bins of whole width.
+        bins: At most so many.
+
+    Returns:
+        float64 ``[N + 1]``, growing.
+    """
     if total.count == 0:
         return np.array([0.0, 1.0])
     if field.numpy.kind in "iub" and field.dtype != "bfloat16":
@@ -380,13 +403,38 @@ def episode_table(
     table = _episodes(buffer)
     if newest is not None:
         table = table.newest(newest)
+<<<<<<< HEAD
     reward = reward_field(buffer)
+=======
+    return read_returns(buffer, table, progress)
+
+
+def read_returns(
+    buffer: ReplayBuffer, table: EpisodeTable, progress: Progress | None = None
+) -> EpisodeTable:
+    """Read the rewards of some episodes, and return the table with their returns.
+
+    Args:
+        buffer: Open in any mode.
+        table: Some episodes of it, sorted by environment and position.
+        progress: Called with (steps read, steps to read).
+
+    Returns:
+        Episodes that left the ring are left out; those of which some steps left it are
+        headless. Without a scalar reward field the table itself.
+    """
+    reward = scalar_reward(buffer)
+>>>>>>> 601ace8 (Move what the page and the command line share below both)
     if reward is None:
         return table
     return _scan(buffer, table, (), reward, progress)[1]
 
 
+<<<<<<< HEAD
 def reward_field(buffer: ReplayBuffer) -> str | None:
+=======
+def scalar_reward(buffer: ReplayBuffer) -> str | None:
+>>>>>>> 601ace8 (Move what the page and the command line share below both)
     """The field whose sums are returns, if there is a scalar one."""
     reward = buffer.schema.role("reward")
     field = None if reward is None else buffer.schema.fields.get(reward)
@@ -541,11 +589,11 @@ def _blocks(
             columns = {path: values[steps] for path, values in columns.items()}
         first = stop
         counter.add(len(which))
-        yield which, {p: _wide(v, fields[p]) for p, v in columns.items()}
+        yield which, {p: widen(v, fields[p]) for p, v in columns.items()}
 
 
-def _wide(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
-    """Values that numpy can reckon with: bfloat16 is stored as its bits."""
+def widen(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
+    """Return values that numpy can compute with: bits of bfloat16 become float32."""
     if field.dtype != "bfloat16":
         return values
     return (values.astype(np.uint32) << 16).view(np.float32)

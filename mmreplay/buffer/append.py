@@ -32,8 +32,7 @@ from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.episodes.rules import (
     MIN_ENDS,
     MIN_KNOWN_ENDS,
-    after_ends,
-    next_step_signature,
+    find_reset_rows,
 )
 from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError
 from mmreplay.process import ProcessGuard
@@ -61,8 +60,6 @@ ALLOCATE_AHEAD_NBYTES = 16 << 20
 """Space is reserved so far ahead of the head in the first lap, and at least one row."""
 # The check of rows after episode ends reads at most so many flags, ends and rewards.
 CHECKED_ROWS = 1 << 20
-CHECKED_ENDS = 64
-CHECKED_REWARDS = 4096
 
 
 class Appender:
@@ -650,7 +647,7 @@ class Appender:
         )
 
     def _next_step_rows(self) -> str | None:
-        """Read rows after episode ends and others; see `next_step_signature`."""
+        """Read rows after episode ends and others; see `find_reset_rows`."""
         ring, schema, store = self._ring, self._store.schema, self._store
         each = max(4, CHECKED_ROWS // ring.num_envs)
         firsts = np.maximum(self._tails, self._heads - min(each, ring.capacity))
@@ -658,41 +655,19 @@ class Appender:
         env_ids = np.repeat(np.arange(len(lengths)), lengths)
         offsets = np.arange(len(env_ids)) - (np.cumsum(lengths) - lengths)[env_ids]
         rows = ring.rows(env_ids, firsts[env_ids] + offsets)
-        flags = store.flags(rows)
-        after = after_ends(flags, env_ids)
-        if not len(after):
-            return None
-        others = (flags & FINAL) == 0
-        others[after] = False
-        if len(after) > CHECKED_ENDS:
-            after = after[np.arange(CHECKED_ENDS) * len(after) // CHECKED_ENDS]
-        # The row before is the end, or its final row with the end before it.
-        between = (flags[after - 1] & FINAL) != 0
-        ends = after - 1 - between
-        stored = schema.role_paths("next_observation")
-        known = (env_ids[ends] == env_ids[after]) & (ends >= 0)
-        known &= between | bool(stored)
-        observed: list[tuple[NDArray[np.generic], ...]] = [(), (), ()]
-        if known.any():
-            paths = schema.role_paths("observation")
-            led = sorted(stored) if stored else paths
-            paths = tuple(sorted(paths)) if stored else paths
-            observed = [
-                tuple(store.gather(rows[at], names)[name] for name in names)
-                for at, names in (
-                    (ends, paths), (ends if stored else after - 1, led), (after, paths)
-                )
-            ]  # fmt: skip
         (reward,) = schema.role_paths("reward")
-        sample = np.flatnonzero(others)
-        if len(sample) > CHECKED_REWARDS:
-            sample = sample[np.arange(CHECKED_REWARDS) * len(sample) // CHECKED_REWARDS]
-        rewards = [store.gather(rows[at], (reward,))[reward] for at in (after, sample)]
-        if schema[reward].dtype == "bfloat16":
-            # Stored as bits; the shift drops the sign, so that -0 equals 0.
-            rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
-        self.checks_ends = len(after) < MIN_ENDS
-        return next_step_signature(rewards[0], rewards[1], known, *observed)
+        found, num_ends = find_reset_rows(
+            store.flags(rows),
+            env_ids,
+            lambda some, paths: store.gather(rows[some], paths),
+            reward=reward,
+            bfloat16=schema[reward].dtype == "bfloat16",
+            observation=schema.role_paths("observation"),
+            next_observation=schema.role_paths("next_observation"),
+        )
+        if num_ends:
+            self.checks_ends = num_ends < MIN_ENDS
+        return found
 
 
 NUM_HEADS = 64

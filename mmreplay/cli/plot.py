@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 INCHES, DPI = (12.0, 8.0), 100
 BINS = 60
-SMOOTHED = 20
 CROWD = 2000
 MOST_POINTS = 1000
 """Across and up: more of them than pixels hide each other."""
@@ -179,6 +178,8 @@ def series(
     """
     import numpy as np
 
+    from mmreplay.episodes.smoothing import moving_mean, smoothing_window
+
     values = np.asarray(values, np.float64)
     # Above the legend, which hides no episode and no title there.
     _tidy(axes, title, pad=24)
@@ -195,13 +196,9 @@ def series(
         end[shown], values[shown], "o", color=POINT, label="one episode", zorder=2,
         markersize=2.5 if crowd else 5, markeredgewidth=0,
     )  # fmt: skip
-    # Longer over many episodes, or the line is as restless as the points.
-    window = min(max(SMOOTHED, len(values) // 50), len(values) // 3)
+    window = smoothing_window(len(values))
     if window > 1:
-        # Sums of what differs from the mean: of large values no digit is lost.
-        middle = values.mean()
-        sums = np.concatenate([[0.0], np.cumsum(values - middle)])
-        mean = middle + (sums[window:] - sums[:-window]) / window
+        mean = moving_mean(values, window)
         few = slice(None, None, -(-len(mean) // MOST_POINTS))
         axes.plot(
             end[window - 1 :][few], mean[few], color=LINE, linewidth=2, zorder=3,

@@ -6,26 +6,25 @@ one store. Rows without a priority have -1, which every reader treats as new.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import process
 from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.convert.base import Notes
-from mmreplay.disk.files import File
-from mmreplay.disk.lock import locked
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers import priority_file
-from mmreplay.samplers.priority_file import COLUMN, STATE, check_name, open_column
+from mmreplay.samplers.priority_file import (
+    COLUMN,
+    check_name,
+    open_column,
+    read_column,
+)
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
-NONE = np.float32(-1)
 
 
 class StoredPriorities:
@@ -43,48 +42,22 @@ class StoredPriorities:
         path = None if folder is None else folder / "samplers" / name
         if path is None or not (path / COLUMN).exists():
             raise _missing(folder, name)
-        self._ring = metadata.ring
-        self._seen = self._read_seen(path, metadata, notes)
-        file = File.open(path / COLUMN, None)
-        try:
-            # The ring may have been resized since: the column has its own slots.
-            slots = file.nbytes // (4 * self._ring.num_envs)
-            self._ring = replace(self._ring, slots=max(1, slots))
-            rows = slots * self._ring.num_envs
-            mapping = file.map_readonly() if rows else b""
-            self._values = np.frombuffer(mapping, "<f4", rows)
-        finally:
-            file.close()
-
-    def _read_seen(self, path: Path, metadata: Metadata, notes: Notes) -> Ids:
-        num_envs = metadata.ring.num_envs
-        state_nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
-        file = File.open(path / STATE, None)
-        try:
-            data = file.pread(min(file.nbytes, state_nbytes), 0)
-            found = priority_file.trusted(
-                data, metadata.uuid, num_envs, process.boot_id(), file.identity(),
-                lambda: locked(path),
-            )  # fmt: skip
-        finally:
-            file.close()
-        if found is None:
+        home = BufferIdentity(metadata.ring, folder, metadata.uuid, metadata.generation)
+        self._column = read_column(home, name)
+        if not self._column.trusted:
             notes.note(
                 f"the priorities in {path} were not closed before a copy or a power "
                 "cut, so they are not used: rows have no priorities"
             )
-            return np.zeros(num_envs, np.int64)
-        return found.seen
 
     def read(self, env_ids: Ids, positions: Ids) -> Numbers:
-        """Priorities of rows that are alive, float32 ``[N]``."""
-        if not len(self._values):
-            return np.full(len(positions), NONE)
-        values = self._values[self._ring.rows(env_ids, positions)]
-        seen = self._seen[env_ids]
-        own = (positions < seen) & (positions >= seen - self._ring.slots)
-        own &= (values >= 0) & (values < np.inf)
-        return np.where(own, values, NONE)
+        """Priorities of rows that are alive, float32 ``[N]``; -1 where there is none.
+
+        Args:
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+        """
+        return self._column.read(env_ids, positions)
 
 
 def _missing(folder: Path | None, name: str) -> SchemaError:

@@ -11,7 +11,7 @@ the environment. In a buffer created with another ``autoreset``, samplers draw i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -31,6 +31,13 @@ MIN_ENDS = 32
 """Episode ends that rewards alone are judged by, at least."""
 MIN_KNOWN_ENDS = 3
 """Episode ends with a known final observation, at least: one may be a coincidence."""
+CHECKED_ENDS = 64
+CHECKED_REWARDS = 4096
+
+FieldReader = Callable[
+    [NDArray[np.int64], tuple[str, ...]], Mapping[str, NDArray[np.generic]]
+]
+"""(indices ``[N]``, paths) to ``[N, *shape]`` by path."""
 
 
 @cache
@@ -76,6 +83,69 @@ def fold_table(*, derived: bool) -> NDArray[np.bool_]:
     legal: NDArray[np.bool_] = ((after & START) == 0) | usable
     legal.flags.writeable = False
     return legal
+
+
+def find_reset_rows(
+    flags: NDArray[np.uint8],
+    env_ids: NDArray[np.int64],
+    read: FieldReader,
+    *,
+    reward: str,
+    bfloat16: bool = False,
+    observation: tuple[str, ...] = (),
+    next_observation: tuple[str, ...] = (),
+) -> tuple[str | None, int]:
+    """Read rows after episode ends and say whether they look like next-step resets.
+
+    At most 64 ends and 4,096 other rewards are read, evenly over the rows.
+
+    Args:
+        flags: uint8 ``[N]``, the rows' flags; oldest first, environment by environment.
+        env_ids: int64 ``[N]``, the environment of each row.
+        read: Reads fields of rows by their index in flags.
+        reward: Path of the reward.
+        bfloat16: The reward is of that dtype, and read as its bits.
+        observation: Paths of the observation.
+        next_observation: Paths of stored next observations; empty where they are read
+            from the following row.
+
+    Returns:
+        What `next_step_signature` found, and the number of ends that it judged.
+    """
+    after = after_ends(flags, env_ids)
+    if not len(after):
+        return None, 0
+    others = (flags & FINAL) == 0
+    others[after] = False
+    if len(after) > CHECKED_ENDS:
+        after = after[np.arange(CHECKED_ENDS) * len(after) // CHECKED_ENDS]
+    # The row before is the end, or its final row with the end before it.
+    between = (flags[after - 1] & FINAL) != 0
+    ends = after - 1 - between
+    known = (env_ids[ends] == env_ids[after]) & (ends >= 0)
+    known &= between | bool(next_observation)
+    observed: list[tuple[NDArray[np.generic], ...]] = [(), (), ()]
+    if known.any():
+        # Sorted, fields of the two observations stand side by side.
+        paths = tuple(sorted(observation)) if next_observation else observation
+        following = tuple(sorted(next_observation)) or paths
+        observed = []
+        for rows, names in (
+            (ends, paths),
+            (ends if next_observation else after - 1, following),
+            (after, paths),
+        ):
+            columns = read(rows, names)
+            observed.append(tuple(columns[name] for name in names))
+    sample = np.flatnonzero(others)
+    if len(sample) > CHECKED_REWARDS:
+        sample = sample[np.arange(CHECKED_REWARDS) * len(sample) // CHECKED_REWARDS]
+    rewards = [read(rows, (reward,))[reward] for rows in (after, sample)]
+    if bfloat16:
+        # Stored as bits; the shift drops the sign, so that -0 equals 0.
+        rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
+    found = next_step_signature(rewards[0], rewards[1], known, *observed)
+    return found, len(after)
 
 
 def after_ends(

@@ -42,6 +42,7 @@ from mmreplay.disk.files import (
     refuse_link,
     rename,
 )
+from mmreplay.disk.lock import locked
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
@@ -231,6 +232,75 @@ def open_column(home: BufferIdentity, name: str | None) -> PriorityColumn:
         return ColumnFiles(folder, home, _lock(folder)).open()
     except (FailedError, FullError, LockedError) as error:
         return PriorityColumn.blank(home.ring, f"RAM: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column of priorities as its files hold it, read-only.
+
+    Attributes:
+        ring: The buffer's ring, with the slots that the column was made for.
+        values: float32 ``[num_rows]``, mapped; may change while a sampler draws.
+        seen: int64 ``[E]``, positions below have a priority of their own.
+        trusted: STATE says what was seen; False after a copy or a power cut.
+    """
+
+    ring: Ring
+    values: Numbers
+    seen: Ids
+    trusted: bool
+
+    def read(self, env_ids: Ids, positions: Ids) -> Numbers:
+        """Priorities of rows that are alive, float32 ``[N]``; -1 where there is none.
+
+        Args:
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+        """
+        if not len(self.values):
+            return np.full(len(positions), np.float32(-1))
+        values = self.values[self.ring.rows(env_ids, positions)]
+        seen = self.seen[env_ids]
+        own = (positions < seen) & (positions >= seen - self.ring.slots)
+        own &= (values >= 0) & (values < np.inf)
+        return np.where(own, values, np.float32(-1))
+
+
+def read_column(home: BufferIdentity, name: str) -> StoredColumn:
+    """Read a buffer's column without its lock, while a sampler may use it.
+
+    Neither LOCK nor STATE is opened for writing: a sampler that starts later still
+    gets the column. Each number is written by one store, so that none is torn.
+
+    Args:
+        home: The buffer, with a folder.
+        name: Of the column.
+
+    Raises:
+        CorruptError: A file is missing or too short.
+    """
+    assert home.folder is not None
+    folder, num_envs = home.folder / "samplers" / name, home.ring.num_envs
+    state = File.open(folder / STATE, None)
+    try:
+        data = state.pread(min(state.nbytes, NUM_SLOTS * slot_nbytes(num_envs)), 0)
+        record = trusted(
+            data, home.uuid, num_envs, process.boot_id(), state.identity(),
+            lambda: locked(folder),
+        )  # fmt: skip
+    finally:
+        state.close()
+    file = File.open(folder / COLUMN, None)
+    try:
+        # The ring may have been resized since: the column has its own slots.
+        slots = file.nbytes // (4 * num_envs)
+        num_rows = slots * num_envs
+        mapping = file.map_readonly() if num_rows else b""
+    finally:
+        file.close()
+    values = np.frombuffer(mapping, "<f4", num_rows)
+    ring = replace(home.ring, slots=max(1, slots))
+    return StoredColumn(ring, values, known(record, home), record is not None)
 
 
 class ColumnFiles:

@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.cli import plot
 from mmreplay.cli.plot import BINS, Counts
-from mmreplay.stats import EpisodeTable, Moments, _count, _edges
+from mmreplay.stats import EpisodeTable, Moments, count_values, edges_of
 
 figures = pytest.importorskip("matplotlib.figure")
 texts = pytest.importorskip("matplotlib.text")
@@ -33,8 +33,8 @@ def counts_of(values, field, path="value", times=1):
     moments = Moments(
         values.size, 0, values.min().item(), values.max().item(), 0.0, 0.0
     )
-    edges = _edges(moments, field, BINS)
-    counts = times * _count(values, moments, edges)
+    edges = edges_of(moments, field, BINS)
+    counts = times * count_values(values, moments, edges)
     return Counts.of(field, path, counts, edges)
 
 
