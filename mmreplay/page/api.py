@@ -1,0 +1,456 @@
+"""Answers the page's requests: parameters in, bytes out, without a server.
+
+Each answer has an entity tag of what it was made of, so that a browser that has it
+already is told so in a few bytes: the version of the buffer, the query, and the
+progress of what the background thread still reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.statistics import stored_priorities
+from mmreplay.errors import ReplayError, StaleError
+from mmreplay.page.compare import compare_buffers
+from mmreplay.page.curves import (
+    MAX_BUCKETS,
+    MAX_COMPONENTS,
+    MAX_VALUES_ROWS,
+    read_curve,
+    read_values,
+)
+from mmreplay.page.draws import DRAWN, draw_steps
+from mmreplay.page.episodes import EpisodeList, answer_episodes
+from mmreplay.page.frames import (
+    MAX_FRAMES,
+    MAX_SIDE,
+    MAX_STACK,
+    ImageLayout,
+    alive_rows,
+    layouts,
+    needs_colours,
+    read_frames,
+)
+from mmreplay.page.overview import make_overview, make_priorities
+from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA
+from mmreplay.page.requests import (
+    BAD,
+    GONE,
+    MAX_POSITION,
+    NOT_FOUND,
+    UNREADABLE,
+    Query,
+    Refusal,
+)
+from mmreplay.page.sample import component_name, sample_values, take_sample
+from mmreplay.page.shown import BackgroundReader, ShownBuffer
+from mmreplay.page.steps import read_episode
+from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
+from mmreplay.samplers.priority_file import COLUMN
+
+NOT_MODIFIED, OK, FAILED = 304, 200, 500
+ON_CHANGE = "private, no-cache"
+FOR_AN_HOUR = "private, max-age=3600, immutable"
+"""Of rows that never change: their address contains generation and cut epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request gets.
+
+    Attributes:
+        status: The HTTP status.
+        body: Its bytes.
+        media_type: Of the body.
+        headers: By lower-case name.
+    """
+
+    status: int
+    body: bytes
+    media_type: str = JSON_TYPE
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shown:
+    """One buffer of the page with its episodes."""
+
+    buffer: ShownBuffer
+    episodes: EpisodeList
+
+
+class Page:
+    """The buffers of one page, and the answers about them.
+
+    Attributes:
+        shown: The buffers, in the order of the command line.
+        sampler: Text of the sampler whose draws are shown at first; or ``""``.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        images: Mapping[str, str] | None = None,
+        sampler: str = "",
+    ) -> None:
+        """Show some buffers.
+
+        Args:
+            paths: Their folders.
+            images: Stated layout by the path of an image field.
+            sampler: What draws; see `draws.parse_sampler`.
+        """
+        self.background = BackgroundReader()
+        self.sampler = sampler
+        self.shown = []
+        for path in paths:
+            buffer = ShownBuffer(path, images)
+            self.shown.append(Shown(buffer, EpisodeList(buffer, self.background)))
+
+    def close(self) -> None:
+        """Close all buffers."""
+        self.background.close()
+        for shown in self.shown:
+            shown.buffer.close()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each buffer, as JSON values."""
+        return [
+            {"id": number, "name": shown.buffer.name, **shown.buffer.state()}
+            for number, shown in enumerate(self.shown)
+        ]
+
+    def answer(self, path: str, query: str, tag: str = "") -> Answer:
+        """Answer a request.
+
+        Args:
+            path: Such as ``"/api/b/0/overview"``.
+            query: Text after the question mark.
+            tag: Entity tag of the answer that the browser has.
+        """
+        try:
+            return self._answer(path, Query.parse(query), query, tag)
+        except Refusal as refusal:
+            return _refused(refusal.status, refusal.text)
+        except StaleError as error:
+            return _refused(GONE, str(error))
+        except MemoryError:
+            return _refused(FAILED, "The server has not enough memory for this.")
+        except (ReplayError, OSError, ValueError, ArithmeticError) as error:
+            # Files of any content may be behind it: the page shows what is wrong.
+            return _refused(UNREADABLE, str(error) or type(error).__name__)
+
+    def _answer(self, path: str, query: Query, text: str, tag: str) -> Answer:
+        if path == "/api/buffers":
+            state = {"buffers": self.states(), "sampler": self.sampler}
+            return Answer(OK, encode_json(state), headers={"cache-control": "no-store"})
+        parts = path.split("/")
+        if len(parts) != 5 or parts[:3] != ["", "api", "b"] or parts[4] not in ROUTES:
+            raise Refusal(NOT_FOUND, "There is no such address.")
+        shown = self._shown(parts[3])
+        digest = hashlib.blake2s(f"{parts[4]}?{text}".encode(), digest_size=8)
+
+        def tag_of(version: str, progress: float | None = None) -> str:
+            more = "" if progress is None else f".{progress:.6f}"
+            return f'"{version}.{digest.hexdigest()}{more}"'
+
+        request = Request(self, shown, query, tag_of, tag)
+        return ROUTES[parts[4]](request)
+
+    def _shown(self, number: str) -> Shown:
+        if not (number.isascii() and number.isdigit() and len(number) <= 4):
+            raise Refusal(NOT_FOUND, "There is no such buffer.")
+        if int(number) >= len(self.shown):
+            raise Refusal(NOT_FOUND, f"There is no buffer {number} on this page.")
+        return self.shown[int(number)]
+
+    def shown_of(self, query: Query, name: str) -> Shown:
+        """Return the buffer that a parameter names by its number."""
+        return self.shown[query.integer(name, 0, len(self.shown) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request about one buffer.
+
+    Attributes:
+        page: The page.
+        shown: The buffer.
+        query: Its parameters.
+        tag_of: Makes the entity tag of a version and a progress.
+        tag: Entity tag that the browser has.
+    """
+
+    page: Page
+    shown: Shown
+    query: Query
+    tag_of: Callable[..., str]
+    tag: str
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The open buffer."""
+        return self.shown.buffer.buffer()
+
+    def env_id(self) -> int:
+        """Return the environment that the request names."""
+        return self.query.integer("env", 0, self.buffer.num_envs - 1)
+
+    def path(self) -> str:
+        """Return the field that the request names.
+
+        Raises:
+            Refusal: There is none of that name.
+        """
+        path = self.query.text("field")
+        if path not in self.buffer.schema.fields:
+            raise Refusal(NOT_FOUND, "There is no such field.")
+        return path
+
+    def json(
+        self, value: object, version: str, progress: float | None = None
+    ) -> Answer:
+        """Return JSON with an entity tag, or that it is not modified."""
+        tag = self.tag_of(version, progress)
+        headers = {"etag": tag, "cache-control": ON_CHANGE}
+        if tag == self.tag:
+            return Answer(NOT_MODIFIED, b"", headers=headers)
+        return Answer(OK, encode_json(value), headers=headers)
+
+    def known(self, version: str) -> Answer | None:
+        """Return that the browser's answer is of this version, if it is."""
+        tag = self.tag_of(version)
+        if tag != self.tag:
+            return None
+        headers = {"etag": tag, "cache-control": ON_CHANGE}
+        return Answer(NOT_MODIFIED, b"", headers=headers)
+
+
+def answer_overview(request: Request) -> Answer:
+    """Answer with the first screen."""
+    alpha = request.query.number("alpha", 0, MAX_ALPHA, DEFAULT_ALPHA)
+    shown = request.shown
+    overview = shown.buffer.result(
+        "overview", lambda buffer: make_overview(shown.buffer, shown.episodes, buffer)
+    )
+    priorities = shown.buffer.result(
+        ("priorities", alpha, _written_at(request.buffer)),
+        lambda buffer: make_priorities(buffer, alpha),
+    ) if _has_priorities(shown) else None  # fmt: skip
+    value = dict(overview.value)
+    stamp = ""
+    value["priorities"] = None
+    if priorities is not None and priorities.value is not None:
+        value["priorities"] = priorities.value
+        order = {"problem": 0, "look": 1, "fine": 2}
+        findings = [*value["checks"], priorities.value["check"]]
+        value["checks"] = sorted(findings, key=lambda each: order[each["level"]])
+        stamp = f".{priorities.made:.3f}"
+    return request.json(value, overview.version + stamp)
+
+
+def _has_priorities(shown: Shown) -> bool:
+    try:
+        return _written_at(shown.buffer.buffer()) > 0
+    except Refusal:
+        return False
+
+
+def _written_at(buffer: ReplayBuffer) -> int:
+    """When any column of priorities was last written, in ns; 0 where there is none."""
+    names = stored_priorities(buffer.path)
+    if not names or buffer.path is None:
+        return 0
+    return (buffer.path / "samplers" / names[0] / COLUMN).stat().st_mtime_ns
+
+
+def answer_episode_table(request: Request) -> Answer:
+    """Answer with a page of the table of episodes."""
+    value = answer_episodes(request.shown.episodes, request.query)
+    version = request.shown.episodes.columns().version
+    return request.json(value, version, value["done"])
+
+
+def answer_episode(request: Request) -> Answer:
+    """Answer with one episode, by any of its positions."""
+    env_id = request.env_id()
+    position = request.query.integer("at", 0, MAX_POSITION)
+    version = request.shown.buffer.version()
+    return request.known(version) or request.json(
+        read_episode(request.buffer, env_id, position), version
+    )
+
+
+def answer_curve(request: Request) -> Answer:
+    """Answer with curves of a field."""
+    query, path = request.query, request.path()
+    env_id = request.env_id()
+    first = query.integer("first", 0, MAX_POSITION)
+    stop = query.integer("stop", 1, MAX_POSITION)
+    buckets = query.integer("buckets", 1, MAX_BUCKETS, 1024)
+    low = query.integer("c0", 0, 1 << 40, 0)
+    high = query.integer("c1", 1, 1 << 40, low + 1)
+    if not low < high <= low + MAX_COMPONENTS:
+        raise Refusal(BAD, f"c1 must be 1 to {MAX_COMPONENTS} above c0.")
+    version = request.shown.buffer.version()
+    known = request.known(version)
+    if known is not None:
+        return known
+    field_ = request.buffer.schema[path]
+    if low >= max(1, math.prod(field_.shape)):
+        raise Refusal(BAD, f"{path} has {math.prod(field_.shape):,} components.")
+    curve = read_curve(request.buffer, path, env_id, first, stop, buckets, (low, high))
+    count = len(curve.mean)
+    head = {
+        "first": curve.first,
+        "stop": curve.stop,
+        "buckets": curve.mean.shape[1],
+        "components": count,
+        "all": curve.components,
+        "nonfinite": curve.num_nonfinite,
+        "integer": field_.numpy.kind in "iub" and field_.dtype != "bfloat16",
+        "names": [
+            component_name(path, low + number, field_.shape) for number in range(count)
+        ],
+    }
+    body = pack(head, curve.lowest, curve.highest, curve.mean)
+    headers = {"etag": request.tag_of(version), "cache-control": ON_CHANGE}
+    return Answer(OK, body, BINARY_TYPE, headers)
+
+
+def answer_frames(request: Request) -> Answer:
+    """Answer with frames of an image field."""
+    query, path, buffer = request.query, request.path(), request.buffer
+    layout = layouts(buffer, request.shown.buffer.images).get(path)
+    if layout is None:
+        raise Refusal(
+            BAD, f"{path} is not shown as an image. State how it lies: --image "
+            f"{path}=HWC.",
+        )  # fmt: skip
+    side = query.integer("side", 8, MAX_SIDE, MAX_SIDE)
+    number = query.integer("frame", 0, MAX_STACK - 1, layout.stack - 1)
+    if number >= layout.stack:
+        raise Refusal(BAD, f"{path} has {layout.stack} stacked frames.")
+    if "at" in query:
+        rows = query.rows("at", MAX_FRAMES)
+    else:
+        env_id = request.env_id()
+        first = query.integer("first", 0, MAX_POSITION)
+        count = query.integer("count", 1, MAX_FRAMES, 1)
+        rows = [(env_id, first + step) for step in range(count)]
+    env_ids, positions = alive_rows(buffer, rows)
+    if not len(positions):
+        raise Refusal(GONE, "These steps were overwritten.")
+    field_ = buffer.schema[path]
+    limits = None
+    if field_.dtype not in ("uint8", "bool"):
+        limits = frame_limits(request.shown.buffer, path, layout)
+    pixels = read_frames(
+        buffer, path, layout, env_ids, positions,
+        side=side, number=number, limits=limits,
+    )  # fmt: skip
+    count = len(pixels)
+    head: dict[str, Any] = {
+        "shape": list(pixels.shape),
+        "at": np.stack([env_ids[:count], positions[:count]], axis=1),
+        "layout": layout.to_json(),
+    }
+    if limits is not None:
+        head |= {"low": limits[0], "high": limits[1]}
+    home = buffer.view.home
+    same = query.text("v", "") == f"{home.generation}.{home.cut_epoch}"
+    caching = FOR_AN_HOUR if same and not field_.mutable else "private, no-cache"
+    return Answer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
+
+
+def frame_limits(
+    shown: ShownBuffer, path: str, layout: ImageLayout
+) -> tuple[float, float]:
+    """Return the lowest and highest finite value of a field in a sample.
+
+    Args:
+        shown: The buffer.
+        path: An image field that is no uint8.
+        layout: Of it; colours in ``[0, 1]`` are taken as they are.
+    """
+
+    def find(buffer: ReplayBuffer) -> tuple[float, float]:
+        _, values = sample_values(buffer, path, take_sample(buffer))
+        finite = values[np.isfinite(values)]
+        if not len(finite):
+            return 0.0, 1.0
+        low, high = float(finite.min()), float(finite.max())
+        unit = low >= 0 and high <= 1
+        if unit and not needs_colours(buffer.schema[path], layout):
+            return 0.0, 1.0
+        return low, high
+
+    # The first range stays: colours must mean the same in all frames.
+    generation = shown.buffer().metadata.generation
+    return shown.fixed(("limits", path, generation), find)
+
+
+def answer_values(request: Request) -> Answer:
+    """Answer with the small fields of neighbouring rows."""
+    env_id = request.env_id()
+    first = request.query.integer("first", 0, MAX_POSITION)
+    count = request.query.integer("count", 1, MAX_VALUES_ROWS, 64)
+    version = request.shown.buffer.version()
+    return request.known(version) or request.json(
+        read_values(request.buffer, env_id, first, count), version
+    )
+
+
+def answer_draws(request: Request) -> Answer:
+    """Answer with the draws of a sampler."""
+    default = request.page.sampler or None
+    text = request.query.text("sampler", default)
+    seed = request.query.integer("seed", 0, (1 << 32) - 1, 0)
+    value = draw_steps(request.buffer, text, seed)
+    headers = {"cache-control": "no-store"}
+    return Answer(OK, encode_json({**value, "count": DRAWN}), headers=headers)
+
+
+def answer_compare(request: Request) -> Answer:
+    """Answer with the differences from another buffer of the page."""
+    other = request.page.shown_of(request.query, "c")
+    pair = (request.shown, other)
+    # With their returns: reading them may take several requests.
+    episodes = [shown.episodes.with_returns() for shown in pair]
+    done = min(columns.done for columns in episodes)
+    version = f"{episodes[0].version}-{episodes[1].version}"
+    tag = request.tag_of(version, done)
+    headers = {"etag": tag, "cache-control": ON_CHANGE}
+    if tag == request.tag:
+        return Answer(NOT_MODIFIED, b"", headers=headers)
+    buffers = (request.buffer, other.buffer.buffer())
+    value = compare_buffers(buffers, (episodes[0], episodes[1]))
+    value["names"] = [shown.buffer.name for shown in pair]
+    value["done"] = done
+    return Answer(OK, encode_json(value), headers=headers)
+
+
+ROUTES: dict[str, Callable[[Request], Answer]] = {
+    "overview": answer_overview,
+    "episodes": answer_episode_table,
+    "episode": answer_episode,
+    "curve": answer_curve,
+    "frames": answer_frames,
+    "values": answer_values,
+    "draws": answer_draws,
+    "compare": answer_compare,
+}
+"""What answers ``/api/b/NUMBER/NAME``."""
+
+
+def _refused(status: int, text: str) -> Answer:
+    headers = {"cache-control": "no-store"}
+    return Answer(status, encode_json({"error": text}), headers=headers)

@@ -1,0 +1,375 @@
+"""Serves the page over HTTP: the one module that imports Starlette and uvicorn.
+
+Requests are answered by `api.Page` in threads, three at a time beside the one that
+reads in the background. A response is sent in small pieces and has a minute to arrive,
+so that a slow client holds one answer for a minute at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Any
+
+import anyio
+import uvicorn
+from anyio import CapacityLimiter
+from isal import igzip
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmreplay.errors import FailedError
+from mmreplay.page.api import NOT_MODIFIED, Page
+from mmreplay.page.guard import SECURITY_HEADERS, Guard, is_loopback
+from mmreplay.page.wire import encode_json
+
+MAX_THREADS = 3
+MAX_LIVE_CLIENTS = 16
+MAX_CONNECTIONS = 48
+TICK_S = 0.5
+"""State is sent at most so often."""
+COMMENT_S = 15.0
+RESPONSE_S = 60.0
+"""A response must arrive within so many seconds."""
+PIECE_NBYTES = 64 << 10
+MIN_GZIP_NBYTES = 1024
+FIRST_PORT, TRIED_PORTS = 8642, 20
+
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+def static_files() -> dict[str, tuple[bytes, str]]:
+    """Return the files of the page by name: their bytes and media types.
+
+    A request's name is looked up here: no part of it is ever a path.
+    """
+    files: dict[str, tuple[bytes, str]] = {}
+    folder = resources.files("mmreplay.page") / "static"
+    pending = [("", folder)] if folder.is_dir() else []
+    while pending:
+        prefix, where = pending.pop()
+        for entry in where.iterdir():
+            name = f"{prefix}{entry.name}"
+            suffix = name[name.rfind(".") :] if "." in name else ""
+            if entry.is_dir():
+                pending.append((f"{name}/", entry))
+            elif suffix in TYPES:
+                files[name] = (entry.read_bytes(), TYPES[suffix])
+    return files
+
+
+class Guarded:
+    """Checks each request with a guard, and puts security headers on each response."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        """Guard an app."""
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or respond to it."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((k.encode(), v.encode()) for k, v in SECURITY_HEADERS.items()),
+                ]
+            await send(message)
+
+        headers = {name.lower(): value for name, value in Headers(scope=scope).items()}
+        query = scope.get("query_string", b"").decode("latin-1")
+        instead = self._guard.check(scope["method"], scope["path"], query, headers)
+        if instead is not None:
+            response = Response(
+                instead.text, instead.status, instead.headers, "text/plain"
+            )
+            await response(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+
+class PatientResponse(Response):
+    """A response that is sent in pieces, and dropped when it takes too long."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        start: MutableMapping[str, Any] = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        with anyio.move_on_after(RESPONSE_S):
+            await send(start)
+            body = memoryview(self.body)
+            for first in range(0, len(body), PIECE_NBYTES):
+                piece = bytes(body[first : first + PIECE_NBYTES])
+                more = first + PIECE_NBYTES < len(body)
+                await send(
+                    {"type": "http.response.body", "body": piece, "more_body": more}
+                )
+            if not len(body):
+                await send({"type": "http.response.body", "body": b""})
+
+
+class Live:
+    """Tells clients the state of the buffers when it changes, twice a second at most.
+
+    A state is made when it is sent: no client has a queue.
+    """
+
+    def __init__(self, page: Page, threads: Callable[[], CapacityLimiter]) -> None:
+        """Tell about a page."""
+        self._page = page
+        self._threads = threads
+        self._clients = 0
+        self._lock: asyncio.Lock | None = None
+        self._text, self._made = "", 0.0
+
+    async def respond(self, request: Request) -> Response:
+        """Return a stream of server-sent events, or 503 for too many clients."""
+        if self._clients >= MAX_LIVE_CLIENTS:
+            text = f"The page has {MAX_LIVE_CLIENTS} live viewers already."
+            return PatientResponse(
+                encode_json({"error": text}), 503, media_type="application/json"
+            )
+        self._clients += 1
+        return StreamingResponse(
+            self._events(request),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+    async def _events(self, request: Request) -> AsyncIterator[str]:
+        last, sent = "", time.monotonic()
+        try:
+            while not await request.is_disconnected():
+                text = await self._state()
+                now = time.monotonic()
+                if text != last:
+                    last, sent = text, now
+                    yield f"event: state\ndata: {text}\n\n"
+                elif now - sent > COMMENT_S:
+                    sent = now
+                    yield ": no change\n\n"
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._clients -= 1
+
+    async def _state(self) -> str:
+        """The state as JSON, made for all clients together."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if time.monotonic() - self._made > TICK_S / 2:
+                states = await anyio.to_thread.run_sync(
+                    self._page.states, limiter=self._threads()
+                )
+                self._text = encode_json(states).decode()
+                self._made = time.monotonic()
+        return self._text
+
+
+def make_app(page: Page, guard: Guard, *, compress: bool = False) -> ASGIApp:
+    """Make the app of a page.
+
+    Args:
+        page: Answers the requests.
+        guard: Checks them first.
+        compress: Compress answers, for clients on other machines.
+    """
+    files = static_files()
+    limiters: list[CapacityLimiter] = []
+
+    def threads() -> CapacityLimiter:
+        # Made within the loop that uses it.
+        if not limiters:
+            limiters.append(CapacityLimiter(MAX_THREADS))
+        return limiters[0]
+
+    live = Live(page, threads)
+
+    async def answer(request: Request) -> Response:
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        tag = request.headers.get("if-none-match", "")
+        path = request.scope["path"]
+        work = partial(page.answer, path, query, tag)
+        found = await anyio.to_thread.run_sync(work, limiter=threads())
+        headers, body = dict(found.headers), found.body
+        if (
+            compress
+            and len(body) >= MIN_GZIP_NBYTES
+            and "gzip" in request.headers.get("accept-encoding", "")
+        ):
+            body = await anyio.to_thread.run_sync(
+                partial(igzip.compress, body, 1), limiter=threads()
+            )
+            headers |= {"content-encoding": "gzip", "vary": "accept-encoding"}
+        media_type = None if found.status == NOT_MODIFIED else found.media_type
+        return PatientResponse(body, found.status, headers, media_type)
+
+    async def static(request: Request) -> Response:
+        path = request.scope["path"]
+        name = "index.html" if path == "/" else path.removeprefix("/static/")
+        if name not in files:
+            return PatientResponse(
+                "There is no such address.", 404, media_type="text/plain"
+            )
+        data, media_type = files[name]
+        return PatientResponse(
+            data, headers={"cache-control": "no-cache"}, media_type=media_type
+        )
+
+    routes = [
+        Route("/", static),
+        Route("/static/{name:path}", static),
+        Route("/api/live", live.respond),
+        Route("/api/{path:path}", answer),
+    ]
+    return Guarded(Starlette(routes=routes), guard)
+
+
+@dataclass(slots=True)
+class Server:
+    """A page that is served.
+
+    Attributes:
+        page: Its answers.
+        url: The first address, with the key.
+        server: Of uvicorn.
+        listener: The socket that it accepts connections on.
+        thread: That runs it; None where `run` is called.
+    """
+
+    page: Page
+    url: str
+    server: uvicorn.Server
+    listener: socket.socket
+    thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Serve until Ctrl-C, or until `close` is called in another thread."""
+        try:
+            self.server.run(sockets=[self.listener])
+        except KeyboardInterrupt:
+            # uvicorn has shut down in order, and passes the signal on.
+            pass
+        finally:
+            self.page.close()
+
+    def start(self) -> None:
+        """Serve in a thread, which ends with the process."""
+        self.thread = threading.Thread(
+            target=self.run, name="mmreplay-view", daemon=True
+        )
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop serving and close the buffers."""
+        self.server.should_exit = True
+        if self.thread is not None:
+            self.thread.join(timeout=10)
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens on a port.
+
+    Args:
+        host: A name or address of this machine.
+        port: The port; 0 for any, None for the first free one from 8642 on.
+
+    Raises:
+        FailedError: The port is taken, or the host is none of this machine.
+    """
+    ports = (
+        [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + TRIED_PORTS)]
+    )
+    for last, number in enumerate(ports, 1 - len(ports)):
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _not_bound(host, number, error) from error
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(64)
+        except OSError as error:
+            listener.close()
+            if last < 0 and error.errno == errno.EADDRINUSE:
+                continue
+            raise _not_bound(host, number, error) from error
+        return listener
+    raise AssertionError("no port was tried")
+
+
+def _not_bound(host: str, port: int, error: OSError) -> FailedError:
+    if error.errno == errno.EADDRINUSE:
+        return FailedError(
+            f"Port {port} of {host} is taken by another program. Pass another --port, "
+            "or 0 for any free one.",
+            errno_=error.errno,
+        )
+    return FailedError(
+        f"Cannot listen on port {port} of {host}: {error.strerror or error}. Pass a "
+        "--host of this machine and a --port from 1024 on.",
+        errno_=error.errno,
+    )
+
+
+def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> Server:
+    """Bind a server for a page; `Server.run` or `Server.start` serves it.
+
+    Args:
+        page: What it answers.
+        host: What it is bound to; 127.0.0.1 is reached from this machine only.
+        port: See `bind`.
+
+    Raises:
+        FailedError: The port is taken.
+    """
+    listener = bind(host, port)
+    number = listener.getsockname()[1]
+    guard = Guard(host, number)
+    config = uvicorn.Config(
+        make_app(page, guard, compress=not is_loopback(host)),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    name = f"[{host}]" if ":" in host else host
+    if name in ("0.0.0.0", "[::]"):
+        name = socket.gethostname()
+    url = f"http://{name}:{number}/?token={guard.token}"
+    return Server(page, url, uvicorn.Server(config), listener)

@@ -1,0 +1,438 @@
+"""The episodes of a buffer as narrow columns: sorted, filtered and counted.
+
+A million episodes take 22 bytes each here, and their returns are read by a thread: the
+newest ones first, so that the overview has them at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes import BREAK, CUT, TERMINATED, TRUNCATED
+from mmreplay.page.requests import Query
+from mmreplay.page.sample import Histogram
+from mmreplay.page.shown import BackgroundReader, ShownBuffer, version_of
+from mmreplay.stats import EpisodeTable, read_returns, scalar_reward
+
+KINDS = ("terminated", "truncated", "both", "broken off", "running")
+KIND_TERMINATED, KIND_TRUNCATED, KIND_BOTH, KIND_BROKEN, KIND_RUNNING = range(5)
+AT_ONCE_STEPS = 1 << 18
+"""So many rewards are read within a request."""
+SLICE_STEPS = 1 << 21
+"""So many rewards are read at a time by the thread: about 0.1 s."""
+CHUNK = 1 << 17
+"""Episodes of which flags are read at a time."""
+REFRESH_S = 1.0
+MAX_LIMIT = 500
+MAX_ORDERS = 2
+BINS = 48
+SORTS = ("age", "length", "return", "env", "begin")
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class EpisodeColumns:
+    """The episodes of a buffer at one version, environment by environment.
+
+    Attributes:
+        version: Of the buffer.
+        env_ids: int32 ``[N]``.
+        begin: int64 ``[N]``, position of the first step alive.
+        lengths: int32 ``[N]``, steps alive; int64 in a ring of 2^31 rows or more.
+        returns: float32 ``[N]``, sums of rewards; NaN where not known.
+        kinds: uint8 ``[N]``, index into `KINDS`.
+        missing_start: bool ``[N]``, the first steps have left the ring.
+        known: bool ``[N]``, the return was read, or there is none to read.
+        heads: int64 ``[E]``.
+    """
+
+    version: str
+    env_ids: NDArray[np.int32]
+    begin: Ids
+    lengths: NDArray[Any]
+    returns: NDArray[np.float32]
+    kinds: NDArray[np.uint8]
+    missing_start: NDArray[np.bool_]
+    known: NDArray[np.bool_]
+    heads: Ids
+
+    def __len__(self) -> int:
+        """Episodes."""
+        return len(self.env_ids)
+
+    @property
+    def done(self) -> float:
+        """Share of the returns that are known."""
+        return float(self.known.mean()) if len(self) else 1.0
+
+    @property
+    def whole(self) -> NDArray[np.bool_]:
+        """Bool ``[N]``, from their first steps to their ends: returns are exact."""
+        return ~self.missing_start & (self.kinds < KIND_BROKEN)
+
+    def ends(self) -> dict[str, int]:
+        """Episodes by how they end."""
+        counts = np.bincount(self.kinds, minlength=len(KINDS)).tolist()
+        return dict(zip(KINDS, counts, strict=True))
+
+    def ages(self, rows: NDArray[Any]) -> Ids:
+        """Steps since the ends of some episodes, int64 ``[M]``."""
+        ends = self.begin[rows] + self.lengths[rows]
+        ages: Ids = self.heads[self.env_ids[rows]] - ends
+        return ages
+
+    def newest(self, count: int) -> Ids:
+        """Rows of the newest whole episodes, at most about count, int64 ``[M]``.
+
+        Each environment gives as many.
+        """
+        edges = np.searchsorted(self.env_ids, np.arange(len(self.heads) + 1))
+        each = max(1, count // max(1, len(self.heads)))
+        whole = np.flatnonzero(self.whole)
+        stops = np.searchsorted(whole, edges[1:])
+        firsts = np.maximum(np.searchsorted(whole, edges[:-1]), stops - each)
+        counts = stops - firsts
+        offsets = np.arange(int(counts.sum())) - np.repeat(
+            np.cumsum(counts) - counts, counts
+        )
+        rows: Ids = whole[np.repeat(firsts, counts) + offsets]
+        return rows
+
+    def read(self, buffer: ReplayBuffer, rows: Ids) -> None:
+        """Read the returns of some episodes, int64 ``[M]``, growing."""
+        if scalar_reward(buffer) is None:
+            self.known[rows] = True
+            return
+        env_ids, begin = self.env_ids[rows].astype(np.int64), self.begin[rows]
+        lengths = self.lengths[rows].astype(np.int64)
+        none = np.zeros(len(rows), bool)
+        table = EpisodeTable(
+            env_ids, begin, begin + lengths, lengths, np.zeros(len(rows)), none, none,
+            none,
+        )  # fmt: skip
+        read = read_returns(buffer, table)
+        # Episodes that left the ring meanwhile are missing: ends say which.
+        wanted = np.arange(len(rows))
+        if len(read) < len(rows):
+            ends = {
+                key: number
+                for number, key in enumerate(
+                    zip(env_ids.tolist(), table.end.tolist(), strict=True)
+                )
+            }
+            pairs = zip(read.env_ids.tolist(), read.end.tolist(), strict=True)
+            wanted = np.array([ends[pair] for pair in pairs], np.int64)
+        complete = read.lengths == lengths[wanted]
+        with np.errstate(over="ignore"):
+            returns = np.where(complete, read.returns, np.nan).astype(np.float32)
+        self.returns[rows[wanted]] = returns
+        self.known[rows] = True
+
+    def unknown_slice(self) -> Ids:
+        """Neighbouring episodes whose returns are to be read next, the newest first."""
+        unknown = np.flatnonzero(~self.known)
+        if not len(unknown):
+            return unknown
+        steps = np.cumsum(self.lengths[unknown[::-1]].astype(np.int64))
+        count = max(1, int(np.searchsorted(steps, SLICE_STEPS)))
+        return unknown[len(unknown) - count :]
+
+
+def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
+    """Read all but the returns, from the index and the flags of last rows."""
+    view = buffer.view
+    with view.lock:
+        index, version = view.index, version_of(buffer)
+        span = view.span
+        parts = deque(index.episodes(env_id) for env_id in range(len(span.stop)))
+    count = sum(len(part.begin) for part in parts)
+    wide = view.home.ring.slots >= 1 << 31
+    env_ids = np.empty(count, np.int32)
+    begin = np.empty(count, np.int64)
+    lengths = np.empty(count, np.int64 if wide else np.int32)
+    kinds = np.empty(count, np.uint8)
+    missing_start = np.empty(count, bool)
+    running = np.empty(count, bool)
+    first = 0
+    while parts:
+        part = parts.popleft()
+        rows = slice(first, first + len(part.begin))
+        env_ids[rows], begin[rows] = part.env_id, part.begin
+        lengths[rows] = part.lengths
+        missing_start[rows], running[rows] = part.headless, part.running
+        first = rows.stop
+    for first in range(0, count, CHUNK):
+        rows = slice(first, min(first + CHUNK, count))
+        last = begin[rows] + lengths[rows].astype(np.int64) - 1
+        kinds[rows] = end_kinds(
+            view, env_ids[rows].astype(np.int64), last, running[rows]
+        )
+    known = np.zeros(count, bool)
+    if scalar_reward(buffer) is None:
+        known[:] = True
+    returns = np.full(count, np.nan, np.float32)
+    return EpisodeColumns(
+        version, env_ids, begin, lengths, returns, kinds, missing_start, known,
+        span.stop,
+    )  # fmt: skip
+
+
+def end_kinds(
+    view: Reader, env_ids: Ids, last: Ids, running: NDArray[np.bool_]
+) -> NDArray[np.uint8]:
+    """Return how episodes end, from the flags of their last rows and of those after.
+
+    Args:
+        view: Of the buffer.
+        env_ids: int64 ``[N]``.
+        last: int64 ``[N]``, position of the last step.
+        running: bool ``[N]``, no end was seen yet.
+
+    Returns:
+        uint8 ``[N]``, indices into `KINDS`.
+    """
+    flags = view.flags(env_ids, last)
+    terminated, truncated = (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0
+    kinds = np.full(len(last), KIND_BROKEN, np.uint8)
+    kinds[terminated] = KIND_TERMINATED
+    kinds[truncated] = KIND_TRUNCATED
+    kinds[terminated & truncated] = KIND_BOTH
+    kinds[running] = KIND_RUNNING
+    endless = np.flatnonzero(kinds == KIND_BROKEN)
+    if len(endless):
+        # A writer that came back may say that it truncated the episode.
+        after = view.flags(env_ids[endless], last[endless] + 1)
+        kinds[endless[(after & (BREAK | CUT)) != BREAK]] = KIND_TRUNCATED
+    return kinds
+
+
+class EpisodeList:
+    """The episodes of one shown buffer, kept up to date while it grows."""
+
+    def __init__(self, shown: ShownBuffer, background: BackgroundReader) -> None:
+        """Make an empty list.
+
+        Args:
+            shown: The buffer.
+            background: Reads returns that take long.
+        """
+        self._shown = shown
+        self._background = background
+        self._lock = threading.Lock()
+        self._columns: EpisodeColumns | None = None
+        self._made = 0.0
+        self._orders: OrderedDict[object, NDArray[np.int32]] = OrderedDict()
+
+    def columns(self) -> EpisodeColumns:
+        """Return the episodes as of now, or as of a second ago.
+
+        Raises:
+            Refusal: The buffer cannot be read.
+        """
+        buffer = self._shown.buffer()
+        version = version_of(buffer)
+        with self._lock:
+            former = self._columns
+            if former is not None and (
+                former.version == version or time.monotonic() - self._made < REFRESH_S
+            ):
+                return former
+            columns = read_columns(buffer)
+            if former is not None:
+                _carry_returns(former, columns)
+            self._columns, self._made = columns, time.monotonic()
+            self._orders.clear()
+        return columns
+
+    def with_returns(self) -> EpisodeColumns:
+        """Return the episodes; returns that are not known yet are being read."""
+        columns = self.columns()
+        unknown = np.flatnonzero(~columns.known)
+        if len(unknown):
+            if int(columns.lengths[unknown].sum(dtype=np.int64)) <= AT_ONCE_STEPS:
+                columns.read(self._shown.buffer(), unknown)
+            else:
+                self._background.submit(self, self._read_more)
+        return columns
+
+    def _read_more(self) -> bool:
+        with self._lock:
+            columns = self._columns
+        if columns is None:
+            return False
+        rows = columns.unknown_slice()
+        if len(rows):
+            columns.read(self._shown.buffer(), rows)
+        return not bool(columns.known.all())
+
+    def newest(self, count: int) -> tuple[EpisodeColumns, Ids]:
+        """Return the episodes, and rows of the newest whole ones with their returns.
+
+        Args:
+            count: About so many, of all environments.
+        """
+        columns = self.columns()
+        rows = columns.newest(count)
+        unknown = rows[~columns.known[rows]]
+        if len(unknown):
+            columns.read(self._shown.buffer(), unknown)
+        return columns, rows
+
+    def order(
+        self, columns: EpisodeColumns, key: object, make: Callable[[], NDArray[Any]]
+    ) -> NDArray[np.int32]:
+        """Return the sorted, filtered rows of a query; the last two are kept."""
+        full_key = (columns.version, columns.done, key)
+        with self._lock:
+            order = self._orders.get(full_key)
+            if order is not None:
+                self._orders.move_to_end(full_key)
+                return order
+        order = make().astype(np.int32)
+        with self._lock:
+            self._orders[full_key] = order
+            while len(self._orders) > MAX_ORDERS:
+                self._orders.popitem(last=False)
+        return order
+
+
+def _carry_returns(former: EpisodeColumns, columns: EpisodeColumns) -> None:
+    """Copy the returns of episodes that are as they were at the former version."""
+    num_envs = len(columns.heads)
+    edges = np.searchsorted(columns.env_ids, np.arange(num_envs + 1)).tolist()
+    before = np.searchsorted(former.env_ids, np.arange(num_envs + 1)).tolist()
+    for env_id in range(num_envs):
+        rows = slice(edges[env_id], edges[env_id + 1])
+        old = slice(before[env_id], before[env_id + 1])
+        if rows.start == rows.stop or old.start == old.stop:
+            continue
+        at = np.searchsorted(former.begin[old], columns.begin[rows])
+        at = np.minimum(at, old.stop - old.start - 1) + old.start
+        same = former.begin[at] == columns.begin[rows]
+        same &= former.lengths[at] == columns.lengths[rows]
+        same &= former.known[at]
+        columns.returns[rows][same] = former.returns[at][same]
+        columns.known[rows][same] = True
+
+
+def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
+    """Return a page of the table, as JSON values.
+
+    Args:
+        episodes: Of the buffer.
+        query: ``sort``, ``desc``, ``env``, ``len``, ``ret``, ``end``, ``whole``,
+            ``hist``, ``offset`` and ``limit``.
+
+    Returns:
+        ``rows`` of [environment, begin, length, return, kind, missing_start, steps
+        since the end]; ``total`` after the filters, ``all``, ``histogram`` and
+        ``done``, the share of the returns that are known.
+
+    Raises:
+        Refusal: A parameter is out of bounds.
+    """
+    sort = query.choice("sort", SORTS, "age")
+    descending = query.flag("desc", sort in ("length", "return"))
+    env_id = query.integer("env", 0, (1 << 31) - 1, -1) if "env" in query else None
+    lengths, returns = query.limits("len"), query.limits("ret")
+    kind = query.choice("end", ("", *KINDS), "")
+    whole = query.flag("whole")
+    measure = query.choice("hist", ("return", "length"), "return")
+    offset = query.integer("offset", 0, 1 << 40, 0)
+    limit = query.integer("limit", 1, MAX_LIMIT, 100)
+    columns = episodes.with_returns()
+    done = columns.done
+
+    def make_order() -> NDArray[Any]:
+        keep = np.ones(len(columns), bool)
+        if env_id is not None:
+            keep &= columns.env_ids == env_id
+        if lengths is not None:
+            keep &= (columns.lengths >= lengths[0]) & (columns.lengths <= lengths[1])
+        if returns is not None:
+            low, high = _around(returns[0], -1), _around(returns[1], 1)
+            keep &= (columns.returns >= low) & (columns.returns <= high)
+        if kind:
+            keep &= columns.kinds == KINDS.index(kind)
+        if whole:
+            keep &= columns.whole
+        rows = np.flatnonzero(keep)
+        if sort == "age":
+            numbers: NDArray[Any] = columns.ages(rows)
+        elif sort == "return":
+            # What is not known or not finite comes last, in either order.
+            numbers = columns.returns[rows]
+            missing = -np.inf if descending else np.inf
+            numbers = np.where(np.isnan(numbers), missing, numbers)
+        else:
+            names = {"length": "lengths", "env": "env_ids", "begin": "begin"}
+            numbers = getattr(columns, names[sort])[rows]
+        order = np.argsort(-numbers if descending else numbers, kind="stable")
+        return rows[order]
+
+    key = (sort, descending, env_id, lengths, returns, kind, whole)
+    order = episodes.order(columns, key, make_order)
+    some = order[offset : offset + limit]
+    rows = [
+        [env, begin, length, value, KINDS[which], missing, age]
+        for env, begin, length, value, which, missing, age in zip(
+            columns.env_ids[some].tolist(), columns.begin[some].tolist(),
+            columns.lengths[some].tolist(), columns.returns[some].tolist(),
+            columns.kinds[some].tolist(), columns.missing_start[some].tolist(),
+            columns.ages(some).tolist(), strict=True,
+        )
+    ]  # fmt: skip
+    return {
+        "total": len(order),
+        "all": len(columns),
+        "offset": offset,
+        "rows": rows,
+        "done": done,
+        "histogram": histogram_of_episodes(columns, measure).to_json(),
+    }
+
+
+def _around(limit: float, side: int) -> float:
+    """A limit in float32, so that a value that was shown lies within it."""
+    if not math.isfinite(limit):
+        return limit
+    with np.errstate(over="ignore"):
+        near = np.float32(limit)
+        return float(np.nextafter(near, np.float32(side * np.inf)))
+
+
+def histogram_of_episodes(columns: EpisodeColumns, measure: str) -> Histogram:
+    """Count the returns or the lengths of all episodes.
+
+    Args:
+        columns: The episodes.
+        measure: ``"return"`` or ``"length"``.
+    """
+    values = columns.returns if measure == "return" else columns.lengths
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not len(finite):
+        return Histogram(np.zeros(0, np.int64), np.zeros(0))
+    low, high = float(finite.min()), float(finite.max())
+    if low == high:
+        half = max(0.5, abs(low) * 1e-6)
+        return Histogram(np.array([len(finite)]), np.array([low - half, high + half]))
+    if measure == "length":
+        # Whole numbers: each bin is as wide as the others.
+        width = -(-(int(high) - int(low) + 1) // BINS)
+        number = -(-(int(high) - int(low) + 1) // width)
+        edges = low - 0.5 + width * np.arange(number + 1.0)
+    else:
+        edges = np.linspace(low, high, BINS + 1)
+    return Histogram(np.histogram(finite, edges)[0].astype(np.int64), edges)

@@ -1,0 +1,170 @@
+"""Starts the page for the command line and for notebooks, where it is installed."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Mapping
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk.files import absolute
+from mmreplay.errors import CorruptError, SchemaError
+from mmreplay.page.api import Page
+from mmreplay.page.draws import parse_sampler
+from mmreplay.page.frames import layouts
+from mmreplay.page.requests import Refusal
+
+if TYPE_CHECKING:
+    from mmreplay.page.app import Server
+
+MISSING = "The page needs Starlette and uvicorn. Run: pip install 'mmreplay[web]'"
+
+
+def make_page(
+    paths: list[Path], images: Mapping[str, str] | None = None, sampler: str = ""
+) -> Page:
+    """Make a page of buffers that exist.
+
+    A damaged buffer is shown: the page says what is wrong with it.
+
+    Args:
+        paths: Their folders.
+        images: Stated layout by the path of an image field.
+        sampler: What draws at first.
+
+    Raises:
+        FormatError: A path holds no buffer, or one of a newer version.
+        FailedError: A path cannot be read.
+        SchemaError: A stated layout fits no buffer, or the sampler is none.
+    """
+    if sampler:
+        try:
+            parse_sampler(sampler, 0)
+        except Refusal as refusal:
+            raise SchemaError(f"--sampler: {refusal.text}") from refusal
+    known: set[str] = set()
+    opened = False
+    for path in paths:
+        try:
+            with ReplayBuffer.open(path) as buffer:
+                own = buffer.schema.fields
+                layouts(buffer, {p: a for p, a in (images or {}).items() if p in own})
+                known |= own.keys()
+                opened = True
+        except CorruptError:
+            continue
+    for path_ in images or {}:
+        if opened and path_ not in known:
+            raise SchemaError(
+                f"--image: no buffer has a field {path_!r}. Known are "
+                f"{', '.join(sorted(known))}."
+            )
+    return Page(paths, images, sampler)
+
+
+def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> Server:
+    """Bind a server for a page.
+
+    Args:
+        page: What it answers.
+        host: What it is bound to.
+        port: None for the first free one from 8642 on.
+
+    Raises:
+        ModuleNotFoundError: The extra ``web`` is not installed.
+        FailedError: The port is taken.
+    """
+    try:
+        from mmreplay.page import app
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in (
+            "starlette",
+            "uvicorn",
+            "anyio",
+        ):
+            raise ModuleNotFoundError(MISSING, name=error.name) from error
+        raise
+    return app.make_server(page, host, port)
+
+
+def open_browser(url: str) -> bool:
+    """Open an address in the user's browser; return whether there is one."""
+    try:
+        return webbrowser.open(url)
+    except (webbrowser.Error, OSError):
+        return False
+
+
+class View:
+    """A page that is served by this process, made by `view`.
+
+    Attributes:
+        url: Its address, with the key.
+    """
+
+    def __init__(self, server: Server) -> None:
+        """Hold a server that runs."""
+        self._server = server
+        self.url = server.url
+
+    def __repr__(self) -> str:
+        """Say where it is."""
+        return f"<View {self.url}>"
+
+    def _repr_html_(self) -> str:
+        """Return a link, for notebooks."""
+        url = escape(self.url, quote=True)
+        return f'<a href="{url}" target="_blank" rel="noopener">Open the page</a>'
+
+    def close(self) -> None:
+        """Stop serving; a second call does nothing."""
+        self._server.close()
+
+    def __enter__(self) -> View:
+        """Return the view."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop serving."""
+        self.close()
+
+
+def view(
+    *paths: str | PathLike[str],
+    port: int | None = None,
+    images: Mapping[str, str] | None = None,
+    sampler: str = "",
+) -> View:
+    """Serve a page that shows buffers, and print a link to it.
+
+    The page only reads, and may show a buffer while it is written. It is served by a
+    thread of this process on 127.0.0.1, until `View.close` or the process ends. A
+    notebook cannot show it within itself: open the link.
+
+    Args:
+        *paths: Folders of buffers.
+        port: Of the server; by default the first free one from 8642 on.
+        images: Axes by the path of an image field, such as ``{"observation": "HWC"}``;
+            by default they are recognized.
+        sampler: What draws at first, such as ``"PrioritizedSampler(alpha=0.6)"``.
+
+    Raises:
+        FormatError: A path holds no buffer.
+        SchemaError: No path was given, a layout does not fit, or the sampler is none.
+        ModuleNotFoundError: The extra ``web`` is not installed.
+        FailedError: The port is taken.
+
+    Example:
+        >>> page = mr.view("runs/cartpole")  # doctest: +SKIP
+        Open http://127.0.0.1:8642/?token=... in a browser.
+    """
+    if not paths:
+        raise SchemaError("view: got no path. Pass the folder of a buffer.")
+    page = make_page([absolute(path) for path in paths], images, sampler)
+    server = make_server(page, port=port)
+    server.start()
+    print(f"Open {server.url} in a browser.")
+    return View(server)

@@ -1,0 +1,303 @@
+"""The first screen: figures, findings, episodes, histograms, fields and storage."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.statistics import OPENINGS, commit_facts, folder_nbytes
+from mmreplay.episodes.autoreset import find_reset_rows
+from mmreplay.episodes.smoothing import moving_mean, smoothing_window
+from mmreplay.page import checks
+from mmreplay.page.episodes import (
+    EpisodeColumns,
+    EpisodeList,
+    histogram_of_episodes,
+)
+from mmreplay.page.frames import layouts
+from mmreplay.page.priorities import measure_priorities
+from mmreplay.page.sample import (
+    FieldFacts,
+    component_name,
+    measure,
+    take_sample,
+)
+from mmreplay.page.shown import ShownBuffer
+from mmreplay.schema import Schema
+
+NEWEST_EPISODES = 4096
+MAX_POINTS = 2000
+RESET_ROWS = 1 << 16
+LISTED_ENVS = 64
+"""Heads of so many environments are listed."""
+
+
+def make_overview(
+    shown: ShownBuffer, episodes: EpisodeList, buffer: ReplayBuffer
+) -> dict[str, Any]:
+    """Return all but the priorities, as JSON values.
+
+    Args:
+        shown: The buffer.
+        episodes: Of the buffer.
+        buffer: The open buffer.
+    """
+    begin = time.perf_counter()
+    columns, newest = episodes.newest(NEWEST_EPISODES)
+    view = buffer.view
+    with view.lock:
+        span, index = view.span, view.index
+        num_steps = index.num_steps
+        num_never = index.num_illegal - index.num_finals
+    metadata = buffer.metadata
+    image_layouts = layouts(buffer, shown.images)
+    sample = take_sample(buffer)
+    roles = roles_of(buffer.schema)
+    facts = [
+        measure(buffer, path, roles[path], sample, image_layouts.get(path))
+        for path in buffer.schema.paths
+        if len(sample)
+    ]
+    ends = columns.ends()
+    heads = span.stop.tolist()
+    steps_of_episodes = int(columns.lengths.sum(dtype=np.int64))
+    findings: list[checks.Finding | None] = []
+    if len(sample):
+        findings = [
+            checks.check_rewards([fact for fact in facts if fact.role == "reward"]),
+            *checks.check_finite(facts),
+            *checks.check_changes(facts),
+            *(checks.check_repeats(fact) for fact in facts),
+            *(checks.check_saturated(fact) for fact in facts),
+            *(checks.check_one_action(fact) for fact in facts),
+            checks.check_ends(ends),
+            checks.check_dominates(
+                int(columns.lengths.max(initial=0)), steps_of_episodes, len(columns)
+            ),
+            checks.check_never_drawn(num_never, num_steps),
+            checks.check_behind(heads),
+            checks.check_reset_rows(find_reset_rows_of(buffer)),
+        ]
+    overview = {
+        "steps": num_steps,
+        "rows": int(span.lengths.sum()),
+        "capacity": metadata.ring.capacity,
+        "num_envs": len(heads),
+        "laps": max(heads) / metadata.ring.capacity,
+        "heads": heads[:LISTED_ENVS],
+        "written": sum(heads),
+        "episodes": {
+            "count": len(columns),
+            "missing_start": int(columns.missing_start.sum()),
+        },
+        "ends": ends,
+        "returns": series_of_returns(columns, newest),
+        "lengths": series_of_lengths(columns, newest),
+        "histograms": {
+            fact.path: {
+                "role": fact.role,
+                "rows": fact.rows,
+                "whole": fact.whole,
+                "all": fact.num_components,
+                "integer": fact.kind != "f",
+                "components": [
+                    {
+                        "name": component_name(fact.path, number, fact.shape),
+                        **histogram.to_json(),
+                    }
+                    for number, histogram in enumerate(fact.histograms)
+                ],
+            }
+            for fact in facts
+            if fact.histograms
+        },
+        "fields": fields_of(buffer, roles, image_layouts, facts),
+        "storage": storage_of(buffer, num_never),
+        "checks": [
+            finding.to_json()
+            for finding in checks.by_level([each for each in findings if each])
+        ],
+        "sample": {"rows": len(sample), "whole": sample.whole},
+    }
+    overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
+    return overview
+
+
+def make_priorities(buffer: ReplayBuffer, alpha: float) -> dict[str, Any] | None:
+    """Return the priorities and their finding at an alpha; None where none are stored.
+
+    Args:
+        buffer: The open buffer.
+        alpha: Exponent of the priorities.
+    """
+    sample = take_sample(buffer)
+    facts = measure_priorities(buffer, sample, alpha) if len(sample) else None
+    if facts is None:
+        return None
+    finding = checks.check_priorities(
+        facts.top_share, facts.effective, facts.common_share, alpha
+    )
+    return {**facts.to_json(), "check": finding.to_json()}
+
+
+def roles_of(schema: Schema) -> dict[str, str]:
+    """Return the role of each field by its path, or ``""``."""
+    found = dict.fromkeys(schema.paths, "")
+    for role in schema.roles:
+        for path in schema.role_paths(role):
+            found[path] = role
+    return found
+
+
+def find_reset_rows_of(buffer: ReplayBuffer) -> str | None:
+    """Say whether the newest rows after episode ends look like resets.
+
+    The rule, and what is read for it, are the writer's own.
+    """
+    schema = buffer.schema
+    if buffer.autoreset == "next_step" or not schema.role_paths("reward"):
+        return None
+    view = buffer.view
+    span = view.span
+    each = max(4, RESET_ROWS // len(span.stop))
+    firsts = np.maximum(span.first, span.stop - each)
+    lengths = (span.stop - firsts)[:RESET_ROWS]
+    env_ids = np.repeat(np.arange(len(lengths)), lengths)
+    offsets = np.arange(len(env_ids)) - (np.cumsum(lengths) - lengths)[env_ids]
+    positions = firsts[env_ids] + offsets
+    reward = schema.role_paths("reward")[0]
+    found, _ = find_reset_rows(
+        view.flags(env_ids, positions),
+        env_ids,
+        lambda rows, paths: buffer.get_fields(paths, env_ids[rows], positions[rows]),
+        reward=reward,
+        bfloat16=schema[reward].dtype == "bfloat16",
+        observation=schema.role_paths("observation"),
+        next_observation=schema.role_paths("next_observation"),
+    )
+    return found
+
+
+def _points(count: int) -> NDArray[np.int64]:
+    """Evenly chosen numbers in ``[0, count)``, at most 2,000, the last one included."""
+    if count <= MAX_POINTS:
+        return np.arange(count)
+    return np.linspace(0, count - 1, MAX_POINTS).astype(np.int64)
+
+
+def series_of_returns(
+    columns: EpisodeColumns, newest: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return the newest returns in the order of their ends, with a moving mean."""
+    rows = newest[np.isfinite(columns.returns[newest])]
+    ends = columns.begin[rows] + columns.lengths[rows]
+    order = np.argsort(ends, kind="stable")
+    rows, ends = rows[order], ends[order]
+    values = columns.returns[rows].astype(np.float64)
+    window = smoothing_window(len(rows))
+    means = np.full(len(rows), np.nan)
+    if window > 1:
+        means[window - 1 :] = moving_mean(values, window)
+    some = _points(len(rows))
+    return {
+        "x": ends[some],
+        "y": values[some],
+        "mean": means[some],
+        "window": window,
+        "env_ids": columns.env_ids[rows[some]],
+        "begin": columns.begin[rows[some]],
+        "count": len(rows),
+        "total": len(columns),
+        "average": float(values.mean()) if len(values) else None,
+    }
+
+
+def series_of_lengths(
+    columns: EpisodeColumns, newest: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return the newest lengths in the order of their ends, and a histogram of all."""
+    ends = columns.begin[newest] + columns.lengths[newest]
+    order = np.argsort(ends, kind="stable")
+    rows, ends = newest[order], ends[order]
+    values = columns.lengths[rows].astype(np.float64)
+    window = smoothing_window(len(rows))
+    means = np.full(len(rows), np.nan)
+    if window > 1:
+        means[window - 1 :] = moving_mean(values, window)
+    some = _points(len(rows))
+    return {
+        "x": ends[some],
+        "y": values[some],
+        "mean": means[some],
+        "window": window,
+        "env_ids": columns.env_ids[rows[some]],
+        "begin": columns.begin[rows[some]],
+        "average": float(values.mean()) if len(values) else None,
+        "histogram": histogram_of_episodes(columns, "length").to_json(),
+    }
+
+
+def fields_of(
+    buffer: ReplayBuffer,
+    roles: dict[str, str],
+    image_layouts: dict[str, Any],
+    facts: list[FieldFacts],
+) -> list[dict[str, Any]]:
+    """Return the fields with their limits in the sample."""
+    known = {fact.path: fact for fact in facts}
+    found = []
+    for path, field in buffer.schema.fields.items():
+        fact, layout = known.get(path), image_layouts.get(path)
+        entry = {
+            "path": path,
+            "dtype": field.dtype,
+            "shape": list(field.shape),
+            "nbytes": field.nbytes,
+            "role": roles[path],
+            "mutable": field.mutable,
+            "image": None if layout is None else layout.to_json(),
+            "rows": 0 if fact is None else fact.rows,
+        }
+        if fact is not None:
+            moments = fact.moments
+            entry |= {
+                "low": moments.min,
+                "high": moments.max,
+                "mean": moments.mean,
+                "nan": fact.num_nan,
+                "infinite": fact.num_infinite,
+            }
+        found.append(entry)
+    return found
+
+
+def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
+    """Return what whoever looks after the disk wants to know."""
+    metadata = buffer.metadata
+    facts: dict[str, Any] = {
+        "path": str(buffer.path or buffer.source),
+        "engine": metadata.engine,
+        "codec": None if metadata.sharding is None else metadata.sharding.codec,
+        "layout": metadata.ring.layout,
+        "autoreset": metadata.autoreset,
+        "created": metadata.created,
+        "generation": metadata.generation,
+        "never_drawn": num_never,
+        "opening": OPENINGS.get(buffer.recovery.how, buffer.recovery.how),
+        "row_nbytes": metadata.schema.row_nbytes,
+    }
+    if buffer.path is not None:
+        commit = commit_facts(buffer)
+        facts |= {
+            "disk": folder_nbytes(buffer.path),
+            "commit": {
+                "time": commit["time_ns"] / 1e9,
+                "behind": int(buffer.span.stop.sum()) - sum(commit["heads"]),
+                "clean": commit["clean"],
+            },
+        }
+    return facts

@@ -1,0 +1,332 @@
+"""A sample of a buffer's steps, and facts about each field in it.
+
+Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken evenly
+over the ring: neighbours, so that repeated frames are seen and pages are shared. The
+values of one field are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes import FINAL, START
+from mmreplay.page.frames import ImageLayout
+from mmreplay.schema import Field
+from mmreplay.stats import Moments, count_values, edges_of, moments_of, widen
+
+SAMPLE_ROWS = 1 << 16
+SAMPLE_NBYTES = 16 << 20
+"""Of one field: fewer rows of large ones are looked at."""
+RUN_ROWS = 64
+HISTOGRAM_COMPONENTS = 8
+BINS = 40
+FEW_VALUES = 8
+"""A component with at most so many values is a switch, such as a gripper."""
+FEW_ROWS = 4096
+"""Rows that values are counted in."""
+
+Ids = NDArray[np.int64]
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some steps of a buffer.
+
+    Attributes:
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``, neighbours side by side.
+        follows: bool ``[N]``, the step follows the one before it in the sample, in the
+            same episode.
+        whole: These are all steps that the buffer holds.
+    """
+
+    env_ids: Ids
+    positions: Ids
+    follows: NDArray[np.bool_]
+    whole: bool
+
+    def __len__(self) -> int:
+        """Steps."""
+        return len(self.positions)
+
+    def at_most(self, count: int) -> Sample:
+        """Return about so many steps of it, in runs of neighbours, evenly."""
+        if len(self) <= count:
+            return self
+        run = min(RUN_ROWS, max(1, count // 4))
+        firsts = np.linspace(0, len(self) - run, max(1, count // run)).astype(np.int64)
+        rows = np.unique((firsts[:, None] + np.arange(run)).ravel())
+        follows = self.follows[rows]
+        follows[1:] &= np.diff(rows) == 1
+        follows[0] = False
+        return Sample(self.env_ids[rows], self.positions[rows], follows, False)
+
+
+def take_sample(buffer: ReplayBuffer, most: int = SAMPLE_ROWS) -> Sample:
+    """Choose steps evenly over what the buffer holds.
+
+    Args:
+        buffer: Open in any mode.
+        most: Rows, at most.
+    """
+    view = buffer.view
+    span = view.span
+    lengths, total = span.lengths, int(span.lengths.sum())
+    edges = np.cumsum(lengths)
+    whole = total <= most
+    if whole:
+        env_ids = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(total) + np.repeat(span.first - edges + lengths, lengths)
+    else:
+        run = min(RUN_ROWS, max(1, int(lengths.max())))
+        num_runs = max(2, most // run)
+        rows = (np.arange(num_runs) * (total - run)) // (num_runs - 1)
+        envs = np.searchsorted(edges, rows, "right")
+        firsts = rows - (edges - lengths)[envs] + span.first[envs]
+        # A run stays within its environment.
+        firsts = np.maximum(np.minimum(firsts, span.stop[envs] - run), span.first[envs])
+        env_ids = np.repeat(envs, run)
+        positions = (firsts[:, None] + np.arange(run)).ravel()
+        inside = positions < span.stop[env_ids]
+        env_ids, positions = env_ids[inside], positions[inside]
+    flags = view.flags(env_ids, positions)
+    steps = (flags & FINAL) == 0
+    env_ids, positions, flags = env_ids[steps], positions[steps], flags[steps]
+    follows = np.zeros(len(positions), bool)
+    if len(positions):
+        follows[1:] = (np.diff(positions) == 1) & (np.diff(env_ids) == 0)
+        follows &= (flags & START) == 0
+    return Sample(env_ids, positions, follows, whole)
+
+
+def rows_of(field: Field) -> int:
+    """Rows of a field that a sample reads at most."""
+    return max(RUN_ROWS, min(SAMPLE_ROWS, SAMPLE_NBYTES // max(1, field.nbytes)))
+
+
+def sample_values(
+    buffer: ReplayBuffer, path: str, sample: Sample
+) -> tuple[Sample, Values]:
+    """Read a field of a sample.
+
+    Returns:
+        The steps that were read, and their values ``[N, components]``, bfloat16 as
+        float32.
+    """
+    field = buffer.schema[path]
+    some = sample.at_most(rows_of(field))
+    values = widen(buffer.get_field(path, some.env_ids, some.positions), field)
+    return some, values.reshape(len(some), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often values occur.
+
+    Attributes:
+        counts: int64 ``[N]``.
+        edges: float64 ``[N + 1]`` of bins; None where single values are counted.
+        values: float64 ``[N]``, the values that were counted; None for bins.
+    """
+
+    counts: NDArray[np.int64]
+    edges: NDArray[np.float64] | None = None
+    values: NDArray[np.float64] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        if self.values is not None:
+            return {"values": self.values, "counts": self.counts}
+        return {"edges": self.edges, "counts": self.counts}
+
+
+def histogram_of(values: Values, field: Field, bins: int = BINS) -> Histogram:
+    """Count the finite values of one component.
+
+    Args:
+        values: ``[N]``.
+        field: Of the values.
+        bins: At most so many; up to 8 different values are counted one by one.
+    """
+    if values.dtype.kind == "f":
+        values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return Histogram(np.zeros(0, np.int64), np.zeros(0))
+    some = np.unique(values[:FEW_ROWS])
+    if len(some) <= FEW_VALUES:
+        distinct, counts = np.unique(values, return_counts=True)
+        if len(distinct) <= FEW_VALUES:
+            return Histogram(counts.astype(np.int64), None, distinct.astype(np.float64))
+    moments = moments_of(values)
+    edges = edges_of(moments, field, bins)
+    return Histogram(count_values(values, moments, edges), edges)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFacts:
+    """What a sample says of one field.
+
+    Attributes:
+        path: The field.
+        role: The role that it, or a branch above it, plays; or ``""``.
+        shape: Of one row.
+        kind: Of the dtype: ``"f"``, ``"i"``, ``"u"`` or ``"b"``.
+        image: How frames lie in it; None where it is no image.
+        rows: Rows looked at.
+        whole: These are all steps that the buffer holds.
+        moments: Over all finite elements.
+        num_nan: NaN elements.
+        constant: Components with one value in all rows, int64 ``[N]``.
+        constant_value: Of the first of them; NaN where there is none.
+        repeats: Rows that equal the row before, in the same episode.
+        pairs: Rows that follow another one of the same episode.
+        nonzero: Rows in which a finite value differs from 0.
+        at_limits: Share of the values of each component that are its lowest or
+            highest, float64 ``[components]``; 0 for switches. Of float actions only.
+        lows: float64 ``[components]``, lowest finite values; of float actions only.
+        highs: float64 ``[components]``, highest finite values; likewise.
+        histograms: Of the first 8 components; of rewards and actions only.
+        top_value: The most frequent value; of integer scalars only.
+        top_share: Its share of the rows.
+        num_values: Different values; likewise.
+    """
+
+    path: str
+    role: str
+    shape: tuple[int, ...]
+    kind: str
+    image: ImageLayout | None
+    rows: int
+    whole: bool
+    moments: Moments
+    num_nan: int
+    constant: Ids
+    constant_value: float
+    repeats: int
+    pairs: int
+    nonzero: int
+    at_limits: NDArray[np.float64]
+    lows: NDArray[np.float64]
+    highs: NDArray[np.float64]
+    histograms: tuple[Histogram, ...]
+    top_value: float
+    top_share: float
+    num_values: int
+
+    @property
+    def num_components(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Elements looked at."""
+        return self.rows * self.num_components
+
+    @property
+    def num_infinite(self) -> int:
+        """Infinite elements."""
+        return self.moments.nonfinite - self.num_nan
+
+
+def measure(
+    buffer: ReplayBuffer,
+    path: str,
+    role: str,
+    sample: Sample,
+    image: ImageLayout | None,
+) -> FieldFacts:
+    """Read a field of a sample and count what the findings need.
+
+    Args:
+        buffer: Open in any mode.
+        path: The field.
+        role: The role that it plays, or ``""``.
+        sample: At least one step.
+        image: How frames lie in it, if it is an image.
+    """
+    field = buffer.schema[path]
+    some, values = sample_values(buffer, path, sample)
+    moments = moments_of(values)
+    floats = values.dtype.kind == "f"
+    num_nan = int(np.isnan(values).sum()) if floats and moments.nonfinite else 0
+    equal = values[1:] == values[:-1]
+    pairs = some.follows[1:]
+    repeats = int((equal.all(axis=1) & pairs).sum())
+    constant = np.flatnonzero(equal.all(axis=0)) if len(values) else np.zeros(0, int)
+    finite_nonzero = values != 0
+    if moments.nonfinite:
+        finite_nonzero &= np.isfinite(values)
+    none = np.zeros(0)
+    at_limits, lows, highs = none, none, none
+    if role == "action" and floats:
+        at_limits, lows, highs = _at_limits(values)
+    histograms: tuple[Histogram, ...] = ()
+    if role in ("action", "reward") and image is None:
+        histograms = tuple(
+            histogram_of(values[:, number], field)
+            for number in range(min(HISTOGRAM_COMPONENTS, values.shape[1]))
+        )
+    top_value, top_share, num_values = math.nan, 0.0, 0
+    if role == "action" and not floats and values.shape[1] == 1:
+        distinct, counts = np.unique(values, return_counts=True)
+        top_value = float(distinct[counts.argmax()])
+        top_share, num_values = float(counts.max() / counts.sum()), len(distinct)
+    return FieldFacts(
+        path=path,
+        role=role,
+        shape=field.shape,
+        kind=values.dtype.kind,
+        image=image,
+        rows=len(some),
+        whole=some.whole,
+        moments=moments,
+        num_nan=num_nan,
+        constant=constant,
+        constant_value=float(values[0, constant[0]]) if len(constant) else math.nan,
+        repeats=repeats,
+        pairs=int(pairs.sum()),
+        nonzero=int(finite_nonzero.any(axis=1).sum()),
+        at_limits=at_limits,
+        lows=lows,
+        highs=highs,
+        histograms=histograms,
+        top_value=top_value,
+        top_share=top_share,
+        num_values=num_values,
+    )
+
+
+def _at_limits(
+    values: Values,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Share of each component on its lowest or highest value, and these values."""
+    finite = np.isfinite(values)
+    if finite.all():
+        lows, highs = values.min(axis=0), values.max(axis=0)
+    else:
+        lows = np.where(finite, values, np.inf).min(axis=0)
+        highs = np.where(finite, values, -np.inf).max(axis=0)
+    counts = np.maximum(1, finite.sum(axis=0))
+    shares = ((values == lows) | (values == highs)).sum(axis=0) / counts
+    ordered = np.sort(values[:FEW_ROWS], axis=0)
+    num_values = 1 + (ordered[1:] != ordered[:-1]).sum(axis=0)
+    shares[(num_values <= FEW_VALUES) | ~np.isfinite(lows)] = 0
+    return (
+        shares.astype(np.float64), lows.astype(np.float64), highs.astype(np.float64),
+    )  # fmt: skip
+
+
+def component_name(path: str, component: int, shape: tuple[int, ...]) -> str:
+    """Return the name of one element of a field, such as ``"action[2]"``."""
+    if math.prod(shape) == 1:
+        return path
+    index = ", ".join(str(int(i)) for i in np.unravel_index(component, shape))
+    return f"{path}[{index}]"

@@ -1,0 +1,313 @@
+"""One buffer of the page: opened to read, with its state and the results made of it.
+
+Results are kept by key and version. The version changes with whatever a result is made
+of: the generation, cut rows, heads and oldest rows. Each key has a lock of its own:
+with one lock for all, a result that needs another one would wait for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.statistics import commit_facts
+from mmreplay.disk.lock import held_by, locked
+from mmreplay.errors import RemovedError, ReplayError
+from mmreplay.page.requests import UNREADABLE, Refusal
+
+MAX_RESULTS = 64
+MAX_AGE_S = 1.0
+"""A result of a growing buffer is made again after so many seconds."""
+RETRY_S = 1.0
+"""An opening that failed is tried again after so many seconds."""
+RATE_S = 6.0
+"""Steps per second are a mean over so many seconds."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Result(Generic[T]):
+    """A result and what it was made of.
+
+    Attributes:
+        value: The result.
+        version: Of the buffer that it was made of.
+        made: When, by the monotonic clock.
+    """
+
+    value: T
+    version: str
+    made: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    result: Result[Any] | None = None
+
+
+class ShownBuffer:
+    """One buffer of the page.
+
+    Attributes:
+        path: Its folder, as it was given.
+        name: The folder's name.
+        images: Stated layout by the path of an image field.
+    """
+
+    def __init__(self, path: Path, images: Mapping[str, str] | None = None) -> None:
+        """Show a buffer; it is opened when it is first needed.
+
+        Args:
+            path: Its folder.
+            images: Layout by path of a field, such as ``{"observation": "HWC"}``.
+        """
+        self.path = path
+        self.name = path.name or str(path)
+        self.images = dict(images or {})
+        self._lock = threading.Lock()
+        self._buffer: ReplayBuffer | None = None
+        self._error: Exception | None = None
+        self._tried = -RETRY_S
+        self._entries: OrderedDict[object, _Entry] = OrderedDict()
+        self._heads: deque[tuple[float, int]] = deque()
+        self._was_live = False
+        self._fixed: dict[object, Any] = {}
+
+    def buffer(self) -> ReplayBuffer:
+        """Return the open buffer.
+
+        Raises:
+            Refusal: It cannot be opened, or its folder was removed.
+        """
+        with self._lock:
+            if self._buffer is None:
+                if time.monotonic() - self._tried >= RETRY_S:
+                    self._open()
+                if self._buffer is None:
+                    assert self._error is not None
+                    raise Refusal(UNREADABLE, str(self._error)) from self._error
+            buffer = self._buffer
+        try:
+            # A look at the writer's heads; a folder that was deleted is seen here.
+            _ = buffer.span
+        except ReplayError as error:
+            self._drop(buffer, error)
+            raise Refusal(UNREADABLE, str(error)) from error
+        return buffer
+
+    def _open(self) -> None:
+        self._tried = time.monotonic()
+        try:
+            self._buffer = ReplayBuffer.open(self.path)
+            self._error = None
+        except Exception as error:  # files of any content: the page shows what is wrong
+            self._error = error
+
+    def _drop(self, buffer: ReplayBuffer, error: Exception) -> None:
+        """Close a buffer that cannot be read any more; it is opened again later."""
+        with self._lock:
+            if self._buffer is buffer:
+                self._buffer, self._error = None, error
+                self._tried = time.monotonic()
+
+    def close(self) -> None:
+        """Close the buffer and forget all results."""
+        with self._lock:
+            buffer, self._buffer = self._buffer, None
+            self._entries.clear()
+        if buffer is not None:
+            buffer.close()
+
+    def version(self) -> str:
+        """Return a text that changes with what the buffer holds.
+
+        Raises:
+            Refusal: The buffer cannot be read.
+        """
+        return version_of(self.buffer())
+
+    def result(self, key: object, make: Callable[[ReplayBuffer], T]) -> Result[T]:
+        """Return what was made of the buffer for a key, or make it.
+
+        Of a buffer that grows, a result may be a second old. Of one whose folder was
+        removed, the last result is returned.
+
+        Args:
+            key: What the result is, hashable.
+            make: Makes it. It may ask for results of other keys.
+
+        Raises:
+            Refusal: The buffer cannot be read, and there is no result from before.
+        """
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > MAX_RESULTS:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            last = entry.result
+            try:
+                buffer = self.buffer()
+            except Refusal:
+                if last is not None and isinstance(self._error, RemovedError):
+                    return last
+                raise
+            version = version_of(buffer)
+            now = time.monotonic()
+            if last is not None and (
+                last.version == version or now - last.made < MAX_AGE_S
+            ):
+                return last
+            result = Result(make(buffer), version, now)
+            entry.result = result
+            return result
+
+    def fixed(self, key: object, make: Callable[[ReplayBuffer], T]) -> T:
+        """Return what was made first for a key, whatever was added since.
+
+        Raises:
+            Refusal: The buffer cannot be read.
+        """
+        with self._lock:
+            if key in self._fixed:
+                value: T = self._fixed[key]
+                return value
+        value = make(self.buffer())
+        with self._lock:
+            if len(self._fixed) >= MAX_RESULTS:
+                self._fixed.clear()
+            return cast(T, self._fixed.setdefault(key, value))
+
+    def state(self) -> dict[str, Any]:
+        """Return whether the buffer is written now, and how far, as JSON values.
+
+        Returns:
+            ``state`` is ``"live"``, ``"gone"`` (its writer ended without closing it),
+            ``"closed"``, ``"removed"`` or ``"unreadable"``. ``rate`` is in rows per
+            second of all environments; None where nothing is known yet.
+        """
+        try:
+            buffer = self.buffer()
+        except Refusal as refusal:
+            removed = isinstance(self._error, RemovedError)
+            return {
+                "state": "removed" if removed else "unreadable",
+                "text": refusal.text,
+                "repair": f"mmreplay repair {self.path} {self.path.name}-repaired",
+            }
+        span = buffer.span
+        head, rows = int(span.stop.sum()), int(span.lengths.sum())
+        now = time.monotonic()
+        with self._lock:
+            self._heads.append((now, head))
+            while now - self._heads[0][0] > RATE_S:
+                self._heads.popleft()
+            (begin, first) = self._heads[0]
+        seconds = now - begin
+        live = buffer.path is not None and locked(buffer.path)
+        self._was_live |= live
+        state = "live" if live else "closed"
+        if not live and self._ended_without_closing(buffer):
+            state = "gone"
+        writer = (held_by(buffer.path) or {}) if live and buffer.path else {}
+        return {
+            "state": state,
+            "rows": rows,
+            "head": head,
+            "rate": (head - first) / seconds if seconds > 0.3 else None,
+            "pid": writer.get("pid"),
+            "version": version_of(buffer),
+        }
+
+    def _ended_without_closing(self, buffer: ReplayBuffer) -> bool:
+        if not self._was_live:
+            return buffer.recovery.how == "killed"
+        try:
+            return not commit_facts(buffer)["clean"]
+        except (ReplayError, OSError):
+            return True
+
+
+def version_of(buffer: ReplayBuffer) -> str:
+    """Return a text that changes with generation, cut rows, heads and oldest rows.
+
+    Values of mutable fields change without any of these: the version of a buffer that
+    has some changes every second as well.
+    """
+    view = buffer.view
+    span = view.span
+    digest = hashlib.blake2s(span.stop.tobytes() + span.first.tobytes(), digest_size=8)
+    version = f"{view.home.generation}.{view.home.cut_epoch}.{digest.hexdigest()}"
+    if any(field.mutable for field in buffer.schema.fields.values()):
+        version += f".{int(time.time())}"
+    return version
+
+
+class BackgroundReader:
+    """One thread that reads what takes longer than a request may.
+
+    Jobs of all buffers take turns: a job reads for a fraction of a second, and says
+    whether there is more to read.
+    """
+
+    def __init__(self) -> None:
+        """Make the reader; its thread starts with the first job."""
+        self._jobs: OrderedDict[object, Callable[[], bool]] = OrderedDict()
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, key: object, job: Callable[[], bool]) -> None:
+        """Run a job until it returns False; one that is running already goes on.
+
+        Args:
+            key: What the job is for.
+            job: Reads some more; returns whether there is more to read.
+        """
+        with self._condition:
+            if self._closed or key in self._jobs:
+                return
+            self._jobs[key] = job
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="mmreplay-page", daemon=True
+                )
+                self._thread.start()
+            self._condition.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._jobs and not self._closed:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                key = next(iter(self._jobs))
+                job = self._jobs[key]
+            try:
+                more = job()
+            except Exception:  # a buffer that became unreadable: requests say so
+                more = False
+            with self._condition:
+                if more:
+                    self._jobs.move_to_end(key)
+                else:
+                    self._jobs.pop(key, None)
+
+    def close(self) -> None:
+        """End the thread after its current job."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=10)
