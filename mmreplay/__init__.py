@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from mmreplay.loader import ReplayLoader as ReplayLoader
     from mmreplay.loader import ReplayStream as ReplayStream
     from mmreplay.loader import collate as collate
+    from mmreplay.page.launch import View as View
+    from mmreplay.page.launch import view as view
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
     from mmreplay.recording import RecordReport as RecordReport
@@ -177,6 +179,7 @@ _MODULES = {
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
+    "View": "mmreplay.page.launch",
     "ZarrSource": "mmreplay.storage.foreign_zarr.source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.copy_rows",
@@ -193,6 +196,7 @@ _MODULES = {
     "return_within": "mmreplay.samplers.episode",
     "split": "mmreplay.splitting",
     "verify_buffer": "mmreplay.verify",
+    "view": "mmreplay.page.launch",
 }
 
 _RENAMED = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import SEPARATOR, meant, under, unflatten
+from mmreplay.notebook import html_table
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -143,6 +144,16 @@ class Batch:
         ]
         kind = "steps" if self.mask is None else "windows"
         return f"<Batch of {len(self)} {kind}: {', '.join(fields)}>"
+
+    def _repr_html_(self) -> str:
+        """Return what the fields are as a table, for notebooks."""
+        kind = "steps" if self.mask is None else "windows"
+        rows = [
+            (path, str(array.dtype).removeprefix("torch."), list(array.shape))
+            for path, array in self.fields.items()
+        ]
+        title = f"Batch of {len(self)} {kind}"
+        return html_table(title, ("field", "dtype", "shape"), rows)
 
     def __getitem__(self, path: str) -> Array:
         """One field by path, such as ``"observation/pixels"``, or a branch of fields.

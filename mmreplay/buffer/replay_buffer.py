@@ -52,6 +52,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.metadata import Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec
+from mmreplay.notebook import html_table
 from mmreplay.ring import Layout, Ring, Span
 from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
@@ -455,6 +456,13 @@ class ReplayBuffer:
             f"{ring.num_envs} x {ring.capacity:,}, {len(metadata.schema)} fields, "
             f"{metadata.engine}, {ring.layout}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what `repr` says and the fields as a table, for notebooks."""
+        title = repr(self)
+        if self._files.closed:
+            return html_table(title, (), ())
+        return html_table(title, *self.schema.table())
 
     def __len__(self) -> int:
         """Steps alive, of all environments; final rows are not counted."""

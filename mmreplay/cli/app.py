@@ -24,6 +24,7 @@ from mmreplay.cli.repair import repair
 from mmreplay.cli.snapshot import snapshot
 from mmreplay.cli.stats import stats
 from mmreplay.cli.verify import verify
+from mmreplay.cli.view import view
 
 MEANT = dict.fromkeys(
     ("load", "import", "export", "save"),
@@ -90,7 +91,7 @@ def _common(
 
 for command in (
     record, info, head, plan, stats, plot, convert, verify, bench, clear, resize,
-    snapshot, repair, compact,
+    snapshot, repair, compact, view,
 ):  # fmt: skip
     app.command(command.__name__)(command)
 

@@ -80,6 +80,13 @@ Rows = Annotated[
              "and environments.",
     ),
 ]  # fmt: skip
+Select = Annotated[
+    Path | None,
+    typer.Option(
+        "--select", parser=parse_path, metavar="FILE", show_default=False,
+        help="Only the rows that a file of the page (mmreplay view) selects.",
+    ),
+]  # fmt: skip
 Priorities = Annotated[
     str | None,
     typer.Option(
@@ -137,6 +144,7 @@ def convert(
     env: Envs = None,
     episodes: Episodes = None,
     rows: Rows = None,
+    select: Select = None,
     priorities: Priorities = None,
     capacity: Capacity = None,
     engine: EngineName = None,
@@ -166,6 +174,7 @@ def convert(
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import registry, staging, transfer
+    from mmreplay.convert.ranges import read_ranges
     from mmreplay.convert.select import Selection
     from mmreplay.convert.transfer import name_source, refuse_doubts
     from mmreplay.recording.recorder import Meter
@@ -186,7 +195,11 @@ def convert(
     reading, writing = transfer.split_options(reads, writes, options)
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
-        names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
+        names,
+        env,
+        read_slice("--episodes", episodes),
+        read_slice("--rows", rows),
+        None if select is None else read_ranges(select),
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     reporting = _report_interrupts(target, typed)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.episode_ends import EpisodeSpans, inside
+from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.episodes import FINAL, TRUNCATED
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
@@ -26,12 +27,14 @@ class Selection:
         env_ids: int ``[N]``.
         episodes: Complete episodes, counted environment by environment, oldest first.
         rows: Rows, counted likewise, within the other selections.
+        ranges: Rows by position, in place of the other selections but fields.
     """
 
     fields: Sequence[str] | None = None
     env_ids: ArrayLike | None = None
     episodes: slice | None = None
     rows: slice | None = None
+    ranges: RowRanges | None = None
 
 
 def select(reader: Reader, selection: Selection) -> Reader:
@@ -40,10 +43,19 @@ def select(reader: Reader, selection: Selection) -> Reader:
     Raises:
         SchemaError: Something selected does not exist; the reader is closed.
     """
-    parts = (selection.fields, selection.env_ids, selection.episodes, selection.rows)
+    counted = (selection.env_ids, selection.episodes, selection.rows)
+    parts = (selection.fields, *counted, selection.ranges)
     if all(part is None for part in parts):
         return reader
     try:
+        if selection.ranges is not None:
+            if any(part is not None for part in counted):
+                raise SchemaError(
+                    "select: rows must be selected by position or by number, got both. "
+                    "Leave out env_ids, episodes and rows."
+                )
+            fields = replace(selection, ranges=None)
+            return RangesReader(select(reader, fields), selection.ranges)
         description = reader.describe()
         paths = None
         if selection.fields is not None:

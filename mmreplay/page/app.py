@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import anyio
@@ -32,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmreplay.errors import FailedError
 from mmreplay.page.api import NOT_MODIFIED, Page
 from mmreplay.page.guard import SECURITY_HEADERS, Guard, is_loopback
+from mmreplay.page.static_files import static_files
 from mmreplay.page.wire import encode_json
 
 MAX_THREADS = 3
@@ -45,34 +45,6 @@ RESPONSE_S = 60.0
 PIECE_NBYTES = 64 << 10
 MIN_GZIP_NBYTES = 1024
 FIRST_PORT, TRIED_PORTS = 8642, 20
-
-TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-}
-
-
-def static_files() -> dict[str, tuple[bytes, str]]:
-    """Return the files of the page by name: their bytes and media types.
-
-    A request's name is looked up here: no part of it is ever a path.
-    """
-    files: dict[str, tuple[bytes, str]] = {}
-    folder = resources.files("mmreplay.page") / "static"
-    pending = [("", folder)] if folder.is_dir() else []
-    while pending:
-        prefix, where = pending.pop()
-        for entry in where.iterdir():
-            name = f"{prefix}{entry.name}"
-            suffix = name[name.rfind(".") :] if "." in name else ""
-            if entry.is_dir():
-                pending.append((f"{name}/", entry))
-            elif suffix in TYPES:
-                files[name] = (entry.read_bytes(), TYPES[suffix])
-    return files
 
 
 class Guarded:

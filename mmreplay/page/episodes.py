@@ -385,23 +385,36 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
     key = (sort, descending, env_id, lengths, returns, kind, whole)
     order = episodes.order(columns, key, make_order)
     some = order[offset : offset + limit]
-    rows = [
-        [env, begin, length, value, KINDS[which], missing, age]
-        for env, begin, length, value, which, missing, age in zip(
+    return {
+        "total": len(order),
+        "all": len(columns),
+        "offset": offset,
+        "rows": table_rows(columns, some),
+        "done": done,
+        "histogram": histogram_of_episodes(columns, measure).to_json(),
+    }
+
+
+def table_rows(columns: EpisodeColumns, some: NDArray[Any]) -> list[list[Any]]:
+    """Return rows of the table of episodes.
+
+    Args:
+        columns: The episodes.
+        some: int ``[M]``, which of them.
+
+    Returns:
+        For each environment, begin, length, return, kind, missing_start, and steps
+        since the end.
+    """
+    return [
+        [env_id, begin, length, value, KINDS[kind], missing, age]
+        for env_id, begin, length, value, kind, missing, age in zip(
             columns.env_ids[some].tolist(), columns.begin[some].tolist(),
             columns.lengths[some].tolist(), columns.returns[some].tolist(),
             columns.kinds[some].tolist(), columns.missing_start[some].tolist(),
             columns.ages(some).tolist(), strict=True,
         )
     ]  # fmt: skip
-    return {
-        "total": len(order),
-        "all": len(columns),
-        "offset": offset,
-        "rows": rows,
-        "done": done,
-        "histogram": histogram_of_episodes(columns, measure).to_json(),
-    }
 
 
 def _around(limit: float, side: int) -> float:

@@ -16,6 +16,7 @@ from mmreplay.nesting import (
     under,
     unflatten,
 )
+from mmreplay.notebook import html_table
 from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field, field_from_json, field_to_json
 from mmreplay.schema.spaces import (
@@ -406,6 +407,22 @@ class Schema:
                 line += f" as {roles[0]}"
             lines.append(line)
         return "\n".join(["Schema(", *lines, ")"])
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return names of columns, and a row of text for each field."""
+        rows: list[tuple[str, ...]] = []
+        for path, field in self.fields.items():
+            roles = [role for role, top in self.roles.items() if under([path], top)]
+            options = [name for name in ("exact", "mutable") if getattr(field, name)]
+            shape = str(list(field.shape)) if field.shape else "scalar"
+            rows.append(
+                (path, field.dtype, shape, roles[0] if roles else "", " ".join(options))
+            )
+        return ("field", "dtype", "shape", "role", "options"), rows
+
+    def _repr_html_(self) -> str:
+        """Return the fields as a table, for notebooks."""
+        return html_table(f"Schema of {len(self)} fields", *self.table())
 
     def __reduce__(self) -> tuple[object, ...]:
         # The views of its dicts cannot be pickled.

@@ -1,0 +1,116 @@
+"""``mmreplay view``: a page that shows buffers in a browser, also while they grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import parse_path, usage_error
+
+MAX_PORT = 65535
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        parser=parse_path, metavar="PATH...", show_default=False,
+        help="Folders of buffers.",
+    ),
+]  # fmt: skip
+Images = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image", metavar="FIELD=AXES", show_default=False,
+        help="Axes of an image field, of H, W, C and N (stacked frames), such as "
+        "observation=CHW; FIELD=none shows numbers. Repeat it for more.",
+    ),
+]  # fmt: skip
+SamplerText = Annotated[
+    str,
+    typer.Option(
+        "--sampler", metavar="TEXT", show_default=False,
+        help='What draws at first, such as "PrioritizedSampler(alpha=0.6)".',
+    ),
+]  # fmt: skip
+
+
+def view(
+    paths: Paths,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=MAX_PORT, metavar="N", show_default=False,
+            help="Port of the page; 0 for any. The first free one from 8642 on by "
+            "default.",
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="NAME",
+            help="Address to serve on; other machines reach it at 0.0.0.0.",
+        ),
+    ] = "127.0.0.1",
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Do not open the browser.")
+    ] = False,
+    image: Images = None,
+    sampler: SamplerText = "",
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save", parser=parse_path, metavar="FOLDER", show_default=False,
+            help="Write the page to a new folder that opens from disk, and end.",
+        ),
+    ] = None,
+    select: Annotated[
+        Path | None,
+        typer.Option(
+            "--select", parser=parse_path, metavar="FILE", show_default=False,
+            help="With --save: which episodes, as the page writes them.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Show buffers on a page in the browser; it only reads. Ctrl-C ends it."""
+    from mmreplay.page import launch
+
+    if select is not None and save is None:
+        raise usage_error("--select needs --save. Pass --save FOLDER as well.")
+    page = launch.make_page(paths, read_images(image or []), sampler)
+    if save is not None:
+        from mmreplay.page.saved import save_page
+
+        with show.waiting("saving") as progress:
+            report = save_page(page, save, select, progress)
+        page.close()
+        show.print_line(
+            f"{save / 'index.html'}: {show.plural(report.episodes, 'episode')}, "
+            f"{show.format_size(report.nbytes)}"
+        )
+        for note in report.notes:
+            show.print_line(f"note: {note}")
+        return
+    server = launch.make_server(page, host, port)
+    show.print_line(f"Open {server.url} in a browser; Ctrl-C ends the page.")
+    if not no_open and not launch.open_browser(server.url):
+        show.print_line("No browser was found on this machine.")
+    server.run()
+
+
+def read_images(texts: list[str]) -> dict[str, str]:
+    """Read ``FIELD=AXES`` of the command line.
+
+    Raises:
+        UsageError: One is something else.
+    """
+    images = {}
+    for text in texts:
+        path, equals, axes = text.rpartition("=")
+        if not path or not equals or not axes:
+            raise usage_error(
+                f"--image must be FIELD=AXES, such as observation=HWC, got {text!r}."
+            )
+        images[path] = axes
+    return images

@@ -1,0 +1,279 @@
+"""Selects ranges of rows by environment and position, as the page saves them.
+
+A selection is a JSON object: ``format`` is ``"mmreplay selection"``, ``version`` is 1,
+``uuid`` names the buffer, and ``rows`` lists ``[environment, first, stop]``, half-open,
+by positions. Rows that were overwritten since are left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import strict_json
+from mmreplay.convert.base import Block, Reader
+from mmreplay.convert.description import MAX_POSITION, PRIORITY, Description
+from mmreplay.disk import files
+from mmreplay.episodes import BREAK, CUT, END, FINAL, START, TRUNCATED
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.format.metadata import MAX_NUM_ENVS
+from mmreplay.ring import Span
+
+FORMAT, VERSION = "mmreplay selection", 1
+MAX_NBYTES = 16 << 20
+MAX_RANGES = 1 << 19
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRanges:
+    """Ranges of rows, sorted by environment and position; none overlap or touch.
+
+    Attributes:
+        env_ids: int64 ``[N]``.
+        first: int64 ``[N]``, position of the first row of each range.
+        stop: int64 ``[N]``, one past its last row.
+        uuid: Hex name of the buffer that they are of, or ``""``.
+    """
+
+    env_ids: Ids
+    first: Ids
+    stop: Ids
+    uuid: str = ""
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int, int]], uuid: str = "") -> RowRanges:
+        """Sort and join ranges.
+
+        Args:
+            rows: (environment, first, stop), in any order.
+            uuid: Hex name of the buffer.
+        """
+        joined: list[list[int]] = []
+        for env_id, first, stop in sorted(rows):
+            if joined and joined[-1][0] == env_id and first <= joined[-1][2]:
+                joined[-1][2] = max(joined[-1][2], stop)
+            else:
+                joined.append([env_id, first, stop])
+        columns = np.array(joined, np.int64).reshape(-1, 3)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2], uuid)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all ranges."""
+        return int((self.stop - self.first).sum())
+
+    def clip(self, span: Span) -> RowRanges:
+        """Return the rows of them that lie within a span."""
+        known = self.env_ids < len(span.stop)
+        env_ids = self.env_ids[known]
+        first = np.maximum(self.first[known], span.first[env_ids])
+        stop = np.minimum(self.stop[known], span.stop[env_ids])
+        some = first < stop
+        return RowRanges(env_ids[some], first[some], stop[some], self.uuid)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return them as the JSON object of a selection file."""
+        columns = np.stack([self.env_ids, self.first, self.stop], axis=1)
+        return {
+            "format": FORMAT, "version": VERSION, "uuid": self.uuid,
+            "rows": columns.tolist(),
+        }  # fmt: skip
+
+
+def read_ranges(path: Path) -> RowRanges:
+    """Read a selection file.
+
+    Raises:
+        FormatError: It is no selection.
+    """
+    value = strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
+    if value.get("format") != FORMAT or value.get("version") != VERSION:
+        raise FormatError(
+            f"{path} must be a selection of version {VERSION}, got format "
+            f"{value.get('format')!r} and version {value.get('version')!r}. Save one "
+            "from the page of mmreplay view."
+        )
+    rows, uuid = value.get("rows"), value.get("uuid", "")
+    if not isinstance(rows, list) or not rows or len(rows) > MAX_RANGES:
+        raise FormatError(
+            f"{path}: rows must be a list of 1 to {MAX_RANGES:,} ranges. Save it from "
+            "the page again."
+        )
+    for row in rows:
+        if not _is_range(row):
+            raise FormatError(
+                f"{path}: each of rows must be [environment, first, stop] with 0 <= "
+                f"first < stop, got {str(row)[:80]}."
+            )
+    return RowRanges.of([tuple(row) for row in rows], str(uuid)[:64])
+
+
+def _is_range(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 3:
+        return False
+    if not all(type(number) is int for number in row):
+        return False
+    env_id, first, stop = row
+    return bool(0 <= env_id < MAX_NUM_ENVS and 0 <= first < stop <= MAX_POSITION)
+
+
+class RangesReader(Reader):
+    """Reads ranges of another reader's rows, one after the other without gaps.
+
+    Environments keep their numbers, and the oldest row of each its position; the rows
+    after a gap follow at the next positions. Where the row before a gap ended no
+    episode, the row after it begins another one by an interruption (BREAK).
+    """
+
+    def __init__(self, reader: Reader, ranges: RowRanges) -> None:
+        """Wrap a reader, which is closed with this one.
+
+        Raises:
+            SchemaError: None of the rows is there.
+        """
+        self.report = reader.report
+        self._reader = reader
+        description = reader.describe()
+        if ranges.uuid and description.uuid and ranges.uuid != description.uuid:
+            self.report.doubt(
+                f"the selection is of the buffer {ranges.uuid}, and the source is "
+                f"{description.uuid}: positions may name other rows"
+            )
+        here = ranges.clip(Span(description.first, description.stop))
+        if not here.rows:
+            raise SchemaError(
+                f"select: got {ranges.rows:,} rows, none of which is in the source. "
+                "Select newer ones."
+            )
+        lost = ranges.rows - here.rows
+        if lost:
+            self.report.note(
+                f"{lost:,} of {ranges.rows:,} selected rows are not in the source any "
+                "more, or not yet, and were left out"
+            )
+        first, stop = description.first.copy(), description.first.copy()
+        for env_id in np.unique(here.env_ids).tolist():
+            mine = here.env_ids == env_id
+            first[env_id], stop[env_id] = here.first[mine][0], here.stop[mine][-1]
+        reader.narrow(Span(first, stop))
+        self._ranges = self._without_orphans(here)
+        self._truncated = description.schema.role("truncated") or ""
+        self._final_follows = description.autoreset == "next_step"
+        self._paths = description.schema.paths
+        if description.priorities:
+            self._paths = (*self._paths, PRIORITY)
+        self._lay_out(description)
+
+    def _without_orphans(self, ranges: RowRanges) -> RowRanges:
+        """Leave out final rows whose step is not selected."""
+        orphans = np.zeros(len(ranges.env_ids), bool)
+        for block in self._reader.marks():
+            which = _range_of(ranges, block.env_ids, block.positions)
+            begins = (which >= 0) & (block.positions == ranges.first[which])
+            orphans[which[begins & ((block.flags & FINAL) != 0)]] = True
+        first = ranges.first + orphans
+        some = first < ranges.stop
+        return RowRanges(ranges.env_ids[some], first[some], ranges.stop[some])
+
+    def _lay_out(self, description: Description) -> None:
+        """Choose the position of each range: one after the other."""
+        ranges = self._ranges
+        lengths = ranges.stop - ranges.first
+        new_first, new_stop = description.first.copy(), description.first.copy()
+        self._base = np.zeros(len(lengths), np.int64)
+        for number, env_id in enumerate(ranges.env_ids.tolist()):
+            begins = number == 0 or ranges.env_ids[number - 1] != env_id
+            if begins:
+                new_first[env_id] = new_stop[env_id] = ranges.first[number]
+            self._base[number] = new_stop[env_id]
+            new_stop[env_id] += lengths[number]
+        self._gap = np.zeros(len(lengths), bool)
+        self._gap[1:] = ranges.env_ids[1:] == ranges.env_ids[:-1]
+        self._description = replace(description, first=new_first, stop=new_stop)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        return self._select(self._reader.blocks(rows_per_block), self._paths)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        return self._select(self._reader.marks(), ())
+
+    def _select(
+        self, blocks: Iterator[Block], paths: tuple[str, ...]
+    ) -> Iterator[Block]:
+        last = np.zeros(self._description.num_envs, np.uint8)
+        ranges = self._ranges
+        for block in blocks:
+            which = _range_of(ranges, block.env_ids, block.positions)
+            if (which < 0).all():
+                continue
+            rows, which = block.select(which >= 0), which[which >= 0]
+            positions = self._base[which] + rows.positions - ranges.first[which]
+            flags = self._flags(rows, which, last)
+            columns = {path: rows.columns[path] for path in paths}
+            yield Block(columns, rows.env_ids, positions, flags)
+
+    def _flags(
+        self, rows: Block, which: Ids, last: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Flags of rows whose neighbours may be others now.
+
+        Args:
+            rows: Of the ranges.
+            which: int64 ``[N]``, the range of each.
+            last: uint8 ``[E]``, flags of the row before, and then of the last one.
+        """
+        flags, ranges = rows.flags.copy(), self._ranges
+        served = rows.columns.get(self._truncated)
+        if served is not None:
+            # Only the CUT of the next row, which is left out, says that it truncates.
+            cut = served.astype(bool).reshape(len(rows), -1).any(axis=1)
+            cut &= (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
+            flags[cut] |= TRUNCATED
+        begins = self._gap[which] & (rows.positions == ranges.first[which])
+        for row in np.flatnonzero(begins).tolist():
+            before = rows.env_ids[:row] == rows.env_ids[row]
+            earlier = np.flatnonzero(before)
+            ended = flags[earlier[-1]] if len(earlier) else last[rows.env_ids[row]]
+            flags[row] &= ~np.uint8(CUT)
+            plain = (flags[row] & (START | BREAK)) == START
+            over = bool(ended & FINAL) or (
+                bool(ended & END) and not self._final_follows
+            )
+            if not (plain and over):
+                flags[row] |= START | BREAK
+        # Of each environment the last row of the block counts.
+        last[rows.env_ids] = flags
+        return flags
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._reader.close()
+
+
+def _range_of(ranges: RowRanges, env_ids: Ids, positions: Ids) -> Ids:
+    """Number of the range that holds each row, int64 ``[N]``; -1 for none."""
+    which = np.full(len(positions), -1)
+    edges = np.unique(env_ids)
+    for env_id in edges.tolist():
+        low, high = np.searchsorted(ranges.env_ids, [env_id, env_id + 1])
+        if low == high:
+            continue
+        mine = np.flatnonzero(env_ids == env_id)
+        at = positions[mine]
+        number = np.searchsorted(ranges.first[low:high], at, "right") - 1 + low
+        inside = (number >= low) & (at < ranges.stop[np.maximum(number, low)])
+        which[mine[inside]] = number[inside]
+    return which

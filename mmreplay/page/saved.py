@@ -1,0 +1,305 @@
+"""Writes the page to a folder that opens from disk, without a server.
+
+The saved page is the same files as the served one. A browser loads no data from
+``file://`` but scripts: the answers of the server are written as ``data-NNN.js``, which
+call ``mmr.saved(key, type, base64)``. A key is a request's path and its parameters in
+alphabetical order, so that the page looks answers up by what it would request.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+
+from mmreplay.convert.ranges import RowRanges, read_ranges
+from mmreplay.convert.staging import Staging
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.errors import FailedError, called
+from mmreplay.page.api import OK, Answer, Page, Shown
+from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
+from mmreplay.page.curves import MAX_VALUES_ROWS
+from mmreplay.page.episodes import EpisodeColumns, histogram_of_episodes, table_rows
+from mmreplay.page.frames import layouts
+from mmreplay.page.requests import Refusal
+from mmreplay.page.static_files import static_files
+from mmreplay.page.wire import JSON_TYPE, encode_json
+from mmreplay.stats import Progress
+
+NEWEST, MAX_EPISODES = 4, 64
+"""Of each buffer: newest episodes, and all episodes, that are saved."""
+MAX_STEPS = 20_000
+"""Of a longer episode no frames and no values are saved past so many steps."""
+BUCKETS = 2048
+COMPONENTS, MAX_COMPONENTS = 8, 64
+"""Of one curve, and of all curves of a field."""
+FRAMES, SIDE = 32, 240
+MAX_NBYTES = 96 << 20
+FILE_NBYTES = 4 << 20
+MARK = "<!-- data -->"
+
+
+@dataclass(slots=True)
+class SaveReport:
+    """What was saved.
+
+    Attributes:
+        episodes: Episodes.
+        nbytes: Bytes of the folder.
+        notes: What was left out, and why.
+    """
+
+    episodes: int = 0
+    nbytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def save_page(
+    page: Page,
+    folder: Path,
+    select: Path | None = None,
+    progress: Progress | None = None,
+) -> SaveReport:
+    """Write a page; the folder appears whole or not at all.
+
+    Without a selection the newest episodes, the best, the worst and the longest one of
+    each buffer are saved.
+
+    Args:
+        page: Its answers.
+        folder: A new folder.
+        select: A selection of rows, whose episodes are saved.
+        progress: Called with (episodes saved, episodes to save).
+
+    Raises:
+        FormatError: The folder exists, or the selection is none.
+        FailedError: A buffer cannot be read.
+    """
+    ranges = None if select is None else read_ranges(select)
+    report = SaveReport()
+    staging = Staging(folder, folder=True)
+    try:
+        names = []
+        for number, text in enumerate(_data_files(page, ranges, report, progress)):
+            name = f"data-{number:03}.js"
+            _write(staging.path / name, text)
+            names.append(name)
+        files.make_folder(staging.path / "static")
+        for name, (data, _) in sorted(static_files().items()):
+            if name == "index.html":
+                scripts = "".join(f'<script defer src="{n}"></script>\n' for n in names)
+                index = data.decode().replace(MARK, scripts)
+                _write(staging.path / name, index.encode())
+                continue
+            path = staging.path / "static" / name
+            for parent in [*path.relative_to(staging.path).parents][-2::-1]:
+                files.make_folder(staging.path / parent, exist_ok=True)
+            _write(path, data)
+        report.nbytes = staging.publish()
+    finally:
+        staging.abort()
+    return report
+
+
+def _write(path: Path, data: bytes) -> None:
+    file = File.create(path, len(data))
+    try:
+        file.pwrite(data, 0)
+    finally:
+        file.close()
+
+
+def _data_files(
+    page: Page,
+    ranges: RowRanges | None,
+    report: SaveReport,
+    progress: Progress | None,
+) -> Iterator[bytes]:
+    """Scripts of a few MiB that hold all answers."""
+    lines: list[bytes] = []
+    nbytes = 0
+    for key, media_type, body in _answers(page, ranges, report, progress):
+        data = base64.b64encode(body).decode()
+        line = f'mmr.saved({json.dumps(key)},{json.dumps(media_type)},"{data}");\n'
+        # A script that is read as text must not end early, nor begin a comment.
+        line = line.replace("<", "\\u003c")
+        lines.append(line.encode())
+        nbytes += len(line)
+        if nbytes >= FILE_NBYTES:
+            yield b"".join(lines)
+            lines, nbytes = [], 0
+    if lines:
+        yield b"".join(lines)
+
+
+def key_of(path: str, **parameters: object) -> tuple[str, str]:
+    """Return the key of an answer, and the query that makes it."""
+    query = urlencode(sorted((name, str(value)) for name, value in parameters.items()))
+    return (f"{path}?{query}" if query else path), query
+
+
+class _Saver:
+    """Asks the page for answers, and counts their bytes."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.nbytes = 0
+
+    def answer(self, path: str, **parameters: object) -> tuple[str, str, bytes] | None:
+        """Return key, type and body of an answer; None for one that is refused."""
+        key, query = key_of(path, **parameters)
+        found: Answer = self.page.answer(path, query)
+        if found.status != OK:
+            return None
+        self.nbytes += len(found.body)
+        return key, found.media_type, found.body
+
+
+def _answers(
+    page: Page,
+    ranges: RowRanges | None,
+    report: SaveReport,
+    progress: Progress | None,
+) -> Iterator[tuple[str, str, bytes]]:
+    """Keys, types and bodies of all answers of a saved page."""
+    saver = _Saver(page)
+    states = [{**state, "rate": None, "pid": None} for state in page.states()]
+    buffers = {"buffers": states, "sampler": page.sampler}
+    yield "/api/buffers", JSON_TYPE, encode_json(buffers)
+    settings = {
+        "buckets": BUCKETS, "components": COMPONENTS, "frames": FRAMES, "side": SIDE,
+        "values": MAX_VALUES_ROWS,
+    }  # fmt: skip
+    yield "settings", JSON_TYPE, encode_json(settings)
+    chosen: list[tuple[int, Shown, EpisodeColumns, list[int]]] = []
+    for number, shown in enumerate(page.shown):
+        try:
+            columns, rows = _choose(shown, ranges if number == 0 else None, report)
+        except Refusal as refusal:
+            raise FailedError(
+                f"{shown.buffer.path} cannot be saved: {refusal.text}"
+            ) from refusal
+        chosen.append((number, shown, columns, rows))
+    total, done = sum(len(rows) for *_, rows in chosen), 0
+    for number, shown, columns, rows in chosen:
+        base = f"/api/b/{number}"
+        found = saver.answer(f"{base}/overview")
+        if found:
+            yield found
+        table = {
+            "total": len(rows), "all": len(columns), "offset": 0, "done": 1.0,
+            "rows": table_rows(columns, np.array(rows, np.int64)),
+            "histogram": histogram_of_episodes(columns, "return").to_json(),
+        }  # fmt: skip
+        yield f"{base}/episodes", JSON_TYPE, encode_json(table)
+        for other in range(len(page.shown)):
+            if other != number and (found := saver.answer(f"{base}/compare", c=other)):
+                yield found
+        for row in rows:
+            if saver.nbytes > MAX_NBYTES:
+                report.notes.append(
+                    f"more than {MAX_NBYTES >> 20} MiB: the last {total - done} "
+                    "episodes were left out"
+                )
+                return
+            yield from _episode(saver, base, shown, columns, row)
+            done += 1
+            report.episodes = done
+            if progress is not None:
+                called("progress", progress, done, total)
+        if page.sampler and (
+            found := saver.answer(f"{base}/draws", sampler=page.sampler, seed=0)
+        ):
+            yield found
+
+
+def _choose(
+    shown: Shown, ranges: RowRanges | None, report: SaveReport
+) -> tuple[EpisodeColumns, list[int]]:
+    """Rows of the episodes to save, in the order of the table."""
+    columns, newest = shown.episodes.newest(4096)
+    if not len(columns):
+        return columns, []
+    if ranges is not None:
+        ends = columns.begin + columns.lengths
+        rows: list[int] = []
+        for env_id, first, stop in zip(
+            ranges.env_ids.tolist(), ranges.first.tolist(), ranges.stop.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            inside = (columns.env_ids == env_id) & (columns.begin < stop)
+            found = np.flatnonzero(inside & (ends > first)).tolist()
+            if not found:
+                report.notes.append(
+                    f"positions {first:,} to {stop:,} of environment {env_id} are not "
+                    "in the buffer any more"
+                )
+            rows += found
+        rows = sorted(set(rows))
+        if len(rows) > MAX_EPISODES:
+            report.notes.append(
+                f"{len(rows):,} episodes are selected: the first {MAX_EPISODES} of "
+                "them were saved"
+            )
+            rows = rows[:MAX_EPISODES]
+        columns.read(shown.buffer.buffer(), np.array(rows, np.int64))
+        return columns, rows
+    rows = [int(columns.ages(np.arange(len(columns))).argmin())]
+    if len(newest):
+        order = np.argsort(columns.ages(newest), kind="stable")
+        rows += newest[order[:NEWEST]].tolist()
+        returns = columns.returns[newest]
+        known = newest[np.isfinite(returns)]
+        if len(known):
+            finite = columns.returns[known]
+            rows += [int(known[finite.argmax()]), int(known[finite.argmin()])]
+        rows.append(int(newest[columns.lengths[newest].argmax()]))
+    return columns, sorted(set(rows))
+
+
+def _episode(
+    saver: _Saver, base: str, shown: Shown, columns: EpisodeColumns, row: int
+) -> Iterator[tuple[str, str, bytes]]:
+    """The answers that show one episode."""
+    env_id, begin = int(columns.env_ids[row]), int(columns.begin[row])
+    end = begin + int(columns.lengths[row])
+    found = saver.answer(f"{base}/episode", env=env_id, at=begin)
+    if found:
+        yield found
+    buffer = shown.buffer.buffer()
+    images = layouts(buffer, shown.buffer.images)
+    stop = min(end + 1, begin + MAX_STEPS)
+    for first in range(begin, stop, MAX_VALUES_ROWS):
+        found = saver.answer(
+            f"{base}/values", env=env_id, first=first, count=MAX_VALUES_ROWS
+        )
+        if found:
+            yield found
+    for path, schema_field in buffer.schema.fields.items():
+        if path in images:
+            for first in range(begin, stop, FRAMES):
+                if saver.nbytes > MAX_NBYTES:
+                    return
+                found = saver.answer(
+                    f"{base}/frames", field=path, env=env_id, first=first,
+                    count=FRAMES, side=SIDE,
+                )  # fmt: skip
+                if found:
+                    yield found
+            continue
+        if (end - begin) * schema_field.nbytes > MAX_CURVE_NBYTES:
+            continue
+        size = int(np.prod(schema_field.shape, dtype=np.int64))
+        for low in range(0, min(size, MAX_COMPONENTS), COMPONENTS):
+            found = saver.answer(
+                f"{base}/curve", field=path, env=env_id, first=begin, stop=end,
+                buckets=BUCKETS, c0=low, c1=low + COMPONENTS,
+            )  # fmt: skip
+            if found:
+                yield found
