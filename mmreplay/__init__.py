@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from mmreplay.loader import ReplayLoader as ReplayLoader
     from mmreplay.loader import ReplayStream as ReplayStream
     from mmreplay.loader import collate as collate
-    from mmreplay.page.launch import View as View
     from mmreplay.page.launch import view as view
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
@@ -179,7 +178,6 @@ _MODULES = {
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
-    "View": "mmreplay.page.launch",
     "ZarrSource": "mmreplay.storage.foreign_zarr.source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.copy_rows",

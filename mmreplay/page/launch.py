@@ -98,7 +98,7 @@ def open_browser(url: str) -> bool:
         return False
 
 
-class View:
+class ServedPage:
     """A page that is served by this process, made by `view`.
 
     Attributes:
@@ -112,7 +112,7 @@ class View:
 
     def __repr__(self) -> str:
         """Say where it is."""
-        return f"<View {self.url}>"
+        return f"<ServedPage {self.url}>"
 
     def _repr_html_(self) -> str:
         """Return a link, for notebooks."""
@@ -123,7 +123,7 @@ class View:
         """Stop serving; a second call does nothing."""
         self._server.close()
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ServedPage:
         """Return the view."""
         return self
 
@@ -137,11 +137,11 @@ def view(
     port: int | None = None,
     images: Mapping[str, str] | None = None,
     sampler: str = "",
-) -> View:
+) -> ServedPage:
     """Serve a page that shows buffers, and print a link to it.
 
     The page only reads, and may show a buffer while it is written. It is served by a
-    thread of this process on 127.0.0.1, until `View.close` or the process ends. A
+    thread of this process on 127.0.0.1, until `ServedPage.close` or the process ends. A
     notebook cannot show it within itself: open the link.
 
     Args:
@@ -167,4 +167,4 @@ def view(
     server = make_server(page, port=port)
     server.start()
     print(f"Open {server.url} in a browser.")
-    return View(server)
+    return ServedPage(server)

@@ -1,0 +1,426 @@
+"""Each answer of the page equals what numpy makes of the buffer's rows."""
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.page.wire import encode_json, pack, unpack
+from tests.page.conftest import (
+    LENGTH,
+    healthy_steps,
+    make_buffer,
+    one_step,
+    schema,
+)
+
+
+def test_figures_of_the_overview_are_the_buffers(ask, path, stored):
+    overview = ask(path).json("overview")
+    assert overview["steps"] == len(stored) == 600
+    assert overview["rows"] == int(stored.span.lengths.sum())
+    assert overview["capacity"] == stored.capacity
+    assert overview["num_envs"] == 2
+    assert overview["heads"] == stored.heads.tolist()
+    assert overview["episodes"]["count"] == 20
+    assert overview["sample"] == {"rows": 600, "whole": True}
+
+
+def test_returns_and_lengths_are_those_of_the_episode_table(ask, path, stored):
+    overview, table = ask(path).json("overview"), mr.episode_table(stored)
+    order = np.argsort(table.end, kind="stable")
+    returns = overview["returns"]
+    assert returns["x"] == table.end[order].tolist()
+    np.testing.assert_allclose(returns["y"], table.returns[order], rtol=1e-5, atol=1e-5)
+    assert overview["lengths"]["y"] == table.lengths[order].tolist()
+    window = returns["window"]
+    means = np.convolve(table.returns[order], np.full(window, 1 / window), "valid")
+    assert returns["mean"][: window - 1] == [None] * (window - 1)
+    np.testing.assert_allclose(returns["mean"][window - 1 :], means, atol=1e-5)
+
+
+def test_ends_are_counted_by_kind(ask, tmp_path, rng):
+    path = tmp_path / "ends"
+    with mr.ReplayBuffer.create(path, schema(), 100, autoreset="disabled") as buffer:
+        for step in range(30):
+            row = one_step(rng)
+            row["terminated"] = step in (9, 24)
+            row["truncated"] = step in (19, 24)
+            ended = row["terminated"] or row["truncated"]
+            buffer.add(row, final_observation=row["observation"] if ended else None)
+    with mr.ReplayBuffer.open(path, "r+", on_resume="break") as buffer:
+        buffer.add(row)
+    ends = ask(path).json("overview")["ends"]
+    assert ends == {
+        "terminated": 1,
+        "truncated": 1,
+        "both": 1,
+        "broken off": 1,
+        "running": 1,
+    }
+
+
+def test_histograms_of_rewards_and_actions_are_numpys(ask, path, stored):
+    overview = ask(path).json("overview")
+    rows = stored.gather_all()
+    steps = ~rows.fields["final"]
+    for name, values in (
+        ("reward", rows["reward"][steps][:, None]),
+        ("action", rows["action"][steps]),
+    ):
+        histogram = overview["histograms"][name]
+        assert histogram["whole"]
+        assert histogram["all"] == values.shape[1]
+        for number, component in enumerate(histogram["components"]):
+            edges = np.array(component["edges"])
+            counts = np.histogram(values[:, number], len(edges) - 1)[0]
+            assert component["counts"] == counts.tolist()
+
+
+def test_fields_say_their_limits(ask, path, stored):
+    fields = {field["path"]: field for field in ask(path).json("overview")["fields"]}
+    rows = stored.gather_all()
+    joints = rows["observation/joints"][~rows.fields["final"]]
+    assert fields["observation/joints"]["low"] == pytest.approx(float(joints.min()))
+    assert fields["observation/joints"]["high"] == pytest.approx(float(joints.max()))
+    assert fields["observation/pixels"]["image"]["axes"] == "HWC"
+    assert fields["reward"]["role"] == "reward"
+    assert fields["observation/joints"]["role"] == "observation"
+
+
+@pytest.mark.parametrize("sort", ["age", "length", "return", "env", "begin"])
+@pytest.mark.parametrize("descending", [0, 1])
+def test_the_table_is_sorted(ask, path, stored, sort, descending):
+    table = mr.episode_table(stored)
+    answer = ask(path).json("episodes", f"sort={sort}&desc={descending}&limit=500")
+    assert answer["total"] == answer["all"] == len(table) == 20
+    assert answer["done"] == 1.0
+    column = {"env": 0, "begin": 1, "length": 2, "return": 3, "age": 6}[sort]
+    values = [row[column] for row in answer["rows"]]
+    assert values == sorted(values, reverse=bool(descending))
+    known = {(row[0], row[1]): row for row in answer["rows"]}
+    for env_id, begin, length, value in zip(
+        table.env_ids, table.begin, table.lengths, table.returns, strict=True
+    ):
+        row = known[env_id, begin]
+        assert row[2] == length
+        assert row[3] == pytest.approx(value, abs=1e-4)
+        assert row[6] == stored.heads[env_id] - begin - length
+
+
+def test_the_table_is_filtered(ask, path, stored):
+    table, client = mr.episode_table(stored), ask(path)
+    middle = float(np.median(table.returns))
+    low, high = float(table.returns.min()), float(table.returns.max())
+    for query, expected in (
+        ("env=1", 10),
+        (f"ret={middle},{high}", int((table.returns >= middle).sum())),
+        (f"ret={low},{middle}", int((table.returns <= middle).sum())),
+        (f"len={LENGTH},{LENGTH}", 20),
+        ("len=0,29", 0),
+        ("whole=1", 20),
+        ("end=running", 0),
+    ):
+        assert client.json("episodes", query)["total"] == expected, query
+    ends = client.json("overview")["ends"]
+    for kind, count in ends.items():
+        assert client.json("episodes", f"end={kind}")["total"] == count
+
+
+def test_pages_of_the_table_join_up(ask, path):
+    client = ask(path)
+    whole = client.json("episodes", "limit=500")["rows"]
+    pages = [
+        row
+        for offset in range(0, 20, 7)
+        for row in client.json("episodes", f"offset={offset}&limit=7")["rows"]
+    ]
+    assert pages == whole
+
+
+def test_the_histogram_of_episodes_counts_each_once(ask, path):
+    for measure in ("return", "length"):
+        histogram = ask(path).json("episodes", f"hist={measure}")["histogram"]
+        assert sum(histogram["counts"]) == 20
+        assert len(histogram["edges"]) == len(histogram["counts"]) + 1
+
+
+def test_an_episode_is_found_by_any_of_its_positions(ask, path, stored):
+    client = ask(path)
+    with_final = stored.episodes.episodes(1)
+    for number, (begin, end) in enumerate(
+        zip(with_final.begin.tolist(), with_final.end.tolist(), strict=True)
+    ):
+        for position in (begin, (begin + end) // 2, end - 1, end):
+            episode = client.json("episode", f"env=1&at={position}")
+            assert (episode["begin"], episode["end"]) == (begin, end)
+            assert (episode["number"], episode["count"]) == (number, 10)
+            assert episode["final_row"]
+        rewards = stored.get_field("reward", 1, np.arange(begin, end))
+        assert episode["return"] == pytest.approx(float(rewards.sum(dtype=float)))
+        nonzero = np.flatnonzero(rewards)
+        assert episode["rewards"]["at"] == nonzero.tolist()
+        assert episode["rewards"]["values"] == rewards[nonzero].tolist()
+        previous = None if not number else with_final.begin[number - 1]
+        assert episode["previous"] == previous
+
+
+@pytest.mark.parametrize("buckets", [1, 7, 100, 4096])
+def test_a_curve_is_what_numpy_reduces(ask, path, stored, buckets):
+    head, body = ask(path).arrays(
+        "curve",
+        f"field=observation/joints&env=1&first=5&stop=250&buckets={buckets}&c0=1&c1=4",
+    )
+    values = stored.get_field("observation/joints", 1, np.arange(5, 250))[:, 1:4]
+    number = min(buckets, len(values))
+    assert head["buckets"] == number
+    assert head["names"] == [f"observation/joints[{i}]" for i in (1, 2, 3)]
+    lowest, highest, mean = np.frombuffer(body, "<f4").reshape(3, 3, number)
+    edges = [*((np.arange(number) * len(values)) // number), len(values)]
+    for bucket in range(number):
+        some = values[edges[bucket] : edges[bucket + 1]]
+        np.testing.assert_array_equal(lowest[:, bucket], some.min(0))
+        np.testing.assert_array_equal(highest[:, bucket], some.max(0))
+        np.testing.assert_allclose(
+            mean[:, bucket], some.mean(0, dtype=float), rtol=1e-5
+        )
+
+
+def test_what_is_not_finite_is_a_gap_in_curves(ask, tmp_path, rng):
+    def change(steps):
+        steps["observation"]["joints"][10:20, 0, 0] = np.nan
+        steps["observation"]["joints"][25, 0, 0] = np.inf
+
+    path = make_buffer(tmp_path / "gaps", rng, num_envs=1, change=change)
+    query = "field=observation/joints&env=0&first=0&stop=30&buckets=6"
+    head, body = ask(path).arrays("curve", query)
+    lowest, highest, mean = np.frombuffer(body, "<f4").reshape(3, 1, 6)
+    assert head["nonfinite"] == 11
+    for curve in (lowest, highest, mean):
+        assert np.isnan(curve[0]).tolist() == [False, False, True, True, False, False]
+    with mr.ReplayBuffer.open(path) as stored:
+        values = stored.get_field("observation/joints", 0, np.arange(26, 30))[:, 0]
+    assert mean[0, 5] == pytest.approx(float(values.mean()), rel=1e-5)
+
+
+def test_curves_of_whole_numbers_and_bools(ask, tmp_path):
+    fields = {
+        "observation": mr.Field((), "int64"),
+        "flag": mr.Field((), "bool"),
+        "half": mr.Field((), "bfloat16"),
+        "big": mr.Field((), "float64"),
+    }
+    path = tmp_path / "kinds"
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100) as buffer:
+        buffer.extend(
+            observation=np.arange(50),
+            flag=np.arange(50) % 2 == 0,
+            half=np.arange(50).astype(np.float32),
+            big=np.full(50, 1e300),
+        )
+    client = ask(path)
+    for name, low, high, integer in (
+        ("observation", 0, 49, True),
+        ("flag", 0, 1, True),
+        ("half", 0, 49, False),
+        ("big", np.finfo("f4").max, np.finfo("f4").max, False),
+    ):
+        query = f"field={name}&env=0&first=0&stop=50&buckets=1"
+        head, body = client.arrays("curve", query)
+        lowest, highest, _ = np.frombuffer(body, "<f4")
+        assert (lowest, highest, head["integer"]) == (low, high, integer)
+
+
+def test_frames_are_the_pixels(ask, path, stored):
+    head, body = ask(path).arrays(
+        "frames", "field=observation/pixels&env=1&first=7&count=5"
+    )
+    pixels = stored.get_field("observation/pixels", 1, np.arange(7, 12))
+    assert head["shape"] == [5, 24, 32, 3]
+    assert head["at"] == [[1, 7 + i] for i in range(5)]
+    assert body == pixels.tobytes()
+    head, body = ask(path).arrays(
+        "frames", "field=observation/pixels&at=1:9,0:3&side=16"
+    )
+    assert head["shape"] == [2, 12, 16, 3]
+    first = stored.get_field("observation/pixels", 1, [9])[0, ::2, ::2]
+    assert body[: first.size] == first.tobytes()
+
+
+def test_values_are_the_rows(ask, path, stored):
+    answer = ask(path).json("values", "env=0&first=25&count=10")
+    positions = np.arange(25, 35)
+    assert answer["first"] == 25
+    assert answer["flags"] == stored.flags(0, positions).tolist()
+    assert "observation/pixels" not in answer["values"]
+    joints = stored.get_field("observation/joints", 0, positions)
+    assert answer["values"]["observation/joints"] == joints.astype(float).tolist()
+
+
+def test_an_entity_tag_saves_the_answer_until_the_buffer_changes(ask, path, rng):
+    client = ask(path)
+    queries = {
+        "overview": "",
+        "episodes": "sort=length",
+        "episode": "env=0&at=0",
+        "curve": "field=reward&env=0&first=0&stop=100",
+        "values": "env=0&first=0&count=4",
+    }
+    tags = {}
+    for name, query in queries.items():
+        answer = client.answer(name, query)
+        tags[name] = answer.headers["etag"]
+        again = client.answer(name, query, tags[name])
+        assert (again.status, again.body) == (304, b"")
+        other = client.answer(name, query + "&x=1", tags[name])
+        assert other.status == 200
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        steps = healthy_steps(rng, 5, 2)
+        buffer.extend(steps, final_observation=steps["observation"])
+    time.sleep(1.1)
+    for name, query in queries.items():
+        assert client.answer(name, query, tags[name]).status == 200, name
+
+
+def test_frames_of_known_generation_are_kept_by_the_browser(ask, path):
+    query = "field=observation/pixels&env=0&first=0"
+    known = ask(path).answer("frames", f"{query}&v=1.0").headers
+    assert "immutable" in known["cache-control"]
+    for other in ("", "&v=2.0", "&v=1.7"):
+        headers = ask(path).answer("frames", query + other).headers
+        assert headers["cache-control"] == "private, no-cache"
+
+
+def test_not_finite_numbers_are_null():
+    value = {"a": [1.5, math.nan, -math.inf], "b": np.array([1.0, np.nan]), "c": True}
+    text = encode_json(value)
+    assert json.loads(text) == {"a": [1.5, None, None], "b": [1.0, None], "c": True}
+
+
+def test_binary_answers_are_aligned():
+    for name in ("a", "ab", "abc", "abcdefgh"):
+        data = pack({"name": name}, np.arange(3, dtype=np.float32))
+        head, body = unpack(data)
+        assert head == {"name": name}
+        assert (len(data) - len(body)) % 8 == 0
+        assert np.frombuffer(body, "<f4").tolist() == [0, 1, 2]
+
+
+BOUNDS = {
+    "overview": ["alpha=5", "alpha=-1", "alpha=nan", "alpha=x"],
+    "episodes": [
+        "sort=x", "desc=2", "env=-1", "env=x", "len=1", "len=a,b", "ret=1,nan",
+        "end=x", "whole=yes", "offset=-1", "limit=501", "limit=0", "hist=x",
+    ],
+    "episode": ["", "env=0", "env=2&at=0", "env=0&at=-1", "env=0&at=1e3"],
+    "curve": [
+        "field=reward", "field=reward&env=0&first=0&stop=9&buckets=4097",
+        "field=reward&env=0&first=0&stop=9&buckets=0",
+        "field=reward&env=0&first=0&stop=9&c0=1",
+        "field=reward&env=0&first=0&stop=9&c0=0&c1=65",
+        "field=reward&env=0&first=0&stop=9&c0=3&c1=2",
+        f"field=reward&env=0&first={1 << 62}&stop=9",
+    ],
+    "frames": [
+        "field=reward&env=0&first=0", "field=observation/pixels",
+        "field=observation/pixels&env=0&first=0&count=97",
+        "field=observation/pixels&env=0&first=0&side=4",
+        "field=observation/pixels&env=0&first=0&frame=1",
+        "field=observation/pixels&at=1", "field=observation/pixels&at=a:b",
+        "field=observation/pixels&at=0:-1",
+        "field=observation/pixels&at=" + ",".join(["0:1"] * 97),
+    ],
+    "values": ["env=0", "env=0&first=0&count=257", "env=0&first=0&count=0"],
+    "draws": [
+        "", "sampler=x", "sampler=UniformSampler(&seed=0",
+        "sampler=UniformSampler&seed=-1",
+    ],
+    "compare": ["", "c=1", "c=-1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "query"), [(n, q) for n, queries in BOUNDS.items() for q in queries]
+)
+def test_parameters_out_of_bounds_are_refused(ask, path, name, query):
+    status, text = ask(path).refused(name, query)
+    assert status == 400, text
+    assert text
+
+
+def test_a_field_that_is_not_there(ask, path):
+    for name in ("x", "../../etc/passwd", "<script>", "observation"):
+        query = f"field={name}&env=0&first=0&stop=9"
+        assert ask(path).refused("curve", query)[0] == 404
+        assert ask(path).refused("frames", query)[0] == 404
+
+
+def test_addresses_that_are_not_there(ask, path):
+    page = ask(path).page
+    for address in (
+        "/api/b/1/overview", "/api/b/x/overview", "/api/b/0/x", "/api/b/0", "/api",
+        "/api/b/0/overview/x", "/api/b/-1/overview", "/api/b/99999/overview",
+        "/api/b/0/../0/overview",
+    ):  # fmt: skip
+        assert page.answer(address, "").status == 404, address
+
+
+def test_queries_that_cannot_be_read(ask, path):
+    page = ask(path).page
+    for query in ("x" * 9000, "&".join(["a=1"] * 40), "a=%ff%fe"):
+        assert page.answer("/api/b/0/overview", query).status == 400
+
+
+def test_rows_that_left_the_ring_are_gone(ask, tmp_path, rng):
+    path = make_buffer(tmp_path / "ring", rng, count=400, num_envs=1, capacity=100)
+    client = ask(path)
+    for name, query in (
+        ("episode", "env=0&at=5"),
+        ("episode", "env=0&at=500000"),
+        ("curve", "field=reward&env=0&first=0&stop=50"),
+        ("frames", "field=observation/pixels&env=0&first=3"),
+        ("values", "env=0&first=0&count=10"),
+    ):
+        assert client.refused(name, query)[0] == 410, name
+    assert client.refused("episode", "env=0&at=5")[1] == (
+        "Position 5 of environment 0 was overwritten."
+    )
+    overview = client.json("overview")
+    assert overview["episodes"]["missing_start"] == 1
+    assert overview["laps"] > 4
+
+
+def test_a_curve_of_too_many_bytes_is_refused(ask, tmp_path):
+    wide = mr.Schema({"observation": mr.Field((1 << 20,), "float32")})
+    path = tmp_path / "wide"
+    with mr.ReplayBuffer.create(path, wide, 100) as buffer:
+        buffer.extend(observation=np.zeros((70, 1 << 20), np.float32))
+    status, text = ask(path).refused("curve", "field=observation&env=0&first=0&stop=70")
+    assert status == 413
+    assert "Zoom in" in text
+    assert ask(path).json("overview")["steps"] == 70
+
+
+def test_ten_thousand_action_components(ask, tmp_path, rng):
+    fields = {
+        "observation": mr.Field((2,), "float32"),
+        "action": mr.Field((10_000,), "float32"),
+    }
+    path = tmp_path / "wide"
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 200) as buffer:
+        buffer.extend(
+            observation=rng.random((100, 2), np.float32),
+            action=rng.random((100, 10_000), np.float32),
+        )
+    client = ask(path)
+    overview = client.json("overview")
+    assert overview["histograms"]["action"]["all"] == 10_000
+    assert len(overview["histograms"]["action"]["components"]) == 8
+    head, _ = client.arrays(
+        "curve", "field=action&env=0&first=0&stop=100&c0=9990&c1=10054&buckets=10"
+    )
+    assert (head["components"], head["all"]) == (10, 10_000)
+    assert len(client.json("values", "env=0&first=0&count=2")["values"]) == 1

@@ -1,0 +1,401 @@
+"""Each finding appears on a buffer made for it, and on none of the healthy ones."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.page.checks import check_dominates, check_ends, check_never_drawn
+from mmreplay.page.priorities import EPS
+from tests.page.conftest import healthy_steps, make_buffer, schema
+
+LEVELS = ["problem", "look", "fine"]
+
+
+def findings(client):
+    """Problems and looks of the overview, by the id of the check."""
+    checks = client.json("overview")["checks"]
+    levels = [LEVELS.index(check["level"]) for check in checks]
+    assert levels == sorted(levels)
+    assert all(check["title"] and check["text"] and check["to"] for check in checks)
+    return {check["id"]: check for check in checks if check["level"] != "fine"}
+
+
+def discrete(rng, count, actions, path, capacity=5000, **options):
+    fields = {
+        "observation": mr.Field((3,), "float32"),
+        "action": mr.Field((), "int64"),
+        "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    ends = np.zeros(count, bool)
+    ends[24::25] = True
+    data = {
+        "observation": rng.normal(size=(count, 3)).astype(np.float32),
+        "action": actions,
+        "reward": np.ones(count, np.float32) * rng.integers(1, 5, count),
+        "terminated": ends,
+    }
+    data |= options.pop("data", {})
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), capacity, autoreset="disabled", **options
+    ) as buffer:
+        buffer.extend(data)
+    return path
+
+
+def healthy(kind, tmp_path, rng):
+    path = tmp_path / "healthy"
+    if kind == "robot":
+        return make_buffer(path, rng)
+    if kind == "one environment":
+        return make_buffer(path, rng, num_envs=1)
+    if kind == "time major":
+        return make_buffer(path, rng, num_envs=5, layout="time_major")
+    if kind == "compressed":
+        return make_buffer(path, rng, engine="zarr")
+    if kind == "full ring":
+        return make_buffer(path, rng, count=1500, num_envs=1, capacity=400)
+    if kind == "next step":
+        steps = healthy_steps(rng, 310, 2, 31)
+        steps["reward"][0::31] = 0
+        with mr.ReplayBuffer.create(
+            path, schema(), 500, 2, autoreset="next_step"
+        ) as buffer:
+            buffer.extend(steps)
+        return path
+    return discrete(rng, 500, rng.integers(0, 4, 500), path)
+
+
+HEALTHY = [
+    "robot", "one environment", "time major", "compressed", "full ring", "next step",
+    "discrete",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_nothing_stands_out_of_a_healthy_buffer(ask, tmp_path, rng, kind):
+    assert findings(ask(healthy(kind, tmp_path, rng))) == {}
+
+
+def test_every_reward_is_0(ask, tmp_path, rng):
+    path = make_buffer(
+        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(0)
+    )
+    found = findings(ask(path))
+    assert found["rewards"]["level"] == "problem"
+    assert "None of 600 rewards differs from 0." in found["rewards"]["text"]
+
+
+def test_every_reward_is_the_same(ask, tmp_path, rng):
+    path = make_buffer(
+        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(-1)
+    )
+    found = findings(ask(path))["rewards"]
+    assert (found["level"], found["title"]) == ("look", "Every reward is the same")
+    assert "All are -1." in found["text"]
+
+
+def test_rewards_are_rare(ask, tmp_path, rng):
+    def change(steps):
+        steps["reward"][:] = 0
+        steps["reward"][150, 0] = 1
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))["rewards"]
+    assert (found["level"], found["title"]) == ("look", "Rewards are rare")
+    assert found["text"].startswith("0.2 %")
+
+
+def test_no_reward_field(ask, tmp_path, rng):
+    fields = {"observation": mr.Field((2,), "float32")}
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
+        buffer.extend(observation=rng.random((50, 2), np.float32))
+    found = findings(ask(tmp_path / "a"))
+    assert found["rewards"]["title"] == "No reward field"
+    client = ask(tmp_path / "a")
+    assert client.json("overview")["returns"]["count"] == 0
+    assert client.json("episodes")["rows"][0][3] is None
+    assert client.json("episode", "env=0&at=3")["rewards"] is None
+
+
+def test_rewards_that_are_all_nan(ask, tmp_path, rng):
+    path = make_buffer(
+        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(np.nan)
+    )
+    client = ask(path)
+    found = findings(client)
+    assert found["rewards"]["title"] == "No finite reward"
+    assert found["not finite"]["title"] == "Not finite: reward"
+    assert client.json("episodes")["rows"][0][3] is None
+    assert client.json("episode", "env=0&at=3")["return"] is None
+
+
+def test_values_that_are_not_finite(ask, tmp_path, rng):
+    def change(steps):
+        steps["observation"]["joints"][7, 1, 2] = np.nan
+        steps["observation"]["joints"][8, 1, :] = -np.inf
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["not finite"]
+    assert found["not finite"]["level"] == "problem"
+    assert found["not finite"]["text"].startswith("1 NaN and 4 infinite of 2,400 ")
+    assert found["not finite"]["to"] == "field:observation/joints"
+
+
+def test_a_component_that_never_changes(ask, tmp_path, rng):
+    def change(steps):
+        steps["observation"]["joints"][..., 2] = 0.25
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["never changes"]
+    assert found["never changes"]["level"] == "look"
+    assert found["never changes"]["title"] == "Never changes: observation/joints[2]"
+    assert "is 0.25" in found["never changes"]["text"]
+
+
+def test_images_that_never_change(ask, tmp_path, rng):
+    def change(steps):
+        steps["observation"]["pixels"][:] = 7
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["never changes"]
+    assert found["never changes"]["level"] == "problem"
+
+
+def test_repeated_frames(ask, tmp_path, rng):
+    def change(steps):
+        pixels = steps["observation"]["pixels"]
+        pixels[1::5] = pixels[0::5]
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["repeated frames"]
+    assert found["repeated frames"]["level"] == "look"
+    share = 60 / (300 - 10)
+    assert found["repeated frames"]["text"].startswith(f"{100 * share:.0f} %")
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.4, "look"), (0.8, "problem")])
+def test_saturated_actions(ask, tmp_path, rng, share, level):
+    def change(steps):
+        saturated = rng.random(steps["reward"].shape) < share
+        sign = np.where(rng.random(steps["reward"].shape) < 0.5, -3.0, 3.0)
+        actions = steps["action"].clip(-2.9, 2.9)
+        actions[..., 1] = np.where(saturated, sign, actions[..., 1])
+        steps["action"][:] = actions
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["saturated"]
+    assert found["saturated"]["level"] == level
+    assert found["saturated"]["title"] == "Saturated: action[1]"
+    assert "-3 or 3" in found["saturated"]["text"]
+
+
+def test_a_gripper_is_not_saturated(ask, tmp_path, rng):
+    def change(steps):
+        steps["action"][..., 1] = rng.choice([-1, 0, 1], steps["reward"].shape)
+
+    assert findings(ask(make_buffer(tmp_path / "a", rng, change=change))) == {}
+
+
+def test_one_action(ask, tmp_path, rng):
+    actions = np.where(np.arange(500) % 20 == 0, 1, 3)
+    path = discrete(rng, 500, actions, tmp_path / "a")
+    found = findings(ask(path))
+    assert [*found] == ["one action"]
+    assert found["one action"]["level"] == "problem"
+    assert found["one action"]["title"] == "Nearly always one action: 3"
+    assert found["one action"]["text"].startswith("95 % of steps")
+
+
+def test_no_episode_has_ended(ask, tmp_path, rng):
+    def change(steps):
+        steps["terminated"][:] = steps["truncated"][:] = False
+
+    path = make_buffer(tmp_path / "a", rng, num_envs=2, change=change)
+    found = findings(ask(path))
+    assert [*found] == ["ends"]
+    assert found["ends"]["title"] == "No episode has ended yet"
+
+
+def test_all_episodes_are_truncated(ask, tmp_path, rng):
+    def change(steps):
+        steps["truncated"] |= steps["terminated"]
+        steps["terminated"][:] = False
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["ends"]
+    assert found["ends"]["level"] == "look"
+    assert "All 20." in found["ends"]["text"]
+    assert "bootstrap" in found["ends"]["text"]
+
+
+def test_one_episode_dominates(ask, tmp_path, rng):
+    def change(steps):
+        for name in ("terminated", "truncated"):
+            steps[name][40:] = False
+
+    path = make_buffer(tmp_path / "a", rng, num_envs=1, change=change)
+    found = findings(ask(path))
+    assert [*found] == ["dominates"]
+    assert "270 of 300 steps (90 %)" in found["dominates"]["text"]
+
+
+def test_steps_that_are_never_drawn(ask, tmp_path, rng):
+    steps = healthy_steps(rng, 300, 2)
+    steps["truncated"] |= steps["terminated"]
+    steps["terminated"][:150] = False
+    steps["truncated"][150:] = False
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", schema(), 500, 2, autoreset="disabled"
+    ) as buffer:
+        buffer.extend(steps)
+        never = buffer.episodes.num_illegal - buffer.episodes.num_finals
+    found = findings(ask(tmp_path / "a"))
+    assert "never drawn" in found
+    assert found["never drawn"]["text"].startswith(f"{never} of 600 steps")
+
+
+def test_an_environment_is_behind(ask, tmp_path, rng):
+    steps = healthy_steps(rng, 200, 1)
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", schema(), 500, 3, autoreset="disabled"
+    ) as buffer:
+        for env_id in (0, 2, 0, 2, 1):
+            buffer.extend(
+                steps, env_ids=[env_id], final_observation=steps["observation"]
+            )
+    found = findings(ask(tmp_path / "a"))
+    assert found["behind"]["title"] == "Environment 1 is behind"
+    assert found["behind"]["level"] == "look"
+
+
+def next_step_rows(rng, count):
+    """Steps of a next-step environment, of which reset rows are told as steps."""
+    steps = healthy_steps(rng, count, 1, 30)
+    ends = steps["terminated"] | steps["truncated"]
+    after = np.flatnonzero(ends[:, 0])[:-1] + 1
+    steps["reward"][after] = 0
+    return steps
+
+
+def test_reset_rows_stored_as_steps_by_the_writers_own_rule(ask, tmp_path, rng):
+    steps = next_step_rows(rng, 1500)
+    path = tmp_path / "a"
+    with mr.ReplayBuffer.create(path, schema(), 2000, 2, autoreset="same_step") as b:
+        both = {
+            name: {p: np.repeat(v, 2, 1) for p, v in value.items()}
+            if isinstance(value, dict)
+            else np.repeat(value, 2, 1)
+            for name, value in steps.items()
+        }
+        with pytest.warns(mr.AutoresetWarning) as caught:
+            b.extend(both, final_observation=both["observation"])
+    found = findings(ask(path))
+    assert found["reset rows"]["level"] == "problem"
+    clause = found["reset rows"]["text"].split(". Such rows")[0]
+    # The same number of ends is judged, in the same words.
+    assert clause[1:] in str(caught[0].message)
+
+
+def test_priorities_hardly_updated(ask, tmp_path, rng):
+    path = make_buffer(tmp_path / "a", rng)
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        batch = buffer.sample(8)
+        buffer.update_priorities(batch, np.full(8, 0.5))
+    found = findings(ask(path))
+    assert found["priorities"]["title"] == "Priorities are hardly updated"
+
+
+def test_few_rows_take_most_draws(ask, tmp_path, rng):
+    path = make_buffer(tmp_path / "a", rng)
+    sampler = mr.PrioritizedSampler(seed=0)
+    values = rng.random(600).astype(np.float32) + 0.01
+    values[:6] = 1e4
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        buffer.sample(1)
+        positions = np.tile(np.arange(300), 2)
+        env_ids = np.repeat([0, 1], 300)
+        sampler.update_priorities(buffer.view, env_ids, positions, values)
+    client = ask(path)
+    found = findings(client)
+    assert found["priorities"]["title"] == "Few rows take most draws"
+    priorities = client.json("overview", "alpha=0.6")["priorities"]
+    with mr.ReplayBuffer.open(path) as stored:
+        spans = stored.span
+        steps = [np.arange(a, b) for a, b in zip(spans.first, spans.stop, strict=True)]
+        ids = np.repeat([0, 1], [len(some) for some in steps])
+        positions = np.concatenate(steps)
+        steps_only = (stored.flags(ids, positions) & 8) == 0
+        column = np.fromfile(
+            path / "samplers" / "prioritized" / "priorities.bin", "<f4"
+        )
+        raw = column[stored.metadata.ring.rows(ids, positions)][steps_only]
+    for alpha in (0.6, 0.0, 1.0):
+        masses = np.sort((raw.astype(float) + EPS) ** alpha)[::-1]
+        priorities = client.json("overview", f"alpha={alpha}")["priorities"]
+        top = masses[: len(masses) // 100].sum() / masses.sum()
+        assert priorities["top_share"] == pytest.approx(float(top))
+        effective = masses.sum() ** 2 / (masses**2).sum() / len(masses)
+        assert priorities["effective"] == pytest.approx(float(effective))
+        assert sum(priorities["counts"]) == len(masses)
+
+
+def test_spread_priorities_are_fine(ask, tmp_path, rng):
+    path = make_buffer(tmp_path / "a", rng)
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        buffer.sample(1)
+        env_ids, positions = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
+        sampler.update_priorities(
+            buffer.view, env_ids, positions, rng.random(600) + 0.1
+        )
+    assert "priorities" not in findings(ask(path))
+
+
+def test_a_few_steps_say_nothing_of_what_never_changes(ask, tmp_path, rng):
+    def change(steps):
+        steps["action"][:] = 0
+        steps["observation"]["pixels"][:] = 0
+        steps["observation"]["joints"][:] = 0
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, count=8, change=change)))
+    assert [*found] == ["ends"]
+
+
+def test_an_empty_buffer_has_no_findings(ask, tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "a", schema(), 100, autoreset="disabled"):
+        pass
+    client = ask(tmp_path / "a")
+    overview = client.json("overview")
+    assert overview["checks"] == []
+    assert overview["steps"] == overview["rows"] == 0
+    assert len(overview["fields"]) == 6
+    assert client.json("episodes")["rows"] == []
+    assert client.refused("draws", "sampler=UniformSampler")[0] == 409
+    assert client.refused("episode", "env=0&at=0")[0] == 410
+
+
+def test_edges_of_the_rules():
+    counts = {"terminated": 0, "truncated": 0, "both": 0, "broken off": 1}
+    assert check_ends(counts).level == "fine"
+    assert check_dominates(50, 100, 2).level == "fine"
+    assert check_dominates(51, 100, 2).level == "look"
+    assert check_dominates(100, 100, 1) is None
+    assert check_never_drawn(1, 100) is None
+    assert check_never_drawn(2, 100).level == "look"
+
+
+def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
+    fields = {
+        "observation": mr.Field((2,), "float32"),
+        "reward": mr.Field((), "float32"),
+    }
+    path = tmp_path / "a"
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 200_000) as buffer:
+        rewards = rng.random(150_000, np.float32) + 1
+        buffer.extend(observation=rng.random((150_000, 2), np.float32), reward=rewards)
+    overview = ask(path).json("overview")
+    assert not overview["sample"]["whole"]
+    assert 60_000 < overview["sample"]["rows"] <= 65_536
+    reward = next(f for f in overview["fields"] if f["path"] == "reward")
+    assert reward["mean"] == pytest.approx(float(rewards.mean()), rel=0.02)

@@ -1,0 +1,532 @@
+"""The page over HTTP: who is let in, what headers say, and live state."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.page.guard import POLICY, Guard, is_loopback
+from tests.page.conftest import healthy_steps, make_buffer, schema
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from mmreplay.errors import FailedError
+from mmreplay.page import app
+from mmreplay.page.api import Page
+
+
+class Browser:
+    """Sends requests as a browser that has the cookie does."""
+
+    def __init__(self, server):
+        self.port = server.listener.getsockname()[1]
+        self.server = server
+        self.headers = {"Cookie": f"mmreplay-{self.port}={token_of(server)}"}
+
+    def request(self, path, method="GET", headers=None, cookie=True, host=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        sent = dict(self.headers) if cookie else {}
+        sent |= headers or {}
+        connection.putrequest(method, path, skip_host=host is not None)
+        if host:
+            connection.putheader("Host", host)
+        for name, value in sent.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        response = connection.getresponse()
+        response.data = response.read()
+        connection.close()
+        return response
+
+    def json(self, path):
+        response = self.request(path)
+        assert response.status == 200, response.data
+        return json.loads(response.data)
+
+    def events(self, seconds=20.0):
+        """States that the server sends, until the caller stops."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        connection.request("GET", "/api/live", headers=self.headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        try:
+            while line := response.fp.readline():
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+        finally:
+            connection.close()
+
+
+def token_of(server):
+    return server.url.partition("token=")[2]
+
+
+@pytest.fixture
+def serve():
+    """Serve pages of buffers on free ports; they end with the test."""
+    servers = []
+
+    def start(*paths, host="127.0.0.1", **options):
+        server = app.make_server(Page(paths, **options), host, 0)
+        server.start()
+        servers.append(server)
+        browser = Browser(server)
+        for _ in range(100):
+            with socket.socket() as probe:
+                if server.server.started and not probe.connect_ex(
+                    ("127.0.0.1", browser.port)
+                ):
+                    break
+            time.sleep(0.05)
+        return browser
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def test_the_first_address_gives_the_cookie(serve, path):
+    browser = serve(path)
+    token = token_of(browser.server)
+    response = browser.request(f"/?token={token}", cookie=False)
+    assert (response.status, response.headers["location"]) == (303, "/")
+    cookie = response.headers["set-cookie"]
+    assert cookie.startswith(f"mmreplay-{browser.port}={token};")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+    assert len(token) >= 32
+
+
+def test_who_has_no_key_sees_nothing(serve, path):
+    browser = serve(path)
+    for address in ("/", "/?token=x", "/api/buffers", "/static/app.js", "/api/live"):
+        response = browser.request(address, cookie=False)
+        assert response.status == 403, address
+        assert b"robot" not in response.data
+    for value in ("x", "", "ä"):
+        cookie = {"Cookie": f"mmreplay-{browser.port}={value}"}
+        raw = {"Cookie": cookie["Cookie"].encode().decode("latin-1")}
+        assert browser.request("/api/buffers", headers=raw).status == 403
+
+
+def test_a_page_does_not_log_another_out(serve, path):
+    one, two = serve(path), serve(path)
+    both = "; ".join([one.headers["Cookie"], two.headers["Cookie"]])
+    for browser in (one, two):
+        assert browser.request("/api/buffers", headers={"Cookie": both}).status == 200
+    headers = {"Cookie": two.headers["Cookie"]}
+    assert one.request("/api/buffers", headers=headers).status == 403
+
+
+def test_a_foreign_host_is_refused(serve, path):
+    browser = serve(path)
+    port = browser.port
+    for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port + 1}", "x"):
+        assert browser.request("/api/buffers", host=host).status == 421
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"LOCALHOST:{port}"):
+        assert browser.request("/api/buffers", host=host).status == 200
+
+
+def test_only_get(serve, path):
+    browser = serve(path)
+    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"):
+        response = browser.request("/api/buffers", method)
+        assert (response.status, response.headers["allow"]) == (405, "GET")
+
+
+def test_every_response_has_the_security_headers(serve, path):
+    browser = serve(path)
+    for address, cookie in (
+        ("/api/buffers", True), ("/nothing", True), ("/", False), ("/api/x", True),
+        ("/static/x", True), ("/api/b/0/curve", True),
+    ):  # fmt: skip
+        headers = browser.request(address, cookie=cookie).headers
+        assert headers["content-security-policy"] == POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "server" not in headers
+        assert "access-control-allow-origin" not in headers
+
+
+def test_no_path_of_a_request_reaches_the_disk(serve, path, tmp_path):
+    (tmp_path / "secret.js").write_text("secret")
+    browser = serve(path)
+    for address in (
+        "/static/../guard.py", "/static/..%2fguard.py", "/static/%2e%2e/guard.py",
+        "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/..%2f..%2fetc/passwd",
+        "/static/", "/static/vendor/", "/static/app.js%00", "//etc/passwd",
+        f"/static/{tmp_path}/secret.js",
+    ):  # fmt: skip
+        assert browser.request(address).status == 404, address
+
+
+def test_answers_are_those_of_the_page(serve, path):
+    browser = serve(path)
+    overview = browser.json("/api/b/0/overview")
+    assert overview["steps"] == 600
+    page = Page([path])
+    frames = page.answer(
+        "/api/b/0/frames", "field=observation%2Fpixels&env=0&first=3&count=2"
+    )
+    response = browser.request(
+        "/api/b/0/frames?field=observation%2Fpixels&env=0&first=3&count=2"
+    )
+    assert response.data == frames.body
+    page.close()
+    tag = browser.request("/api/b/0/overview").headers["etag"]
+    again = browser.request("/api/b/0/overview", headers={"If-None-Match": tag})
+    assert (again.status, again.data) == (304, b"")
+
+
+def test_bounds_over_http(serve, path):
+    browser = serve(path)
+    assert browser.request("/api/b/0/curve?field=reward").status == 400
+    assert browser.request("/api/b/9/overview").status == 404
+    assert browser.request("/api/b/0/overview?" + "x" * 20_000).status == 400
+
+
+def test_state_follows_a_writer_within_a_second(serve, tmp_path, rng):
+    path = tmp_path / "live"
+    steps = healthy_steps(rng, 10, 1)
+    with mr.ReplayBuffer.create(path, schema(), 100, autoreset="disabled") as writer:
+        events = serve(path).events()
+        first = next(events)[0]
+        assert (first["state"], first["head"], first["pid"]) == ("live", 0, os.getpid())
+        one = {k: v[:, 0] for k, v in steps.items() if k != "observation"}
+        one["observation"] = {k: v[:, 0] for k, v in steps["observation"].items()}
+        begin = time.monotonic()
+        writer.extend(one)
+        head = next(events)[0]["head"]
+        assert head == 10
+        assert time.monotonic() - begin < 1.0
+    states = [first["state"]]
+    for state in events:
+        states.append(state[0]["state"])
+        if states[-1] == "closed":
+            break
+    assert states[-1] == "closed"
+
+
+def test_states_come_twice_a_second_at_most(serve, tmp_path, rng):
+    path = tmp_path / "live"
+    fields = {"observation": mr.Field((2,), "float32")}
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 1000) as writer:
+        stop = threading.Event()
+
+        def write():
+            while not stop.is_set():
+                writer.add(observation=np.zeros(2, np.float32))
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            events = serve(path).events()
+            next(events)
+            begin = time.monotonic()
+            for _ in range(4):
+                state = next(events)[0]
+            assert time.monotonic() - begin > 1.6
+            assert state["rate"] > 0
+        finally:
+            stop.set()
+            thread.join()
+
+
+WRITER = """
+import sys, time, numpy as np, mmreplay as mr
+fields = {"observation": mr.Field((2,), "float32")}
+buffer = mr.ReplayBuffer.create(sys.argv[1], mr.Schema(fields), 1000)
+print("ready", flush=True)
+while True:
+    buffer.add(observation=np.zeros(2, np.float32))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.crash
+def test_a_killed_writer_is_seen_within_a_second(serve, tmp_path):
+    path = tmp_path / "killed"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout.readline() == "ready\n"
+        browser = serve(path)
+        events = browser.events()
+        assert next(events)[0]["state"] == "live"
+        begin = time.monotonic()
+        writer.send_signal(signal.SIGKILL)
+        for state in events:
+            if state[0]["state"] == "gone":
+                break
+        assert time.monotonic() - begin < 1.5
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    # A page that starts later says it as well.
+    assert serve(path).json("/api/buffers")["buffers"][0]["state"] == "gone"
+
+
+def test_a_seventeenth_viewer_waits(serve, path):
+    browser = serve(path)
+    streams = []
+    for _ in range(16):
+        streams.append(browser.events())
+        next(streams[-1])
+    response = browser.request("/api/live")
+    assert response.status == 503
+    assert b"16 live viewers" in response.data
+    assert browser.json("/api/b/0/overview")["steps"] == 600
+    for stream in streams:
+        stream.close()
+    for _ in range(60):
+        time.sleep(0.1)
+        try:
+            stream = browser.events()
+            next(stream)
+            stream.close()
+            return
+        except AssertionError:
+            pass
+    pytest.fail("viewers that left are still counted")
+
+
+def damaged(path):
+    (path / "data-000001" / "COMMIT").write_bytes(b"")
+
+
+def test_a_damaged_buffer_is_told_and_the_server_lives_on(serve, tmp_path, rng):
+    good = make_buffer(tmp_path / "good", rng)
+    bad = make_buffer(tmp_path / "bad", rng)
+    damaged(bad)
+    browser = serve(bad, good)
+    states = browser.json("/api/buffers")["buffers"]
+    assert [state["state"] for state in states] == ["unreadable", "closed"]
+    assert "COMMIT" in states[0]["text"]
+    assert states[0]["repair"].startswith("mmreplay repair")
+    response = browser.request("/api/b/0/overview")
+    assert response.status == 409
+    assert "COMMIT" in json.loads(response.data)["error"]
+    assert browser.json("/api/b/1/overview")["steps"] == 600
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "data-000001/flags.bin", "all"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "text"])
+def test_hostile_files_give_words(serve, tmp_path, rng, name, damage):
+    path = make_buffer(tmp_path / "bad", rng)
+    files = [p for p in path.rglob("*") if p.is_file() and p.name != "LOCK"]
+    for file in files:
+        if name not in ("all", str(file.relative_to(path))):
+            continue
+        data = file.read_bytes()
+        changed = {
+            "cut": data[: len(data) // 2],
+            "noise": rng.integers(0, 256, len(data), np.uint8).tobytes(),
+            "text": b"{" * 1000,
+        }
+        file.write_bytes(changed[damage])
+    browser = serve(path)
+    assert browser.request("/api/buffers").status == 200
+    for query in (
+        "overview", "episodes", "episode?env=0&at=0", "values?env=0&first=0",
+        "curve?field=reward&env=0&first=0&stop=9", "draws?sampler=UniformSampler",
+        "frames?field=observation%2Fpixels&env=0&first=0",
+    ):  # fmt: skip
+        response = browser.request(f"/api/b/0/{query}")
+        assert response.status in (200, 400, 404, 409, 410), query
+        if response.status != 200:
+            assert json.loads(response.data)["error"]
+
+
+def test_a_deleted_buffer_shows_its_last_state(serve, path):
+    browser = serve(path)
+    overview = browser.json("/api/b/0/overview")
+    shutil.rmtree(path)
+    state = browser.json("/api/buffers")["buffers"][0]
+    assert state["state"] == "removed"
+    assert browser.json("/api/b/0/overview")["steps"] == overview["steps"]
+    assert browser.request("/api/b/0/values?env=0&first=0").status == 409
+
+
+def test_a_buffer_that_is_made_again_is_opened_again(serve, path, rng):
+    browser = serve(path)
+    assert browser.json("/api/b/0/overview")["steps"] == 600
+    shutil.rmtree(path)
+    assert browser.json("/api/buffers")["buffers"][0]["state"] == "removed"
+    make_buffer(path, rng, count=60)
+    time.sleep(1.1)
+    assert browser.json("/api/buffers")["buffers"][0]["state"] == "closed"
+    assert browser.json("/api/b/0/overview")["steps"] == 120
+
+
+def test_a_resized_buffer_stays_shown(serve, path):
+    browser = serve(path)
+    before = browser.json("/api/buffers")["buffers"][0]["version"]
+    assert browser.json("/api/b/0/overview")["capacity"] == 1000
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        buffer.resize(400)
+    time.sleep(1.1)
+    after = browser.json("/api/buffers")["buffers"][0]
+    assert after["version"].split(".")[0] != before.split(".")[0]
+    assert browser.json("/api/b/0/overview")["capacity"] == 400
+    response = browser.request(
+        "/api/b/0/frames?field=observation%2Fpixels&env=0&first=250&v=1.0"
+    )
+    assert (response.status, response.headers["cache-control"]) == (
+        200, "private, no-cache",
+    )  # fmt: skip
+
+
+def test_a_slow_client_holds_no_thread(serve, path):
+    browser = serve(path)
+    slow = []
+    for _ in range(8):
+        client = socket.create_connection(("127.0.0.1", browser.port))
+        client.sendall(
+            b"GET /api/b/0/frames?field=observation%2Fpixels&env=0&first=0&count=96 "
+            b"HTTP/1.1\r\nHost: 127.0.0.1:" + str(browser.port).encode() + b"\r\n"
+            b"Cookie: " + browser.headers["Cookie"].encode() + b"\r\n\r\n"
+        )
+        slow.append(client)
+    begin = time.monotonic()
+    assert browser.json("/api/b/0/episodes")["all"] == 20
+    assert time.monotonic() - begin < 5
+    for client in slow:
+        client.close()
+
+
+def test_at_most_four_threads_work(serve, path):
+    browser = serve(path)
+    before = threading.active_count()
+    requests = [
+        threading.Thread(
+            target=browser.request, args=(f"/api/b/0/overview?alpha={number / 20}",)
+        )
+        for number in range(20)
+    ]
+    for request in requests:
+        request.start()
+    most = 0
+    while any(request.is_alive() for request in requests):
+        alive = threading.active_count() - sum(r.is_alive() for r in requests)
+        most = max(most, alive - before)
+        time.sleep(0.005)
+    for request in requests:
+        request.join()
+    assert most <= 4
+
+
+def test_a_port_that_is_taken_is_named(path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(FailedError, match=rf"Port {port} of 127\.0\.0\.1 is taken"):
+            app.make_server(Page([path]), "127.0.0.1", port)
+
+
+def test_a_host_that_is_not_ours_is_named(path):
+    with pytest.raises(FailedError, match="Cannot listen on port"):
+        app.make_server(Page([path]), "192.0.2.1", 0)
+
+
+def test_without_a_port_the_first_free_one_is_taken(path):
+    one, two = app.bind("127.0.0.1", None), app.bind("127.0.0.1", None)
+    try:
+        numbers = [listener.getsockname()[1] for listener in (one, two)]
+        assert app.FIRST_PORT <= numbers[0] < numbers[1]
+    finally:
+        one.close()
+        two.close()
+
+
+def test_other_machines_get_compressed_answers(serve, path):
+    browser = serve(path, host="0.0.0.0")
+    headers = {"Accept-Encoding": "gzip"}
+    response = browser.request("/api/b/0/overview", headers=headers)
+    assert response.headers["content-encoding"] == "gzip"
+    import gzip
+
+    assert json.loads(gzip.decompress(response.data))["steps"] == 600
+    plain = browser.request("/api/b/0/overview")
+    assert "content-encoding" not in plain.headers
+    # Reached by an address, not by a name that somebody else chose.
+    port = browser.port
+    assert browser.request("/api/buffers", host=f"10.1.2.3:{port}").status == 200
+    assert browser.request("/api/buffers", host=f"evil.example:{port}").status == 421
+
+
+def test_hosts_of_the_guard():
+    guard = Guard("192.168.1.5", 80, "key")
+    cookie = {"cookie": "mmreplay-80=key"}
+    for host, status in (
+        ("192.168.1.5", None), ("192.168.1.5:80", None), ("localhost", None),
+        ("192.168.1.6", 421), ("", 421), ("192.168.1.5:81", 421), (":80", 421),
+    ):  # fmt: skip
+        found = guard.check("GET", "/api/buffers", "", cookie | {"host": host})
+        assert (None if found is None else found.status) == status, host
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("example.org")
+
+
+def test_view_in_a_notebook_prints_a_link(path, capsys):
+    page = mr.view(path, port=0)
+    try:
+        assert capsys.readouterr().out == f"Open {page.url} in a browser.\n"
+        assert page.url in page._repr_html_()
+        browser = Browser(page._server)
+        for _ in range(100):
+            try:
+                assert browser.json("/api/b/0/overview")["steps"] == 600
+                break
+            except ConnectionError:
+                time.sleep(0.05)
+    finally:
+        page.close()
+    with pytest.raises(mr.SchemaError, match="got no path"):
+        mr.view()
+    with pytest.raises(mr.FormatError, match="does not exist"):
+        mr.view("nowhere")
+
+
+@pytest.mark.crash
+def test_the_command_serves_until_ctrl_c(path):
+    command = [sys.executable, "-m", "mmreplay", "view", str(path), "--no-open"]
+    process = subprocess.Popen(
+        [*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Open http://127.0.0.1:")
+        url = line.split()[1]
+        port, token = url.split(":")[2].split("/?token=")
+        time.sleep(0.3)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+        headers = {"Cookie": f"mmreplay-{port}={token}"}
+        connection.request("GET", "/api/live", headers=headers)
+        response = connection.getresponse()
+        assert b"state" in response.fp.readline()
+        # A page that is open must not keep it from ending.
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, ""), out
+    finally:
+        process.kill()
+        process.communicate()
