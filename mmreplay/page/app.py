@@ -111,10 +111,22 @@ class Live:
     A state is made when it is sent: no client has a queue.
     """
 
-    def __init__(self, page: Page, threads: Callable[[], CapacityLimiter]) -> None:
-        """Tell about a page."""
+    def __init__(
+        self,
+        page: Page,
+        threads: Callable[[], CapacityLimiter],
+        closing: Callable[[], bool],
+    ) -> None:
+        """Tell about a page.
+
+        Args:
+            page: Its buffers.
+            threads: Limits what works at a time.
+            closing: Whether the server is to end: streams then end first.
+        """
         self._page = page
         self._threads = threads
+        self._closing = closing
         self._clients = 0
         self._lock: asyncio.Lock | None = None
         self._text, self._made = "", 0.0
@@ -136,7 +148,7 @@ class Live:
     async def _events(self, request: Request) -> AsyncIterator[str]:
         last, sent = "", time.monotonic()
         try:
-            while not await request.is_disconnected():
+            while not (self._closing() or await request.is_disconnected()):
                 text = await self._state()
                 now = time.monotonic()
                 if text != last:
@@ -163,13 +175,20 @@ class Live:
         return self._text
 
 
-def make_app(page: Page, guard: Guard, *, compress: bool = False) -> ASGIApp:
+def make_app(
+    page: Page,
+    guard: Guard,
+    *,
+    compress: bool = False,
+    closing: Callable[[], bool] = lambda: False,
+) -> ASGIApp:
     """Make the app of a page.
 
     Args:
         page: Answers the requests.
         guard: Checks them first.
         compress: Compress answers, for clients on other machines.
+        closing: Whether the server is to end.
     """
     files = static_files()
     limiters: list[CapacityLimiter] = []
@@ -180,7 +199,7 @@ def make_app(page: Page, guard: Guard, *, compress: bool = False) -> ASGIApp:
             limiters.append(CapacityLimiter(MAX_THREADS))
         return limiters[0]
 
-    live = Live(page, threads)
+    live = Live(page, threads, closing)
 
     async def answer(request: Request) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")
@@ -326,8 +345,15 @@ def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) ->
     listener = bind(host, port)
     number = listener.getsockname()[1]
     guard = Guard(host, number)
+    servers: list[uvicorn.Server] = []
+    app = make_app(
+        page,
+        guard,
+        compress=not is_loopback(host),
+        closing=lambda: any(server.should_exit for server in servers),
+    )
     config = uvicorn.Config(
-        make_app(page, guard, compress=not is_loopback(host)),
+        app,
         http="h11",
         ws="none",
         lifespan="off",
@@ -338,10 +364,11 @@ def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) ->
         date_header=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=2,
     )
     name = f"[{host}]" if ":" in host else host
     if name in ("0.0.0.0", "[::]"):
         name = socket.gethostname()
     url = f"http://{name}:{number}/?token={guard.token}"
-    return Server(page, url, uvicorn.Server(config), listener)
+    servers.append(uvicorn.Server(config))
+    return Server(page, url, servers[0], listener)
