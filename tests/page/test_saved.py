@@ -180,7 +180,7 @@ def test_any_selection_is_a_legal_buffer(cli, tmp_path, rng, target, autoreset):
         first = int(rng.integers(span.first[env_id], span.stop[env_id] - 1))
         rows.append((env_id, first, first + int(rng.integers(1, 25))))
     file = select(tmp_path / "some.json", rows)
-    code, out, err = cli("convert", path, tmp_path / target, "--select", file)
+    code, _out, err = cli("convert", path, tmp_path / target, "--select", file)
     assert (code, err) == (0, ""), err
     if target != "new":
         code, _out, err = cli("convert", tmp_path / target, tmp_path / "new")

@@ -529,6 +529,8 @@ def test_the_command_serves_until_ctrl_c(path):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (process.returncode, err) == (0, ""), out
+        response.close()
+        connection.close()
     finally:
         process.kill()
         process.communicate()
