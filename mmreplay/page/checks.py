@@ -329,7 +329,7 @@ def check_reset_rows(found: str | None) -> Finding | None:
     """Report rows after episode ends that look like resets.
 
     Args:
-        found: What `mmreplay.episodes.autoreset.find_reset_rows` found.
+        found: What `mmreplay.episodes.rules.find_reset_rows` found.
     """
     if found is None:
         return None

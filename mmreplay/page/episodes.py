@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.reader import Reader
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, TERMINATED, TRUNCATED
 from mmreplay.page.requests import Query
@@ -190,7 +190,7 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
 
 
 def end_kinds(
-    view: Reader, env_ids: Ids, last: Ids, running: NDArray[np.bool_]
+    view: GenerationReader, env_ids: Ids, last: Ids, running: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
     """Return how episodes end, from the flags of their last rows and of those after.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import OPENINGS, commit_facts, folder_nbytes
-from mmreplay.episodes.autoreset import find_reset_rows
+from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
 from mmreplay.page import checks
 from mmreplay.page.episodes import (
