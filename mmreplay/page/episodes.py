@@ -93,6 +93,15 @@ class EpisodeColumns:
         ages: Ids = self.heads[self.env_ids[rows]] - ends
         return ages
 
+    def stops(self, rows: NDArray[Any]) -> Ids:
+        """Position past the last row of some episodes, final rows included."""
+        following = np.minimum(rows + 1, len(self) - 1)
+        same = (self.env_ids[following] == self.env_ids[rows]) & (following > rows)
+        stops: Ids = np.where(
+            same, self.begin[following], self.heads[self.env_ids[rows]]
+        )
+        return stops
+
     def newest(self, count: int) -> Ids:
         """Rows of the newest whole episodes, at most about count, int64 ``[M]``.
 
@@ -336,9 +345,8 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
             ``hist``, ``offset`` and ``limit``.
 
     Returns:
-        ``rows`` of [environment, begin, length, return, kind, missing_start, steps
-        since the end]; ``total`` after the filters, ``all``, ``histogram`` and
-        ``done``, the share of the returns that are known.
+        ``rows`` as `table_rows` returns them; ``total`` after the filters, ``all``,
+        ``histogram`` and ``done``, the share of the returns that are known.
 
     Raises:
         Refusal: A parameter is out of bounds.
@@ -403,16 +411,16 @@ def table_rows(columns: EpisodeColumns, some: NDArray[Any]) -> list[list[Any]]:
         some: int ``[M]``, which of them.
 
     Returns:
-        For each environment, begin, length, return, kind, missing_start, and steps
-        since the end.
+        For each environment, begin, length, return, kind, missing_start, steps since
+        the end, and one past the last row, a final row included.
     """
     return [
-        [env_id, begin, length, value, KINDS[kind], missing, age]
-        for env_id, begin, length, value, kind, missing, age in zip(
+        [env_id, begin, length, value, KINDS[kind], missing, age, stop]
+        for env_id, begin, length, value, kind, missing, age, stop in zip(
             columns.env_ids[some].tolist(), columns.begin[some].tolist(),
             columns.lengths[some].tolist(), columns.returns[some].tolist(),
             columns.kinds[some].tolist(), columns.missing_start[some].tolist(),
-            columns.ages(some).tolist(), strict=True,
+            columns.ages(some).tolist(), columns.stops(some).tolist(), strict=True,
         )
     ]  # fmt: skip
 

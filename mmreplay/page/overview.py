@@ -280,6 +280,7 @@ def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
     metadata = buffer.metadata
     facts: dict[str, Any] = {
         "path": str(buffer.path or buffer.source),
+        "uuid": metadata.uuid.hex(),
         "engine": metadata.engine,
         "codec": None if metadata.sharding is None else metadata.sharding.codec,
         "layout": metadata.ring.layout,

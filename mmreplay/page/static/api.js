@@ -1,0 +1,67 @@
+"use strict";
+// Requests of the page, always to its own host. A saved page has their answers in
+// data-NNN.js, which call mmr.saved before anything is asked.
+window.mmr = { screens: {} };
+(() => {
+  const store = new Map();
+
+  class Refused extends Error {
+    constructor(text, status) {
+      super(text);
+      this.status = status;
+    }
+  }
+
+  function normalized(key) {
+    const url = new URL(key, "http://page");
+    url.searchParams.sort();
+    return url.pathname + url.search;
+  }
+
+  mmr.saved = (key, type, base64) => store.set(normalized(key), base64);
+  mmr.isSaved = () => store.size > 0;
+
+  function bytesOf(path) {
+    const base64 = store.get(normalized(path));
+    if (base64 === undefined) {
+      throw new Refused("This is not in the saved page.", 404);
+    }
+    const text = atob(base64);
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    return bytes;
+  }
+
+  async function request(path) {
+    const response = await fetch(path);
+    if (response.ok) return response;
+    const body = await response.json().catch(() => ({}));
+    throw new Refused(body.error ?? `The server answered ${response.status}.`, response.status);
+  }
+
+  mmr.json = async (path) => {
+    if (mmr.isSaved()) return JSON.parse(new TextDecoder().decode(bytesOf(path)));
+    return (await request(path)).json();
+  };
+
+  // A binary answer: MMRV, length of the head, head as JSON, arrays.
+  mmr.binary = async (path) => {
+    const body = mmr.isSaved()
+      ? bytesOf(path).buffer
+      : await (await request(path)).arrayBuffer();
+    const view = new DataView(body);
+    if (body.byteLength < 8 || view.getUint32(0) !== 0x4d4d5256) {
+      throw new Refused("The server sent something else than an answer.", 0);
+    }
+    const length = view.getUint32(4, true);
+    const head = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 8, length)));
+    return { head, body, start: 8 + length };
+  };
+
+  mmr.path = (id, what, query = {}) => {
+    const text = new URLSearchParams(query).toString();
+    return `/api/b/${id}/${what}${text ? `?${text}` : ""}`;
+  };
+
+  mmr.Refused = Refused;
+})();

@@ -1,0 +1,253 @@
+"use strict";
+// The frame around the screens: addresses, state, colours, keys.
+(() => {
+  const { el, number } = mmr;
+  const main = document.getElementById("main");
+  const nav = document.getElementById("nav");
+  const picker = document.getElementById("buffer");
+  const pill = document.getElementById("state");
+  const theme = document.getElementById("theme");
+  const keys = document.getElementById("keys");
+  const WORDS = {
+    live: "Live", gone: "Writer gone", closed: "Not being written",
+    unreadable: "Cannot be read", removed: "Removed", lost: "No answer from the server",
+    saved: "Saved page",
+  };
+  const TITLES = { overview: "Overview", episodes: "Episodes", draws: "Draws", compare: "Compare" };
+
+  const app = (mmr.app = {
+    buffers: [], // as the server listed them
+    states: {}, // the newest state by number
+    id: 0,
+    sampler: "",
+    alpha: null,
+    settings: null,
+    leave: null, // what ends the present screen
+    keys: null, // what the present screen does with a key; returns whether it did
+    onstate: null,
+    player: null,
+  });
+
+  app.link = (parts, id = app.id) => `#${parts}${id ? `&b=${id}` : ""}`;
+
+  // An overview is kept until the next one, or as long as the buffer has the same version.
+  const overviews = new Map();
+  app.overview = async (id, fresh = false) => {
+    const version = app.states[id]?.version;
+    const known = overviews.get(id);
+    if (!fresh && known && known.version === version && known.alpha === app.alpha) return known.value;
+    const query = app.alpha == null || mmr.isSaved() ? {} : { alpha: String(app.alpha) };
+    const value = await mmr.json(mmr.path(id, "overview", query));
+    overviews.set(id, { version, alpha: app.alpha, value });
+    return value;
+  };
+
+  function address() {
+    const text = location.hash.slice(1);
+    const query = new URLSearchParams(text);
+    const first = text.split("&")[0];
+    const screen = query.has("e") ? "episode" : first in TITLES ? first : "overview";
+    return { id: Number(query.get("b") ?? 0), screen, query };
+  }
+
+  let turn = 0;
+  async function show() {
+    const { id, screen, query } = address();
+    const own = ++turn;
+    app.leave?.();
+    app.leave = app.keys = app.onstate = app.player = null;
+    app.id = id;
+    picker.value = String(id);
+    showState();
+    showTabs(screen);
+    const buffer = app.buffers[id];
+    main.replaceChildren(waiting());
+    main.setAttribute("aria-busy", "true");
+    try {
+      if (!buffer) throw new Error("There is no such buffer on this page.");
+      const state = app.states[id];
+      if (state?.state === "unreadable") main.replaceChildren(unreadable(state));
+      else await mmr.screens[screen](main, query);
+    } catch (error) {
+      if (own === turn) main.replaceChildren(refused(error));
+    }
+    if (own !== turn) return;
+    mmr.dropCharts();
+    main.removeAttribute("aria-busy");
+    document.title = `${buffer?.name ?? "mmreplay"} · ${TITLES[screen] ?? "Episode"} · mmreplay`;
+  }
+  app.refresh = show;
+
+  function waiting() {
+    return el("div", { class: "card" }, el("p", { class: "muted" }, "Reading…"), el("div", { class: "skeleton" }));
+  }
+
+  const again = () => el("p", {}, mmr.button("Try again", "Try again", () => show()));
+
+  function unreadable(state) {
+    return el(
+      "div",
+      { class: "card empty" },
+      el("h1", {}, "This buffer cannot be read"),
+      el("p", {}, state.text),
+      el("p", {}, "What is proven of it can be restored: ", el("code", {}, state.repair)),
+      again(),
+    );
+  }
+
+  function refused(error) {
+    return el("div", { class: "card empty" }, el("h1", {}, "This cannot be shown"), el("p", {}, error.message), again());
+  }
+
+  // Tabs only where they can work: a step to draw, a second buffer.
+  function tabs() {
+    const state = app.states[app.id] ?? {};
+    const readable = state.state !== "unreadable";
+    return Object.keys(TITLES).filter((screen) => {
+      if (screen === "draws") return readable && state.rows > 0 && (!mmr.isSaved() || app.sampler);
+      if (screen === "compare") return app.buffers.length > 1;
+      return true;
+    });
+  }
+
+  function showTabs(screen) {
+    const current = screen === "episode" ? "episodes" : screen;
+    const wanted = tabs();
+    const have = [...nav.children].map((tab) => tab.dataset.screen);
+    if (wanted.join() !== have.join()) {
+      nav.replaceChildren(...wanted.map((name) => el("a", { "data-screen": name }, TITLES[name])));
+    }
+    for (const tab of nav.children) {
+      tab.setAttribute("href", app.link(tab.dataset.screen));
+      if (tab.dataset.screen === current) tab.setAttribute("aria-current", "page");
+      else tab.removeAttribute("aria-current");
+    }
+  }
+
+  function showState() {
+    const state = app.states[app.id];
+    if (!state) return;
+    const kind = mmr.isSaved() ? "saved" : app.lost ? "lost" : state.state;
+    const rate = kind === "live" && state.rate != null ? `, ${number(+state.rate.toPrecision(3))} steps/s` : "";
+    pill.className = `pill ${kind}`;
+    const text = WORDS[kind] + rate;
+    if (pill.textContent !== text) pill.textContent = text;
+  }
+
+  function takeStates(states) {
+    for (const state of states) {
+      const before = app.states[state.id]?.state;
+      app.states[state.id] = state;
+      // A buffer that became readable, or ceased to be, has another screen.
+      const changed = before && before !== state.state;
+      const notable = ["unreadable", "removed"].includes(state.state) || ["unreadable", "removed"].includes(before);
+      if (changed && notable && state.id === app.id) show();
+    }
+    showState();
+    showTabs(address().screen);
+    app.onstate?.(app.states[app.id]);
+  }
+
+  function setTheme(name) {
+    document.documentElement.dataset.theme = name;
+    theme.setAttribute("aria-pressed", String(name === "dark"));
+    theme.textContent = name === "dark" ? "☀" : "☾";
+    mmr.redrawCharts();
+  }
+
+  function switchTheme() {
+    const name = mmr.isDark() ? "light" : "dark";
+    try {
+      localStorage.setItem("mmreplay-theme", name);
+    } catch {
+      // Storage is switched off: the choice lasts as long as the page.
+    }
+    setTheme(name);
+  }
+
+  const KEYS = [
+    ["1 2 3 4", "Screens: overview, episodes, draws, compare"],
+    ["Space", "Play, pause"],
+    ["← →", "One step back, forward; ten with Shift"],
+    ["Home End", "First, last step"],
+    ["R Shift+R", "Next, previous reward other than 0"],
+    ["E", "The end of the episode"],
+    ["N P", "Next, previous episode"],
+    ["+ −", "Faster, slower"],
+    ["Z", "Show all of the episode"],
+    ["↑ ↓ Enter S", "In the table: rows, open, select"],
+    ["T", "Dark or light"],
+    ["?", "This list"],
+  ];
+  keys.append(
+    el("h1", { id: "keys-title" }, "Keys"),
+    el(
+      "div",
+      { class: "keys" },
+      KEYS.flatMap(([names, text]) => [
+        el("span", {}, names.split(" ").flatMap((name) => [el("kbd", {}, name), " "])),
+        el("span", {}, text),
+      ]),
+    ),
+    el("form", { method: "dialog" }, el("button", { class: "btn main" }, "Close")),
+  );
+
+  theme.addEventListener("click", switchTheme);
+  document.getElementById("help").addEventListener("click", () => keys.showModal());
+  document.getElementById("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
+  picker.addEventListener("change", () => {
+    const { screen } = address();
+    location.hash = app.link(screen in TITLES ? screen : "overview", Number(picker.value));
+  });
+
+  function isTyping(element) {
+    if (["SELECT", "TEXTAREA"].includes(element.tagName)) return true;
+    return element.tagName === "INPUT" && !["range", "checkbox"].includes(element.type);
+  }
+
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || keys.open || isTyping(event.target)) return;
+    const screens = tabs();
+    if (event.key === "?") keys.showModal();
+    else if (event.key === "t") switchTheme();
+    else if (/^[1-4]$/.test(event.key) && screens[event.key - 1]) location.hash = app.link(screens[event.key - 1]);
+    else if (!app.keys?.(event)) return;
+    event.preventDefault();
+  });
+
+  async function start() {
+    setTheme(document.documentElement.dataset.theme);
+    main.replaceChildren(waiting());
+    try {
+      const answer = await mmr.json("/api/buffers");
+      app.buffers = answer.buffers;
+      app.sampler = answer.sampler;
+      for (const state of answer.buffers) app.states[state.id] = state;
+      if (mmr.isSaved()) app.settings = await mmr.json("settings");
+    } catch (error) {
+      main.replaceChildren(refused(error));
+      return;
+    }
+    picker.replaceChildren(...app.buffers.map((each) => el("option", { value: String(each.id) }, each.name)));
+    addEventListener("hashchange", show);
+    await show();
+    if (!mmr.isSaved()) listen();
+  }
+
+  function listen() {
+    const stream = new EventSource("/api/live");
+    stream.addEventListener("state", (event) => {
+      app.lost = false;
+      takeStates(JSON.parse(event.data));
+    });
+    stream.addEventListener("error", () => {
+      app.lost = true;
+      showState();
+    });
+  }
+
+  start();
+})();

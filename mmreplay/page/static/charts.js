@@ -1,0 +1,302 @@
+"use strict";
+// Charts by uPlot, each in a box whose width it follows; drawn again in other colours.
+(() => {
+  const { el, count, number, token } = mmr;
+  const FONT = "12px system-ui, sans-serif";
+  const charts = new Set();
+
+  mmr.axis = (options) => ({
+    stroke: token("muted"),
+    grid: { stroke: token("grid"), width: 1 },
+    ticks: { stroke: token("grid"), size: 4 },
+    font: FONT,
+    gap: 4,
+    ...options,
+  });
+
+  // One unit for all labels of an axis, and digits enough that no two are alike.
+  mmr.labels = (plot, values, axis, space, step) => {
+    const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+    const units = [[1e9, 1e9, " G"], [1e6, 1e6, " M"], [1e4, 1e3, " k"]];
+    const [, unit, letter] = units.find(([from]) => largest >= from) ?? [1, 1, ""];
+    let decimals = step ? 0 : 2;
+    if (step) {
+      const scaled = () => (step / unit) * 10 ** decimals;
+      while (decimals < 6 && Math.abs(scaled() - Math.round(scaled())) > 1e-6) decimals++;
+    }
+    const format = new Intl.NumberFormat("en", { maximumFractionDigits: decimals });
+    return values.map((value) => {
+      if (value == null) return "";
+      if (value !== 0 && largest < 1e-3) return value.toExponential(1);
+      return format.format(value / unit) + (value ? letter : "");
+    });
+  };
+
+  const watcher = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      for (const chart of charts) {
+        const width = target.clientWidth;
+        if (chart.box !== target || !chart.plot || !width) continue;
+        if (Math.abs(chart.plot.width - width) > 1) {
+          chart.plot.setSize({ width, height: chart.plot.height });
+        }
+      }
+    }
+  });
+
+  mmr.chart = (box, height, make, label) => {
+    box.classList.add("plot");
+    if (label) {
+      box.setAttribute("role", "img");
+      box.setAttribute("aria-label", label);
+    }
+    const chart = {
+      box,
+      plot: null,
+      draw() {
+        this.plot?.destroy();
+        box.replaceChildren();
+        const { options, data } = make();
+        const size = { width: Math.max(120, box.clientWidth), height };
+        this.plot = new uPlot({ ...size, legend: { show: false }, ...options }, data, box);
+        for (const canvas of this.plot.root.querySelectorAll("canvas")) {
+          canvas.setAttribute("aria-hidden", "true");
+        }
+      },
+    };
+    charts.add(chart);
+    chart.draw();
+    watcher.observe(box);
+    return chart;
+  };
+
+  function drop(chart) {
+    chart.plot?.destroy();
+    watcher.unobserve(chart.box);
+    charts.delete(chart);
+  }
+
+  mmr.redrawCharts = () => {
+    for (const chart of [...charts]) {
+      if (chart.box.isConnected) chart.draw();
+      else drop(chart);
+    }
+  };
+
+  mmr.dropCharts = () => {
+    for (const chart of [...charts]) if (!chart.box.isConnected) drop(chart);
+  };
+
+  // A box beside the cursor with the text of the point below it.
+  mmr.tip = (textOf, attributes = {}) => {
+    let tip;
+    return {
+      hooks: {
+        init: (plot) => {
+          tip = el("div", { class: "tip", hidden: true, ...attributes });
+          plot.over.append(tip);
+        },
+        setCursor: (plot) => {
+          const { idx, left } = plot.cursor;
+          const text = idx == null || left < 0 ? null : textOf(plot, idx);
+          tip.hidden = !text;
+          if (!text) return;
+          tip.textContent = text;
+          const onLeft = left > plot.over.clientWidth / 2;
+          tip.style.left = onLeft ? "" : `${left + 12}px`;
+          tip.style.right = onLeft ? `${plot.over.clientWidth - left + 12}px` : "";
+          tip.style.top = "6px";
+        },
+      },
+    };
+  };
+
+  function limitsOf(values) {
+    let low = Infinity;
+    let high = -Infinity;
+    for (const value of values) {
+      if (value == null) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+    if (low > high) return [0, 1];
+    if (low === high) return [low - 1, high + 1];
+    const margin = (high - low) * 0.06;
+    return [low - margin, high + margin];
+  }
+  mmr.limitsOf = limitsOf;
+
+  // One point an episode, and a moving mean. Episodes of several environments end at equal
+  // positions, where uPlot finds one index only: the y range is taken from the data here,
+  // and of the mean only the last value of each position is drawn.
+  mmr.scatter = (box, height, series) => {
+    const { x, y, unit, label, xlabel, pick, colour = "s0" } = series;
+    const limits = limitsOf(y);
+    const mean = series.mean.map((value, i) => (x[i] === x[i + 1] ? null : value));
+    return mmr.chart(
+      box,
+      height,
+      () => {
+        const stroke = token(colour);
+        const size = Math.max(2.5, Math.min(7, 260 / Math.sqrt(x.length)));
+        const points = (plot) => {
+          const { ctx } = plot;
+          const radius = (size * devicePixelRatio) / 2;
+          ctx.save();
+          ctx.fillStyle = stroke;
+          ctx.globalAlpha = (x.length > 500 ? 0.4 : 0.6) + (mmr.isDark() ? 0.2 : 0);
+          ctx.beginPath();
+          plot.data[1].forEach((value, i) => {
+            if (value == null) return;
+            const left = plot.valToPos(plot.data[0][i], "x", true);
+            const top = plot.valToPos(value, "y", true);
+            ctx.moveTo(left + radius, top);
+            ctx.arc(left, top, radius, 0, 7);
+          });
+          ctx.fill();
+          ctx.restore();
+          return null;
+        };
+        const textOf = (plot, i) => {
+          const average = plot.data[2][i];
+          const more = average == null ? "" : `, mean ${number(average)}`;
+          return `${unit} ${number(plot.data[1][i])}${more} at ${count(plot.data[0][i])}`;
+        };
+        const clicks = {
+          hooks: {
+            ready: (plot) => {
+              if (!pick) return;
+              plot.over.style.cursor = "pointer";
+              plot.over.addEventListener("click", () => {
+                if (plot.cursor.idx != null) pick(plot.cursor.idx);
+              });
+            },
+          },
+        };
+        return {
+          data: [x, y, mean],
+          options: {
+            scales: { x: { time: false }, y: { range: () => limits } },
+            axes: [
+              mmr.axis({ values: mmr.labels, label: xlabel, labelSize: 18, labelFont: FONT, size: 26 }),
+              mmr.axis({ values: mmr.labels, size: 52 }),
+            ],
+            series: [
+              {},
+              { paths: points, points: { show: false } },
+              { stroke: token("text"), width: 2, points: { show: false }, spanGaps: true },
+            ],
+            cursor: {
+              y: false,
+              points: { size: 9, stroke, fill: token("surface") },
+              drag: { x: false, y: false },
+            },
+            plugins: [mmr.tip(textOf), clicks],
+          },
+        };
+      },
+      label,
+    );
+  };
+
+  // A histogram between edges; of several series the bars stand behind each other.
+  mmr.bars = (box, height, histogram) => {
+    const { edges, label, log, brush } = histogram;
+    const all = histogram.series ?? [{ counts: histogram.counts, colour: histogram.colour }];
+    return mmr.chart(
+      box,
+      height,
+      () => {
+        const length = edges.length - 1;
+        const middles = Array.from({ length }, (_, i) => (log ? i : (edges[i] + edges[i + 1]) / 2));
+        const most = Math.max(1, ...all.flatMap((each) => each.counts));
+        const width = edges[length] - edges[0];
+        const ends = [edges[0], (edges[0] + edges[length]) / 2, edges[length]];
+        const tidy = (value) => number(Math.abs(value) < width / 500 ? 0 : +value.toPrecision(3));
+        const xAxis = log
+          ? { values: (plot, values) => values.map((v) => (Number.isInteger(v) && edges[v] != null ? number(+edges[v].toPrecision(2)) : "")) }
+          : brush
+            ? { values: mmr.labels }
+            : { splits: () => ends, values: (plot, values) => values.map(tidy) };
+        const textOf = (plot, i) => {
+          const counts = all.map((each) => (each.name ? `${each.name} ${count(each.counts[i])}` : count(each.counts[i])));
+          return `${number(edges[i])} to ${number(edges[i + 1])}: ${counts.join(", ")}`;
+        };
+        return {
+          data: [middles, ...all.map((each) => each.counts)],
+          options: {
+            scales: {
+              x: { time: false, range: log ? [-0.5, length - 0.5] : [edges[0], edges[length]] },
+              y: { range: [0, most * 1.06] },
+            },
+            axes: [
+              mmr.axis({ size: 26, ...xAxis }),
+              mmr.axis({
+                values: mmr.labels,
+                size: 46,
+                splits: (plot, axis, low, high) => [0, Math.round(high / 1.06)],
+              }),
+            ],
+            series: [
+              {},
+              ...all.map((each, i) => ({
+                fill: token(each.colour) + (all.length > 1 && i ? "99" : ""),
+                width: 0,
+                paths: uPlot.paths.bars({ size: [0.94, 100], gap: 0 }),
+                points: { show: false },
+              })),
+            ],
+            cursor: {
+              y: false,
+              points: { show: false },
+              drag: { x: Boolean(brush), y: false, setScale: false },
+            },
+            select: { show: Boolean(brush) },
+            plugins: [mmr.tip(textOf)],
+            hooks: brush
+              ? {
+                  setSelect: [
+                    (plot) => {
+                      const { left, width: wide } = plot.select;
+                      if (wide > 2) brush(plot.posToVal(left, "x"), plot.posToVal(left + wide, "x"));
+                    },
+                  ],
+                }
+              : {},
+          },
+        };
+      },
+      label,
+    );
+  };
+
+  // Single values with their counts, as a list that can be read.
+  mmr.barList = (items, colour) => {
+    const most = Math.max(1, ...items.map(([, n]) => n));
+    const sum = items.reduce((total, [, n]) => total + n, 0) || 1;
+    const rows = items.map(([name, n, own]) =>
+      el(
+        "div",
+        { role: "listitem", class: "bar-row" },
+        el("span", {}, name),
+        el(
+          "span",
+          { class: "track", "aria-hidden": "true" },
+          n
+            ? el("span", {
+                class: "fill",
+                css: { width: `${(100 * n) / most}%`, background: `var(--${own ?? colour})` },
+              })
+            : null,
+        ),
+        el(
+          "span",
+          { class: "num" },
+          `${count(n)} `,
+          el("span", { class: "muted" }, n ? mmr.share(n / sum) : ""),
+        ),
+      ),
+    );
+    return el("div", { class: "bars", role: "list" }, rows);
+  };
+})();

@@ -1,0 +1,97 @@
+"use strict";
+// Elements and texts. Nothing here parses a string as HTML: text is text.
+(() => {
+  mmr.el = (tag, props = {}, ...children) => {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(props)) {
+      if (value == null || value === false) continue;
+      if (name === "class") element.className = value;
+      else if (name === "on") {
+        for (const [event, handler] of Object.entries(value)) {
+          element.addEventListener(event, handler);
+        }
+      } else if (name === "css") {
+        for (const [property, text] of Object.entries(value)) {
+          element.style.setProperty(property, text);
+        }
+      } else if (name in element && typeof value !== "string") element[name] = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children.flat(3).filter((child) => child != null && child !== false));
+    return element;
+  };
+  const el = mmr.el;
+
+  const whole = new Intl.NumberFormat("en");
+  const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+
+  mmr.count = (n) => whole.format(Math.round(n));
+
+  mmr.number = (value) => {
+    if (value == null || Number.isNaN(value)) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
+    return digits.format(value);
+  };
+
+  mmr.short = (n) => {
+    for (const [from, unit, letter] of [[1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) {
+      if (Math.abs(n) >= from) return `${digits.format(+(n / unit).toPrecision(3))} ${letter}`;
+    }
+    return mmr.count(n);
+  };
+
+  mmr.size = (nbytes) => {
+    let unit = 0;
+    while (nbytes >= 1024 && unit < 5) {
+      nbytes /= 1024;
+      unit++;
+    }
+    return `${unit ? nbytes.toPrecision(3) : nbytes} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit]}`;
+  };
+
+  mmr.ago = (seconds) => {
+    for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+      if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
+    }
+    return `${Math.max(0, Math.round(seconds))} s`;
+  };
+
+  mmr.share = (x) => {
+    if (x == null) return "–";
+    if (x > 0 && x < 0.0005) return "< 0.1 %";
+    return `${x >= 0.0995 || x === 0 ? (100 * x).toFixed(0) : (100 * x).toFixed(1)} %`;
+  };
+
+  mmr.plural = (n, one, many = `${one}s`) => `${mmr.count(n)} ${n === 1 ? one : many}`;
+
+  mmr.mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+  // A card with a title, a note beside it, and anything below.
+  mmr.card = (className, title, note, ...children) =>
+    el(
+      "section",
+      { class: `card ${className}` },
+      el("header", {}, el("h2", {}, title), note ? el("span", { class: "note" }, note) : null),
+      ...children,
+    );
+
+  mmr.nothing = (text) => el("p", { class: "muted nothing" }, text);
+
+  // Names and values in two columns.
+  mmr.pairs = (rows) =>
+    el(
+      "dl",
+      { class: "now" },
+      rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+    );
+
+  mmr.button = (text, label, handler, className = "btn") =>
+    el(
+      "button",
+      { class: className, type: "button", "aria-label": label, title: label, on: { click: handler } },
+      text,
+    );
+
+  mmr.calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+})();

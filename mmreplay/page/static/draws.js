@@ -1,0 +1,129 @@
+"use strict";
+// What a sampler draws: 256 steps with frames, probabilities, weights and ages.
+(() => {
+  const { el, card, count, number, share } = mmr;
+
+  mmr.screens.draws = async (main, query) => {
+    const app = mmr.app;
+    const id = app.id;
+    const overview = await app.overview(id);
+    const image = overview.fields.find((f) => f.image && f.role === "observation")
+      ?? overview.fields.find((f) => f.image);
+    const initial = query.get("sampler") || app.sampler || (overview.priorities ? "PrioritizedSampler(alpha=0.6)" : "UniformSampler()");
+    let seed = 0;
+    let stopped = false;
+
+    const text = el("input", { type: "text", id: "sampler", class: "mono", value: initial, spellcheck: "false", disabled: mmr.isSaved(), maxLength: 300 });
+    const error = el("p", { class: "error", role: "alert", hidden: true });
+    const result = el("div", { class: "wide-grid" });
+    const draw = (event) => {
+      event?.preventDefault();
+      seed = event ? seed + 1 : seed;
+      load();
+    };
+    main.replaceChildren(
+      el("div", { class: "title" }, el("h1", {}, "What is drawn"), el("span", { class: "muted" }, "256 steps; nothing is written, no priority changes")),
+      el(
+        "section",
+        { class: "card", "aria-label": "Sampler" },
+        el(
+          "form",
+          { class: "filters", on: { submit: draw } },
+          el("label", { class: "field wide-field" }, "Sampler", text),
+          el("button", { class: "btn main", type: "submit", disabled: mmr.isSaved() }, "Draw again"),
+        ),
+        error,
+      ),
+      result,
+    );
+
+    async function load() {
+      result.setAttribute("aria-busy", "true");
+      try {
+        const answer = await mmr.json(mmr.path(id, "draws", { sampler: text.value, seed: String(seed) }));
+        if (stopped) return;
+        error.hidden = true;
+        show(answer);
+        if (!mmr.isSaved()) {
+          const address = `draws&sampler=${encodeURIComponent(text.value)}`;
+          history.replaceState(null, "", app.link(address));
+        }
+      } catch (refused) {
+        if (stopped) return;
+        error.hidden = false;
+        error.textContent = refused.message;
+      }
+      result.removeAttribute("aria-busy");
+    }
+
+    function show(answer) {
+      const ages = el("div");
+      const weights = el("div");
+      const drawn = answer.positions.length;
+      const distinct = new Set(answer.positions.map((p, i) => `${answer.env_ids[i]}:${p}`)).size;
+      const total = answer.stored.reduce((sum, n) => sum + n, 0) || 1;
+      // Both as shares: a batch has few rows beside the ring.
+      const series = [
+        { name: "stored", counts: answer.stored.map((n) => Math.round((n / total) * drawn * 100) / 100), colour: "s4" },
+        { name: "drawn", counts: answer.drawn, colour: "s0" },
+      ];
+      const order = answer.positions.map((_, i) => i).sort((a, b) => answer.probabilities[b] - answer.probabilities[a]);
+      result.replaceChildren(
+        card("c7", "Age of drawn and stored steps", "steps since; stored ones scaled to 256", ages),
+        card(
+          "c5",
+          "This batch",
+          `seed ${answer.seed}`,
+          mmr.pairs([
+            ["steps", `${count(drawn)}, ${count(distinct)} different`],
+            ["probability", `${number(Math.min(...answer.probabilities))} to ${number(Math.max(...answer.probabilities))}`],
+            ["weight", `${number(Math.min(...answer.weights))} to ${number(Math.max(...answer.weights))}`],
+            ["mean age", `${count(mmr.mean(answer.ages))} steps`],
+            ["priorities", answer.priorities ? (overview.priorities ? "a copy of the stored ones" : "none are stored: all are equal") : "not used"],
+          ]),
+          weights,
+        ),
+        card("", "Drawn steps", "most probable first", tiles(answer, order)),
+      );
+      mmr.bars(ages, 190, { edges: answer.edges, series, label: "Histogram of the ages of drawn and stored steps" });
+      const low = Math.min(...answer.weights);
+      const high = Math.max(...answer.weights);
+      if (high > low) {
+        const bins = 24;
+        const edges = Array.from({ length: bins + 1 }, (_, i) => low + ((high - low) * i) / bins);
+        const counts = new Array(bins).fill(0);
+        for (const weight of answer.weights) counts[Math.min(bins - 1, Math.floor(((weight - low) / (high - low)) * bins))]++;
+        mmr.bars(weights, 110, { edges, counts, colour: "s3", label: "Histogram of weights" });
+      }
+      mmr.dropCharts();
+    }
+
+    function tiles(answer, order) {
+      return el(
+        "ul",
+        { class: "tiles" },
+        order.map((i) => {
+          const env = answer.env_ids[i];
+          const position = answer.positions[i];
+          const name = `${env} : ${count(position)}`;
+          return el(
+            "li",
+            {},
+            el(
+              "a",
+              { href: app.link(`e=${env}:${position}&at=1`) },
+              image && !mmr.isSaved() ? mmr.thumb(id, image.path, env, position) : null,
+              el("span", { class: "mono" }, name),
+            ),
+            el("span", { class: "muted" }, `p ${number(answer.probabilities[i])}, w ${number(answer.weights[i])}`),
+          );
+        }),
+      );
+    }
+
+    app.leave = () => {
+      stopped = true;
+    };
+    await load();
+  };
+})();

@@ -1,0 +1,572 @@
+"use strict";
+// One episode: frames and curves on one playhead.
+(() => {
+  const { el, count, number, plural, button, token } = mmr;
+  const SPEEDS = [1, 2, 5, 10, 20, 30, 60];
+  const COMPONENTS = 8;
+  const VALUES_ROWS = 256;
+  const MAX_CURVES = 12;
+  const MAX_CURVE_NBYTES = 1 << 16;
+  const WORDS = {
+    terminated: "terminated", truncated: "truncated", both: "terminated and truncated",
+    running: "no end so far", "broken off": "broken off",
+  };
+  const ORDER = ["reward", "action", "terminated", "truncated"];
+
+  mmr.screens.episode = async (main, query) => {
+    const app = mmr.app;
+    const id = app.id;
+    const [env, at] = query.get("e").split(":").map(Number);
+    const overview = await app.overview(id);
+    const episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(at) }));
+    if (app.id !== id) return;
+    const { begin, end } = episode;
+    const length = end - begin;
+    const last = Math.max(0, length - 1);
+    const images = overview.fields.filter((field) => field.image);
+    // From a draw, the playhead stands on the step that was drawn.
+    const asked = query.has("t") ? Number(query.get("t")) : at - begin;
+    let step = Math.max(0, Math.min(last, asked || 0));
+    let view = [0, Math.max(1, last)];
+    let playing = false;
+    let speed = 20;
+    let stopped = false;
+    const plots = [];
+    const curves = [];
+
+    const canvas = el("canvas", { width: 1, height: 1, role: "img", "aria-label": "Frame at the playhead" });
+    const wait = el("span", { class: "wait", hidden: true }, "reading");
+    const time = el("span", { class: "time" });
+    const ticks = el("canvas", { "aria-hidden": "true" });
+    const slider = el("input", { type: "range", id: "step", min: "0", max: String(last), step: "1", "aria-label": "Step" });
+    const values = el("dl", { class: "now", "aria-label": "Values at this step" });
+    const curveBox = el("div");
+    const scale = el("span", { class: "muted" });
+    const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
+    const rate = el(
+      "select",
+      { id: "speed", on: { change: () => (speed = Number(rate.value)) } },
+      SPEEDS.map((each) => el("option", { value: String(each), selected: each === speed }, `${each}/s`)),
+    );
+    let field = images.find((each) => each.path === query.get("image")) ?? images[0];
+    let reel = field ? new mmr.Reel(id, field, env, begin, end) : null;
+    const lens = el(
+      "select",
+      { id: "image", on: { change: () => {
+        field = images.find((each) => each.path === lens.value);
+        reel = new mmr.Reel(id, field, env, begin, end);
+        shown = -1;
+        move(step);
+      } } },
+      images.map((each) => el("option", { value: each.path }, each.path)),
+    );
+
+    draw();
+
+    function draw() {
+      main.replaceChildren(
+        heading(),
+        el(
+          "section",
+          { class: "card c5 stage", "aria-label": "Player" },
+          images.length ? el("div", { class: "screen" }, canvas, wait) : null,
+          el("div", { class: "scrub" }, ticks, slider),
+          el(
+            "div",
+            { class: "transport" },
+            button("|◀", "First step (Home)", () => move(0)),
+            button("◀", "One step back (←)", () => move(step - 1)),
+            play,
+            button("▶", "One step forward (→)", () => move(step + 1)),
+            button("▶|", "Last step (End)", () => move(last)),
+            episode.rewards?.count ? button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1)) : null,
+            time,
+          ),
+          el(
+            "div",
+            { class: "transport" },
+            el("label", { class: "field" }, "Speed", rate),
+            images.length > 1 ? el("label", { class: "field" }, "Image", lens) : null,
+            scale,
+          ),
+          el("h2", {}, "At this step"),
+          values,
+        ),
+        el("section", { class: "card c7", "aria-label": "Curves" }, curveBox),
+      );
+    }
+
+    function heading() {
+      const badge = (text) => el("span", { class: "quick" }, text);
+      let returned = null;
+      if (episode.rewards) {
+        const bad = episode.nonfinite ? `return not finite: ${plural(episode.nonfinite, "reward")}` : "return not known";
+        returned = badge(episode.return == null ? bad : `return ${number(episode.return)}`);
+      }
+      const neighbour = (to, text, label) =>
+        to == null
+          ? el("button", { class: "btn", type: "button", disabled: true, "aria-label": label }, text)
+          : el("a", { class: "btn", href: app.link(`e=${env}:${to}`), "aria-label": label }, text);
+      const previous = mmr.isSaved() ? null : episode.previous;
+      const next = mmr.isSaved() ? null : episode.next;
+      return el(
+        "div",
+        { class: "title" },
+        el("h1", {}, `Episode ${count(episode.number + 1)} of ${count(episode.count)}`),
+        badge(plural(length, "step")),
+        returned,
+        badge(WORDS[episode.kind] ?? episode.kind),
+        el("span", { class: "muted" }, `environment ${env}, positions ${count(begin)} to ${count(end - 1)}, ${ageText()}`),
+        episode.missing_start ? el("span", { class: "tag" }, "its first steps were overwritten") : null,
+        el("span", { class: "grow" }),
+        el(
+          "span",
+          { class: "pair" },
+          neighbour(previous, "← Previous", "← Previous episode (P)"),
+          neighbour(next, "Next →", "Next → episode (N)"),
+        ),
+      );
+    }
+
+    function ageText() {
+      const rateNow = app.states[id]?.rate;
+      const steps = `${plural(episode.age, "step")} ago`;
+      if (!rateNow || app.states[id]?.state !== "live") return steps;
+      const seconds = (episode.age * overview.num_envs) / rateNow;
+      return `${steps}, about ${mmr.ago(seconds)}`;
+    }
+
+    // The playhead.
+
+    let shown = -1;
+    let addressTimer = 0;
+    function move(to, direction = 0) {
+      const target = Math.max(0, Math.min(last, to));
+      const way = direction || Math.sign(target - step) || 1;
+      step = target;
+      slider.value = String(step);
+      time.textContent = `${count(step)} / ${count(last)}`;
+      showFrame(way);
+      showValues();
+      for (const plot of plots) plot.plot?.redraw(false, false);
+      clearTimeout(addressTimer);
+      addressTimer = setTimeout(() => {
+        if (!stopped) history.replaceState(null, "", app.link(`e=${env}:${begin}&t=${step}`));
+      }, 250);
+    }
+
+    function showFrame(direction) {
+      if (!reel) return;
+      const own = reel;
+      const put = (at_, frame) => {
+        mmr.paint(canvas, frame);
+        shown = at_;
+        fit(frame);
+        wait.hidden = at_ === step;
+      };
+      const known = reel.get(step);
+      if (known && shown !== step) put(step, known);
+      else if (!known) {
+        wait.textContent = "reading";
+        wait.hidden = false;
+      }
+      reel.want(step, direction, (at_, frame, error) => {
+        if (stopped || own !== reel) return;
+        if (frame) {
+          if (shown !== at_) put(at_, frame);
+        } else {
+          wait.hidden = false;
+          wait.textContent = error?.status === 410 ? "overwritten" : (error?.message ?? "not there");
+        }
+      });
+    }
+
+    // Whole-number zoom and hard pixels from 1.5 times on, smooth below.
+    let fitted = "";
+    function fit(frame) {
+      const box = canvas.parentElement;
+      const key = [frame.width, frame.height, box.clientWidth, field.path].join();
+      if (key === fitted) return;
+      fitted = key;
+      const ratio = Math.min(box.clientWidth / frame.width, box.clientHeight / frame.height);
+      const zoom = ratio >= 2 ? Math.floor(ratio) : ratio;
+      canvas.style.width = `${frame.width * zoom}px`;
+      canvas.style.height = `${frame.height * zoom}px`;
+      canvas.classList.toggle("crisp", ratio >= 1.5);
+      const { height, width, stack } = field.image;
+      const stacked = stack > 1 ? `, newest of ${stack}` : "";
+      const limits = frame.low == null ? "" : `, ${number(frame.low)} to ${number(frame.high)}`;
+      scale.textContent = `${height} × ${width}${stacked}${limits}`;
+    }
+
+    // Values of the step, read in blocks.
+    const rows = new Map();
+    const reading = new Set();
+    async function showValues() {
+      const position = begin + step;
+      const first = begin + Math.floor(step / VALUES_ROWS) * VALUES_ROWS;
+      if (!rows.has(position) && !reading.has(first)) {
+        reading.add(first);
+        try {
+          const answer = await mmr.json(mmr.path(id, "values", { env: String(env), first: String(first), count: String(VALUES_ROWS) }));
+          answer.flags.forEach((flags, i) => {
+            const row = Object.entries(answer.values).map(([path, columns]) => [path, columns[i]]);
+            rows.set(answer.first + i, Object.fromEntries(row));
+          });
+        } catch (error) {
+          if (!stopped) values.replaceChildren(el("dt", {}, "values"), el("dd", {}, error.message));
+        }
+        reading.delete(first);
+        while (rows.size > 16 * VALUES_ROWS) rows.delete(rows.keys().next().value);
+      }
+      const row = rows.get(begin + step);
+      if (!row || stopped) return;
+      const roleOf = (path) => overview.fields.find((each) => each.path === path)?.role;
+      const rank = (path) => (ORDER.indexOf(roleOf(path)) + 1 || 9);
+      const paths = Object.keys(row).sort((a, b) => rank(a) - rank(b));
+      values.replaceChildren(
+        ...paths.flatMap((path) => [
+          el("dt", {}, mmr.swatch(path), path),
+          el("dd", { "data-value": path }, valueText(row[path])),
+        ]),
+      );
+      const reward = overview.fields.find((each) => each.role === "reward");
+      const spoken = reward && row[reward.path] ? `, reward ${number(row[reward.path][0])}` : "";
+      slider.setAttribute("aria-valuetext", `step ${step} of ${last}${spoken}`);
+    }
+
+    function valueText(components) {
+      const one = (value) => (typeof value === "boolean" ? (value ? "yes" : "no") : value == null ? "not finite" : number(value));
+      if (components.length === 1) return one(components[0]);
+      return `[${components.map(one).join(", ")}${components.length === COMPONENTS ? ", …" : ""}]`;
+    }
+
+    // Playing.
+
+    let before = 0;
+    let owed = 0;
+    function toggle() {
+      playing = !playing;
+      play.textContent = playing ? "❚❚ Pause" : "▶ Play";
+      if (!playing) return;
+      if (step === last) move(0);
+      before = performance.now();
+      owed = 0;
+      requestAnimationFrame(run);
+    }
+    function run(now) {
+      if (!playing || stopped) return;
+      owed += ((now - before) * speed) / 1000;
+      before = now;
+      const whole = Math.floor(owed);
+      // A frame that is still being read is waited for, up to a second.
+      if (whole && (!reel || reel.get(step) || owed > speed)) {
+        owed -= whole;
+        move(step + whole, 1);
+        if (step === last) {
+          toggle();
+          return;
+        }
+      }
+      requestAnimationFrame(run);
+    }
+
+    function toReward(way) {
+      const steps = episode.rewards?.at ?? [];
+      const to = way > 0 ? steps.find((each) => each > step) : steps.findLast((each) => each < step);
+      if (to != null) move(to);
+    }
+
+    function drawTicks() {
+      const width = ticks.clientWidth || 300;
+      ticks.width = width * devicePixelRatio;
+      ticks.height = 12 * devicePixelRatio;
+      const context = ticks.getContext("2d");
+      context.scale(devicePixelRatio, devicePixelRatio);
+      context.fillStyle = token("s0");
+      context.globalAlpha = 0.8;
+      const { rewards } = episode;
+      if (!rewards || rewards.count > length * 0.8) return;
+      rewards.at.forEach((each, i) => {
+        const left = (each / Math.max(1, last)) * (width - 16) + 8;
+        context.fillRect(left - 1, rewards.values[i] > 0 ? 0 : 6, 2, 6);
+      });
+    }
+
+    slider.addEventListener("input", () => move(Number(slider.value)));
+
+    // Curves.
+
+    // The playhead over each chart; a click moves it, a double click shows all.
+    const playhead = {
+      hooks: {
+        draw: (plot) => {
+          const x = plot.valToPos(step, "x", true);
+          const { left, top, width, height } = plot.bbox;
+          if (x < left || x > left + width) return;
+          const { ctx } = plot;
+          ctx.save();
+          ctx.strokeStyle = token("playhead");
+          ctx.lineWidth = 2 * devicePixelRatio;
+          ctx.beginPath();
+          ctx.moveTo(x, top);
+          ctx.lineTo(x, top + height);
+          ctx.stroke();
+          ctx.restore();
+        },
+        ready: (plot) => {
+          let from = 0;
+          plot.over.addEventListener("pointerdown", (event) => (from = event.clientX));
+          plot.over.addEventListener("click", (event) => {
+            if (Math.abs(event.clientX - from) < 4) move(Math.round(plot.posToVal(plot.cursor.left, "x")));
+          });
+          plot.over.addEventListener("dblclick", () => zoom(0, last));
+        },
+      },
+    };
+
+    let zoomTimer = 0;
+    function zoom(low, high) {
+      const first = Math.max(0, Math.floor(low));
+      view = [first, Math.max(1, Math.min(last, Math.max(Math.ceil(high), first + 2)))];
+      clearTimeout(zoomTimer);
+      zoomTimer = setTimeout(() => {
+        for (const curve of curves) curve.load();
+      }, 60);
+      for (const { plot } of plots) plot?.setScale("x", { min: view[0], max: view[1] });
+    }
+
+    async function addCurve(each) {
+      const integer = /^(u?int|bool)/.test(each.dtype);
+      const sticks = each.role === "reward";
+      const legend = el("div", { class: "legend" });
+      const box = el("div");
+      const remark = el("span", { class: "muted" });
+      const hidden = new Set();
+      const pager = el("span", { class: "pair" });
+      curveBox.append(
+        el(
+          "div",
+          { class: "curve", "data-curve": each.path },
+          el("header", {}, el("h3", {}, each.path), remark, pager, el("span", { class: "grow" }), legend),
+          box,
+        ),
+      );
+      let data = null;
+      let plot = null;
+      const curve = { from: 0, load };
+      curves.push(curve);
+
+      async function load() {
+        try {
+          await read();
+        } catch (error) {
+          remark.textContent = error.message;
+        }
+      }
+
+      async function read() {
+        const saved = mmr.isSaved();
+        const buckets = saved
+          ? app.settings.buckets
+          : Math.max(64, Math.min(4096, Math.round(2 * (box.clientWidth || 600))));
+        const [first, stop] = saved ? [begin, end] : [begin + view[0], Math.min(end, begin + view[1] + 1)];
+        const answer = await mmr.binary(
+          mmr.path(id, "curve", {
+            env: String(env), field: each.path, first: String(first), stop: String(stop),
+            buckets: String(buckets), c0: String(curve.from), c1: String(curve.from + COMPONENTS),
+          }),
+        );
+        if (stopped) return;
+        const { head } = answer;
+        const number_ = head.buckets;
+        const steps = head.stop - head.first;
+        const plain = number_ === steps;
+        const part = (k) => new Float32Array(answer.body, answer.start + 4 * k * number_ * head.components, number_ * head.components);
+        const [lowest, highest, mean] = [part(0), part(1), part(2)];
+        const x = Array.from({ length: number_ }, (_, i) => head.first - begin + Math.floor((i * steps) / number_));
+        const column = (source, c) =>
+          Array.from(source.subarray(c * number_, (c + 1) * number_), (value) => (Number.isNaN(value) ? null : value));
+        const all = (source) => Array.from({ length: head.components }, (_, c) => column(source, c));
+        const same = data && data.count === head.components && data.names[0] === head.names[0] && data.plain === plain;
+        data = {
+          x, columns: [...all(mean), ...all(highest), ...all(lowest)],
+          names: head.names, count: head.components, plain,
+        };
+        const remarks = [
+          head.nonfinite ? `${plural(head.nonfinite, "value")} not finite, drawn as gaps` : "",
+          plain ? "" : `${integer || sticks ? "" : "mean, "}lowest and highest of every ${count(Math.ceil(steps / number_))} steps`,
+        ];
+        remark.textContent = remarks.filter(Boolean).join("; ");
+        drawPager(head.all);
+        if (same) {
+          plot.plot.setData([data.x, ...data.columns], false);
+          plot.plot.setScale("x", { min: view[0], max: view[1] });
+        } else make();
+      }
+
+      function drawPager(all) {
+        if (all <= COMPONENTS) return;
+        const to = (from) => () => {
+          curve.from = from;
+          hidden.clear();
+          load();
+        };
+        const back = button("‹", `Components before of ${each.path}`, to(Math.max(0, curve.from - COMPONENTS)), "btn small");
+        const on = button("›", `Components after of ${each.path}`, to(curve.from + COMPONENTS), "btn small");
+        back.disabled = curve.from === 0;
+        on.disabled = curve.from + COMPONENTS >= all;
+        const stop = Math.min(all, curve.from + COMPONENTS);
+        pager.replaceChildren(back, el("span", { class: "muted" }, `${curve.from} to ${stop - 1} of ${count(all)}`), on);
+      }
+
+      function make() {
+        drawLegend();
+        if (plot) {
+          plots.splice(plots.indexOf(plot), 1);
+          plot.plot.destroy();
+          box.replaceChildren();
+        }
+        const inner = el("div");
+        box.replaceChildren(inner);
+        plot = mmr.chart(inner, sticks ? 110 : 140, options, `${each.path} over the steps of the episode`);
+        plots.push(plot);
+        mmr.dropCharts();
+      }
+
+      function drawLegend() {
+        if (data.count < 2) {
+          legend.replaceChildren();
+          return;
+        }
+        legend.replaceChildren(
+          ...data.names.map((name, i) => {
+            const key = el(
+              "button",
+              { class: "key", type: "button", "aria-pressed": "true", "aria-label": `Show ${name}`, on: { click: () => {
+                const show = hidden.has(i);
+                if (show) hidden.delete(i);
+                else hidden.add(i);
+                key.setAttribute("aria-pressed", String(show));
+                for (const k of [0, 1, 2]) plot.plot.setSeries(k * data.count + i + 1, { show });
+              } } },
+              mmr.swatch(each.path, i),
+              name.slice(each.path.length),
+            );
+            return key;
+          }),
+        );
+      }
+
+      // The mean is a line (steps for whole numbers), lowest and highest are a band.
+      function options() {
+        const n = data.count;
+        const series = data.columns.map((_, j) => {
+          const i = j % n;
+          const { colour, dash } = mmr.series(each.path, i);
+          const show = !hidden.has(i);
+          if (j >= n) {
+            if (sticks) {
+              const paths = uPlot.paths.bars({ size: [0.9, 4] });
+              return { stroke: colour, fill: colour, width: 0, points: { show: false }, paths, show };
+            }
+            return { width: 0, stroke: "transparent", points: { show: false }, show };
+          }
+          if (sticks) return { show, stroke: "transparent", width: 0, points: { show: false } };
+          const width = integer && !data.plain ? 0 : 1.5;
+          const paths = integer && data.plain ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
+          return { stroke: colour, dash, width, points: { show: false }, spanGaps: false, show, ...paths };
+        });
+        const band = (i) => ({ series: [n + i + 1, 2 * n + i + 1], fill: `${mmr.series(each.path, i).colour}38` });
+        const range = (plot_, low, high) => {
+          if (low == null) return [0, 1];
+          const [from, to] = mmr.limitsOf([low, high]);
+          return sticks ? [Math.min(0, from), Math.max(0, to)] : [from, to];
+        };
+        return {
+          data: [data.x, ...data.columns],
+          options: {
+            scales: { x: { time: false, range: () => view }, y: { range } },
+            axes: [mmr.axis({ size: 24, values: mmr.labels }), mmr.axis({ size: 52, values: mmr.labels, space: 22 })],
+            bands: sticks ? [] : Array.from({ length: n }, (_, i) => band(i)),
+            series: [{}, ...series],
+            cursor: {
+              sync: { key: "episode", setSeries: false },
+              y: false,
+              drag: { x: true, y: false, setScale: false },
+              points: { show: false },
+            },
+            select: { show: true },
+            hooks: {
+              setSelect: [
+                (plot_) => {
+                  const { left, width } = plot_.select;
+                  if (width <= 4) return;
+                  zoom(plot_.posToVal(left, "x"), plot_.posToVal(left + width, "x"));
+                  plot_.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+                },
+              ],
+            },
+            plugins: [playhead, mmr.tip(tipText, { "data-tip": each.path })],
+          },
+        };
+      }
+
+      function tipText(plot_, i) {
+        const values_ = data.columns
+          .slice(0, data.count)
+          .filter((_, k) => !hidden.has(k))
+          .map((column) => (column[i] == null ? "gap" : number(column[i])));
+        return `${count(data.x[i])}: ${values_.join("  ")}`;
+      }
+
+      await load();
+    }
+
+    // Keys.
+
+    app.keys = (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const onButton = ["BUTTON", "A", "SUMMARY"].includes(event.target.tagName);
+      if (way) move(step + way * (event.shiftKey ? 10 : 1));
+      else if (event.key === "Home") move(0);
+      else if (event.key === "End") move(last);
+      else if (event.key === " " && !onButton) toggle();
+      else if (event.key === "r") toReward(1);
+      else if (event.key === "R") toReward(-1);
+      else if (event.key === "e") move(last);
+      else if (event.key === "n" && episode.next != null) location.hash = app.link(`e=${env}:${episode.next}`);
+      else if (event.key === "p" && episode.previous != null) location.hash = app.link(`e=${env}:${episode.previous}`);
+      else if (event.key === "+" || event.key === "-") {
+        const to = SPEEDS.indexOf(speed) + (event.key === "+" ? 1 : -1);
+        speed = SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, to))];
+        rate.value = String(speed);
+      } else if (event.key === "z") zoom(0, last);
+      else return false;
+      return true;
+    };
+    app.leave = () => {
+      stopped = true;
+      playing = false;
+      clearTimeout(addressTimer);
+    };
+    app.onstate = null;
+    // For tests that measure how fast frames are shown.
+    app.player = { move, shown: () => shown };
+
+    move(step);
+    drawTicks();
+    const rank = (each) => ["reward", "action", "observation"].indexOf(each.role) + 1 || 9;
+    const drawable = overview.fields
+      .filter((each) => !each.image && each.nbytes <= MAX_CURVE_NBYTES && !["terminated", "truncated"].includes(each.role))
+      .sort((a, b) => rank(a) - rank(b));
+    for (const each of drawable.slice(0, MAX_CURVES)) {
+      if (stopped) return;
+      await addCurve(each);
+    }
+    if (!drawable.length) curveBox.append(mmr.nothing("No field can be drawn as a curve."));
+    else if (drawable.length > MAX_CURVES) {
+      curveBox.append(mmr.nothing(`${count(drawable.length - MAX_CURVES)} more fields are not drawn.`));
+    }
+  };
+})();

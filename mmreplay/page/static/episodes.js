@@ -1,0 +1,376 @@
+"use strict";
+// The table of episodes: a histogram to brush, filters, sorting, frames, check boxes.
+(() => {
+  const { el, count, number, short, plural } = mmr;
+  const ROW_HEIGHT = 52;
+  const TALLEST = 8_000_000; // Chromium has no taller elements: positions are scaled above.
+  const PAGE_ROWS = 100;
+  const MAX_ENVS = 512;
+  const KINDS = ["terminated", "truncated", "both", "broken off", "running"];
+
+  // Ranges of rows that are selected, by buffer: "env:begin" to [env, first, stop].
+  const selections = new Map();
+  const selectionOf = (id) => {
+    if (!selections.has(id)) selections.set(id, new Map());
+    return selections.get(id);
+  };
+
+  // A saved page holds few episodes: they are sorted and filtered here.
+  function savedTable(table, query) {
+    const [low, high] = (query.ret ?? query.len ?? "-Infinity,Infinity").split(",").map(Number);
+    const column = query.ret ? 3 : query.len ? 2 : null;
+    const rows = table.rows.filter((row) => {
+      if (query.env && row[0] !== Number(query.env)) return false;
+      if (query.end && row[4] !== query.end) return false;
+      if (query.whole && (row[5] || ["running", "broken off"].includes(row[4]))) return false;
+      return column == null || (row[column] >= low && row[column] <= high);
+    });
+    const by = { env: 0, begin: 1, length: 2, return: 3, age: 6 }[query.sort];
+    const sign = query.desc === "1" ? -1 : 1;
+    const known = (value) => value ?? -sign * Infinity;
+    rows.sort((a, b) => sign * (known(a[by]) - known(b[by])) || 0);
+    return { ...table, rows, total: rows.length };
+  }
+
+  async function readPage(id, query, number_) {
+    if (mmr.isSaved()) {
+      const table = savedTable(await mmr.json(`/api/b/${id}/episodes`), query);
+      const first = number_ * PAGE_ROWS;
+      return { ...table, rows: table.rows.slice(first, first + PAGE_ROWS) };
+    }
+    const paging = { offset: number_ * PAGE_ROWS, limit: PAGE_ROWS };
+    return mmr.json(mmr.path(id, "episodes", { ...query, ...paging }));
+  }
+
+  mmr.screens.episodes = async (main) => {
+    const app = mmr.app;
+    const id = app.id;
+    const overview = await app.overview(id);
+    const image = overview.fields.find((f) => f.image && f.role === "observation")
+      ?? overview.fields.find((f) => f.image);
+    const query = { sort: "age", desc: "0", hist: "return" };
+    const selected = selectionOf(id);
+    const pages = new Map();
+    const drawn = new Map();
+    let total = 0;
+    let all = 0;
+    let stopped = false;
+
+    const narrow = innerWidth < 640;
+    const columns = [
+      [null, el("span", { class: "off" }, "Select"), ""],
+      ["begin", narrow ? "Env : pos" : "Env : position", ""],
+      ["length", "Length", "num"],
+      ["return", "Return", "num"],
+      [null, "End", ""],
+      ["age", "Steps since", "num wide"],
+      ...(image ? [[null, "First, middle, last", "pictures"]] : []),
+    ];
+    const plain = image ? "" : " plain";
+    const note = el("span", { class: "note", role: "status" });
+    const space = el("div", { class: "space", role: "presentation" });
+    const list = el("div", { class: "list", role: "rowgroup", tabindex: "0", "aria-label": "Episodes" }, space);
+    const head = el("div", { class: `ehead${plain}`, role: "row", "aria-rowindex": "1" });
+    const table = el("div", { role: "table", "aria-label": "Episodes" }, el("div", { role: "rowgroup" }, head), list);
+    const histogramBox = el("div");
+    const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
+
+    const option = (value, text) => el("option", { value }, text);
+    const measure = el(
+      "select",
+      { id: "measure", on: { change: () => change({ hist: measure.value, len: null, ret: null }) } },
+      option("return", "returns"),
+      option("length", "lengths"),
+    );
+    const env = el(
+      "select",
+      { id: "env", on: { change: () => change({ env: env.value || null }) } },
+      option("", "all"),
+      Array.from({ length: Math.min(overview.num_envs, MAX_ENVS) }, (_, i) => option(String(i), String(i))),
+    );
+    const end = el(
+      "select",
+      { id: "end", on: { change: () => change({ end: end.value || null }) } },
+      option("", "any"),
+      KINDS.map((kind) => option(kind, kind)),
+    );
+    const whole = el(
+      "button",
+      { class: "btn", type: "button", "aria-pressed": "false", on: { click: () => {
+        const on = whole.getAttribute("aria-pressed") !== "true";
+        whole.setAttribute("aria-pressed", String(on));
+        change({ whole: on ? "1" : null });
+      } } },
+      "Whole ones only",
+    );
+    const range = el("button", {
+      class: "btn", type: "button", hidden: true,
+      on: { click: () => change({ len: null, ret: null }) },
+    });
+
+    main.replaceChildren(
+      el("div", { class: "title" }, el("h1", {}, "Episodes"), note),
+      el(
+        "section",
+        { class: "card", "aria-label": "Filters" },
+        el(
+          "div",
+          { class: "filters" },
+          el("label", { class: "field" }, "Histogram of", measure),
+          el("label", { class: "field" }, "Environment", env),
+          el("label", { class: "field" }, "End", end),
+          whole,
+          range,
+          el("span", { class: "grow" }),
+          el("span", { class: "muted desk" }, "Drag over the bars to keep a range"),
+        ),
+        histogramBox,
+      ),
+      el("section", { class: "card", "aria-label": "Table" }, table),
+      exportBox,
+    );
+
+    function change(changes) {
+      for (const [name, value] of Object.entries(changes)) {
+        if (value == null) delete query[name];
+        else query[name] = value;
+      }
+      load();
+    }
+
+    function drawHead() {
+      head.replaceChildren(
+        ...columns.map(([key, text, className]) => {
+          const sorted = key === query.sort;
+          const direction = query.desc === "1" ? "descending" : "ascending";
+          const cell = { class: className, role: "columnheader" };
+          if (sorted) cell["aria-sort"] = direction;
+          if (!key) return el("span", cell, text);
+          const sort = () => {
+            const first = key === "length" || key === "return" ? "1" : "0";
+            change({ sort: key, desc: sorted ? (query.desc === "1" ? "0" : "1") : first });
+          };
+          const arrow = sorted ? (query.desc === "1" ? " ↓" : " ↑") : "";
+          return el("span", cell, el("button", { type: "button", on: { click: sort } }, text, arrow));
+        }),
+      );
+    }
+
+    function page(number_) {
+      if (!pages.has(number_)) pages.set(number_, readPage(id, query, number_));
+      return pages.get(number_);
+    }
+
+    async function load(stay = false) {
+      pages.clear();
+      drawHead();
+      if (!stay) list.scrollTop = 0;
+      const table_ = await page(0);
+      if (stopped) return;
+      for (const { node } of drawn.values()) node.remove();
+      drawn.clear();
+      space.replaceChildren();
+      total = table_.total;
+      all = table_.all;
+      note.textContent = noteOf(table_);
+      space.style.height = `${Math.min(total * ROW_HEIGHT, TALLEST)}px`;
+      table.setAttribute("aria-rowcount", String(total + 1));
+      drawRange();
+      drawHistogram(table_);
+      if (!total) {
+        const text = all ? "No episode fits these filters." : "No episode yet: one is listed as soon as its first step is added.";
+        space.replaceChildren(el("p", { class: "empty", role: "row" }, el("span", { role: "cell" }, text)));
+      }
+      await draw();
+      if (table_.done < 1) setTimeout(() => stopped || load(true), 2000);
+    }
+
+    function noteOf(table_) {
+      const shown = total === all ? count(all) : `${count(total)} of ${count(all)}`;
+      const saved = mmr.isSaved() ? ", the saved ones" : "";
+      if (table_.done >= 1) return shown + saved;
+      return `${shown}; returns are being read: ${Math.floor(100 * table_.done)} %`;
+    }
+
+    function drawRange() {
+      const limits = query.ret ?? query.len;
+      range.hidden = !limits;
+      if (!limits) return;
+      const [low, high] = limits.split(",").map(Number);
+      const text = `${query.ret ? "Return" : "Length"} ${number(low)} to ${number(high)}`;
+      range.textContent = `${text} ✕`;
+      range.setAttribute("aria-label", `Remove the filter ${text}`);
+    }
+
+    function drawHistogram({ histogram }) {
+      const box = el("div");
+      histogramBox.replaceChildren(box);
+      if (!histogram.counts.length) return;
+      mmr.bars(box, 96, {
+        ...histogram,
+        colour: "s0",
+        label: `Histogram of episode ${query.hist}s`,
+        brush: mmr.isSaved() ? null : (low, high) => {
+          const name = query.hist === "return" ? "ret" : "len";
+          setTimeout(() => change({ [name]: `${low},${high}` }));
+        },
+      });
+    }
+
+    // Only rows in view are in the page; those that stay keep their element, and so the
+    // focus.
+    let drawing = false;
+    let again = false;
+    async function draw() {
+      if (drawing) {
+        again = true;
+        return;
+      }
+      drawing = true;
+      try {
+        if (total) await drawRows();
+      } finally {
+        drawing = false;
+      }
+      if (again && !stopped) {
+        again = false;
+        await draw();
+      }
+    }
+
+    // Of the row at the top of the view: rows, as a fraction.
+    function scale() {
+      const full = total * ROW_HEIGHT;
+      const tall = Math.min(full, TALLEST);
+      const height = list.clientHeight;
+      return tall > height ? (full - height) / (tall - height) : 1;
+    }
+
+    async function drawRows() {
+      const top = list.scrollTop * scale();
+      const first = Math.max(0, Math.floor(top / ROW_HEIGHT) - 2);
+      const stop = Math.min(total, first + Math.ceil(list.clientHeight / ROW_HEIGHT) + 5);
+      const rows = [];
+      for (let n = Math.floor(first / PAGE_ROWS); n <= Math.floor((stop - 1) / PAGE_ROWS); n++) {
+        const { rows: some } = await page(n);
+        some.forEach((row, i) => {
+          const at = n * PAGE_ROWS + i;
+          if (at >= first && at < stop) rows.push([at, row]);
+        });
+      }
+      if (stopped) return;
+      const wanted = new Map(rows);
+      for (const [at, { node }] of drawn) {
+        if (wanted.has(at)) continue;
+        node.remove();
+        drawn.delete(at);
+      }
+      for (const [at, row] of rows) {
+        const y = `${list.scrollTop + (at * ROW_HEIGHT - top)}px`;
+        const old = drawn.get(at);
+        if (old) old.node.style.top = y;
+        else {
+          const node = rowElement(at, row, y);
+          drawn.set(at, { node, row });
+          space.append(node);
+        }
+      }
+    }
+
+    function rowElement(at, row, y) {
+      const [envId, begin, length, value, kind, missingStart, age] = row;
+      const key = `${envId}:${begin}`;
+      const name = `${envId} : ${count(begin)}`;
+      const box = el("input", {
+        type: "checkbox", checked: selected.has(key), tabIndex: -1,
+        "aria-label": `Select episode ${name}`,
+        on: {
+          change: () => {
+            if (box.checked) selected.set(key, [envId, begin, row[7] ?? begin + length]);
+            else selected.delete(key);
+            drawExport();
+          },
+        },
+      });
+      const link = el("a", { href: app.link(`e=${key}`), class: "mono", tabIndex: -1 }, name);
+      const cells = [
+        ["pick-row", box],
+        ["", link],
+        ["num", (missingStart ? "≥ " : "") + count(length)],
+        ["num", number(value)],
+        ["", el("span", { class: "tag" }, missingStart ? `${kind}, no start` : kind)],
+        ["num wide muted", count(age)],
+      ];
+      const node = el(
+        "div",
+        { class: `erow${plain}`, role: "row", "aria-rowindex": String(at + 2), css: { top: y }, "data-row": String(at) },
+        cells.map(([className, content]) => el("span", { class: className, role: "cell" }, content)),
+      );
+      if (image) {
+        const positions = [begin, begin + (length >> 1), begin + length - 1];
+        const thumbs = positions.map((position) => mmr.thumb(id, image.path, envId, position, begin));
+        node.append(el("span", { class: "thumbs", role: "cell" }, thumbs));
+      }
+      return node;
+    }
+
+    // The table is one tab stop: arrows move, Enter opens, S selects.
+    let current = 0;
+    async function moveTo(at) {
+      current = Math.max(0, Math.min(total - 1, at));
+      const top = list.scrollTop * scale();
+      const y = current * ROW_HEIGHT;
+      if (y < top) list.scrollTop = y / scale();
+      else if (y + ROW_HEIGHT > top + list.clientHeight) {
+        list.scrollTop = (y + ROW_HEIGHT - list.clientHeight) / scale();
+      }
+      await draw();
+      const link = drawn.get(current)?.node.querySelector("a");
+      link?.focus({ preventScroll: true });
+    }
+    list.addEventListener("keydown", (event) => {
+      const rows = Math.max(1, Math.floor(list.clientHeight / ROW_HEIGHT) - 1);
+      const row = event.target.closest?.(".erow");
+      if (row) current = Number(row.dataset.row);
+      const steps = { ArrowDown: row ? 1 : 0, ArrowUp: -1, PageDown: rows, PageUp: -rows };
+      if (event.key in steps) moveTo(current + steps[event.key]);
+      else if (event.key === "Home") moveTo(0);
+      else if (event.key === "End") moveTo(total - 1);
+      else if (event.key === "Enter" && !row) moveTo(current).then(() => drawn.get(current)?.node.querySelector("a").click());
+      else if (event.key.toLowerCase() === "s") drawn.get(current)?.node.querySelector("input").click();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    list.addEventListener("scroll", () => draw(), { passive: true });
+
+    // What is selected as a file, and the command that takes it.
+    function drawExport() {
+      exportBox.hidden = !selected.size;
+      if (!selected.size) return;
+      const rows = [...selected.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+      const value = { format: "mmreplay selection", version: 1, uuid: overview.storage.uuid, rows };
+      const blob = new Blob([JSON.stringify(value)], { type: "application/json" });
+      const name = "selection.json";
+      const steps = rows.reduce((sum, [, first, stop]) => sum + stop - first, 0);
+      const save = el("a", { class: "btn main", download: name, href: URL.createObjectURL(blob) }, `Save ${name}`);
+      const clear = mmr.button("Clear", "Clear the selection", () => {
+        selected.clear();
+        for (const { node } of drawn.values()) node.querySelector("input").checked = false;
+        drawExport();
+      });
+      const command = `mmreplay convert ${overview.storage.path} selected.npz --select ${name}`;
+      exportBox.replaceChildren(
+        el("header", {}, el("h2", {}, `${plural(selected.size, "episode")} selected`), el("span", { class: "note" }, plural(steps, "row"))),
+        el("div", { class: "filters" }, save, clear, el("code", { class: "cmd" }, command)),
+      );
+    }
+
+    app.leave = () => {
+      stopped = true;
+    };
+    app.onstate = null;
+    drawExport();
+    await load();
+  };
+})();

@@ -1,0 +1,460 @@
+"use strict";
+// The first screen: figures, what stands out, returns; then everything else.
+(() => {
+  const { el, card, count, number, short, size, share, plural, nothing, pairs } = mmr;
+  const MARKS = { problem: ["!", "Problem"], look: ["?", "Look"], fine: ["✓", "Fine"] };
+  const REFRESH_MS = 2000;
+  const HEIGHT = 170;
+
+  mmr.screens.overview = async (main, query) => {
+    const app = mmr.app;
+    const id = app.id;
+    const overview = await app.overview(id);
+    if (app.id !== id) return;
+    draw(main, overview);
+    follow(main, id);
+  };
+
+  // A new look at most every 2 s while the buffer grows.
+  function follow(main, id) {
+    const app = mmr.app;
+    let version = app.states[id]?.version;
+    let waiting = false;
+    app.onstate = (state) => {
+      if (!state || state.version === version || waiting) return;
+      waiting = true;
+      setTimeout(async () => {
+        waiting = false;
+        if (!app.onstate || app.id !== id || document.visibilityState !== "visible") return;
+        version = app.states[id]?.version;
+        try {
+          const overview = await app.overview(id, true);
+          if (!app.onstate || app.id !== id || main.contains(document.querySelector("details:focus-within"))) return;
+          const focused = document.activeElement?.id;
+          const { scrollY } = window;
+          draw(main, overview);
+          mmr.dropCharts();
+          scrollTo(0, scrollY);
+          if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+        } catch {
+          // The state says why.
+        }
+      }, REFRESH_MS);
+    };
+  }
+
+  function draw(main, overview) {
+    const state = mmr.app.states[mmr.app.id] ?? {};
+    if (!overview.rows) {
+      main.replaceChildren(...banners(state), empty(overview, state), fields(overview), storage(overview));
+      return;
+    }
+    // Charts are drawn once their boxes are in the page and have a width.
+    const later = [];
+    const checks = findings(overview);
+    const returns = episodeReturns(overview, later, checks);
+    const narrow = isScalarAction(overview);
+    const third = narrow ? "c3" : "c4";
+    main.replaceChildren(
+      ...banners(state),
+      title(overview),
+      figures(overview),
+      checks,
+      returns,
+      episodeLengths(overview, third, later),
+      ends(overview, third),
+      rewards(overview, third, later),
+      actions(overview, narrow ? "c3" : "", later),
+      ...priorities(overview, later),
+      fields(overview),
+      storage(overview),
+    );
+    for (const drawChart of later) drawChart();
+  }
+
+  function banners(state) {
+    if (state.state !== "removed") return [];
+    const text = "The folder was removed; what is shown is the last state.";
+    return [el("div", { class: "banner", role: "status" }, text)];
+  }
+
+  function empty(overview, state) {
+    const live = state.state === "live";
+    const sentence = live
+      ? "A writer has this buffer open. The page fills as soon as it adds a step."
+      : "Nothing was added to this buffer so far, and no writer has it open.";
+    const envs = plural(overview.num_envs, "environment");
+    return el(
+      "div",
+      { class: "card empty" },
+      el("h1", {}, "No step yet"),
+      el("p", {}, sentence),
+      el("p", {}, `Capacity: ${count(overview.capacity)} rows in each of ${envs}.`),
+    );
+  }
+
+  function title(overview) {
+    const { storage: facts, num_envs: envs } = overview;
+    return el(
+      "div",
+      { class: "title" },
+      el("h1", {}, mmr.app.states[mmr.app.id]?.name ?? facts.path),
+      el(
+        "span",
+        { class: "muted" },
+        `${plural(envs, "environment")}, ${facts.layout}, autoreset ${facts.autoreset}`,
+      ),
+    );
+  }
+
+  function figures(overview) {
+    const { returns, lengths, ends: kinds, storage: facts } = overview;
+    const values = returns.y.filter((value) => value != null);
+    const quarter = Math.max(1, Math.ceil(values.length / 4));
+    const newest = values.slice(-quarter);
+    const oldest = values.slice(0, quarter);
+    const capacity = overview.capacity * overview.num_envs;
+    const laps = overview.laps > 1.01;
+    const returnNote = values.length >= 8
+      ? `newest quarter; oldest ${number(+mmr.mean(oldest).toPrecision(3))}`
+      : values.length
+        ? `mean of ${plural(values.length, "episode")}`
+        : "no whole episode yet";
+    const rows = [
+      [
+        "Steps", short(overview.steps), "steps",
+        laps
+          ? `newest of ${short(overview.written)}, ${overview.laps.toFixed(1)} laps`
+          : `of ${short(capacity)} rows, ${share(overview.rows / capacity)} full`,
+      ],
+      ["Episodes", short(overview.episodes.count), "episodes", `${count(kinds.running)} unfinished`],
+      ["Mean return", values.length ? number(+mmr.mean(newest).toPrecision(4)) : "–", "return", returnNote],
+      [
+        "Mean length",
+        lengths.y.length ? number(+mmr.mean(lengths.y.slice(-quarter)).toPrecision(4)) : "–",
+        "length",
+        values.length >= 8 ? "newest quarter" : "steps",
+      ],
+      facts.disk
+        ? ["On disk", size(facts.disk.allocated), "disk", `${facts.engine}${facts.codec ? `, ${facts.codec}` : ""}`]
+        : ["On disk", "–", "disk", facts.engine],
+      facts.commit?.time
+        ? [
+            "Last commit",
+            `${mmr.ago(Date.now() / 1000 - facts.commit.time)} ago`,
+            "commit",
+            facts.commit.behind > 0 ? `${count(facts.commit.behind)} rows since` : "nothing since",
+          ]
+        : ["Last commit", "none yet", "commit", ""],
+    ];
+    return el(
+      "dl",
+      { class: "facts", "aria-label": "In short" },
+      rows.map(([name, value, key, note]) =>
+        el("div", {}, el("dt", {}, name), el("dd", { "data-fact": key }, value, el("small", {}, note))),
+      ),
+    );
+  }
+
+  function mark(level) {
+    const [letter, word] = MARKS[level];
+    return el("span", { class: `mark ${level}`, role: "img", "aria-label": word }, letter);
+  }
+
+  function findings(overview) {
+    const found = overview.checks.filter((check) => check.level !== "fine");
+    const fine = overview.checks.filter((check) => check.level === "fine");
+    const item = (check) =>
+      el(
+        "li",
+        { "data-check": check.id },
+        mark(check.level),
+        el("b", {}, check.title),
+        el("p", {}, check.text),
+        el(
+          "a",
+          {
+            href: mmr.app.link("overview"),
+            "aria-label": `Show: ${check.title}`,
+            on: {
+              click: (event) => {
+                event.preventDefault();
+                jump(check.to);
+              },
+            },
+          },
+          "Show",
+        ),
+      );
+    const calm = (check) =>
+      el("li", { "data-check": check.id }, mark("fine"), el("span", {}, el("b", {}, check.title), " ", el("span", { class: "muted" }, check.text)));
+    const sample = overview.sample;
+    const note = plural(overview.checks.length, "check")
+      + (sample.whole ? "" : `, from a sample of ${count(sample.rows)} rows`);
+    return card(
+      "c5",
+      "What stands out",
+      note,
+      found.length
+        ? el("ul", { class: "checks" }, found.map(item))
+        : el("p", { class: "calmest" }, mark("fine"), el("b", {}, "Nothing stands out.")),
+      fine.length
+        ? el(
+            "details",
+            { open: found.length < 3 },
+            el("summary", { id: "fine" }, `${plural(fine.length, "check")} without a finding`),
+            el("ul", { class: "checks calm" }, fine.map(calm)),
+          )
+        : null,
+    );
+  }
+
+  function jump(to) {
+    if (to === "episodes") {
+      location.hash = mmr.app.link("episodes");
+      return;
+    }
+    const target = document.getElementById(to);
+    if (!target) return;
+    target.scrollIntoView({ behavior: mmr.calm() ? "auto" : "smooth", block: "center" });
+    target.setAttribute("tabindex", "-1");
+    target.focus({ preventScroll: true });
+  }
+
+  const openEpisode = (series) => (i) => {
+    location.hash = mmr.app.link(`e=${series.env_ids[i]}:${series.begin[i]}`);
+  };
+
+  function legend(window) {
+    const dot = el("span", { class: "swatch dot", css: { background: "var(--s0)" } });
+    const line = el("span", { class: "swatch", css: { "border-color": "var(--text)" } });
+    return el(
+      "div",
+      { class: "legend" },
+      el("span", { class: "key" }, dot, "one episode"),
+      window > 1 ? el("span", { class: "key" }, line, `mean of ${count(window)}`) : null,
+    );
+  }
+
+  function episodeReturns(overview, later, checks) {
+    const { returns } = overview;
+    const known = returns.y.some((value) => value != null);
+    const box = el("div");
+    const left = returns.total - returns.count;
+    let note = plural(returns.count, "episode");
+    if (left > 0 && returns.total > 20000) {
+      note = `newest ${count(returns.count)} of ${short(returns.total)} episodes`;
+    } else if (left > 0) {
+      note = `${plural(returns.count, "whole episode")}; ${count(left)} not whole`;
+    }
+    if (known) {
+      later.push(() => {
+        const height = innerWidth < 1000 ? 220 : Math.max(240, Math.min(560, checks.clientHeight - 76));
+        mmr.scatter(box, height, {
+          x: returns.x, y: returns.y, mean: returns.mean, unit: "return",
+          label: `Returns of ${plural(returns.count, "episode")}, mean ${number(returns.average)}`,
+          xlabel: "position of the episode's end",
+          pick: openEpisode(returns),
+        });
+      });
+    }
+    return el(
+      "section",
+      { class: "card c7", id: "returns" },
+      el(
+        "header",
+        {},
+        el("h2", {}, "Episode returns"),
+        el("span", { class: "note" }, note),
+        el("span", { class: "grow" }),
+        known ? legend(returns.window) : null,
+      ),
+      known ? box : nothing("No episode has ended yet, or there is no scalar reward."),
+    );
+  }
+
+  function section(className, id, name, note, ...children) {
+    const it = card(className, name, note, ...children);
+    it.id = id;
+    return it;
+  }
+
+  function episodeLengths(overview, className, later) {
+    const { lengths } = overview;
+    const box = el("div");
+    if (lengths.y.length) {
+      later.push(() =>
+        mmr.scatter(box, 190, {
+          x: lengths.x, y: lengths.y, mean: lengths.mean, unit: "length", colour: "s2",
+          label: `Lengths of ${plural(lengths.y.length, "episode")}, mean ${number(lengths.average)}`,
+          pick: openEpisode(lengths),
+        }),
+      );
+    }
+    const content = lengths.y.length ? box : nothing("No episode has ended yet.");
+    return section(className, "lengths", "Episode lengths", "steps", content);
+  }
+
+  function ends(overview, className) {
+    const kinds = overview.ends;
+    const total = kinds.terminated + kinds.truncated + kinds.both + kinds["broken off"];
+    const items = [
+      ["Terminated", kinds.terminated, "s5"],
+      ["Truncated", kinds.truncated, "s4"],
+      ...(kinds.both ? [["Both at once", kinds.both, "s3"]] : []),
+      ["Broken off", kinds["broken off"], "s1"],
+    ];
+    const running = kinds.running
+      ? el("p", { class: "muted" }, `${plural(kinds.running, "episode")} without an end so far.`)
+      : null;
+    return section(className, "ends", "How episodes end", `${count(total)} ended`, mmr.barList(items), running);
+  }
+
+  function isScalarAction(overview) {
+    const all = Object.values(overview.histograms).filter((each) => each.role === "action");
+    return all.length === 1 && all[0].all === 1;
+  }
+
+  function histogram(component, colour, height, later) {
+    if (component.values) {
+      return mmr.barList(component.values.map((value, i) => [number(value), component.counts[i]]), colour);
+    }
+    if (!component.counts.length) return nothing("No finite value.");
+    const box = el("div");
+    const { edges } = component;
+    const label = `Histogram of ${component.name}, from ${number(edges[0])} to ${number(edges.at(-1))}`;
+    later.push(() => mmr.bars(box, height, { ...component, colour, label }));
+    return box;
+  }
+
+  const ofRole = (overview, role) =>
+    Object.entries(overview.histograms).filter(([, each]) => each.role === role);
+
+  const rowsNote = (each) => `${count(each.rows)} steps${each.whole ? "" : ", a sample"}`;
+
+  function rewards(overview, className, later) {
+    const [found] = ofRole(overview, "reward");
+    if (!found) {
+      return section(className, "rewards", "Rewards", "", nothing("This buffer has no reward field."));
+    }
+    const [, facts] = found;
+    const content = facts.all === 1
+      ? histogram(facts.components[0], "s0", HEIGHT, later)
+      : smalls([found], later);
+    return section(className, "rewards", "Rewards", rowsNote(facts), content);
+  }
+
+  function smalls(found, later) {
+    return el(
+      "div",
+      { class: "smalls" },
+      found.flatMap(([path, facts]) =>
+        facts.components.map((component) =>
+          el("div", {}, el("h3", {}, component.name), histogram(component, `s${mmr.slot(path)}`, 110, later)),
+        ),
+      ),
+    );
+  }
+
+  function actions(overview, className, later) {
+    const found = ofRole(overview, "action");
+    if (!found.length) {
+      return section(className || "c3", "actions", "Actions", "", nothing("This buffer has no action field."));
+    }
+    const [path, facts] = found[0];
+    const some = facts.all > 8 ? `8 of ${count(facts.all)} components, ` : "";
+    const content = className
+      ? histogram(facts.components[0], `s${mmr.slot(path)}`, HEIGHT, later)
+      : smalls(found, later);
+    return section(className, "actions", "Actions", some + rowsNote(facts), content);
+  }
+
+  function priorities(overview, later) {
+    const facts = overview.priorities;
+    if (!facts) return [];
+    const box = el("div");
+    if (facts.counts.length) {
+      const label = `Histogram of ${count(facts.rows)} priorities`;
+      later.push(() => mmr.bars(box, HEIGHT, { ...facts, log: facts.counts.length > 1, colour: "s3", label }));
+    }
+    const sample = facts.whole ? "" : ", a sample";
+    const note = `column “${facts.name}”, ${count(facts.rows)} rows${sample}; logarithmic`;
+    const alpha = el("input", {
+      type: "number", id: "alpha", min: "0", max: "4", step: "0.1", value: String(facts.alpha),
+      disabled: mmr.isSaved(),
+      on: {
+        change: () => {
+          const value = Math.min(4, Math.max(0, Number(alpha.value) || 0));
+          mmr.app.alpha = value;
+          mmr.app.refresh();
+        },
+      },
+    });
+    const rows = [
+      ["Top 1 % of rows", `${share(facts.top_share)} of the mass`],
+      ["Effective sample size", `${share(facts.effective)} of the rows`],
+      ["Most frequent priority", `${share(facts.common_share)} of the rows`],
+      ["Lowest", number(facts.low)],
+      ["Highest", number(facts.high)],
+    ];
+    return [
+      section("c8", "priorities", "Priorities", note, box),
+      card(
+        "c4",
+        "What they do",
+        `with alpha ${number(facts.alpha)}`,
+        el("label", { class: "field" }, "alpha", alpha),
+        pairs(rows),
+      ),
+    ];
+  }
+
+  function fields(overview) {
+    const total = overview.fields.reduce((sum, field) => sum + field.nbytes, 0) || 1;
+    const heads = ["Name", "Type", "Shape", "Role", "Lowest", "Highest", "Bytes a row", "Share"];
+    const row = (field) => {
+      const bad = field.nan || field.infinite
+        ? el("span", { class: "tag bad" }, `${count(field.nan + field.infinite)} not finite`)
+        : null;
+      return el(
+        "tr",
+        { id: `field:${field.path}` },
+        el("th", { scope: "row", class: "mono" }, field.path),
+        el("td", { class: "mono" }, field.dtype),
+        el("td", { class: "mono" }, field.shape.length ? field.shape.join(" × ") : "scalar"),
+        el("td", {}, field.role ? el("span", { class: "tag role" }, field.role) : "", " ", bad),
+        el("td", { class: "num" }, limit(field.low)),
+        el("td", { class: "num" }, limit(field.high)),
+        el("td", { class: "num" }, count(field.nbytes)),
+        el("td", { class: "num" }, share(field.nbytes / total)),
+      );
+    };
+    const table = el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, heads.map((name, i) => el("th", { scope: "col", class: i > 3 ? "num" : "" }, name)))),
+      el("tbody", {}, overview.fields.map(row)),
+    );
+    const scroll = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" }, table);
+    return section("c8", "fields", "Fields", `${size(total)} a row`, scroll);
+  }
+
+  const limit = (value) => (typeof value === "boolean" ? (value ? "true" : "false") : number(value));
+
+  function storage(overview) {
+    const facts = overview.storage;
+    const rows = [
+      ["engine", `${facts.engine}${facts.codec ? `, ${facts.codec}` : ""}`],
+      ["layout", facts.layout],
+      ["capacity", `${count(overview.capacity)} rows × ${count(overview.num_envs)}`],
+      ["laps", overview.laps.toFixed(2)],
+      ["generation", count(facts.generation)],
+      ["created", facts.created.replace("T", " ").replace("Z", " UTC")],
+      ...(facts.disk ? [["on disk", `${size(facts.disk.allocated)} of ${size(facts.disk.apparent)}`]] : []),
+      ["never drawn", plural(facts.never_drawn, "step")],
+      ["opening", facts.opening],
+      ["path", facts.path],
+    ];
+    return section("c4", "storage", "Storage", "", pairs(rows));
+  }
+})();
