@@ -202,7 +202,7 @@ class ShownBuffer:
             return {
                 "state": "removed" if removed else "unreadable",
                 "text": refusal.text,
-                "repair": f"mmreplay repair {self.path} {self.path.name}-repaired",
+                "repair": f"mmreplay repair {self.path} {self.path}-repaired",
             }
         span = buffer.span
         head, rows = int(span.stop.sum()), int(span.lengths.sum())

@@ -26,6 +26,7 @@
     keys: null, // what the present screen does with a key; returns whether it did
     onstate: null,
     player: null,
+    shown: null, // the address of the screen that is drawn
   });
 
   app.link = (parts, id = app.id) => `#${parts}${id ? `&b=${id}` : ""}`;
@@ -54,6 +55,7 @@
   async function show() {
     const { id, screen, query } = address();
     const own = ++turn;
+    const { hash } = location;
     app.leave?.();
     app.leave = app.keys = app.onstate = app.player = null;
     app.id = id;
@@ -74,6 +76,7 @@
     if (own !== turn) return;
     mmr.dropCharts();
     main.removeAttribute("aria-busy");
+    app.shown = hash;
     document.title = `${buffer?.name ?? "mmreplay"} · ${TITLES[screen] ?? "Episode"} · mmreplay`;
   }
   app.refresh = show;

@@ -240,8 +240,8 @@
             series: [
               {},
               ...all.map((each, i) => ({
-                fill: token(each.colour) + (all.length > 1 && i ? "99" : ""),
-                width: 0,
+                // The first series is filled, another one is an outline before it.
+                ...(i ? { stroke: token(each.colour), width: 2 } : { fill: token(each.colour) + (all.length > 1 ? "66" : ""), width: 0 }),
                 paths: uPlot.paths.bars({ size: [0.94, 100], gap: 0 }),
                 points: { show: false },
               })),

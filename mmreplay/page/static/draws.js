@@ -69,7 +69,13 @@
       ];
       const order = answer.positions.map((_, i) => i).sort((a, b) => answer.probabilities[b] - answer.probabilities[a]);
       result.replaceChildren(
-        card("c7", "Age of drawn and stored steps", "steps since; stored ones scaled to 256", ages),
+        card(
+          "c7",
+          "Age of drawn and stored steps",
+          "steps since; stored ones scaled to 256",
+          el("div", { class: "legend" }, key("stored", "s4"), key("drawn", "s0")),
+          ages,
+        ),
         card(
           "c5",
           "This batch",
@@ -98,6 +104,11 @@
       mmr.dropCharts();
     }
 
+    function key(name, colour) {
+      const dot = el("span", { class: "swatch dot", css: { background: `var(--${colour})` } });
+      return el("span", { class: "key" }, dot, name);
+    }
+
     function tiles(answer, order) {
       return el(
         "ul",
@@ -111,7 +122,7 @@
             {},
             el(
               "a",
-              { href: app.link(`e=${env}:${position}&at=1`) },
+              { href: app.link(`e=${env}:${position}`) },
               image && !mmr.isSaved() ? mmr.thumb(id, image.path, env, position) : null,
               el("span", { class: "mono" }, name),
             ),

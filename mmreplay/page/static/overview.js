@@ -83,13 +83,14 @@
     const sentence = live
       ? "A writer has this buffer open. The page fills as soon as it adds a step."
       : "Nothing was added to this buffer so far, and no writer has it open.";
-    const envs = plural(overview.num_envs, "environment");
+    const envs = overview.num_envs;
+    const each = envs === 1 ? "" : ` in each of ${count(envs)} environments`;
     return el(
       "div",
       { class: "card empty" },
       el("h1", {}, "No step yet"),
       el("p", {}, sentence),
-      el("p", {}, `Capacity: ${count(overview.capacity)} rows in each of ${envs}.`),
+      el("p", {}, `Capacity: ${count(overview.capacity)} rows${each}.`),
     );
   }
 

@@ -1,0 +1,412 @@
+"""The page in a real browser: what it shows is what numpy computes."""
+
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.page.api import Page
+from mmreplay.page.saved import save_page
+from tests.page.browser import Tab, needs_chromium, start
+from tests.page.conftest import healthy_steps, make_buffer, schema
+from tests.page.test_server import WRITER, app
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def driver():
+    driver = start()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def tab(driver):
+    return Tab(driver)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def begin(*paths, **options):
+        server = app.make_server(Page(paths, **options), "127.0.0.1", 0)
+        server.start()
+        servers.append(server)
+        while not server.server.started:
+            time.sleep(0.02)
+        return server.url
+
+    yield begin
+    for server in servers:
+        server.close()
+
+
+def numbers(text):
+    return [
+        float(part.replace(",", ""))
+        for part in re.findall(r"-?[\d,.]+(?:e-?\d+)?", text)
+    ]
+
+
+def test_the_overview_shows_the_buffers_figures(tab, serve, path, stored):
+    tab.open(serve(path))
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    assert tab.text('[data-fact="episodes"]').startswith("20")
+    table = mr.episode_table(stored)
+    order = np.argsort(table.end, kind="stable")
+    newest = table.returns[order][-5:].mean()
+    assert numbers(tab.text('[data-fact="return"]'))[0] == pytest.approx(
+        newest, rel=1e-3
+    )
+    assert tab.text("#state") == "Not being written"
+    assert "Nothing stands out." in tab.text("main")
+    assert tab.texts("#fields th[scope=row]") == list(stored.schema.paths)
+    canvases = tab.run("return document.querySelectorAll('main canvas').length")
+    assert canvases >= 4
+    assert tab.errors() == []
+
+
+def test_findings_lead_to_where_they_are_seen(tab, serve, tmp_path, rng):
+    def change(steps):
+        steps["observation"]["joints"][3, 0, 0] = np.nan
+
+    tab.open(serve(make_buffer(tmp_path / "a", rng, change=change)))
+    assert tab.text('[data-check="not finite"] b') == "Not finite: observation/joints"
+    assert tab.texts(".checks:not(.calm) .mark") == ["!"]
+    tab.run("document.querySelector('[data-check=\"not finite\"] a').click()")
+    focused = tab.wait("return document.activeElement.id")
+    assert focused == "field:observation/joints"
+
+
+def test_the_table_lists_sorts_and_filters(tab, serve, path, stored):
+    table = mr.episode_table(stored)
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.run(
+        "[...document.querySelectorAll('.ehead button')].find((b) => b.textContent"
+        ".startsWith('Return')).click()"
+    )
+    tab.wait(
+        "return document.querySelector('.ehead [aria-sort=descending]')?.textContent"
+        ".startsWith('Return')"
+    )
+    best = tab.wait(
+        "return document.querySelector('.erow [role=cell]:nth-child(4)')?.textContent"
+    )
+    assert numbers(best)[0] == pytest.approx(table.returns.max(), rel=1e-3)
+    tab.run(
+        "const s = document.getElementById('env'); s.value = '1'; s"
+        ".dispatchEvent(new Event('change'))"
+    )
+    tab.wait(
+        "return document.querySelector('.note').textContent.startsWith('10 of 20')"
+    )
+    assert all(text.startswith("1 :") for text in tab.texts(".erow a"))
+
+
+def test_frames_in_the_table_are_pixels(tab, serve, path, stored):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelector('.erow .thumbs canvas')?.width === 32")
+    address = tab.run("return document.querySelector('.erow a').getAttribute('href')")
+    env_id, begin = map(int, re.findall(r"\d+", address)[:2])
+    pixels = tab.run(
+        "const c = document.querySelector('.erow .thumbs canvas');"
+        "return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+    )
+    shown = np.array(pixels, np.uint8).reshape(24, 32, 4)[..., :3]
+    frame = stored.get_field("observation/pixels", env_id, [begin])[0]
+    np.testing.assert_array_equal(shown, frame)
+
+
+def test_a_million_rows_are_reached_first_middle_and_last(tab, serve, tmp_path):
+    # 200,000 episodes of one step: 52 px each is more than the tallest element.
+    count = 200_000
+    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}
+    fields["terminated"] = mr.Field((), "bool")
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), count) as buffer:
+        buffer.extend(
+            observation=np.zeros(count, np.float32),
+            reward=np.arange(count, dtype=np.float32),
+            terminated=np.ones(count, bool),
+        )
+    tab.open(serve(tmp_path / "a"), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    height = tab.run("return document.querySelector('.list .space').clientHeight")
+    assert height == 8_000_000
+    for share in (0, 0.5, 1):
+        tab.run(
+            "const l = document.querySelector('.list'); l.scrollTop = arguments[0] * "
+            "(l.scrollHeight - l.clientHeight)",
+            share,
+        )
+        target = round(share * (count - 1))
+        rows = tab.wait(
+            "const rows = [...document.querySelectorAll('.erow')].map((e) => "
+            "Number(e.dataset.row));"
+            f"return rows.some((r) => Math.abs(r - {target}) < 20) && rows"
+        )
+        assert (0 in rows) == (share == 0)
+        assert (count - 1 in rows) == (share == 1)
+
+
+def test_the_playhead_shows_the_steps_values_and_frame(tab, serve, path, stored):
+    tab.open(serve(path), "e=1:40&t=7")
+    begin, _ = (
+        int(x[0]) for x in stored.episodes.locate(np.array([1]), np.array([40]))
+    )
+    for step in (7, 8, 0):
+        if step == 8:
+            tab.key("ArrowRight")
+        if step == 0:
+            tab.key("Home")
+        position = begin + step
+        joints = stored.get_field("observation/joints", 1, [position])[0]
+        tab.wait(
+            f"return document.querySelector('.time')?.textContent.startsWith('{step} "
+            "/')"
+        )
+        text = tab.wait(
+            "return document.querySelector('[data-value=\"observation/joints\"]')?"
+            ".textContent"
+        )
+        end = time.monotonic() + 5
+        while time.monotonic() < end and not np.allclose(
+            numbers(text), joints, rtol=1e-3, atol=1e-4
+        ):
+            text = tab.text('[data-value="observation/joints"]')
+        np.testing.assert_allclose(numbers(text), joints, rtol=1e-3, atol=1e-4)
+        tab.wait(f"return mmr.app.player.shown() === {step}")
+        pixels = tab.run(
+            "const c = document.querySelector('.screen canvas');"
+            "return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+        )
+        shown = np.array(pixels, np.uint8).reshape(24, 32, 4)[..., :3]
+        frame = stored.get_field("observation/pixels", 1, [position])[0]
+        np.testing.assert_array_equal(shown, frame)
+    tab.wait(f"return location.hash === '#e=1:{begin}&t=0'")
+    assert tab.errors() == []
+
+
+def test_curves_are_drawn_from_the_values(tab, serve, path, stored):
+    tab.open(serve(path), "e=0:0")
+    tab.wait("return document.querySelectorAll('.curve .uplot').length === 3")
+    assert tab.texts(".curve h3") == ["reward", "action", "observation/joints"]
+    assert tab.texts('[data-curve="action"] .key') == ["[0]", "[1]"]
+    over = tab.run(
+        'const o = document.querySelector(\'[data-curve="observation/joints"] '
+        ".u-over');"
+        "const r = o.getBoundingClientRect();"
+        "o.dispatchEvent(new MouseEvent('mousemove', {clientX: r.left + r.width / 2, "
+        "clientY: r.top + 20, bubbles: true}));"
+        "return r.width"
+    )
+    assert over > 100
+    tip = tab.wait(
+        "const t = document.querySelector('[data-tip=\"observation/joints\"]'); "
+        "return t && !t.hidden && t.textContent"
+    )
+    step, *values = numbers(tip.replace(":", " "))
+    joints = stored.get_field("observation/joints", 0, [int(step)])[0]
+    np.testing.assert_allclose(values, joints, rtol=1e-3, atol=1e-4)
+
+
+def test_keys_alone_reach_an_episode(tab, serve, path):
+    tab.open(serve(path))
+    tab.key("2")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.run("document.querySelector('.list').focus()")
+    tab.key("ArrowDown")
+    tab.wait("return document.activeElement.closest('.erow')?.dataset.row === '0'")
+    tab.key("ArrowDown")
+    tab.wait("return document.activeElement.closest('.erow')?.dataset.row === '1'")
+    tab.key("s")
+    assert "1 episode selected" in tab.text("section[aria-label=Selection]")
+    assert "--select selection.json" in tab.text(".cmd")
+    tab.key("Enter")
+    tab.wait("return document.querySelector('.transport')")
+    tab.key("n") if "→" in tab.text(".pair") else None
+    tab.key("t")
+    assert tab.run("return document.documentElement.dataset.theme") == "dark"
+    tab.key("?")
+    assert tab.run("return document.getElementById('keys').open")
+
+
+def test_draws_show_the_samplers_steps(tab, serve, path, stored):
+    tab.open(serve(path, sampler="UniformSampler(seed=5)"), "draws")
+    tab.wait("return document.querySelectorAll('.tiles li').length === 256")
+    draw = mr.UniformSampler(seed=5).draw(stored.view, 256)
+    wanted = sorted(
+        f"{e} : {p}" for e, p in zip(draw.env_ids, draw.positions, strict=True)
+    )
+    assert sorted(tab.texts(".tiles .mono")) == wanted
+    tab.run(
+        "const t = document.getElementById('sampler'); t.value = 'open(1)'; t.form"
+        ".requestSubmit()"
+    )
+    assert "must be a sampler" in tab.wait(
+        "const e = document.querySelector('.error'); return !e.hidden && e.textContent"
+    )
+
+
+def test_two_buffers_are_compared(tab, serve, path, tmp_path, rng):
+    other = make_buffer(tmp_path / "other", rng, count=90)
+    tab.open(serve(path, other), "compare&c=1")
+    assert "The schemas are the same." in tab.text("main")
+    titles = tab.texts("main h2")
+    assert {"Episode returns", "Episode lengths", "action[0]", "reward"} <= set(titles)
+    tab.run(
+        "const s = document.getElementById('buffer'); s.value = '1'; s"
+        ".dispatchEvent(new Event('change'))"
+    )
+    tab.wait("return location.hash === '#compare&b=1'")
+
+
+def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
+    path = tmp_path / "live"
+    with mr.ReplayBuffer.create(
+        path, schema(), 1000, 2, autoreset="disabled"
+    ) as writer:
+        tab.open(serve(path))
+        assert "No step yet" in tab.text("main")
+        assert tab.text("#state").startswith("Live")
+        steps = healthy_steps(rng, 60, 2)
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.wait(
+            "return document.querySelector('[data-fact=steps]')?.textContent"
+            ".startsWith('120')"
+        )
+    tab.wait(
+        "return document.getElementById('state').textContent === 'Not being written'"
+    )
+    assert tab.errors() == []
+
+
+@pytest.mark.crash
+def test_a_killed_writer_is_told(tab, serve, tmp_path):
+    path = tmp_path / "killed"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        writer.stdout.readline()
+        tab.open(serve(path))
+        tab.wait(
+            "return document.getElementById('state').textContent.startsWith('Live')"
+        )
+        writer.kill()
+        begin = time.monotonic()
+        tab.wait(
+            "return document.getElementById('state').textContent === 'Writer gone'"
+        )
+        assert time.monotonic() - begin < 1.5
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)<"
+
+
+def hostile(path, rng):
+    fields = {
+        "observation": mr.Field((2,), "float32"),
+        HOSTILE: mr.Field((3,), "float32"),
+    }
+    fields["reward"] = mr.Field((), "float32")
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 200) as buffer:
+        buffer.extend(
+            {
+                "observation": rng.random((50, 2), np.float32),
+                HOSTILE: np.full((50, 3), np.nan, np.float32),
+                "reward": rng.random(50, np.float32),
+            }
+        )
+    return path
+
+
+def test_names_are_text(tab, serve, tmp_path, rng):
+    tab.open(serve(hostile(tmp_path / "<b>x", rng)))
+    for screen in ("overview", "e=0:3", "episodes", "draws"):
+        tab.go(screen)
+        assert (
+            tab.run("return document.querySelectorAll('main img, main script').length")
+            == 0
+        )
+        if screen in ("overview", "e=0:3"):
+            tab.wait(f"return document.body.textContent.includes({HOSTILE!r})")
+    assert tab.errors() == []
+
+
+def test_no_request_leaves_for_another_host(tab, serve, path):
+    url = serve(path, path)
+    tab.open(url)
+    for screen in ("episodes", "e=0:3", "draws", "compare&c=1"):
+        tab.go(screen)
+        time.sleep(0.3)
+    asked = [
+        address
+        for address in tab.requests()
+        if not address.startswith(("data:", "blob:"))
+    ]
+    base = url.partition("?")[0]
+    assert len(asked) > 20
+    assert [a for a in asked if not a.startswith((base, "about:"))] == []
+    assert tab.errors() == []
+
+
+def test_a_damaged_buffer_has_words(tab, serve, path, tmp_path, rng):
+    bad = make_buffer(tmp_path / "bad", rng)
+    (bad / "data-000001" / "COMMIT").write_bytes(b"")
+    tab.open(serve(bad, path))
+    assert "This buffer cannot be read" in tab.text("main")
+    assert "mmreplay repair" in tab.text("code")
+    assert tab.text("#state") == "Cannot be read"
+    tab.go("overview&b=1")
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    tab.go("e=0:999999&b=1")
+    assert "Position 999,999 of environment 0 is not written yet." in tab.text("main")
+
+
+@pytest.mark.parametrize(
+    "screen", ["overview", "episodes", "e=0:0", "draws", "compare&c=1"]
+)
+def test_no_sideways_scroll_on_a_phone(tab, serve, path, screen):
+    tab.open(serve(path, path), screen, width=390, height=840)
+    time.sleep(0.3)
+    assert tab.run("return document.documentElement.scrollWidth") == 390
+
+
+def test_the_saved_page_opens_from_disk(tab, path, tmp_path, stored):
+    page = Page([path], sampler="UniformSampler(seed=1)")
+    save_page(page, tmp_path / "page")
+    page.close()
+    tab.open((tmp_path / "page" / "index.html").as_uri())
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    assert tab.text("#state") == "Saved page"
+    tab.go("episodes")
+    tab.wait("return document.querySelector('.erow .thumbs canvas')?.width === 32")
+    address = tab.run("return document.querySelector('.erow a').getAttribute('href')")
+    env_id, begin = map(int, re.findall(r"\d+", address)[:2])
+    tab.go(address[1:])
+    tab.wait("return document.querySelectorAll('.curve .uplot').length === 3")
+    tab.key("End")
+    tab.wait("return mmr.app.player.shown() > 0")
+    step = tab.run("return mmr.app.player.shown()")
+    pixels = tab.run(
+        "const c = document.querySelector('.screen canvas');"
+        "return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+    )
+    shown = np.array(pixels, np.uint8).reshape(24, 32, 4)[..., :3]
+    frame = stored.get_field("observation/pixels", env_id, [begin + step])[0]
+    np.testing.assert_array_equal(shown, frame)
+    tab.go("draws")
+    tab.wait("return document.querySelectorAll('.tiles li').length === 256")
+    assert [a for a in tab.requests() if a.startswith("http")] == []
+    assert tab.errors() == []
