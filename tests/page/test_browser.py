@@ -410,3 +410,18 @@ def test_the_saved_page_opens_from_disk(tab, path, tmp_path, stored):
     tab.wait("return document.querySelectorAll('.tiles li').length === 256")
     assert [a for a in tab.requests() if a.startswith("http")] == []
     assert tab.errors() == []
+
+
+def test_pages_that_were_left_hold_no_connection(tab, serve, path):
+    # A browser has six connections to a host, and each page listens on one.
+    url = serve(path)
+    for _ in range(9):
+        tab.open(url, "episodes")
+        tab.wait("return document.querySelectorAll('.erow').length > 5")
+
+
+def test_the_system_says_whether_colours_are_dark(tab, serve, path):
+    tab.open(serve(path), theme="dark")
+    assert tab.run("return document.documentElement.dataset.theme") == "dark"
+    background = tab.run("return getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(16, 20, 26)"

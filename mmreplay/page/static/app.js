@@ -237,11 +237,23 @@
     picker.replaceChildren(...app.buffers.map((each) => el("option", { value: String(each.id) }, each.name)));
     addEventListener("hashchange", show);
     await show();
-    if (!mmr.isSaved()) listen();
+    if (mmr.isSaved()) return;
+    listen();
+    addEventListener("pagehide", stopListening);
+    addEventListener("pageshow", listen);
+    document.addEventListener("visibilitychange", () => {
+      if (document.visibilityState === "visible") listen();
+      else stopListening();
+    });
   }
 
+  // A browser has six connections to a host. Tabs that are hidden, and pages that are kept
+  // for the back button, give theirs back: else the seventh tab would wait for ever.
+  let stream = null;
   function listen() {
-    const stream = new EventSource("/api/live");
+    const wanted = document.visibilityState === "visible";
+    if (!wanted || stream) return;
+    stream = new EventSource("/api/live");
     stream.addEventListener("state", (event) => {
       app.lost = false;
       takeStates(JSON.parse(event.data));
@@ -250,6 +262,10 @@
       app.lost = true;
       showState();
     });
+  }
+  function stopListening() {
+    stream?.close();
+    stream = null;
   }
 
   start();
