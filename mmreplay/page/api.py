@@ -63,7 +63,7 @@ FOR_AN_HOUR = "private, max-age=3600, immutable"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """What a request gets.
 
     Attributes:
@@ -128,8 +128,8 @@ class Page:
             for number, shown in enumerate(self.shown)
         ]
 
-    def answer(self, path: str, query: str, tag: str = "") -> Answer:
-        """Answer a request.
+    def answer(self, path: str, query: str, tag: str = "") -> PageAnswer:
+        """PageAnswer a request.
 
         Args:
             path: Such as ``"/api/b/0/overview"``.
@@ -148,10 +148,12 @@ class Page:
             # Files of any content may be behind it: the page shows what is wrong.
             return _refused(UNREADABLE, str(error) or type(error).__name__)
 
-    def _answer(self, path: str, query: Query, text: str, tag: str) -> Answer:
+    def _answer(self, path: str, query: Query, text: str, tag: str) -> PageAnswer:
         if path == "/api/buffers":
             state = {"buffers": self.states(), "sampler": self.sampler}
-            return Answer(OK, encode_json(state), headers={"cache-control": "no-store"})
+            return PageAnswer(
+                OK, encode_json(state), headers={"cache-control": "no-store"}
+            )
         parts = path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "api", "b"] or parts[4] not in ROUTES:
             raise Refusal(NOT_FOUND, "There is no such address.")
@@ -217,25 +219,25 @@ class Request:
 
     def json(
         self, value: object, version: str, progress: float | None = None
-    ) -> Answer:
+    ) -> PageAnswer:
         """Return JSON with an entity tag, or that it is not modified."""
         tag = self.tag_of(version, progress)
         headers = {"etag": tag, "cache-control": ON_CHANGE}
         if tag == self.tag:
-            return Answer(NOT_MODIFIED, b"", headers=headers)
-        return Answer(OK, encode_json(value), headers=headers)
+            return PageAnswer(NOT_MODIFIED, b"", headers=headers)
+        return PageAnswer(OK, encode_json(value), headers=headers)
 
-    def known(self, version: str) -> Answer | None:
+    def known(self, version: str) -> PageAnswer | None:
         """Return that the browser's answer is of this version, if it is."""
         tag = self.tag_of(version)
         if tag != self.tag:
             return None
         headers = {"etag": tag, "cache-control": ON_CHANGE}
-        return Answer(NOT_MODIFIED, b"", headers=headers)
+        return PageAnswer(NOT_MODIFIED, b"", headers=headers)
 
 
-def answer_overview(request: Request) -> Answer:
-    """Answer with the first screen."""
+def answer_overview(request: Request) -> PageAnswer:
+    """PageAnswer with the first screen."""
     alpha = request.query.number("alpha", 0, MAX_ALPHA, DEFAULT_ALPHA)
     shown = request.shown
     overview = shown.buffer.result(
@@ -272,15 +274,15 @@ def _written_at(buffer: ReplayBuffer) -> int:
     return (buffer.path / "samplers" / names[0] / COLUMN).stat().st_mtime_ns
 
 
-def answer_episode_table(request: Request) -> Answer:
-    """Answer with a page of the table of episodes."""
+def answer_episode_table(request: Request) -> PageAnswer:
+    """PageAnswer with a page of the table of episodes."""
     value = answer_episodes(request.shown.episodes, request.query)
     version = request.shown.episodes.columns().version
     return request.json(value, version, value["done"])
 
 
-def answer_episode(request: Request) -> Answer:
-    """Answer with one episode, by any of its positions."""
+def answer_episode(request: Request) -> PageAnswer:
+    """PageAnswer with one episode, by any of its positions."""
     env_id = request.env_id()
     position = request.query.integer("at", 0, MAX_POSITION)
     version = request.shown.buffer.version()
@@ -289,8 +291,8 @@ def answer_episode(request: Request) -> Answer:
     )
 
 
-def answer_curve(request: Request) -> Answer:
-    """Answer with curves of a field."""
+def answer_curve(request: Request) -> PageAnswer:
+    """PageAnswer with curves of a field."""
     query, path = request.query, request.path()
     env_id = request.env_id()
     first = query.integer("first", 0, MAX_POSITION)
@@ -323,11 +325,11 @@ def answer_curve(request: Request) -> Answer:
     }
     body = pack(head, curve.lowest, curve.highest, curve.mean)
     headers = {"etag": request.tag_of(version), "cache-control": ON_CHANGE}
-    return Answer(OK, body, BINARY_TYPE, headers)
+    return PageAnswer(OK, body, BINARY_TYPE, headers)
 
 
-def answer_frames(request: Request) -> Answer:
-    """Answer with frames of an image field."""
+def answer_frames(request: Request) -> PageAnswer:
+    """PageAnswer with frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
     if layout is None:
@@ -368,7 +370,7 @@ def answer_frames(request: Request) -> Answer:
     home = buffer.view.home
     same = query.text("v", "") == f"{home.generation}.{home.cut_epoch}"
     caching = FOR_AN_HOUR if same and not field_.mutable else "private, no-cache"
-    return Answer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
+    return PageAnswer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
 
 
 def frame_limits(
@@ -398,8 +400,8 @@ def frame_limits(
     return shown.fixed(("limits", path, generation), find)
 
 
-def answer_values(request: Request) -> Answer:
-    """Answer with the small fields of neighbouring rows."""
+def answer_values(request: Request) -> PageAnswer:
+    """PageAnswer with the small fields of neighbouring rows."""
     env_id = request.env_id()
     first = request.query.integer("first", 0, MAX_POSITION)
     count = request.query.integer("count", 1, MAX_VALUES_ROWS, 64)
@@ -409,18 +411,18 @@ def answer_values(request: Request) -> Answer:
     )
 
 
-def answer_draws(request: Request) -> Answer:
-    """Answer with the draws of a sampler."""
+def answer_draws(request: Request) -> PageAnswer:
+    """PageAnswer with the draws of a sampler."""
     default = request.page.sampler or None
     text = request.query.text("sampler", default)
     seed = request.query.integer("seed", 0, (1 << 32) - 1, 0)
     value = draw_steps(request.buffer, text, seed)
     headers = {"cache-control": "no-store"}
-    return Answer(OK, encode_json({**value, "count": DRAWN}), headers=headers)
+    return PageAnswer(OK, encode_json({**value, "count": DRAWN}), headers=headers)
 
 
-def answer_compare(request: Request) -> Answer:
-    """Answer with the differences from another buffer of the page."""
+def answer_compare(request: Request) -> PageAnswer:
+    """PageAnswer with the differences from another buffer of the page."""
     other = request.page.shown_of(request.query, "c")
     pair = (request.shown, other)
     # With their returns: reading them may take several requests.
@@ -430,15 +432,15 @@ def answer_compare(request: Request) -> Answer:
     tag = request.tag_of(version, done)
     headers = {"etag": tag, "cache-control": ON_CHANGE}
     if tag == request.tag:
-        return Answer(NOT_MODIFIED, b"", headers=headers)
+        return PageAnswer(NOT_MODIFIED, b"", headers=headers)
     buffers = (request.buffer, other.buffer.buffer())
     value = compare_buffers(buffers, (episodes[0], episodes[1]))
     value["names"] = [shown.buffer.name for shown in pair]
     value["done"] = done
-    return Answer(OK, encode_json(value), headers=headers)
+    return PageAnswer(OK, encode_json(value), headers=headers)
 
 
-ROUTES: dict[str, Callable[[Request], Answer]] = {
+ROUTES: dict[str, Callable[[Request], PageAnswer]] = {
     "overview": answer_overview,
     "episodes": answer_episode_table,
     "episode": answer_episode,
@@ -451,6 +453,6 @@ ROUTES: dict[str, Callable[[Request], Answer]] = {
 """What answers ``/api/b/NUMBER/NAME``."""
 
 
-def _refused(status: int, text: str) -> Answer:
+def _refused(status: int, text: str) -> PageAnswer:
     headers = {"cache-control": "no-store"}
-    return Answer(status, encode_json({"error": text}), headers=headers)
+    return PageAnswer(status, encode_json({"error": text}), headers=headers)

@@ -42,7 +42,7 @@ TICK_S = 0.5
 COMMENT_S = 15.0
 RESPONSE_S = 60.0
 """A response must arrive within so many seconds."""
-PIECE_NBYTES = 64 << 10
+CHUNK_NBYTES = 64 << 10
 MIN_GZIP_NBYTES = 1024
 FIRST_PORT, TRIED_PORTS = 8642, 20
 
@@ -95,11 +95,11 @@ class PatientResponse(Response):
         with anyio.move_on_after(RESPONSE_S):
             await send(start)
             body = memoryview(self.body)
-            for first in range(0, len(body), PIECE_NBYTES):
-                piece = bytes(body[first : first + PIECE_NBYTES])
-                more = first + PIECE_NBYTES < len(body)
+            for first in range(0, len(body), CHUNK_NBYTES):
+                chunk = bytes(body[first : first + CHUNK_NBYTES])
+                more = first + CHUNK_NBYTES < len(body)
                 await send(
-                    {"type": "http.response.body", "body": piece, "more_body": more}
+                    {"type": "http.response.body", "body": chunk, "more_body": more}
                 )
             if not len(body):
                 await send({"type": "http.response.body", "body": b""})
@@ -242,7 +242,7 @@ def make_app(
 
 
 @dataclass(slots=True)
-class Server:
+class PageServer:
     """A page that is served.
 
     Attributes:
@@ -331,8 +331,10 @@ def _not_bound(host: str, port: int, error: OSError) -> FailedError:
     )
 
 
-def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> Server:
-    """Bind a server for a page; `Server.run` or `Server.start` serves it.
+def make_server(
+    page: Page, host: str = "127.0.0.1", port: int | None = None
+) -> PageServer:
+    """Bind a server for a page; `PageServer.run` or `PageServer.start` serves it.
 
     Args:
         page: What it answers.
@@ -371,4 +373,4 @@ def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) ->
         name = socket.gethostname()
     url = f"http://{name}:{number}/?token={guard.token}"
     servers.append(uvicorn.Server(config))
-    return Server(page, url, servers[0], listener)
+    return PageServer(page, url, servers[0], listener)

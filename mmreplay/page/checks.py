@@ -30,7 +30,7 @@ TOP_SHARE, FEW_EFFECTIVE = 0.3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PageFinding:
     """One finding.
 
     Attributes:
@@ -52,14 +52,14 @@ class Finding:
         return asdict(self)
 
 
-def check_rewards(rewards: Sequence[FieldFacts]) -> Finding:
+def check_rewards(rewards: Sequence[FieldFacts]) -> PageFinding:
     """Check that rewards differ from 0 and from each other.
 
     Args:
         rewards: The fields of the reward; empty where there is none.
     """
     if not rewards:
-        return Finding(
+        return PageFinding(
             "look", "rewards", "No reward field",
             "Returns cannot be computed. Assign the role with "
             'Schema(fields, roles={"reward": ...}).',
@@ -68,7 +68,7 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> Finding:
     facts = rewards[0]
     count = sum(reward.moments.count for reward in rewards)
     if count == 0:
-        return Finding(
+        return PageFinding(
             "problem", "rewards", "No finite reward",
             f"All {facts.size:,} rewards are NaN or infinite.", "rewards",
         )  # fmt: skip
@@ -77,24 +77,24 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> Finding:
     low = min(reward.moments.min for reward in rewards if reward.moments.count)
     high = max(reward.moments.max for reward in rewards if reward.moments.count)
     if share == 0:
-        return Finding(
+        return PageFinding(
             "problem", "rewards", "Every reward is 0",
             f"None of {rows:,} rewards differs from 0. Nothing can be learned from "
             "them.",
             "rewards",
         )  # fmt: skip
     if low == high and share == 1:
-        return Finding(
+        return PageFinding(
             "look", "rewards", "Every reward is the same",
             f"All are {_number(low)}. A return then only says how long the episode is.",
             "rewards",
         )  # fmt: skip
     if share < RARE_REWARDS:
-        return Finding(
+        return PageFinding(
             "look", "rewards", "Rewards are rare",
             f"{_share(share)} of steps have a reward other than 0.", "rewards",
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "rewards", "Rewards vary",
         f"{_share(share)} of steps have a reward other than 0. They lie between "
         f"{_number(low)} and {_number(high)}.",
@@ -102,14 +102,14 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> Finding:
     )  # fmt: skip
 
 
-def check_finite(fields: Sequence[FieldFacts]) -> list[Finding]:
+def check_finite(fields: Sequence[FieldFacts]) -> list[PageFinding]:
     """Check that no value is NaN or infinite; one finding for each field with some."""
     found = []
     for facts in fields:
         if facts.moments.nonfinite:
-            looked = "" if facts.whole else " in the sample"
+            looked = "" if facts.complete else " in the sample"
             found.append(
-                Finding(
+                PageFinding(
                     "problem",
                     "not finite",
                     f"Not finite: {facts.path}",
@@ -122,10 +122,10 @@ def check_finite(fields: Sequence[FieldFacts]) -> list[Finding]:
     if found or not fields:
         return found
     text = "No NaN and no infinity in what was looked at."
-    return [Finding("fine", "not finite", "All values are finite", text, "fields")]
+    return [PageFinding("fine", "not finite", "All values are finite", text, "fields")]
 
 
-def check_constant(facts: FieldFacts) -> Finding | None:
+def check_constant(facts: FieldFacts) -> PageFinding | None:
     """Check that no component of an observation or action has one value only."""
     if facts.rows < MIN_ROWS or facts.role not in ("observation", "action"):
         return None
@@ -134,7 +134,7 @@ def check_constant(facts: FieldFacts) -> Finding | None:
     if facts.image is not None:
         if constant < facts.num_components:
             return None
-        return Finding(
+        return PageFinding(
             "problem", "never changes", f"Never changes: {facts.path}",
             f"All {facts.rows:,} frames looked at are equal.", to,
         )  # fmt: skip
@@ -144,7 +144,7 @@ def check_constant(facts: FieldFacts) -> Finding | None:
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
     more = f" and {constant - 1:,} more" if constant > 1 else ""
     components = "components has" if constant == 1 else "components have"
-    return Finding(
+    return PageFinding(
         "look", "never changes", f"Never changes: {name}{more}",
         f"{constant:,} of {facts.num_components:,} {components} one value in all "
         f"{facts.rows:,} rows looked at ({name} is {_number(facts.constant_value)}). "
@@ -153,7 +153,7 @@ def check_constant(facts: FieldFacts) -> Finding | None:
     )  # fmt: skip
 
 
-def check_changes(fields: Sequence[FieldFacts]) -> list[Finding]:
+def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
     """Check observations and actions with `check_constant`."""
     checked = [
         facts
@@ -165,10 +165,10 @@ def check_changes(fields: Sequence[FieldFacts]) -> list[Finding]:
         return found
     title = "All components change"
     text = "Each component of observations and actions has more than one value."
-    return [Finding("fine", "never changes", title, text, "fields")]
+    return [PageFinding("fine", "never changes", title, text, "fields")]
 
 
-def check_repeats(facts: FieldFacts) -> Finding | None:
+def check_repeats(facts: FieldFacts) -> PageFinding | None:
     """Check that the frames of an image field differ from the frame before."""
     if facts.image is None or facts.role != "observation" or facts.pairs < MIN_ROWS:
         return None
@@ -176,26 +176,26 @@ def check_repeats(facts: FieldFacts) -> Finding | None:
         return None  # said by `check_constant`
     share, to = facts.repeats / facts.pairs, f"field:{facts.path}"
     if share > REPEATED:
-        return Finding(
+        return PageFinding(
             "look", "repeated frames", f"Repeated frames: {facts.path}",
             f"{_share(share)} of frames equal the frame before. Either a frame is "
             "stored twice, or the environment stands still.",
             to,
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "repeated frames", "Frames change",
         f"{_share(share)} of the frames of {facts.path} equal the frame before.", to,
     )  # fmt: skip
 
 
-def check_saturated(facts: FieldFacts) -> Finding | None:
+def check_saturated(facts: FieldFacts) -> PageFinding | None:
     """Check that continuous actions lie within their range, not at its limits."""
     if facts.role != "action" or not len(facts.at_limits) or facts.rows < MIN_ROWS:
         return None
     worst = int(facts.at_limits.argmax())
     share = float(facts.at_limits[worst])
     if share <= SATURATED:
-        return Finding(
+        return PageFinding(
             "fine", "saturated", "Actions lie within their range",
             f"At most {_share(share)} of the values of a component of {facts.path} are "
             "its lowest or highest value.",
@@ -203,7 +203,7 @@ def check_saturated(facts: FieldFacts) -> Finding | None:
         )  # fmt: skip
     name = component_name(facts.path, worst, facts.shape)
     level: Level = "problem" if share > MOSTLY_SATURATED else "look"
-    return Finding(
+    return PageFinding(
         level, "saturated", f"Saturated: {name}",
         f"{_share(share)} of its values are {_number(facts.lows[worst])} or "
         f"{_number(facts.highs[worst])}, the lowest and highest. The policy asks for "
@@ -212,19 +212,19 @@ def check_saturated(facts: FieldFacts) -> Finding | None:
     )  # fmt: skip
 
 
-def check_one_action(facts: FieldFacts) -> Finding | None:
+def check_one_action(facts: FieldFacts) -> PageFinding | None:
     """Check that a discrete action is not nearly always the same."""
     if facts.role != "action" or not facts.num_values or facts.rows < MIN_ROWS:
         return None
     top = f"{facts.top_value:g}"
     if facts.top_share > ONE_ACTION:
-        return Finding(
+        return PageFinding(
             "problem", "one action", f"Nearly always one action: {top}",
             f"{_share(facts.top_share)} of steps have it. Other actions are hardly "
             "tried.",
             "actions",
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "one action", "Actions vary",
         f"{facts.num_values:,} different ones. The most frequent, {top}, is in "
         f"{_share(facts.top_share)} of steps.",
@@ -232,7 +232,7 @@ def check_one_action(facts: FieldFacts) -> Finding | None:
     )  # fmt: skip
 
 
-def check_ends(ends: Mapping[str, int]) -> Finding:
+def check_ends(ends: Mapping[str, int]) -> PageFinding:
     """Check how episodes end.
 
     Args:
@@ -243,25 +243,25 @@ def check_ends(ends: Mapping[str, int]) -> Finding:
     broken = ends["broken off"]
     total = terminated + truncated + broken
     if total == 0:
-        return Finding(
+        return PageFinding(
             "look", "ends", "No episode has ended yet",
             "Returns and lengths are known once one has.", "ends",
         )  # fmt: skip
     if truncated == total:
-        return Finding(
+        return PageFinding(
             "look", "ends", "Every episode ends by truncation",
             f"All {total:,}. A time limit ends them, and no goal or failure: targets "
             "must bootstrap at the end.",
             "ends",
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "ends", "Episodes end as the environment says",
         f"{terminated:,} terminated, {truncated:,} truncated, {broken:,} broken off.",
         "ends",
     )  # fmt: skip
 
 
-def check_dominates(longest: int, steps: int, episodes: int) -> Finding | None:
+def check_dominates(longest: int, steps: int, episodes: int) -> PageFinding | None:
     """Check that no single episode holds most steps.
 
     Args:
@@ -273,19 +273,19 @@ def check_dominates(longest: int, steps: int, episodes: int) -> Finding | None:
         return None
     share = longest / steps
     if share > DOMINATES:
-        return Finding(
+        return PageFinding(
             "look", "dominates", "One episode dominates",
             f"It has {longest:,} of {steps:,} steps ({_share(share)}). Batches are "
             "mostly from it.",
             "lengths",
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "dominates", "No episode dominates",
         f"The longest has {_share(share)} of all steps.", "lengths",
     )  # fmt: skip
 
 
-def check_never_drawn(num_never: int, steps: int) -> Finding | None:
+def check_never_drawn(num_never: int, steps: int) -> PageFinding | None:
     """Check that nearly all steps can be drawn.
 
     Args:
@@ -294,7 +294,7 @@ def check_never_drawn(num_never: int, steps: int) -> Finding | None:
     """
     if not steps or num_never <= NEVER_DRAWN * steps:
         return None
-    return Finding(
+    return PageFinding(
         "look", "never drawn", "Steps that are never drawn",
         f"{num_never:,} of {steps:,} steps ({_share(num_never / steps)}): their next "
         "observation is not stored. Pass final_observation= to add where an episode is "
@@ -303,7 +303,7 @@ def check_never_drawn(num_never: int, steps: int) -> Finding | None:
     )  # fmt: skip
 
 
-def check_behind(heads: Sequence[int]) -> Finding | None:
+def check_behind(heads: Sequence[int]) -> PageFinding | None:
     """Check that no environment is far behind the first.
 
     Args:
@@ -314,18 +314,18 @@ def check_behind(heads: Sequence[int]) -> Finding | None:
     highest, lowest = max(heads), min(heads)
     lag = highest - lowest
     if lag > max(MIN_BEHIND, BEHIND * highest):
-        return Finding(
+        return PageFinding(
             "look", "behind", f"Environment {list(heads).index(lowest)} is behind",
             f"It has {lag:,} rows less than the first, which has {highest:,}.",
             "storage",
         )  # fmt: skip
-    return Finding(
+    return PageFinding(
         "fine", "behind", "Environments are in step",
         f"They differ by at most {lag:,} rows.", "storage",
     )  # fmt: skip
 
 
-def check_reset_rows(found: str | None) -> Finding | None:
+def check_reset_rows(found: str | None) -> PageFinding | None:
     """Report rows after episode ends that look like resets.
 
     Args:
@@ -333,7 +333,7 @@ def check_reset_rows(found: str | None) -> Finding | None:
     """
     if found is None:
         return None
-    return Finding(
+    return PageFinding(
         "problem", "reset rows", "Reset rows are stored as steps",
         f"{found[0].upper()}{found[1:]}. Such rows are no steps of the environment: "
         'create the buffer with autoreset="next_step".',
@@ -343,7 +343,7 @@ def check_reset_rows(found: str | None) -> Finding | None:
 
 def check_priorities(
     top_share: float, effective: float, common_share: float, alpha: float
-) -> Finding:
+) -> PageFinding:
     """Check that priorities are updated, and spread over the rows.
 
     Args:
@@ -353,7 +353,7 @@ def check_priorities(
         alpha: Exponent of the priorities.
     """
     if common_share > UNTOUCHED:
-        return Finding(
+        return PageFinding(
             "look", "priorities", "Priorities are hardly updated",
             f"{_share(common_share)} of rows have the priority that new rows enter at. "
             "Call update_priorities after each batch.",
@@ -365,11 +365,13 @@ def check_priorities(
     )
     if top_share > TOP_SHARE or effective < FEW_EFFECTIVE:
         title = "Few rows take most draws"
-        return Finding("look", "priorities", title, spread, "priorities")
-    return Finding("fine", "priorities", "Priorities are spread", spread, "priorities")
+        return PageFinding("look", "priorities", title, spread, "priorities")
+    return PageFinding(
+        "fine", "priorities", "Priorities are spread", spread, "priorities"
+    )
 
 
-def by_level(findings: Sequence[Finding]) -> list[Finding]:
+def by_level(findings: Sequence[PageFinding]) -> list[PageFinding]:
     """Return findings with problems first, fine ones last."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 

@@ -78,7 +78,7 @@ class EpisodeColumns:
         return float(self.known.mean()) if len(self) else 1.0
 
     @property
-    def whole(self) -> NDArray[np.bool_]:
+    def complete(self) -> NDArray[np.bool_]:
         """Bool ``[N]``, from their first steps to their ends: returns are exact."""
         return ~self.missing_start & (self.kinds < KIND_BROKEN)
 
@@ -109,14 +109,14 @@ class EpisodeColumns:
         """
         edges = np.searchsorted(self.env_ids, np.arange(len(self.heads) + 1))
         each = max(1, count // max(1, len(self.heads)))
-        whole = np.flatnonzero(self.whole)
-        stops = np.searchsorted(whole, edges[1:])
-        firsts = np.maximum(np.searchsorted(whole, edges[:-1]), stops - each)
+        complete = np.flatnonzero(self.complete)
+        stops = np.searchsorted(complete, edges[1:])
+        firsts = np.maximum(np.searchsorted(complete, edges[:-1]), stops - each)
         counts = stops - firsts
         offsets = np.arange(int(counts.sum())) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
-        rows: Ids = whole[np.repeat(firsts, counts) + offsets]
+        rows: Ids = complete[np.repeat(firsts, counts) + offsets]
         return rows
 
     def read(self, buffer: ReplayBuffer, rows: Ids) -> None:
@@ -375,7 +375,7 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
         if kind:
             keep &= columns.kinds == KINDS.index(kind)
         if whole:
-            keep &= columns.whole
+            keep &= columns.complete
         rows = np.flatnonzero(keep)
         if sort == "age":
             numbers: NDArray[Any] = columns.ages(rows)

@@ -18,7 +18,7 @@ from mmreplay.page.frames import layouts
 from mmreplay.page.requests import Refusal
 
 if TYPE_CHECKING:
-    from mmreplay.page.app import Server
+    from mmreplay.page.app import PageServer
 
 MISSING = "The page needs Starlette and uvicorn. Run: pip install 'mmreplay[web]'"
 
@@ -65,7 +65,9 @@ def make_page(
     return Page(paths, images, sampler)
 
 
-def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> Server:
+def make_server(
+    page: Page, host: str = "127.0.0.1", port: int | None = None
+) -> PageServer:
     """Bind a server for a page.
 
     Args:
@@ -105,7 +107,7 @@ class ServedPage:
         url: Its address, with the key.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PageServer) -> None:
         """Hold a server that runs."""
         self._server = server
         self.url = server.url

@@ -65,7 +65,7 @@ def make_overview(
     ends = columns.ends()
     heads = span.stop.tolist()
     steps_of_episodes = int(columns.lengths.sum(dtype=np.int64))
-    findings: list[checks.Finding | None] = []
+    findings: list[checks.PageFinding | None] = []
     if len(sample):
         findings = [
             checks.check_rewards([fact for fact in facts if fact.role == "reward"]),
@@ -101,7 +101,7 @@ def make_overview(
             fact.path: {
                 "role": fact.role,
                 "rows": fact.rows,
-                "whole": fact.whole,
+                "whole": fact.complete,
                 "all": fact.num_components,
                 "integer": fact.kind != "f",
                 "components": [
@@ -121,7 +121,7 @@ def make_overview(
             finding.to_json()
             for finding in checks.by_level([each for each in findings if each])
         ],
-        "sample": {"rows": len(sample), "whole": sample.whole},
+        "sample": {"rows": len(sample), "whole": sample.complete},
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
     return overview

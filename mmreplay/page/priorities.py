@@ -30,7 +30,7 @@ class PriorityFacts:
         name: Of the column.
         alpha: Exponent that the shares are at.
         rows: Rows of the sample with a priority.
-        whole: These are all rows with one.
+        complete: These are all rows with one.
         low: Lowest priority.
         high: Highest priority.
         counts: int64 ``[N]``.
@@ -44,7 +44,7 @@ class PriorityFacts:
     name: str
     alpha: float
     rows: int
-    whole: bool
+    complete: bool
     low: float
     high: float
     counts: NDArray[np.int64]
@@ -55,7 +55,8 @@ class PriorityFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "whole": self.complete}
 
 
 def column_of(buffer: ReplayBuffer, name: str | None = None) -> StoredColumn | None:
@@ -103,7 +104,7 @@ def measure_priorities(
         name=stored_priorities(buffer.path)[0],
         alpha=alpha,
         rows=len(values),
-        whole=sample.whole,
+        complete=sample.complete,
         low=low,
         high=high,
         counts=counts.astype(np.int64),

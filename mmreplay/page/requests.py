@@ -130,7 +130,7 @@ class Query:
         """Return whether a parameter is 1; it must be 0 or 1."""
         return self.choice(name, ("0", "1"), "1" if default else "0") == "1"
 
-    def rows(self, name: str, most: int) -> list[tuple[int, int]]:
+    def rows(self, name: str, maximum: int) -> list[tuple[int, int]]:
         """Return pairs ``environment:position,...``.
 
         Raises:
@@ -149,8 +149,8 @@ class Query:
                     BAD, f"{name} must be environment:position,environment:position."
                 )
             pairs.append((int(env_id), int(position)))
-        if len(pairs) > most:
-            raise Refusal(BAD, f"{name} must name at most {most} rows.")
+        if len(pairs) > maximum:
+            raise Refusal(BAD, f"{name} must name at most {maximum} rows.")
         return pairs
 
 

@@ -44,13 +44,13 @@ class Sample:
         positions: int64 ``[N]``, neighbours side by side.
         follows: bool ``[N]``, the step follows the one before it in the sample, in the
             same episode.
-        whole: These are all steps that the buffer holds.
+        complete: These are all steps that the buffer holds.
     """
 
     env_ids: Ids
     positions: Ids
     follows: NDArray[np.bool_]
-    whole: bool
+    complete: bool
 
     def __len__(self) -> int:
         """Steps."""
@@ -69,24 +69,24 @@ class Sample:
         return Sample(self.env_ids[rows], self.positions[rows], follows, False)
 
 
-def take_sample(buffer: ReplayBuffer, most: int = SAMPLE_ROWS) -> Sample:
+def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
     """Choose steps evenly over what the buffer holds.
 
     Args:
         buffer: Open in any mode.
-        most: Rows, at most.
+        maximum: Rows, at most.
     """
     view = buffer.view
     span = view.span
     lengths, total = span.lengths, int(span.lengths.sum())
     edges = np.cumsum(lengths)
-    whole = total <= most
-    if whole:
+    complete = total <= maximum
+    if complete:
         env_ids = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(total) + np.repeat(span.first - edges + lengths, lengths)
     else:
         run = min(RUN_ROWS, max(1, int(lengths.max())))
-        num_runs = max(2, most // run)
+        num_runs = max(2, maximum // run)
         rows = (np.arange(num_runs) * (total - run)) // (num_runs - 1)
         envs = np.searchsorted(edges, rows, "right")
         firsts = rows - (edges - lengths)[envs] + span.first[envs]
@@ -103,7 +103,7 @@ def take_sample(buffer: ReplayBuffer, most: int = SAMPLE_ROWS) -> Sample:
     if len(positions):
         follows[1:] = (np.diff(positions) == 1) & (np.diff(env_ids) == 0)
         follows &= (flags & START) == 0
-    return Sample(env_ids, positions, follows, whole)
+    return Sample(env_ids, positions, follows, complete)
 
 
 def rows_of(field: Field) -> int:
@@ -180,7 +180,7 @@ class FieldFacts:
         kind: Of the dtype: ``"f"``, ``"i"``, ``"u"`` or ``"b"``.
         image: How frames lie in it; None where it is no image.
         rows: Rows looked at.
-        whole: These are all steps that the buffer holds.
+        complete: These are all steps that the buffer holds.
         moments: Over all finite elements.
         num_nan: NaN elements.
         constant: Components with one value in all rows, int64 ``[N]``.
@@ -204,7 +204,7 @@ class FieldFacts:
     kind: str
     image: ImageLayout | None
     rows: int
-    whole: bool
+    complete: bool
     moments: Moments
     num_nan: int
     constant: Ids
@@ -286,7 +286,7 @@ def measure(
         kind=values.dtype.kind,
         image=image,
         rows=len(some),
-        whole=some.whole,
+        complete=some.complete,
         moments=moments,
         num_nan=num_nan,
         constant=constant,

@@ -22,7 +22,7 @@ from mmreplay.convert.staging import Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import FailedError, called
-from mmreplay.page.api import OK, Answer, Page, Shown
+from mmreplay.page.api import OK, Page, PageAnswer, Shown
 from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
 from mmreplay.page.curves import MAX_VALUES_ROWS
 from mmreplay.page.episodes import EpisodeColumns, histogram_of_episodes, table_rows
@@ -154,7 +154,7 @@ class _Saver:
     def answer(self, path: str, **parameters: object) -> tuple[str, str, bytes] | None:
         """Return key, type and body of an answer; None for one that is refused."""
         key, query = key_of(path, **parameters)
-        found: Answer = self.page.answer(path, query)
+        found: PageAnswer = self.page.answer(path, query)
         if found.status != OK:
             return None
         self.nbytes += len(found.body)

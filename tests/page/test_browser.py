@@ -96,10 +96,14 @@ def test_the_table_lists_sorts_and_filters(tab, serve, path, stored):
         "return document.querySelector('.ehead [aria-sort=descending]')?.textContent"
         ".startsWith('Return')"
     )
-    best = tab.wait(
-        "return document.querySelector('.erow [role=cell]:nth-child(4)')?.textContent"
+    best = int(table.returns.argmax())
+    wanted = f"e={table.env_ids[best]}:{table.begin[best]}"
+    tab.wait(
+        "return document.querySelector('.erow[data-row=\"0\"] a')"
+        f"?.getAttribute('href').includes('{wanted}')"
     )
-    assert numbers(best)[0] == pytest.approx(table.returns.max(), rel=1e-3)
+    shown = tab.text('.erow[data-row="0"] [role=cell]:nth-child(4)')
+    assert numbers(shown)[0] == pytest.approx(table.returns.max(), rel=1e-3)
     tab.run(
         "const s = document.getElementById('env'); s.value = '1'; s"
         ".dispatchEvent(new Event('change'))"
