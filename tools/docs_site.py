@@ -38,7 +38,9 @@ REFERENCE = {
     "transforms": ("Transforms", "transforms"),
     "loader": ("Loaders", "loader", "limiter"),
     "convert": ("Conversions", "convert", "storage.foreign_zarr"),
-    "tools": ("Tools", "plan", "recording", "repairing", "stats", "verify"),
+    "tools": (
+        "Tools", "page.launch", "plan", "recording", "repairing", "stats", "verify",
+    ),
     "errors": ("Errors and warnings", "errors"),
 }  # fmt: skip
 """Pages of the reference: title, and the modules whose public names they show."""
