@@ -259,11 +259,7 @@ def summarize(
     """
     check_buffer(buffer)
     chosen = buffer.schema.paths if paths is None else tuple(paths)
-<<<<<<< HEAD
     return _scan(buffer, _episodes(buffer), chosen, reward_field(buffer), progress)
-=======
-    return _scan(buffer, _episodes(buffer), chosen, scalar_reward(buffer), progress)
->>>>>>> 601ace8 (Move what the page and the command line share below both)
 
 
 def histogram(
@@ -403,9 +399,6 @@ def episode_table(
     table = _episodes(buffer)
     if newest is not None:
         table = table.newest(newest)
-<<<<<<< HEAD
-    reward = reward_field(buffer)
-=======
     return read_returns(buffer, table, progress)
 
 
@@ -423,18 +416,13 @@ def read_returns(
         Episodes that left the ring are left out; those of which some steps left it are
         headless. Without a scalar reward field the table itself.
     """
-    reward = scalar_reward(buffer)
->>>>>>> 601ace8 (Move what the page and the command line share below both)
+    reward = reward_field(buffer)
     if reward is None:
         return table
     return _scan(buffer, table, (), reward, progress)[1]
 
 
-<<<<<<< HEAD
 def reward_field(buffer: ReplayBuffer) -> str | None:
-=======
-def scalar_reward(buffer: ReplayBuffer) -> str | None:
->>>>>>> 601ace8 (Move what the page and the command line share below both)
     """The field whose sums are returns, if there is a scalar one."""
     reward = buffer.schema.role("reward")
     field = None if reward is None else buffer.schema.fields.get(reward)

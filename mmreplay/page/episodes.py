@@ -23,7 +23,7 @@ from mmreplay.episodes import BREAK, CUT, TERMINATED, TRUNCATED
 from mmreplay.page.requests import Query
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import BackgroundReader, ShownBuffer, version_of
-from mmreplay.stats import EpisodeTable, read_returns, scalar_reward
+from mmreplay.stats import EpisodeTable, read_returns, reward_field
 
 KINDS = ("terminated", "truncated", "both", "broken off", "running")
 KIND_TERMINATED, KIND_TRUNCATED, KIND_BOTH, KIND_BROKEN, KIND_RUNNING = range(5)
@@ -121,7 +121,7 @@ class EpisodeColumns:
 
     def read(self, buffer: ReplayBuffer, rows: Ids) -> None:
         """Read the returns of some episodes, int64 ``[M]``, growing."""
-        if scalar_reward(buffer) is None:
+        if reward_field(buffer) is None:
             self.known[rows] = True
             return
         env_ids, begin = self.env_ids[rows].astype(np.int64), self.begin[rows]
@@ -189,7 +189,7 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
             view, env_ids[rows].astype(np.int64), last, running[rows]
         )
     known = np.zeros(count, bool)
-    if scalar_reward(buffer) is None:
+    if reward_field(buffer) is None:
         known[:] = True
     returns = np.full(count, np.nan, np.float32)
     return EpisodeColumns(

@@ -10,7 +10,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL
 from mmreplay.page.episodes import KINDS, end_kinds
 from mmreplay.page.requests import GONE, Refusal
-from mmreplay.stats import scalar_reward, widen
+from mmreplay.stats import reward_field, widen
 
 LISTED_REWARDS = 2000
 """Steps with a reward other than 0 that are listed."""
@@ -79,7 +79,7 @@ def _why_not_there(env_id: int, position: int, first: int) -> str:
 
 def _rewards(buffer: ReplayBuffer, env_id: int, begin: int, end: int) -> dict[str, Any]:
     """Return of an episode, and its rewards other than 0."""
-    path = scalar_reward(buffer)
+    path = reward_field(buffer)
     if path is None:
         return {"return": None, "nonfinite": 0, "rewards": None}
     field = buffer.schema[path]
