@@ -10,8 +10,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -324,7 +326,29 @@ def test_a_listed_command_runs_alone(
     if "record" in line:
         shutil.rmtree(tmp_path / "runs" / "pong")
     monkeypatch.chdir(tmp_path)
+    if typed(line)[0] == "view" and "--save" not in line:
+        view_until_ctrl_c([*typed(line), "--no-open"])
+        return
     assert run(typed(line)) == 0, capsys.readouterr().err
+
+
+def view_until_ctrl_c(arguments):
+    """Serve the page, fetch it at the printed address, and end it as Ctrl-C does."""
+    pytest.importorskip("starlette")
+    command = [sys.executable, "-m", "mmreplay", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            address = re.search(r"http://\S+", server.stdout.readline())[0]
+            # The token of the address becomes a cookie, and leads on to the page.
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(address) as answer:
+                assert b"<title>" in answer.read()
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait() == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
