@@ -43,9 +43,9 @@ from mmreplay.page.overview import make_overview, make_priorities
 from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA
 from mmreplay.page.requests import (
     BAD,
-    GONE,
     MAX_POSITION,
     NOT_FOUND,
+    NOT_IN_RING,
     UNREADABLE,
     Query,
     Refusal,
@@ -129,7 +129,7 @@ class Page:
         ]
 
     def answer(self, path: str, query: str, tag: str = "") -> PageAnswer:
-        """PageAnswer a request.
+        """Answer a request.
 
         Args:
             path: Such as ``"/api/b/0/overview"``.
@@ -141,7 +141,7 @@ class Page:
         except Refusal as refusal:
             return _refused(refusal.status, refusal.text)
         except StaleError as error:
-            return _refused(GONE, str(error))
+            return _refused(NOT_IN_RING, str(error))
         except MemoryError:
             return _refused(FAILED, "The server has not enough memory for this.")
         except (ReplayError, OSError, ValueError, ArithmeticError) as error:
@@ -237,7 +237,7 @@ class Request:
 
 
 def answer_overview(request: Request) -> PageAnswer:
-    """PageAnswer with the first screen."""
+    """Return the first screen."""
     alpha = request.query.number("alpha", 0, MAX_ALPHA, DEFAULT_ALPHA)
     shown = request.shown
     overview = shown.buffer.result(
@@ -254,7 +254,7 @@ def answer_overview(request: Request) -> PageAnswer:
         value["priorities"] = priorities.value
         order = {"problem": 0, "look": 1, "fine": 2}
         findings = [*value["checks"], priorities.value["check"]]
-        value["checks"] = sorted(findings, key=lambda each: order[each["level"]])
+        value["checks"] = sorted(findings, key=lambda check: order[check["level"]])
         stamp = f".{priorities.made:.3f}"
     return request.json(value, overview.version + stamp)
 
@@ -275,14 +275,14 @@ def _written_at(buffer: ReplayBuffer) -> int:
 
 
 def answer_episode_table(request: Request) -> PageAnswer:
-    """PageAnswer with a page of the table of episodes."""
+    """Return a page of the table of episodes."""
     value = answer_episodes(request.shown.episodes, request.query)
     version = request.shown.episodes.columns().version
     return request.json(value, version, value["done"])
 
 
 def answer_episode(request: Request) -> PageAnswer:
-    """PageAnswer with one episode, by any of its positions."""
+    """Return one episode, by any of its positions."""
     env_id = request.env_id()
     position = request.query.integer("at", 0, MAX_POSITION)
     version = request.shown.buffer.version()
@@ -292,7 +292,7 @@ def answer_episode(request: Request) -> PageAnswer:
 
 
 def answer_curve(request: Request) -> PageAnswer:
-    """PageAnswer with curves of a field."""
+    """Return curves of a field."""
     query, path = request.query, request.path()
     env_id = request.env_id()
     first = query.integer("first", 0, MAX_POSITION)
@@ -329,7 +329,7 @@ def answer_curve(request: Request) -> PageAnswer:
 
 
 def answer_frames(request: Request) -> PageAnswer:
-    """PageAnswer with frames of an image field."""
+    """Return frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
     if layout is None:
@@ -350,7 +350,7 @@ def answer_frames(request: Request) -> PageAnswer:
         rows = [(env_id, first + step) for step in range(count)]
     env_ids, positions = alive_rows(buffer, rows)
     if not len(positions):
-        raise Refusal(GONE, "These steps were overwritten.")
+        raise Refusal(NOT_IN_RING, "These steps were overwritten.")
     field_ = buffer.schema[path]
     limits = None
     if field_.dtype not in ("uint8", "bool"):
@@ -401,7 +401,7 @@ def frame_limits(
 
 
 def answer_values(request: Request) -> PageAnswer:
-    """PageAnswer with the small fields of neighbouring rows."""
+    """Return the small fields of neighbouring rows."""
     env_id = request.env_id()
     first = request.query.integer("first", 0, MAX_POSITION)
     count = request.query.integer("count", 1, MAX_VALUES_ROWS, 64)
@@ -412,7 +412,7 @@ def answer_values(request: Request) -> PageAnswer:
 
 
 def answer_draws(request: Request) -> PageAnswer:
-    """PageAnswer with the draws of a sampler."""
+    """Return the draws of a sampler."""
     default = request.page.sampler or None
     text = request.query.text("sampler", default)
     seed = request.query.integer("seed", 0, (1 << 32) - 1, 0)
@@ -422,7 +422,7 @@ def answer_draws(request: Request) -> PageAnswer:
 
 
 def answer_compare(request: Request) -> PageAnswer:
-    """PageAnswer with the differences from another buffer of the page."""
+    """Return the differences from another buffer of the page."""
     other = request.page.shown_of(request.query, "c")
     pair = (request.shown, other)
     # With their returns: reading them may take several requests.

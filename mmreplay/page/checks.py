@@ -325,17 +325,17 @@ def check_behind(heads: Sequence[int]) -> PageFinding | None:
     )  # fmt: skip
 
 
-def check_reset_rows(found: str | None) -> PageFinding | None:
+def check_reset_rows(clause: str | None) -> PageFinding | None:
     """Report rows after episode ends that look like resets.
 
     Args:
-        found: What `mmreplay.episodes.rules.find_reset_rows` found.
+        clause: What `mmreplay.episodes.rules.find_reset_rows` found.
     """
-    if found is None:
+    if clause is None:
         return None
     return PageFinding(
         "problem", "reset rows", "Reset rows are stored as steps",
-        f"{found[0].upper()}{found[1:]}. Such rows are no steps of the environment: "
+        f"{clause[0].upper()}{evidence[1:]}. Such rows are no steps of the environment: "
         'create the buffer with autoreset="next_step".',
         "episodes",
     )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.page.requests import GONE, TOO_LARGE, Refusal
+from mmreplay.page.requests import NOT_IN_RING, TOO_LARGE, Refusal
 from mmreplay.stats import widen
 
 MAX_BUCKETS, MAX_COMPONENTS = 4096, 64
@@ -83,7 +83,9 @@ def read_curve(
     span = buffer.span
     first, stop = max(first, int(span.first[env_id])), min(stop, int(span.stop[env_id]))
     if stop <= first:
-        raise Refusal(GONE, f"These steps of environment {env_id} were overwritten.")
+        raise Refusal(
+            NOT_IN_RING, f"These steps of environment {env_id} were overwritten."
+        )
     count, row_nbytes = stop - first, max(1, field.nbytes)
     if count * row_nbytes > MAX_NBYTES:
         raise Refusal(
@@ -180,7 +182,9 @@ def read_values(
     stop = min(first + count, int(span.stop[env_id]))
     first = max(first, int(span.first[env_id]))
     if stop <= first:
-        raise Refusal(GONE, f"These steps of environment {env_id} were overwritten.")
+        raise Refusal(
+            NOT_IN_RING, f"These steps of environment {env_id} were overwritten."
+        )
     positions = np.arange(first, stop)
     fields = buffer.schema.fields
     paths = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]

@@ -9,7 +9,7 @@ import numpy as np
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL
 from mmreplay.page.episodes import KINDS, end_kinds
-from mmreplay.page.requests import GONE, Refusal
+from mmreplay.page.requests import NOT_IN_RING, Refusal
 from mmreplay.stats import reward_field, widen
 
 LISTED_REWARDS = 2000
@@ -42,10 +42,10 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
         index, span = view.index, view.span
         first, stop = int(span.first[env_id]), int(span.stop[env_id])
         if not first <= position < stop:
-            raise Refusal(GONE, _why_not_there(env_id, position, first))
+            raise Refusal(NOT_IN_RING, _why_not_there(env_id, position, first))
         episodes = index.episodes(env_id)
     if not len(episodes.begin):
-        raise Refusal(GONE, f"No step of environment {env_id} is left.")
+        raise Refusal(NOT_IN_RING, f"No step of environment {env_id} is left.")
     number = max(0, int(np.searchsorted(episodes.begin, position, "right")) - 1)
     begin, end = int(episodes.begin[number]), int(episodes.end[number])
     count = len(episodes.begin)

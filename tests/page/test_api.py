@@ -285,7 +285,7 @@ def test_an_entity_tag_saves_the_answer_until_the_buffer_changes(ask, path, rng)
         assert client.answer(name, query, tags[name]).status == 200, name
 
 
-def test_frames_of_known_generation_are_kept_by_the_browser(ask, path):
+def test_frames_of_a_known_generation_are_cached_by_the_browser(ask, path):
     query = "field=observation/pixels&env=0&first=0"
     known = ask(path).answer("frames", f"{query}&v=1.0").headers
     assert "immutable" in known["cache-control"]

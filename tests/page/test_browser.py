@@ -292,7 +292,7 @@ def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
 
 
 @pytest.mark.crash
-def test_a_killed_writer_is_told(tab, serve, tmp_path):
+def test_a_killed_writer_is_reported(tab, serve, tmp_path):
     path = tmp_path / "killed"
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True

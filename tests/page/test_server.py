@@ -310,7 +310,7 @@ def damaged(path):
     (path / "data-000001" / "COMMIT").write_bytes(b"")
 
 
-def test_a_damaged_buffer_is_told_and_the_server_lives_on(serve, tmp_path, rng):
+def test_a_damaged_buffer_is_reported_and_the_server_lives_on(serve, tmp_path, rng):
     good = make_buffer(tmp_path / "good", rng)
     bad = make_buffer(tmp_path / "bad", rng)
     damaged(bad)
@@ -431,11 +431,11 @@ def test_at_most_four_threads_work(serve, path):
     assert most <= 4
 
 
-def test_a_port_that_is_taken_is_named(path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_an_occupied_port_is_named(path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(FailedError, match=rf"Port {port} of 127\.0\.0\.1 is taken"):
             app.make_server(Page([path]), "127.0.0.1", port)
 
@@ -445,7 +445,7 @@ def test_a_host_that_is_not_ours_is_named(path):
         app.make_server(Page([path]), "192.0.2.1", 0)
 
 
-def test_without_a_port_the_first_free_one_is_taken(path):
+def test_without_a_port_the_first_free_one_is_bound(path):
     one, two = app.bind("127.0.0.1", None), app.bind("127.0.0.1", None)
     try:
         numbers = [listener.getsockname()[1] for listener in (one, two)]
