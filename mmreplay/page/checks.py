@@ -335,8 +335,8 @@ def check_reset_rows(clause: str | None) -> PageFinding | None:
         return None
     return PageFinding(
         "problem", "reset rows", "Reset rows are stored as steps",
-        f"{clause[0].upper()}{evidence[1:]}. Such rows are no steps of the environment: "
-        'create the buffer with autoreset="next_step".',
+        f"{clause[0].upper()}{clause[1:]}. Such rows are no steps of the "
+        'environment: create the buffer with autoreset="next_step".',
         "episodes",
     )  # fmt: skip
 
