@@ -1,34 +1,34 @@
-/* Arrays that a function is given, held while it runs. */
+/* Buffers of a call's arrays, held until it returns. */
 
 typedef struct {
     const char *name;
     int count;
     Py_buffer views[MAX_ARRAYS];
-} Held;
+} Buffers;
 
 static PyObject *
-release(Held *held, PyObject *result)
+release(Buffers *buffers, PyObject *result)
 {
-    while (held->count > 0)
-        PyBuffer_Release(&held->views[--held->count]);
+    while (buffers->count > 0)
+        PyBuffer_Release(&buffers->views[--buffers->count]);
     return result;
 }
 
 static PyObject *
-refuse(Held *held, const char *message)
+refuse(Buffers *buffers, const char *message)
 {
-    PyErr_Format(PyExc_ValueError, "%s: %s", held->name, message);
-    return release(held, NULL);
+    PyErr_Format(PyExc_ValueError, "%s: %s", buffers->name, message);
+    return release(buffers, NULL);
 }
 
 /* The bytes of an array, or NULL with an error set. */
 static void *
-hold(Held *held, PyObject *array, int writable, Py_ssize_t *count, int itemsize)
+acquire(Buffers *buffers, PyObject *array, int writable, Py_ssize_t *count, int itemsize)
 {
-    Py_buffer *view = &held->views[held->count];
+    Py_buffer *view = &buffers->views[buffers->count];
     if (PyObject_GetBuffer(array, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
         return NULL;
-    held->count++;
+    buffers->count++;
     *count = view->len / itemsize;
     return view->buf;
 }

@@ -1,5 +1,5 @@
 /* Long rows, copied out of a mapping or read from its file, and pages of a mapping made
- * ready; copies.py says what each does. Other threads run meanwhile. */
+ * ready; copies.py says what each does. Other threads run during a copy. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -26,32 +26,32 @@ typedef struct {
     Py_ssize_t count, stride;
 } Wanted;
 
-/* Rows below a number of them, and room for all. */
+/* Reads rows in [0, num_rows) and an output as long as they are. */
 static int
-read_wanted(Held *held, PyObject *rows, PyObject *out, Py_ssize_t stride,
-            Py_ssize_t there, Wanted *wanted)
+read_wanted(Buffers *buffers, PyObject *rows, PyObject *out, Py_ssize_t stride,
+            Py_ssize_t num_rows, Wanted *wanted)
 {
-    Py_ssize_t room;
-    if (!(wanted->rows = hold(held, rows, 0, &wanted->count, 8)) ||
-        !(wanted->out = hold(held, out, 1, &room, 1)))
+    Py_ssize_t out_nbytes;
+    if (!(wanted->rows = acquire(buffers, rows, 0, &wanted->count, 8)) ||
+        !(wanted->out = acquire(buffers, out, 1, &out_nbytes, 1)))
         return -1;
-    int fits = room / stride == wanted->count && room % stride == 0;
+    int fits = out_nbytes / stride == wanted->count && out_nbytes % stride == 0;
     for (Py_ssize_t i = 0; fits && i < wanted->count; i++)
-        fits = wanted->rows[i] >= 0 && wanted->rows[i] < there;
+        fits = wanted->rows[i] >= 0 && wanted->rows[i] < num_rows;
     wanted->stride = stride;
     if (fits)
         return 0;
-    refuse(held, "expected rows that there are, and room for all");
+    refuse(buffers, "expected rows that there are, and room for all");
     return -1;
 }
 
 /* ---- copy_rows --------------------------------------------------------------- */
 
-/* Asked for ahead of what is copied: processors stop at the end of a page. */
+/* Prefetched ahead of the copy: processors themselves stop at the end of a page. */
 enum { AHEAD = 512, LINE = 64 };
 
-/* Past the caches: a batch that they do not hold would be read into them first, line
- * by line, to be written. */
+/* Writes past the caches: otherwise each line of a batch that they do not hold would be
+ * read into them before it is written. */
 static void
 copy_past(char *to, const char *from, size_t nbytes)
 {
@@ -75,7 +75,7 @@ static PyObject *
 copy_rows(PyObject *module, PyObject *args)
 {
     PyObject *array, *rows, *out;
-    Held held = {.name = "copy_rows"};
+    Buffers buffers = {.name = "copy_rows"};
     Py_ssize_t stride, nbytes;
     Wanted wanted;
     const char *from;
@@ -83,10 +83,10 @@ copy_rows(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OnOO:copy_rows", &array, &stride, &rows, &out))
         return NULL;
     if (stride < 1)
-        return refuse(&held, "expected rows of a byte at least");
-    if (!(from = hold(&held, array, 0, &nbytes, 1)) ||
-        read_wanted(&held, rows, out, stride, nbytes / stride, &wanted) < 0)
-        return release(&held, NULL);
+        return refuse(&buffers, "expected rows of a byte at least");
+    if (!(from = acquire(&buffers, array, 0, &nbytes, 1)) ||
+        read_wanted(&buffers, rows, out, stride, nbytes / stride, &wanted) < 0)
+        return release(&buffers, NULL);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < wanted.count; i++)
         copy_past(wanted.out + i * stride, from + wanted.rows[i] * stride,
@@ -95,43 +95,43 @@ copy_rows(PyObject *module, PyObject *args)
     _mm_sfence();
 #endif
     Py_END_ALLOW_THREADS
-    return release(&held, Py_NewRef(Py_None));
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 /* ---- read_rows --------------------------------------------------------------- */
 
-/* Of a longer range Linux reads what a device takes in one request, and no more. */
-enum { ASKED_NBYTES = 128 << 10 };
+/* Of a longer range Linux reads only as much as the device takes in one request. */
+enum { ADVISED_NBYTES = 128 << 10 };
 
-/* Rows that follow each other in the file and in the room. */
+/* Rows that follow each other in the file and in the output. */
 typedef struct {
     int64_t row;
-    Py_ssize_t place, count;
-} Stretch;
+    Py_ssize_t out_row, count;
+} Fragment;
 
 static int
 by_row(const void *one, const void *other)
 {
-    int64_t first = ((const Stretch *)one)->row, second = ((const Stretch *)other)->row;
+    int64_t first = ((const Fragment *)one)->row, second = ((const Fragment *)other)->row;
     return (first > second) - (first < second);
 }
 
 static Py_ssize_t
-stretches_of(const Wanted *wanted, Stretch *found)
+find_fragments(const Wanted *wanted, Fragment *fragments)
 {
     Py_ssize_t some = 0;
     for (Py_ssize_t i = 0; i < wanted->count; i++) {
         if (i > 0 && wanted->rows[i] == wanted->rows[i - 1] + 1)
-            found[some - 1].count++;
+            fragments[some - 1].count++;
         else
-            found[some++] = (Stretch){wanted->rows[i], i, 1};
+            fragments[some++] = (Fragment){wanted->rows[i], i, 1};
     }
-    qsort(found, (size_t)some, sizeof *found, by_row);
+    qsort(fragments, (size_t)some, sizeof *fragments, by_row);
     return some;
 }
 
 static int
-read_stretch(int fd, char *to, size_t nbytes, int64_t offset)
+read_fragment(int fd, char *to, size_t nbytes, int64_t offset)
 {
     while (nbytes > 0) {
         ssize_t got = pread(fd, to, nbytes, (off_t)offset);
@@ -145,51 +145,54 @@ read_stretch(int fd, char *to, size_t nbytes, int64_t offset)
 typedef struct {
     int fd;
     Py_ssize_t count, stride;
-    const Stretch *stretches;
-} Asking;
+    const Fragment *fragments;
+} ReadAhead;
 
-/* Asks the disk for everything, in the order in which it is read. To ask takes a core
- * half of the time that the disk needs, and to copy most of the rest. */
+/* Requests all fragments from the disk, in the order in which they are read. The
+ * requests take a core half of the time that the disk needs, and the copies most of the
+ * rest. */
 static void *
-ask_for_all(void *given)
+advise_all(void *argument)
 {
-    const Asking *asking = given;
-    for (Py_ssize_t i = 0; i < asking->count; i++) {
-        int64_t offset = asking->stretches[i].row * asking->stride;
-        int64_t stop = offset + asking->stretches[i].count * asking->stride;
-        for (; offset < stop; offset += ASKED_NBYTES) {
-            int64_t nbytes = stop - offset < ASKED_NBYTES ? stop - offset : ASKED_NBYTES;
-            posix_fadvise(asking->fd, (off_t)offset, (off_t)nbytes, POSIX_FADV_WILLNEED);
+    const ReadAhead *read_ahead = argument;
+    for (Py_ssize_t i = 0; i < read_ahead->count; i++) {
+        int64_t offset = read_ahead->fragments[i].row * read_ahead->stride;
+        int64_t stop = offset + read_ahead->fragments[i].count * read_ahead->stride;
+        for (; offset < stop; offset += ADVISED_NBYTES) {
+            int64_t left = stop - offset;
+            off_t nbytes = (off_t)(left < ADVISED_NBYTES ? left : ADVISED_NBYTES);
+            posix_fadvise(read_ahead->fd, (off_t)offset, nbytes, POSIX_FADV_WILLNEED);
         }
     }
     return NULL;
 }
 
-/* Has another thread ask, or does it first where there is none to be had. */
+/* Requests the fragments in another thread, or here if no thread can be started. */
 static int
-begin_asking(Asking *asking, pthread_t *thread)
+start_read_ahead(ReadAhead *read_ahead, pthread_t *thread)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int begun = pthread_create(thread, NULL, ask_for_all, asking) == 0;
+    int begun = pthread_create(thread, NULL, advise_all, read_ahead) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!begun)
-        ask_for_all(asking);
+        advise_all(read_ahead);
     return begun;
 }
 
 static int
-read_all(int fd, const Wanted *wanted, Stretch *stretches, int ask)
+read_all(int fd, const Wanted *wanted, Fragment *fragments, int in_thread)
 {
-    Py_ssize_t some = stretches_of(wanted, stretches), stride = wanted->stride;
-    Asking asking = {fd, some, stride, stretches};
+    Py_ssize_t some = find_fragments(wanted, fragments), stride = wanted->stride;
+    ReadAhead read_ahead = {fd, some, stride, fragments};
     pthread_t thread;
-    int done = 1, begun = ask && begin_asking(&asking, &thread);
+    int done = 1, begun = in_thread && start_read_ahead(&read_ahead, &thread);
     for (Py_ssize_t i = 0; done && i < some; i++) {
-        const Stretch *each = &stretches[i];
-        done = read_stretch(fd, wanted->out + each->place * stride,
-                            (size_t)(each->count * stride), each->row * stride) == 0;
+        const Fragment *fragment = &fragments[i];
+        done = read_fragment(fd, wanted->out + fragment->out_row * stride,
+                             (size_t)(fragment->count * stride),
+                             fragment->row * stride) == 0;
     }
     if (begun)
         pthread_join(thread, NULL);
@@ -200,30 +203,31 @@ static PyObject *
 read_rows(PyObject *module, PyObject *args)
 {
     PyObject *rows, *out;
-    Held held = {.name = "read_rows"};
+    Buffers buffers = {.name = "read_rows"};
     Py_ssize_t stride;
     Wanted wanted;
-    int fd, ask, done = 0;
+    int fd, read_ahead, done = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "inOOp:read_rows", &fd, &stride, &rows, &out, &ask))
+    if (!PyArg_ParseTuple(args, "inOOp:read_rows", &fd, &stride, &rows, &out,
+                          &read_ahead))
         return NULL;
     if (stride < 1)
-        return refuse(&held, "expected rows of a byte at least");
-    if (read_wanted(&held, rows, out, stride, PY_SSIZE_T_MAX / stride, &wanted) < 0)
-        return release(&held, NULL);
-    Stretch *stretches = malloc(((size_t)wanted.count + 1) * sizeof *stretches);
-    /* One of its own: what another thread closes meanwhile may be given out again, as
-     * another file's. */
+        return refuse(&buffers, "expected rows of a byte at least");
+    if (read_wanted(&buffers, rows, out, stride, PY_SSIZE_T_MAX / stride, &wanted) < 0)
+        return release(&buffers, NULL);
+    Fragment *fragments = malloc(((size_t)wanted.count + 1) * sizeof *fragments);
+    /* A descriptor of its own: if another thread closes `fd` during the reads, its number
+     * may soon be that of another file. */
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (stretches != NULL && own >= 0) {
+    if (fragments != NULL && own >= 0) {
         Py_BEGIN_ALLOW_THREADS
-        done = read_all(own, &wanted, stretches, ask);
+        done = read_all(own, &wanted, fragments, read_ahead);
         Py_END_ALLOW_THREADS
     }
     if (own >= 0)
         close(own);
-    free(stretches);
-    return release(&held, PyBool_FromLong(done));
+    free(fragments);
+    return release(&buffers, PyBool_FromLong(done));
 }
 
 /* ---- populate ---------------------------------------------------------------- */
@@ -233,12 +237,12 @@ read_rows(PyObject *module, PyObject *args)
 #endif
 
 static PyObject *
-populate(PyObject *module, PyObject *const *args, Py_ssize_t given)
+populate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    if (given != 2)
+    if (nargs != 2)
         return PyErr_Format(PyExc_TypeError, "populate: got %zd arguments, expected 2",
-                            given);
+                            nargs);
     void *address = PyLong_AsVoidPtr(args[0]);
     size_t nbytes = PyLong_AsSize_t(args[1]);
     if (PyErr_Occurred())

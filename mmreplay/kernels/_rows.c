@@ -1,5 +1,6 @@
 /* Rows of bytes: packed, marked and published. rows.py is the twin of
- * each, and says what it does; both give the same bytes and refuse the same things.
+ * each function and says what it does; both write the same bytes and refuse the same
+ * arguments.
  * Bytes are little-endian, as on disk: elsewhere the twins serve. */
 
 #define PY_SSIZE_T_CLEAN
@@ -97,8 +98,8 @@ flat(const Ends *first, const Ends *second, Py_ssize_t envs)
            second->rows == envs;
 }
 
-/* `mark_rows` without final rows: a row starts where the one before it ended, so that
- * many are told at once. */
+/* `mark_rows` without final rows: a row starts an episode if the row before it ended
+ * one, so that many rows are marked at once. */
 static void
 mark_flat(unsigned char *restrict out, const unsigned char *before,
           const char *restrict first, const char *restrict second, Py_ssize_t count,
@@ -197,9 +198,9 @@ execute(PyObject *module)
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (type == NULL)
             return -1;
-        int told = PyModule_AddObjectRef(module, names[i], type);
+        int status = PyModule_AddObjectRef(module, names[i], type);
         Py_DECREF(type);
-        if (told < 0)
+        if (status < 0)
             return -1;
     }
     return 0;

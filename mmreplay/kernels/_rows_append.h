@@ -18,7 +18,7 @@ typedef struct {
 } Append;
 
 static void
-let_views_go(Append *self)
+release_views(Append *self)
 {
     self->reserved = self->blanks = 0;
     for (int i = 0; i < NUM_VIEWS; i++)
@@ -33,9 +33,9 @@ is_a(PyObject *module, const char *name, PyObject *object)
     PyObject *type = PyObject_GetAttrString(module, name);
     if (type == NULL)
         return -1;
-    int told = PyObject_IsInstance(object, type);
+    int result = PyObject_IsInstance(object, type);
     Py_DECREF(type);
-    return told;
+    return result;
 }
 
 static PyObject *
@@ -70,7 +70,7 @@ Append_dealloc(Append *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    let_views_go(self);
+    release_views(self);
     Py_XDECREF((PyObject *)self->packer);
     Py_XDECREF((PyObject *)self->slot);
     release(self);
@@ -81,7 +81,7 @@ static PyObject *
 Append_release(Append *self, PyObject *unused)
 {
     (void)unused;
-    let_views_go(self);
+    release_views(self);
     Py_RETURN_NONE;
 }
 
@@ -100,24 +100,24 @@ reservation_fits(const Append *self)
 static PyObject *
 Append_reserve(Append *self, PyObject *args)
 {
-    PyObject *given[NUM_VIEWS];
+    PyObject *nargs[NUM_VIEWS];
     Py_ssize_t low, high;
     double until;
-    if (!PyArg_ParseTuple(args, "OOOOOnnd:reserve", &given[RECORDS], &given[FLAGS],
-                          &given[COMMIT], &given[LIMITS], &given[TAILS], &low, &high,
+    if (!PyArg_ParseTuple(args, "OOOOOnnd:reserve", &nargs[RECORDS], &nargs[FLAGS],
+                          &nargs[COMMIT], &nargs[LIMITS], &nargs[TAILS], &low, &high,
                           &until))
         return NULL;
-    let_views_go(self);
+    release_views(self);
     for (int i = 0; i < NUM_VIEWS; i++)
-        if (contiguous(given[i], &self->views[i], i <= COMMIT) < 0) {
-            let_views_go(self);
+        if (contiguous(nargs[i], &self->views[i], i <= COMMIT) < 0) {
+            release_views(self);
             return NULL;
         }
     self->low = low;
     self->high = high;
     self->until = until;
     if (!reservation_fits(self)) {
-        let_views_go(self);
+        release_views(self);
         return PyErr_Format(PyExc_ValueError,
                             "reserve: expected rows of the files, packed together");
     }
@@ -149,8 +149,8 @@ is_blank(Append *self, Py_ssize_t offset)
     return 1;
 }
 
-/* All of a publication, or but for zeros where zeros are: to store 4 KiB a step has
- * the first cache hold little else. */
+/* Stores a publication, without its zeros where the file has them already: 4 KiB stored
+ * at each step would fill the first cache. */
 static void
 store_slot(Append *self, Py_ssize_t offset)
 {
@@ -181,13 +181,13 @@ store_step(Append *self, Py_ssize_t row, Py_ssize_t offset)
 }
 
 static PyObject *
-Append_add(Append *self, PyObject *const *args, Py_ssize_t given)
+Append_add(Append *self, PyObject *const *args, Py_ssize_t nargs)
 {
     RecordPacker *packer = self->packer;
     Slot *slot = self->slot;
-    if (given != 5)
+    if (nargs != 5)
         return PyErr_Format(PyExc_TypeError, "add: got %zd arguments, expected 5",
-                            given);
+                            nargs);
     Py_ssize_t row = PyLong_AsSsize_t(args[1]), offset = PyLong_AsSsize_t(args[2]);
     unsigned long long number = PyLong_AsUnsignedLongLong(args[3]);
     if (PyErr_Occurred())
@@ -258,24 +258,24 @@ extend_files(Append *self, PyObject *const *args, const Py_buffer *flags,
 }
 
 static PyObject *
-Append_extend(Append *self, PyObject *const *args, Py_ssize_t given)
+Append_extend(Append *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    enum { GIVEN = 12, COLUMN_FLAGS = 2, FILES = 3 };
+    enum { NUM_ARGS = 12, COLUMN_FLAGS = 2, FILES = 3 };
     /* Where the mappings stand among the arguments. */
     static const int at[FILES] = {[RECORDS] = 3, [FLAGS] = 5, [COMMIT] = 6};
     Py_buffer flags, files[FILES];
-    int held = 0, done = -1;
-    if (given != GIVEN)
+    int acquired = 0, done = -1;
+    if (nargs != NUM_ARGS)
         return PyErr_Format(PyExc_TypeError, "extend: got %zd arguments, expected %d",
-                            given, GIVEN);
+                            nargs, NUM_ARGS);
     if (contiguous(args[COLUMN_FLAGS], &flags, 0) < 0)
         return NULL;
-    while (held < FILES && contiguous(args[at[held]], &files[held], 1) == 0)
-        held++;
-    if (held == FILES)
+    while (acquired < FILES && contiguous(args[at[acquired]], &files[acquired], 1) == 0)
+        acquired++;
+    if (acquired == FILES)
         done = extend_files(self, args, &flags, files);
-    while (held--)
-        PyBuffer_Release(&files[held]);
+    while (acquired--)
+        PyBuffer_Release(&files[acquired]);
     PyBuffer_Release(&flags);
     return done < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -1,7 +1,7 @@
-/* Values that come as DLPack capsules, of whichever library makes them: looked at
- * without a call to it. https://dmlc.github.io/dlpack has the layout, version 0. */
+/* Values that come as DLPack capsules of any library, read without a call to it.
+ * https://dmlc.github.io/dlpack has the layout, version 0. */
 
-enum { ON_CPU = 1, MOST_AXES = 16 };
+enum { ON_CPU = 1, MAX_AXES = 16 };
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_NONE = 255 };
 
 typedef struct {
@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     Py_buffer view;
-    Py_ssize_t shape[MOST_AXES], strides[MOST_AXES];
+    Py_ssize_t shape[MAX_AXES], strides[MAX_AXES];
 } Seen;
 
 static const Exchanged *
@@ -48,36 +48,36 @@ code_of(PyObject *dtype, uint8_t *code)
  * [n, 1] as [n]. ODD where they are elsewhere, of another dtype or of other axes than
  * the field's, behind one of any length; or nowhere. */
 static int
-see(const Exchanged *given, const Member *member, Seen *seen)
+see(const Exchanged *tensor, const Member *member, Seen *seen)
 {
-    Py_ssize_t ndim = given->ndim, lead;
-    if (given->device != ON_CPU || given->lanes != 1 || given->code != member->code ||
-        given->bits != 8 * member->itemsize || given->data == NULL)
+    Py_ssize_t ndim = tensor->ndim, lead;
+    if (tensor->device != ON_CPU || tensor->lanes != 1 || tensor->code != member->code ||
+        tensor->bits != 8 * member->itemsize || tensor->data == NULL)
         return ODD;
-    if (ndim == 2 && member->mark && !member->ndim && given->shape[1] == 1)
+    if (ndim == 2 && member->mark && !member->ndim && tensor->shape[1] == 1)
         ndim--;
     lead = ndim - member->ndim;
-    if (lead < 0 || lead > 1 || ndim > MOST_AXES)
+    if (lead < 0 || lead > 1 || ndim > MAX_AXES)
         return ODD;
     for (Py_ssize_t i = 0; i < member->ndim; i++)
-        if (given->shape[lead + i] != member->shape[i])
+        if (tensor->shape[lead + i] != member->shape[i])
             return ODD;
     size_t itemsize = (size_t)member->itemsize, nbytes = itemsize;
     for (Py_ssize_t i = ndim; i > 0; i--) {
         /* Of an axis of 1 torch says any stride: it may not be a number of bytes. */
-        size_t stride = given->strides ? (size_t)given->strides[i - 1] * itemsize : nbytes;
-        seen->shape[i - 1] = (Py_ssize_t)given->shape[i - 1];
+        size_t stride = tensor->strides ? (size_t)tensor->strides[i - 1] * itemsize : nbytes;
+        seen->shape[i - 1] = (Py_ssize_t)tensor->shape[i - 1];
         seen->strides[i - 1] = (Py_ssize_t)stride;
-        nbytes *= (size_t)given->shape[i - 1];
+        nbytes *= (size_t)tensor->shape[i - 1];
     }
     seen->view = (Py_buffer){
-        .buf = (char *)given->data + given->offset,
+        .buf = (char *)tensor->data + tensor->offset,
         .len = (Py_ssize_t)nbytes,
         .ndim = (int)ndim,
         .shape = seen->shape,
         .strides = seen->strides,
     };
-    return TAKEN;
+    return ACCEPTED;
 }
 
 /* Whether the field's own axes lie one behind the other. */

@@ -44,9 +44,9 @@ pack_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t firs
           Py_ssize_t stop)
 {
     /* A few records at a time: they are in the first cache until all is written. */
-    Py_ssize_t stride = self->stride, most = stride < BATCH ? BATCH / stride : 1;
-    for (Py_ssize_t row = first; row < stop; row += most) {
-        Py_ssize_t rows = stop - row < most ? stop - row : most;
+    Py_ssize_t stride = self->stride, max_rows = stride < BATCH ? BATCH / stride : 1;
+    for (Py_ssize_t row = first; row < stop; row += max_rows) {
+        Py_ssize_t rows = stop - row < max_rows ? stop - row : max_rows;
         for (Py_ssize_t i = 0; i < self->count; i++) {
             const Member *member = &self->members[i];
             if (member->offset >= 0)
@@ -59,8 +59,8 @@ pack_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t firs
 
 /* Rows with zeros where a record has no field. */
 static void
-pack_whole(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
-           Py_ssize_t stop)
+pack_zeroed(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
+            Py_ssize_t stop)
 {
     if (self->gaps)
         memset(out, 0, (size_t)((stop - first) * self->stride));
@@ -89,8 +89,8 @@ stream_lines(char *base, const char *batch, size_t begin, size_t end)
     memcpy(base + begin, batch + begin, end - begin);
 }
 
-/* The same as `pack_rows` for rows that nobody reads soon: a row is put together in
- * the first cache, and what it replaces is never read. */
+/* The same as `pack_rows` for rows that are not read soon: a row is put together in the
+ * first cache, and the bytes that it replaces are never read. */
 static void
 stream_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t first,
             Py_ssize_t stop)
@@ -98,32 +98,32 @@ stream_rows(RecordPacker *self, const Py_buffer *views, char *out, Py_ssize_t fi
     _Alignas(LINE) char batch[BATCH + LINE];
     size_t stride = (size_t)self->stride, begin = (uintptr_t)out % LINE, at = begin;
     char *base = out - begin;
-    Py_ssize_t most = (Py_ssize_t)(BATCH / stride);
-    if (most < 1) {
-        pack_whole(self, views, out, first, stop);
+    Py_ssize_t max_rows = (Py_ssize_t)(BATCH / stride);
+    if (max_rows < 1) {
+        pack_zeroed(self, views, out, first, stop);
         return;
     }
-    for (Py_ssize_t row = first; row < stop; row += most) {
-        Py_ssize_t rows = stop - row < most ? stop - row : most;
+    for (Py_ssize_t row = first; row < stop; row += max_rows) {
+        Py_ssize_t rows = stop - row < max_rows ? stop - row : max_rows;
         size_t nbytes = (size_t)rows * stride;
         if (self->gaps)
             memset(batch + at, 0, nbytes);
         pack_rows(self, views, batch + at, row, row + rows);
         at += nbytes;
-        size_t whole = at / LINE * LINE;
-        if (whole) {
-            stream_lines(base, batch, begin, whole);
-            base += whole;
-            at -= whole;
-            memcpy(batch, batch + whole, at);
+        size_t full_lines = at / LINE * LINE;
+        if (full_lines) {
+            stream_lines(base, batch, begin, full_lines);
+            base += full_lines;
+            at -= full_lines;
+            memcpy(batch, batch + full_lines, at);
             begin = 0;
         }
     }
     if (at > begin)
         stream_lines(base, batch, begin, at);
-    /* Before whatever says that the rows are there. */
+    /* Before any store that publishes the rows. */
     _mm_sfence();
 }
 #else
-#define stream_rows pack_whole
+#define stream_rows pack_zeroed
 #endif

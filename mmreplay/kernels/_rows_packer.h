@@ -72,7 +72,7 @@ read_key(RecordPacker *self, Key *key, PyObject *item)
     Py_INCREF(name);
     key->name = name;
     PyUnicode_InternInPlace(&key->name);
-    /* `find_values` follows these numbers without a look. */
+    /* `find_values` does not check these numbers again. */
     if (key->member >= self->count || key->count < 0) {
         PyErr_Format(PyExc_ValueError, "RecordPacker: %R is no key of a field", name);
         return -1;
@@ -95,21 +95,21 @@ end_of(const RecordPacker *self, Py_ssize_t at)
 
 /* Whether every field has one key. */
 static int
-each_has_a_key(const RecordPacker *self)
+every_field_has_a_key(const RecordPacker *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        Py_ssize_t found = 0;
+        Py_ssize_t num = 0;
         for (Py_ssize_t at = 0; at < self->num_keys; at++)
-            found += self->keys[at].member == i;
-        if (found != 1)
+            num += self->keys[at].member == i;
+        if (num != 1)
             return 0;
     }
     return 1;
 }
 
-/* Zeroed bytes that Python sees, and this holds. */
+/* A zeroed bytearray, and its buffer. */
 static PyObject *
-room_for(Py_ssize_t nbytes, Py_buffer *view)
+zeroed_bytes(Py_ssize_t nbytes, Py_buffer *view)
 {
     PyObject *bytes = PyByteArray_FromStringAndSize(NULL, nbytes);
     if (bytes != NULL && contiguous(bytes, view, 1) < 0)
@@ -123,13 +123,13 @@ static PyObject *
 RecordPacker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *members, *keys, *array_type, *double_type;
-    Py_ssize_t nbytes, num_envs, most;
+    Py_ssize_t nbytes, num_envs, max_nbytes;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "RecordPacker takes no keywords");
     if (!PyArg_ParseTuple(args, "O!O!nnnOO:RecordPacker", &PyTuple_Type, &members,
-                          &PyTuple_Type, &keys, &nbytes, &num_envs, &most, &array_type,
-                          &double_type))
+                          &PyTuple_Type, &keys, &nbytes, &num_envs, &max_nbytes,
+                          &array_type, &double_type))
         return NULL;
     RecordPacker *self = (RecordPacker *)alloc(type, 0);
     if (self == NULL)
@@ -141,9 +141,10 @@ RecordPacker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->array_type = array_type;
     self->double_type = double_type;
     self->dtype_name = PyUnicode_InternFromString("dtype");
-    self->together = nbytes && num_envs > 0 && (num_envs == 1 || most / nbytes >= num_envs);
-    self->rows = room_for(self->together ? num_envs * nbytes : 0, &self->rows_view);
-    self->ends = room_for(num_envs > 0 ? num_envs : 0, &self->ends_view);
+    self->together = nbytes && num_envs > 0 &&
+                     (num_envs == 1 || max_nbytes / nbytes >= num_envs);
+    self->rows = zeroed_bytes(self->together ? num_envs * nbytes : 0, &self->rows_view);
+    self->ends = zeroed_bytes(num_envs > 0 ? num_envs : 0, &self->ends_view);
     if (self->rows == NULL || self->ends == NULL)
         goto failed;
     Py_ssize_t count = PyTuple_Size(members), num_keys = PyTuple_Size(keys);
@@ -166,7 +167,7 @@ RecordPacker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         if (read_key(self, key, item) < 0)
             goto failed;
     }
-    if (end_of(self, 0) != num_keys || !each_has_a_key(self)) {
+    if (end_of(self, 0) != num_keys || !every_field_has_a_key(self)) {
         PyErr_Format(PyExc_ValueError, "RecordPacker: the keys are no tree of the fields");
         goto failed;
     }
@@ -242,10 +243,10 @@ find_values(RecordPacker *self, PyObject *branch, Py_ssize_t *at, PyObject **val
         }
         int status = find_values(self, value, at, values);
         Py_DECREF(value);
-        if (status != TAKEN)
+        if (status != ACCEPTED)
             return status;
     }
-    return TAKEN;
+    return ACCEPTED;
 }
 
 /* The same where the keys are whole paths. */
@@ -261,7 +262,7 @@ find_flat(RecordPacker *self, PyObject *data, PyObject **values)
         Py_INCREF(value);
         values[i] = value;
     }
-    return TAKEN;
+    return ACCEPTED;
 }
 
 enum { FEW = 32 };
@@ -287,7 +288,7 @@ values_of(RecordPacker *self, PyObject *data, PyObject **few, int *status)
         forget(values, self->count);
         *status = find_flat(self, data, values);
     }
-    if (*status == TAKEN)
+    if (*status == ACCEPTED)
         return values;
     forget(values, self->count);
     if (values != few)
@@ -365,7 +366,7 @@ prepare(RecordPacker *self, PyObject *data)
     unsigned char *ends = self->ends_view.buf;
     if (self->num_envs > 1)
         memset(ends, 0, (size_t)self->num_envs);
-    for (Py_ssize_t i = 0; i < self->count && status == TAKEN; i++) {
+    for (Py_ssize_t i = 0; i < self->count && status == ACCEPTED; i++) {
         const Member *member = &self->members[i];
         status = self->num_envs == 1 ? take(self, member, values[i], &marks)
                                      : take_each(self, member, values[i], &marks);
@@ -377,7 +378,7 @@ prepare(RecordPacker *self, PyObject *data)
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const Member *member = &self->members[i];
         PyObject *former = values[i];
-        if (status == TAKEN && !member->mark && member->nbytes &&
+        if (status == ACCEPTED && !member->mark && member->nbytes &&
             (member->offset < 0 || !self->together)) {
             former = self->unpacked[i];
             self->unpacked[i] = values[i];
@@ -386,7 +387,7 @@ prepare(RecordPacker *self, PyObject *data)
     }
     if (values != few)
         PyMem_Free(values);
-    return status == TAKEN ? marks : status == FAILED ? FAILED_STEP : ODD_STEP;
+    return status == ACCEPTED ? marks : status == FAILED ? FAILED_STEP : ODD_STEP;
 }
 
 static PyObject *
@@ -418,21 +419,22 @@ RecordPacker_unpacked(RecordPacker *self, PyObject *unused)
     return columns;
 }
 
-/* Buffers of the fields in the record; how many of the first are held. */
+/* Buffers of the fields in the record; returns the number of members before the first
+ * one that failed. */
 static Py_ssize_t
-hold(RecordPacker *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
+acquire_columns(RecordPacker *self, PyObject *columns, Py_buffer *views, Py_ssize_t stop)
 {
     Py_ssize_t i = 0;
     for (; i < self->count; i++) {
         const Member *member = &self->members[i];
         if (member->offset < 0)
             continue;
-        PyObject *value = PyObject_GetItem(given, member->path);
+        PyObject *value = PyObject_GetItem(columns, member->path);
         if (value == NULL)
             return i;
-        int told = bytes_of(value, &views[i]);
+        int status = bytes_of(value, &views[i]);
         Py_DECREF(value);
-        if (told < 0)
+        if (status < 0)
             return i;
         if (views[i].len / member->nbytes < stop) {
             PyErr_Format(PyExc_ValueError,
@@ -460,19 +462,19 @@ pack_columns(RecordPacker *self, PyObject *columns, char *out, Py_ssize_t first,
         PyErr_NoMemory();
         return -1;
     }
-    Py_ssize_t held = hold(self, columns, views, stop);
-    int done = held == self->count ? 0 : -1;
+    Py_ssize_t acquired = acquire_columns(self, columns, views, stop);
+    int done = acquired == self->count ? 0 : -1;
     if (done == 0) {
-        /* Long ones let others go on meanwhile; to ask for that takes time, too. */
+        /* Other threads may run during long copies only: to let them takes time, too. */
         int lengthy = stop - first >= LENGTHY / self->stride;
         PyThreadState *state = lengthy ? PyEval_SaveThread() : NULL;
         way(self, views, out, first, stop);
         if (state)
             PyEval_RestoreThread(state);
     }
-    while (held--)
-        if (views[held].obj)
-            PyBuffer_Release(&views[held]);
+    while (acquired--)
+        if (views[acquired].obj)
+            PyBuffer_Release(&views[acquired]);
     PyMem_Free(views);
     return done;
 }
@@ -480,11 +482,11 @@ pack_columns(RecordPacker *self, PyObject *columns, char *out, Py_ssize_t first,
 static PyObject *
 pack_with(RecordPacker *self, PyObject *args, PackRows way)
 {
-    PyObject *given, *target;
+    PyObject *columns, *target;
     Py_ssize_t first, stop;
     Py_buffer out;
     int done = -1;
-    if (!PyArg_ParseTuple(args, "OOnn:pack", &target, &given, &first, &stop) ||
+    if (!PyArg_ParseTuple(args, "OOnn:pack", &target, &columns, &first, &stop) ||
         contiguous(target, &out, 1) < 0)
         return NULL;
     if (self->stride < 1 || first < 0 || first > stop ||
@@ -494,7 +496,7 @@ pack_with(RecordPacker *self, PyObject *args, PackRows way)
                      "room for each",
                      out.len, first, stop, self->stride);
     else
-        done = pack_columns(self, given, out.buf, first, stop, way);
+        done = pack_columns(self, columns, out.buf, first, stop, way);
     PyBuffer_Release(&out);
     return done < 0 ? NULL : Py_NewRef(Py_None);
 }

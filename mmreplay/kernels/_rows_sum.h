@@ -2,11 +2,12 @@
 
 static uint32_t table[8][256];
 
-/* Bytes folded beside others, and what as many zeros do to a checksum. */
-#define STRETCH 4096
-static uint32_t stretch[4][256];
+/* Bytes of each of the three spans that are folded side by side, and what as many zeros
+ * do to a checksum. */
+#define SPAN_NBYTES 4096
+static uint32_t span_zeros[4][256];
 
-/* Learn what so many zeros do to each byte of a checksum so far. */
+/* Computes what `count` zeros do to each byte of a checksum so far. */
 static void
 learn_zeros(uint32_t zeros[4][256], Py_ssize_t count)
 {
@@ -48,33 +49,33 @@ fill_tables(void)
         for (uint32_t byte = 0; byte < 256; byte++)
             table[k][byte] =
                 (table[k - 1][byte] >> 8) ^ table[0][table[k - 1][byte] & 255];
-    learn_zeros(stretch, STRETCH);
+    learn_zeros(span_zeros, SPAN_NBYTES);
 }
 
 #if defined(__GNUC__) && defined(__x86_64__)
 #define HARDWARE 1
 
-/* One instruction takes three times as long as until the next may begin: three
- * stretches are folded side by side, and put together as if they had not been. */
+/* An instruction takes three times as long as the wait until the next may begin: three
+ * spans are folded side by side, and their checksums combined. */
 __attribute__((target("sse4.2"))) static uint32_t
 fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes)
 {
     uint64_t wide = crc, second, third, words[3];
-    for (; nbytes >= 3 * STRETCH; nbytes -= 3 * STRETCH, data += 3 * STRETCH) {
+    for (; nbytes >= 3 * SPAN_NBYTES; nbytes -= 3 * SPAN_NBYTES, data += 3 * SPAN_NBYTES) {
         second = third = 0;
-        for (size_t at = 0; at < STRETCH; at += 8) {
+        for (size_t at = 0; at < SPAN_NBYTES; at += 8) {
             if (at % 64 == 0)
                 for (int k = 3; k < 6; k++)
-                    __builtin_prefetch(data + at + k * STRETCH);
+                    __builtin_prefetch(data + at + k * SPAN_NBYTES);
             memcpy(&words[0], data + at, 8);
-            memcpy(&words[1], data + at + STRETCH, 8);
-            memcpy(&words[2], data + at + 2 * STRETCH, 8);
+            memcpy(&words[1], data + at + SPAN_NBYTES, 8);
+            memcpy(&words[2], data + at + 2 * SPAN_NBYTES, 8);
             wide = __builtin_ia32_crc32di(wide, words[0]);
             second = __builtin_ia32_crc32di(second, words[1]);
             third = __builtin_ia32_crc32di(third, words[2]);
         }
-        second ^= over_zeros(stretch, (uint32_t)wide);
-        wide = third ^ over_zeros(stretch, (uint32_t)second);
+        second ^= over_zeros(span_zeros, (uint32_t)wide);
+        wide = third ^ over_zeros(span_zeros, (uint32_t)second);
     }
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         memcpy(&words[0], data, 8);
@@ -108,7 +109,7 @@ fold(uint32_t crc, const unsigned char *data, size_t nbytes)
     return crc;
 }
 
-/* Shorter ones are summed sooner than the interpreter is let go of. */
+/* Shorter data is summed faster than the interpreter lock is released and taken. */
 #define LONG_SUM 4096
 
 static PyObject *

@@ -1,4 +1,4 @@
-/* One value of a step, put where it belongs if it needs no conversion. */
+/* One value of a step, packed into its record if it needs no conversion. */
 
 typedef struct {
     PyObject *path, *dtype, *scalar;
@@ -29,11 +29,11 @@ typedef struct {
     int together;
 } RecordPacker;
 
-enum { TAKEN = 0, ODD = 1, FAILED = -1 };
+enum { ACCEPTED = 0, ODD = 1, FAILED = -1 };
 
 #include "_rows_exchange.h"
 
-/* Puts a value's bytes in their place: into the record, or among the marks. */
+/* Copies a value's bytes into the record, and adds its mark. */
 static int
 put(RecordPacker *self, const Member *member, const void *bytes, long *marks)
 {
@@ -41,7 +41,7 @@ put(RecordPacker *self, const Member *member, const void *bytes, long *marks)
         copy((char *)self->rows_view.buf + member->offset, bytes, (size_t)member->nbytes);
     if (member->mark && *(const char *)bytes)
         *marks |= member->mark;
-    return TAKEN;
+    return ACCEPTED;
 }
 
 static int
@@ -95,19 +95,19 @@ take_array(RecordPacker *self, const Member *member, PyObject *value, long *mark
         PyErr_Clear();
         return ODD;
     }
-    int taken = same_shape(member, &view) ? TAKEN : ODD;
-    /* Of a value that no row holds the shape alone is looked at. */
+    int status = same_shape(member, &view) ? ACCEPTED : ODD;
+    /* Of a value that no record holds only the shape is checked. */
     int packed = member->offset >= 0 || member->mark;
-    if (taken == TAKEN && packed && PyBuffer_IsContiguous(&view, 'C'))
-        taken = put(self, member, view.buf, marks);
-    else if (taken == TAKEN && packed) {
+    if (status == ACCEPTED && packed && PyBuffer_IsContiguous(&view, 'C'))
+        status = put(self, member, view.buf, marks);
+    else if (status == ACCEPTED && packed) {
         PyBuffer_Release(&view);
         if (bytes_of(value, &view) < 0)
             return FAILED;
-        taken = put(self, member, view.buf, marks);
+        status = put(self, member, view.buf, marks);
     }
     PyBuffer_Release(&view);
-    return taken;
+    return status;
 }
 
 static int
@@ -118,9 +118,9 @@ take_own(RecordPacker *self, const Member *member, PyObject *value, long *marks)
         PyErr_Clear();
         return ODD;
     }
-    int told = view.len == member->nbytes ? put(self, member, view.buf, marks) : ODD;
+    int status = view.len == member->nbytes ? put(self, member, view.buf, marks) : ODD;
     PyBuffer_Release(&view);
-    return told;
+    return status;
 }
 
 static int
@@ -151,26 +151,26 @@ take_int(RecordPacker *self, const Member *member, PyObject *value, long *marks)
         }
         return put(self, member, &large, marks);
     }
-    int64_t least = 0, most = INT64_MAX;
+    int64_t minimum = 0, maximum = INT64_MAX;
     if (member->kind == 'i') {
-        most >>= 64 - bits;
-        least = -most - 1;
+        maximum >>= 64 - bits;
+        minimum = -maximum - 1;
     }
     else if (bits < 64)
-        most = ((int64_t)1 << bits) - 1;
-    if (number < least || number > most)
+        maximum = ((int64_t)1 << bits) - 1;
+    if (number < minimum || number > maximum)
         return ODD;
     return put(self, member, &number, marks);
 }
 
-/* Long values are not packed here: who writes them looks for arrays. */
+/* Long values are not packed here: their writer needs arrays. */
 static int
 take_exchanged(RecordPacker *self, const Member *member, const Exchanged *value, long *marks)
 {
     Seen seen;
     if (member->offset < 0 && !member->mark)
         return ODD;
-    if (see(value, member, &seen) != TAKEN || !in_order(&seen, member) ||
+    if (see(value, member, &seen) != ACCEPTED || !in_order(&seen, member) ||
         !same_shape(member, &seen.view))
         return ODD;
     return put(self, member, seen.view.buf, marks);
@@ -182,9 +182,9 @@ take(RecordPacker *self, const Member *member, PyObject *value, long *marks)
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (type == self->array_type)
         return take_array(self, member, value, marks);
-    const Exchanged *given = exchanged(value);
-    if (given)
-        return take_exchanged(self, member, given, marks);
+    const Exchanged *tensor = exchanged(value);
+    if (tensor)
+        return take_exchanged(self, member, tensor, marks);
     if (type == member->scalar)
         return take_own(self, member, value, marks);
     switch (member->kind) {

@@ -10,16 +10,16 @@ laid(RecordPacker *self, const Member *member, const Py_buffer *view, Py_ssize_t
     if (view->ndim != member->ndim + 1 || view->shape[0] != self->num_envs)
         return ODD;
     Py_ssize_t nbytes = member->itemsize;
-    int told = TAKEN;
+    int layout = ACCEPTED;
     for (Py_ssize_t i = member->ndim; i > 0; i--) {
         if (view->shape[i] != member->shape[i - 1])
             return ODD;
         if (view->strides[i] != nbytes && view->shape[i] != 1)
-            told = SCATTERED;
+            layout = SCATTERED;
         nbytes *= view->shape[i];
     }
     *apart = view->strides[0];
-    return told;
+    return layout;
 }
 
 /* Puts each environment's value into its record, and the ends among `ends`. */
@@ -47,7 +47,7 @@ put_each(RecordPacker *self, const Member *member, const char *from, Py_ssize_t 
         }
 }
 
-/* Long values are not packed here: who writes them looks for arrays. */
+/* Long values are not packed here: their writer needs arrays. */
 static int
 take_each_exchanged(RecordPacker *self, const Member *member, const Exchanged *value,
                     long *marks)
@@ -55,20 +55,20 @@ take_each_exchanged(RecordPacker *self, const Member *member, const Exchanged *v
     Seen seen;
     Py_ssize_t apart;
     if (!self->together || (member->offset < 0 && !member->mark) ||
-        see(value, member, &seen) != TAKEN ||
-        laid(self, member, &seen.view, &apart) != TAKEN)
+        see(value, member, &seen) != ACCEPTED ||
+        laid(self, member, &seen.view, &apart) != ACCEPTED)
         return ODD;
     put_each(self, member, seen.view.buf, apart, marks);
-    return TAKEN;
+    return ACCEPTED;
 }
 
 static int
 take_each(RecordPacker *self, const Member *member, PyObject *value, long *marks)
 {
     Py_buffer view;
-    const Exchanged *given = exchanged(value);
-    if (given)
-        return take_each_exchanged(self, member, given, marks);
+    const Exchanged *tensor = exchanged(value);
+    if (tensor)
+        return take_each_exchanged(self, member, tensor, marks);
     if ((PyObject *)Py_TYPE(value) != self->array_type)
         return ODD;
     int same = same_dtype(self, member, value);
@@ -79,21 +79,21 @@ take_each(RecordPacker *self, const Member *member, PyObject *value, long *marks
         return ODD;
     }
     Py_ssize_t apart = 0;
-    int told = laid(self, member, &view, &apart);
-    /* Of long values, which are not packed here, nothing but the shape is looked at. */
-    if (told == SCATTERED && !member->mark && (member->offset < 0 || !self->together)) {
+    int layout = laid(self, member, &view, &apart);
+    /* Of long values, which are not packed here, only the shape is checked. */
+    if (layout == SCATTERED && !member->mark && (member->offset < 0 || !self->together)) {
         PyBuffer_Release(&view);
-        return TAKEN;
+        return ACCEPTED;
     }
-    if (told == SCATTERED) {
+    if (layout == SCATTERED) {
         PyBuffer_Release(&view);
         if (bytes_of(value, &view) < 0)
             return FAILED;
         apart = member->nbytes;
-        told = TAKEN;
+        layout = ACCEPTED;
     }
-    if (told == TAKEN)
+    if (layout == ACCEPTED)
         put_each(self, member, view.buf, apart, marks);
     PyBuffer_Release(&view);
-    return told;
+    return layout;
 }

@@ -1,5 +1,5 @@
-/* Steps: drawn, judged and placed. steps.py is the twin of each, and says what it
- * does; both give the same bytes and refuse the same things. */
+/* Steps: drawn, checked for legality and located. steps.py is the twin of each function
+ * and says what it does; both write the same bytes and refuse the same arguments. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #ifndef __SIZEOF_INT128__
-#error "the twins in steps.py serve where no product of 128 bits is"
+#error "the twins in steps.py serve where the compiler has no 128-bit integers"
 #endif
 
 #define FETCH(address) __builtin_prefetch(address)
@@ -27,105 +27,105 @@ enum { LONG_BATCH = 1024 };
 /* ---- functions --------------------------------------------------------------- */
 
 static PyObject *
-shares(PyObject *module, PyObject *const *args, Py_ssize_t given)
+shares(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "shares"};
+    Buffers buffers = {.name = "shares"};
     Philox random;
     Py_ssize_t count;
     (void)module;
-    if (expect(held.name, given, 3) < 0 || read_philox(args, &random) < 0)
+    if (expect(buffers.name, nargs, 3) < 0 || read_philox(args, &random) < 0)
         return NULL;
-    double *out = hold(&held, args[2], 1, &count, 8);
+    double *out = acquire(&buffers, args[2], 1, &count, 8);
     if (out == NULL)
-        return release(&held, NULL);
+        return release(&buffers, NULL);
     for (Py_ssize_t i = 0; i < count; i++)
         out[i] = share(&random);
-    return release(&held, Py_NewRef(Py_None));
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 static PyObject *
-pick(PyObject *module, PyObject *const *args, Py_ssize_t given)
+pick(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "pick"};
+    Buffers buffers = {.name = "pick"};
     Philox random;
-    Stretches stretches;
-    Py_ssize_t count, places;
+    Spans spans;
+    Py_ssize_t count, num_positions;
     (void)module;
-    if (expect(held.name, given, 6) < 0 || read_philox(args, &random) < 0 ||
-        read_stretches(&held, args + 2, &stretches) < 0)
-        return release(&held, NULL);
+    if (expect(buffers.name, nargs, 6) < 0 || read_philox(args, &random) < 0 ||
+        read_spans(&buffers, args + 2, &spans) < 0)
+        return release(&buffers, NULL);
     int64_t *env_ids, *positions;
-    if (!(env_ids = hold(&held, args[4], 1, &count, 8)) ||
-        !(positions = hold(&held, args[5], 1, &places, 8)))
-        return release(&held, NULL);
-    if (count != places)
-        return refuse(&held, "expected room for as many environments as positions");
-    pick_some(&random, &stretches, count, env_ids, positions);
-    return release(&held, Py_NewRef(Py_None));
+    if (!(env_ids = acquire(&buffers, args[4], 1, &count, 8)) ||
+        !(positions = acquire(&buffers, args[5], 1, &num_positions, 8)))
+        return release(&buffers, NULL);
+    if (count != num_positions)
+        return refuse(&buffers, "expected room for as many environments as positions");
+    pick_some(&random, &spans, count, env_ids, positions);
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 typedef struct {
-    const uint8_t *flags, *law;
+    const uint8_t *flags, *verdicts;
     const int64_t *heads;
     int64_t after;
     Ring ring;
-} Judge;
+} StartTable;
 
 #define STRAY "expected known environments and positions of at least 0"
 #define MISFIT "expected flags of every row, and arrays of one length"
 
-/* Flags, slots, environments, time_major, law, heads and after. */
+/* Flags, slots, environments, time_major, verdicts, heads and after. */
 static int
-read_judge(Held *held, PyObject *const *args, Judge *judge)
+read_start_table(Buffers *buffers, PyObject *const *args, StartTable *table)
 {
-    Py_ssize_t rows, verdicts, envs;
-    if (read_ring(args + 1, &judge->ring) < 0)
+    Py_ssize_t rows, num_verdicts, envs;
+    if (read_ring(args + 1, &table->ring) < 0)
         return -1;
-    judge->after = PyLong_AsLongLong(args[6]);
-    if (PyErr_Occurred() || !(judge->flags = hold(held, args[0], 0, &rows, 1)) ||
-        !(judge->law = hold(held, args[4], 0, &verdicts, 1)) ||
-        !(judge->heads = hold(held, args[5], 0, &envs, 8)))
+    table->after = PyLong_AsLongLong(args[6]);
+    if (PyErr_Occurred() || !(table->flags = acquire(buffers, args[0], 0, &rows, 1)) ||
+        !(table->verdicts = acquire(buffers, args[4], 0, &num_verdicts, 1)) ||
+        !(table->heads = acquire(buffers, args[5], 0, &envs, 8)))
         return -1;
-    int64_t most = judge->ring.slots - (judge->ring.slots > 1);
-    if (rows == judge->ring.slots * judge->ring.num_envs &&
-        envs == judge->ring.num_envs && judge->after >= 0 && judge->after <= most &&
-        verdicts == (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
+    int64_t max_after = table->ring.slots - (table->ring.slots > 1);
+    if (rows == table->ring.slots * table->ring.num_envs &&
+        envs == table->ring.num_envs && table->after >= 0 && table->after <= max_after &&
+        num_verdicts == (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
         return 0;
-    refuse(held, MISFIT);
+    refuse(buffers, MISFIT);
     return -1;
 }
 
-/* Judges up to GROUP steps; their flags are on their way before the first is read. */
+/* Checks up to GROUP steps; the flags of all are prefetched before the first is read. */
 static int
-judge_some(const Judge *judge, const int64_t *env_ids, const int64_t *positions,
+check_some(const StartTable *table, const int64_t *env_ids, const int64_t *positions,
            Py_ssize_t count, uint8_t *out)
 {
     /* A copy: what is written may be anywhere, the original included. */
-    const Judge j = *judge;
+    const StartTable t = *table;
     int64_t slots[GROUP];
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t row, following;
-        if (outside(&j.ring, env_ids[i], positions[i]))
+        if (outside(&t.ring, env_ids[i], positions[i]))
             return -1;
-        rows_of(&j.ring, env_ids[i], positions[i], &row, &following);
-        FETCH(j.flags + row);
-        FETCH(j.flags + following);
-        slots[i] = slot_of(&j.ring, positions[i]);
+        rows_of(&t.ring, env_ids[i], positions[i], &row, &following);
+        FETCH(t.flags + row);
+        FETCH(t.flags + following);
+        slots[i] = slot_of(&t.ring, positions[i]);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t slot = slots[i], base = env_ids[i] * j.ring.of_env;
-        int64_t left = j.heads[env_ids[i]] - positions[i];
-        unsigned here = j.flags[base + slot * j.ring.of_slot] & ALL_FLAGS;
+        int64_t slot = slots[i], base = env_ids[i] * t.ring.of_env;
+        int64_t left = t.heads[env_ids[i]] - positions[i];
+        unsigned here = t.flags[base + slot * t.ring.of_slot] & ALL_FLAGS;
         int good = !(here & FINAL);
-        for (int64_t step = 1; good && step <= j.after; step++) {
-            slot = slot + 1 == j.ring.slots ? 0 : slot + 1;
+        for (int64_t step = 1; good && step <= t.after; step++) {
+            slot = slot + 1 == t.ring.slots ? 0 : slot + 1;
             int there = step < left;
-            unsigned then = there ? j.flags[base + slot * j.ring.of_slot] : 0;
-            then &= ALL_FLAGS;
-            good = j.law[here << 6 | then];
-            if (!there || (then & START))
+            unsigned next = there ? t.flags[base + slot * t.ring.of_slot] : 0;
+            next &= ALL_FLAGS;
+            good = t.verdicts[here << 6 | next];
+            if (!there || (next & START))
                 break;
-            here = then;
+            here = next;
         }
         out[i] = (uint8_t)good;
     }
@@ -133,64 +133,65 @@ judge_some(const Judge *judge, const int64_t *env_ids, const int64_t *positions,
 }
 
 static PyObject *
-legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
+legal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "legal"};
-    Judge judge;
-    Py_ssize_t count, places, room;
+    Buffers buffers = {.name = "legal"};
+    StartTable table;
+    Py_ssize_t count, num_positions, out_count;
     (void)module;
-    if (expect(held.name, given, 10) < 0 || read_judge(&held, args, &judge) < 0)
-        return release(&held, NULL);
+    if (expect(buffers.name, nargs, 10) < 0 ||
+        read_start_table(&buffers, args, &table) < 0)
+        return release(&buffers, NULL);
     const int64_t *env_ids, *positions;
     uint8_t *out;
-    if (!(env_ids = hold(&held, args[7], 0, &count, 8)) ||
-        !(positions = hold(&held, args[8], 0, &places, 8)) ||
-        !(out = hold(&held, args[9], 1, &room, 1)))
-        return release(&held, NULL);
-    if (count != places || count != room)
-        return refuse(&held, MISFIT);
+    if (!(env_ids = acquire(&buffers, args[7], 0, &count, 8)) ||
+        !(positions = acquire(&buffers, args[8], 0, &num_positions, 8)) ||
+        !(out = acquire(&buffers, args[9], 1, &out_count, 1)))
+        return release(&buffers, NULL);
+    if (count != num_positions || count != out_count)
+        return refuse(&buffers, MISFIT);
     for (Py_ssize_t first = 0; first < count; first += GROUP) {
         Py_ssize_t some = count - first < GROUP ? count - first : GROUP;
-        if (judge_some(&judge, env_ids + first, positions + first, some, out + first) < 0)
-            return refuse(&held, STRAY);
+        if (check_some(&table, env_ids + first, positions + first, some, out + first) < 0)
+            return refuse(&buffers, STRAY);
     }
-    return release(&held, Py_NewRef(Py_None));
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 static PyObject *
-pick_legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
+pick_legal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "pick_legal"};
+    Buffers buffers = {.name = "pick_legal"};
     Philox random;
-    Judge judge;
-    Stretches stretches;
-    Py_ssize_t count, places, found = 0;
+    StartTable table;
+    Spans spans;
+    Py_ssize_t count, num_positions, num_found = 0;
     (void)module;
-    if (expect(held.name, given, 14) < 0 || read_philox(args, &random) < 0 ||
-        read_judge(&held, args + 4, &judge) < 0 ||
-        read_stretches(&held, args + 2, &stretches) < 0)
-        return release(&held, NULL);
+    if (expect(buffers.name, nargs, 14) < 0 || read_philox(args, &random) < 0 ||
+        read_start_table(&buffers, args + 4, &table) < 0 ||
+        read_spans(&buffers, args + 2, &spans) < 0)
+        return release(&buffers, NULL);
     int64_t tries = PyLong_AsLongLong(args[11]), *env_ids, *positions;
-    if (PyErr_Occurred() || !(env_ids = hold(&held, args[12], 1, &count, 8)) ||
-        !(positions = hold(&held, args[13], 1, &places, 8)))
-        return release(&held, NULL);
-    if (count != places)
-        return refuse(&held, MISFIT);
-    while (tries > 0 && found < count) {
+    if (PyErr_Occurred() || !(env_ids = acquire(&buffers, args[12], 1, &count, 8)) ||
+        !(positions = acquire(&buffers, args[13], 1, &num_positions, 8)))
+        return release(&buffers, NULL);
+    if (count != num_positions)
+        return refuse(&buffers, MISFIT);
+    while (tries > 0 && num_found < count) {
         int64_t some_ids[GROUP], some[GROUP];
         uint8_t good[GROUP];
-        Py_ssize_t most = tries < GROUP ? (Py_ssize_t)tries : GROUP;
-        pick_some(&random, &stretches, most, some_ids, some);
-        if (judge_some(&judge, some_ids, some, most, good) < 0)
-            return refuse(&held, STRAY);
-        for (Py_ssize_t i = 0; i < most && found < count; i++)
+        Py_ssize_t num_tries = tries < GROUP ? (Py_ssize_t)tries : GROUP;
+        pick_some(&random, &spans, num_tries, some_ids, some);
+        if (check_some(&table, some_ids, some, num_tries, good) < 0)
+            return refuse(&buffers, STRAY);
+        for (Py_ssize_t i = 0; i < num_tries && num_found < count; i++)
             if (good[i]) {
-                env_ids[found] = some_ids[i];
-                positions[found++] = some[i];
+                env_ids[num_found] = some_ids[i];
+                positions[num_found++] = some[i];
             }
-        tries -= most;
+        tries -= num_tries;
     }
-    return release(&held, PyLong_FromSsize_t(found));
+    return release(&buffers, PyLong_FromSsize_t(num_found));
 }
 
 typedef struct {
@@ -201,14 +202,14 @@ typedef struct {
     /* Steps, kinds of ends, and from a step's end of one kind to that of the next. */
     Py_ssize_t count, kinds, apart;
     int paired, bare;
-} Placing;
+} RowLookup;
 
-/* Rows of all steps and of those after, and their flags on the way to the caches. */
+/* Finds the rows of all steps and of those after them, and prefetches their flags. */
 static int
-rows_of_all(const Placing *placing, const Ring *where)
+rows_of_all(const RowLookup *lookup, const Ring *where)
 {
     /* Copies: what is written may be anywhere, the originals included. */
-    const Placing p = *placing;
+    const RowLookup p = *lookup;
     const Ring ring = *where;
     for (Py_ssize_t i = 0; i < p.count; i++) {
         int64_t row, following;
@@ -228,9 +229,9 @@ rows_of_all(const Placing *placing, const Ring *where)
 }
 
 static void
-flags_of_all(const Placing *placing)
+flags_of_all(const RowLookup *lookup)
 {
-    const Placing p = *placing;
+    const RowLookup p = *lookup;
     int width = p.paired ? 2 : 1;
     for (Py_ssize_t kind = 0; kind < p.kinds; kind++) {
         uint8_t bit = p.bits[kind], *ends = p.ends + kind * p.apart;
@@ -249,74 +250,74 @@ flags_of_all(const Placing *placing)
 
 /* Flags, environments, positions and heads; bits, bare and ends. */
 static int
-read_placing(Held *held, PyObject *const *args, PyObject *bits, PyObject *bare,
-             PyObject *ends, const Ring *ring, Placing *p)
+read_lookup(Buffers *buffers, PyObject *const *args, PyObject *bits, PyObject *bare,
+            PyObject *ends, const Ring *ring, RowLookup *p)
 {
-    Py_ssize_t rows, places, envs, marks;
+    Py_ssize_t rows, num_positions, envs, marks;
     if ((p->bare = PyObject_IsTrue(bare)) < 0 ||
-        !(p->flags = hold(held, args[0], 0, &rows, 1)) ||
-        !(p->env_ids = hold(held, args[1], 0, &p->count, 8)) ||
-        !(p->positions = hold(held, args[2], 0, &places, 8)) ||
-        !(p->heads = hold(held, args[3], 0, &envs, 8)) ||
-        !(p->bits = hold(held, bits, 0, &p->kinds, 1)) ||
-        !(p->ends = hold(held, ends, 1, &marks, 1)))
+        !(p->flags = acquire(buffers, args[0], 0, &rows, 1)) ||
+        !(p->env_ids = acquire(buffers, args[1], 0, &p->count, 8)) ||
+        !(p->positions = acquire(buffers, args[2], 0, &num_positions, 8)) ||
+        !(p->heads = acquire(buffers, args[3], 0, &envs, 8)) ||
+        !(p->bits = acquire(buffers, bits, 0, &p->kinds, 1)) ||
+        !(p->ends = acquire(buffers, ends, 1, &marks, 1)))
         return -1;
-    if (rows == ring->slots * ring->num_envs && p->count == places &&
+    if (rows == ring->slots * ring->num_envs && p->count == num_positions &&
         envs == ring->num_envs && marks == p->kinds * p->count) {
         p->apart = p->count;
         return 0;
     }
-    refuse(held, MISFIT);
+    refuse(buffers, MISFIT);
     return -1;
 }
 
 static PyObject *
-locate_rows(PyObject *module, PyObject *const *args, Py_ssize_t given)
+locate_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "locate_rows"};
-    Placing p;
+    Buffers buffers = {.name = "locate_rows"};
+    RowLookup p;
     Ring ring;
-    Py_ssize_t room;
+    Py_ssize_t out_count;
     (void)module;
-    if (expect(held.name, given, 11) < 0 || read_ring(args + 4, &ring) < 0)
+    if (expect(buffers.name, nargs, 11) < 0 || read_ring(args + 4, &ring) < 0)
         return NULL;
-    if (read_placing(&held, args, args[7], args[8], args[10], &ring, &p) < 0 ||
-        !(p.out = hold(&held, args[9], 1, &room, 8)))
-        return release(&held, NULL);
-    p.paired = room == 2 * p.count;
-    if (!p.paired && room != p.count)
-        return refuse(&held, MISFIT);
+    if (read_lookup(&buffers, args, args[7], args[8], args[10], &ring, &p) < 0 ||
+        !(p.out = acquire(&buffers, args[9], 1, &out_count, 8)))
+        return release(&buffers, NULL);
+    p.paired = out_count == 2 * p.count;
+    if (!p.paired && out_count != p.count)
+        return refuse(&buffers, MISFIT);
     if (rows_of_all(&p, &ring) < 0)
-        return refuse(&held, STRAY);
+        return refuse(&buffers, STRAY);
     flags_of_all(&p);
-    return release(&held, Py_NewRef(Py_None));
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 static PyObject *
-locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t given)
+locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "locate_positions"};
+    Buffers buffers = {.name = "locate_positions"};
     Ring ring;
-    Py_ssize_t count, envs, room, places;
+    Py_ssize_t count, envs, out_count, num_positions;
     (void)module;
-    if (expect(held.name, given, 7) < 0 || read_ring(args + 2, &ring) < 0)
+    if (expect(buffers.name, nargs, 7) < 0 || read_ring(args + 2, &ring) < 0)
         return NULL;
     const int64_t *rows, *stops;
     int64_t *env_ids, *positions;
-    if (!(rows = hold(&held, args[0], 0, &count, 8)) ||
-        !(stops = hold(&held, args[1], 0, &envs, 8)) ||
-        !(env_ids = hold(&held, args[5], 1, &room, 8)) ||
-        !(positions = hold(&held, args[6], 1, &places, 8)))
-        return release(&held, NULL);
-    if (envs != ring.num_envs || count != room || count != places)
-        return refuse(&held, "expected a stop of each environment, and room for all");
+    if (!(rows = acquire(&buffers, args[0], 0, &count, 8)) ||
+        !(stops = acquire(&buffers, args[1], 0, &envs, 8)) ||
+        !(env_ids = acquire(&buffers, args[5], 1, &out_count, 8)) ||
+        !(positions = acquire(&buffers, args[6], 1, &num_positions, 8)))
+        return release(&buffers, NULL);
+    if (envs != ring.num_envs || count != out_count || count != num_positions)
+        return refuse(&buffers, "expected a stop of each environment, and room for all");
     int alone = ring.num_envs == 1, time_major = ring.of_slot > 1;
     /* Divisions take longer than all else here: one environment needs one in all. */
     int64_t newest = stops[0] - 1, last = newest % ring.slots;
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t row = rows[i], slot = row, env_id = 0;
         if (row < 0 || row >= ring.slots * ring.num_envs)
-            return refuse(&held, "expected rows of the ring");
+            return refuse(&buffers, "expected rows of the ring");
         if (!alone) {
             env_id = time_major ? row % ring.of_slot : row / ring.slots;
             slot = time_major ? row / ring.of_slot : row - env_id * ring.slots;
@@ -327,7 +328,7 @@ locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t given)
         env_ids[i] = env_id;
         positions[i] = newest - (age < 0 ? age + ring.slots : age);
     }
-    return release(&held, Py_NewRef(Py_None));
+    return release(&buffers, Py_NewRef(Py_None));
 }
 
 #include "_steps_store.h"

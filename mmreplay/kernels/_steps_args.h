@@ -1,11 +1,11 @@
-/* What functions of _steps.c are given beside arrays, and the ring. */
+/* Arguments of functions of _steps.c that are no arrays, and the ring. */
 
 static int
-expect(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
 {
-    if (given == wanted)
+    if (nargs == wanted)
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, expected %zd", name, given,
+    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, expected %zd", name, nargs,
                  wanted);
     return -1;
 }
@@ -50,7 +50,7 @@ outside(const Ring *ring, int64_t env_id, int64_t position)
            position == INT64_MAX;
 }
 
-/* position % slots, without the division: that is what placing a step costs most.
+/* position % slots, without the division: it is most of what locating a step costs.
  * The inverse is short of 2^64 / slots by 1 at most, so that a position, being less
  * than 2^63, is found in its lap or in the one before. */
 static inline int64_t

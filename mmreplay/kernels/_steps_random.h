@@ -1,4 +1,4 @@
-/* Random numbers, and rows of stretches drawn by them. */
+/* Random numbers, and rows of spans drawn by them. */
 
 typedef struct {
     uint64_t key, stream, block, step, values[4];
@@ -57,7 +57,7 @@ read_philox(PyObject *const *args, Philox *p)
 
 /* The first of growing ends above a rank. */
 static inline Py_ssize_t
-stretch_of(const int64_t *ends, Py_ssize_t count, int64_t rank)
+span_of(const int64_t *ends, Py_ssize_t count, int64_t rank)
 {
     Py_ssize_t low = 0;
     while (count > 1) {
@@ -71,31 +71,31 @@ stretch_of(const int64_t *ends, Py_ssize_t count, int64_t rank)
 typedef struct {
     const int64_t *ends, *stops;
     Py_ssize_t count;
-} Stretches;
+} Spans;
 
 static int
-read_stretches(Held *held, PyObject *const *args, Stretches *stretches)
+read_spans(Buffers *buffers, PyObject *const *args, Spans *spans)
 {
     Py_ssize_t same;
-    if (!(stretches->ends = hold(held, args[0], 0, &stretches->count, 8)) ||
-        !(stretches->stops = hold(held, args[1], 0, &same, 8)))
+    if (!(spans->ends = acquire(buffers, args[0], 0, &spans->count, 8)) ||
+        !(spans->stops = acquire(buffers, args[1], 0, &same, 8)))
         return -1;
-    if (stretches->count == same && same > 0 && stretches->ends[same - 1] > 0)
+    if (spans->count == same && same > 0 && spans->ends[same - 1] > 0)
         return 0;
-    refuse(held, "expected an end and a stop of each environment, and a row at least");
+    refuse(buffers, "expected an end and a stop of each environment, and a row at least");
     return -1;
 }
 
 static void
-pick_some(Philox *random, const Stretches *stretches, Py_ssize_t count,
+pick_some(Philox *random, const Spans *spans, Py_ssize_t count,
           int64_t *env_ids, int64_t *positions)
 {
-    const int64_t *ends = stretches->ends;
-    double total = (double)ends[stretches->count - 1];
+    const int64_t *ends = spans->ends;
+    double total = (double)ends[spans->count - 1];
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t rank = (int64_t)(share(random) * total);
-        Py_ssize_t env_id = stretch_of(ends, stretches->count, rank);
+        Py_ssize_t env_id = span_of(ends, spans->count, rank);
         env_ids[i] = env_id;
-        positions[i] = stretches->stops[env_id] - (ends[env_id] - rank);
+        positions[i] = spans->stops[env_id] - (ends[env_id] - rank);
     }
 }

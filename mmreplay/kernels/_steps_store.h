@@ -7,7 +7,7 @@ typedef struct {
     Py_ssize_t count;
 } Storing;
 
-/* Rows of all steps, or 0 where one is not alive or its number not proper. */
+/* Finds the rows of all steps; 0 if a step is not alive or its number is not valid. */
 static int
 proper(const Storing *s, const Ring *ring, const float *column)
 {
@@ -26,29 +26,29 @@ proper(const Storing *s, const Ring *ring, const float *column)
 }
 
 static PyObject *
-store(PyObject *module, PyObject *const *args, Py_ssize_t given)
+store(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Held held = {.name = "store"};
+    Buffers buffers = {.name = "store"};
     Storing s;
     Ring ring;
     Py_ssize_t all, envs, same, counts[3];
     (void)module;
-    if (expect(held.name, given, 10) < 0 || read_ring(args + 6, &ring) < 0)
+    if (expect(buffers.name, nargs, 10) < 0 || read_ring(args + 6, &ring) < 0)
         return NULL;
     float *column;
-    if (!(column = hold(&held, args[0], 1, &all, 4)) ||
-        !(s.env_ids = hold(&held, args[1], 0, &s.count, 8)) ||
-        !(s.positions = hold(&held, args[2], 0, &counts[0], 8)) ||
-        !(s.numbers = hold(&held, args[3], 0, &counts[1], 4)) ||
-        !(s.firsts = hold(&held, args[4], 0, &envs, 8)) ||
-        !(s.stops = hold(&held, args[5], 0, &same, 8)) ||
-        !(s.rows = hold(&held, args[9], 1, &counts[2], 8)))
-        return release(&held, NULL);
+    if (!(column = acquire(&buffers, args[0], 1, &all, 4)) ||
+        !(s.env_ids = acquire(&buffers, args[1], 0, &s.count, 8)) ||
+        !(s.positions = acquire(&buffers, args[2], 0, &counts[0], 8)) ||
+        !(s.numbers = acquire(&buffers, args[3], 0, &counts[1], 4)) ||
+        !(s.firsts = acquire(&buffers, args[4], 0, &envs, 8)) ||
+        !(s.stops = acquire(&buffers, args[5], 0, &same, 8)) ||
+        !(s.rows = acquire(&buffers, args[9], 1, &counts[2], 8)))
+        return release(&buffers, NULL);
     if (all != ring.slots * ring.num_envs || envs != ring.num_envs || same != envs ||
         counts[0] != s.count || counts[1] != s.count || counts[2] != s.count)
-        return refuse(&held, "expected a number of every row, and one for each step");
-    int told = proper(&s, &ring, column);
-    for (Py_ssize_t i = 0; told && i < s.count; i++)
+        return refuse(&buffers, "expected a number of every row, and one for each step");
+    int valid = proper(&s, &ring, column);
+    for (Py_ssize_t i = 0; valid && i < s.count; i++)
         column[s.rows[i]] = s.numbers[i];
-    return release(&held, PyBool_FromLong(told));
+    return release(&buffers, PyBool_FromLong(valid));
 }

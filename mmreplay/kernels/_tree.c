@@ -18,7 +18,7 @@
 #define LONG_BATCH 1024
 
 /* While leaves are set: how far ahead they are fetched, and how far ahead written,
- * so that a sum never waits for what was stored a moment before. */
+ * so that a sum never waits for a value that was stored just before. */
 #define FETCH_AHEAD 32
 #define WRITE_AHEAD 8
 
@@ -64,15 +64,15 @@ static inline double sum16(const double *v) {
 }
 
 static inline double min16(const double *v) {
-    double least = v[0];
-    for (int i = 1; i < WIDTH; i++) least = v[i] < least ? v[i] : least;
-    return least;
+    double minimum = v[0];
+    for (int i = 1; i < WIDTH; i++) minimum = v[i] < minimum ? v[i] : minimum;
+    return minimum;
 }
 
 static inline double max16(const double *v) {
-    double most = v[0];
-    for (int i = 1; i < WIDTH; i++) most = v[i] > most ? v[i] : most;
-    return most;
+    double maximum = v[0];
+    for (int i = 1; i < WIDTH; i++) maximum = v[i] > maximum ? v[i] : maximum;
+    return maximum;
 }
 
 static inline double reduce(const double *v, int op) {
@@ -94,7 +94,7 @@ static void reduce_level(const double *children, double *parents, Py_ssize_t cou
         parents[i] = reduce(children + i * WIDTH, op);
 }
 
-/* Stretches of leaves share their nodes: the last one of a stretch computes them. */
+/* Neighbouring leaves share a node: the last of them computes it. */
 static inline int shared(const int64_t *indices, Py_ssize_t i, Py_ssize_t n, int shift) {
     return i + 1 < n && indices[i] >> shift == indices[i + 1] >> shift;
 }
@@ -129,8 +129,8 @@ static inline int write_leaf(double *leaf, double value) {
     return (value != 0) - before;
 }
 
-/* Write leaves, and compute their nodes. The node of several leaves is computed anew
- * with each, and so last after the last of them is written. */
+/* Write leaves, and compute their nodes. The node of several leaves is computed again
+ * with each, the last time after the last of them is written. */
 static void set_leaves(double *leaves, double *parents, const int64_t *indices,
                        const double *values, Py_ssize_t n, int op, double *nonzero) {
     int more = 0;
@@ -190,7 +190,7 @@ static inline int64_t choose(const double *node, double *rest, double *value) {
 }
 
 static void find_group(const double *nodes, const Levels *l, const double *sums,
-                              int64_t *indices, double *values, Py_ssize_t n) {
+                       int64_t *indices, double *values, Py_ssize_t n) {
     double rest[GROUP];
     double top = below(nodes[0]);
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -202,12 +202,12 @@ static void find_group(const double *nodes, const Levels *l, const double *sums,
         const double *next = d < l->depth ? nodes + l->offset[d + 1] : level;
         int64_t last = l->count[d] - 1;
         for (Py_ssize_t i = 0; i < n; i++) {
-            int64_t place = indices[i] * WIDTH;
-            place += choose(level + place, rest + i, values + i);
+            int64_t index = indices[i] * WIDTH;
+            index += choose(level + index, rest + i, values + i);
             /* Only a tree that another thread is changing leads past the end. */
-            place = place < last ? place : last;
-            indices[i] = place;
-            FETCH_NODE(next + place * WIDTH);
+            index = index < last ? index : last;
+            indices[i] = index;
+            FETCH_NODE(next + index * WIDTH);
         }
     }
 }
@@ -238,11 +238,11 @@ static Py_ssize_t improper(const double *values, Py_ssize_t n, double low, doubl
 typedef struct {
     Levels levels;
     Py_buffer views[4];
-    int held;
+    int count;
 } Arguments;
 
 static void release(Arguments *a) {
-    while (a->held > 0) PyBuffer_Release(&a->views[--a->held]);
+    while (a->count > 0) PyBuffer_Release(&a->views[--a->count]);
 }
 
 static PyObject *refuse(Arguments *a, const char *message) {
@@ -251,11 +251,11 @@ static PyObject *refuse(Arguments *a, const char *message) {
     return NULL;
 }
 
-static int hold(Arguments *a, PyObject *array, int writable) {
-    Py_buffer *view = &a->views[a->held];
+static int acquire(Arguments *a, PyObject *array, int writable) {
+    Py_buffer *view = &a->views[a->count];
     if (PyObject_GetBuffer(array, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
         return -1;
-    a->held++;
+    a->count++;
     return view->itemsize == 8 ? 0 : -1;
 }
 
@@ -263,12 +263,12 @@ static int hold(Arguments *a, PyObject *array, int writable) {
 static int take(Arguments *a, PyObject *tree, PyObject *capacity, PyObject *const *rest,
                 int n, int writable) {
     Py_ssize_t leaves = PyLong_AsSsize_t(capacity);
-    a->held = 0;
-    if (leaves < 1 || hold(a, tree, writable & 1) < 0) return -1;
+    a->count = 0;
+    if (leaves < 1 || acquire(a, tree, writable & 1) < 0) return -1;
     a->levels = levels_of(leaves);
     if (a->views[0].len / 8 != a->levels.num_nodes) return -1;
     for (int i = 0; i < n; i++)
-        if (hold(a, rest[i], writable >> (i + 1) & 1) < 0 ||
+        if (acquire(a, rest[i], writable >> (i + 1) & 1) < 0 ||
             a->views[i + 1].len != a->views[1].len)
             return -1;
     return 0;
@@ -278,7 +278,7 @@ static int take(Arguments *a, PyObject *tree, PyObject *capacity, PyObject *cons
 #define LENGTH(a) ((a).views[1].len / 8)
 
 static PyObject *py_set(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 7) return refuse(&a, "set_leaves takes 7 arguments");
     long op = PyLong_AsLong(args[2]);
@@ -318,7 +318,7 @@ static PyObject *py_set(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 static PyObject *py_get(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 4) return refuse(&a, "get_leaves takes 4 arguments");
     if (take(&a, args[0], args[1], args + 2, 2, 4) < 0) return refuse(&a, MISFIT);
@@ -342,7 +342,7 @@ static PyObject *py_get(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 static PyObject *py_find(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 5) return refuse(&a, "find_leaves takes 5 arguments");
     if (take(&a, args[0], args[1], args + 2, 3, 12) < 0) return refuse(&a, MISFIT);
@@ -358,7 +358,7 @@ static PyObject *py_find(PyObject *self, PyObject *const *args, Py_ssize_t count
 }
 
 static PyObject *py_rebuild(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 3) return refuse(&a, "rebuild takes 3 arguments");
     long op = PyLong_AsLong(args[2]);

@@ -1,9 +1,9 @@
-/* Leaves drawn by the numbers of a step, and what is to be set of them; tree.py says
- * what each function does. */
+/* Leaves drawn by the numbers of a step, and values to be set for drawn ones; tree.py
+ * says what each function does. */
 
 static void draw_all(const double *nodes, const Levels *l, double *shares, int stratified,
                      double scale, int64_t *indices, double *ratios, Py_ssize_t n) {
-    double total = nodes[0], least = INFINITY;
+    double total = nodes[0], minimum = INFINITY;
     for (Py_ssize_t i = 0; i < n; i++) {
         double sum = stratified ? (shares[i] + (double)i) / (double)n : shares[i];
         shares[i] = sum * total;
@@ -11,14 +11,14 @@ static void draw_all(const double *nodes, const Levels *l, double *shares, int s
     find_all(nodes, l, shares, indices, ratios, n);
     for (Py_ssize_t i = 0; i < n; i++) {
         shares[i] = ratios[i] / total;
-        least = ratios[i] < least ? ratios[i] : least;
+        minimum = ratios[i] < minimum ? ratios[i] : minimum;
     }
-    scale = scale > 0 ? scale : least;
+    scale = scale > 0 ? scale : minimum;
     for (Py_ssize_t i = 0; i < n; i++) ratios[i] = scale / ratios[i];
 }
 
 static PyObject *py_draw(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 7) return refuse(&a, "draw_leaves takes 7 arguments");
     int stratified = PyObject_IsTrue(args[3]);
@@ -40,7 +40,7 @@ static PyObject *py_draw(PyObject *self, PyObject *const *args, Py_ssize_t count
 }
 
 static PyObject *py_add(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Arguments a = {.held = 0};
+    Arguments a = {.count = 0};
     (void)self;
     if (count != 6) return refuse(&a, "add_to_open takes 6 arguments");
     double more = PyFloat_AsDouble(args[4]);
@@ -48,9 +48,9 @@ static PyObject *py_add(PyObject *self, PyObject *const *args, Py_ssize_t count)
     if (PyErr_Occurred() || take(&a, args[0], args[1], rest, 2, 4) < 0)
         return refuse(&a, MISFIT);
     Py_ssize_t n = LENGTH(a), capacity = a.levels.count[a.levels.depth];
-    Py_buffer *column = &a.views[a.held];
+    Py_buffer *column = &a.views[a.count];
     if (PyObject_GetBuffer(args[3], column, PyBUF_SIMPLE) < 0) return refuse(&a, MISFIT);
-    a.held++;
+    a.count++;
     if (column->len / 4 < capacity) return refuse(&a, MISFIT);
     const int64_t *indices = a.views[1].buf;
     const double *leaves = (const double *)a.views[0].buf + a.levels.offset[a.levels.depth];

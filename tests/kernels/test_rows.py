@@ -133,7 +133,7 @@ def test_heads_of_other_environments_are_refused(rows, rng):
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_bytes_of_any_length_are_summed_as_by_the_library(rows, at, rng):
-    # C folds three stretches of 4 KiB side by side; the twin copies 64 KiB at a time.
+    # C folds three spans of 4 KiB side by side; the twin copies 64 KiB at a time.
     data = rng.bytes(140_000)
     about = [3 * 4096 * k + d for k in (1, 2, 10) for d in (-1, 0, 1, 4095, 4097)]
     for length in [0, 1, 7, 8, 9, 4095, 4096, 65_536, 65_537, *about]:
