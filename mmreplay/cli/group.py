@@ -61,7 +61,7 @@ def _print(facts: dict[str, Any]) -> None:
         rows.append(
             [
                 path, field["dtype"], shape, role,
-                facts["arrays"].get(path, "told by flags"),
+                facts["arrays"].get(path, "derived from flags"),
                 facts["packed"].get(path, ""),
             ]
         )  # fmt: skip

@@ -27,14 +27,14 @@ def parse_count(argument: object) -> int:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value != int(value):
-        raise typer.BadParameter(f"got {text!r}, expected an integer, such as 1e6")
+        raise typer.BadParameter(f"must be an integer such as 1e6, got {text!r}.")
     if value < 1:
-        raise typer.BadParameter(f"got {text}, expected at least 1.")
+        raise typer.BadParameter(f"must be at least 1, got {text}.")
     # Through float only where it is written so: 2**53 + 1 is a legal capacity.
     plain = text.replace(",", "").replace("_", "").lstrip("+")
     number = int(plain) if plain.isdigit() else int(value)
     if number > MAX_COUNT:
-        raise typer.BadParameter(f"got {text}, expected at most {MAX_COUNT:,}")
+        raise typer.BadParameter(f"must be at most {MAX_COUNT:,}, got {text}.")
     return number
 
 
@@ -42,7 +42,7 @@ def parse_num_envs(argument: object) -> int:
     """Read a number of environments that a buffer can have."""
     number = parse_count(argument)
     if number > MAX_NUM_ENVS:
-        raise typer.BadParameter(f"got {argument}, expected at most {MAX_NUM_ENVS:,}")
+        raise typer.BadParameter(f"must be at most {MAX_NUM_ENVS:,}, got {argument}.")
     return number
 
 
@@ -51,7 +51,7 @@ def parse_integer(argument: object) -> int:
     try:
         return int(str(argument).replace(",", ""))
     except ValueError:
-        raise typer.BadParameter(f"got {argument!r}, expected an integer.") from None
+        raise typer.BadParameter(f"must be an integer, got {argument!r}.") from None
 
 
 def parse_path(argument: object) -> Path:

@@ -223,8 +223,8 @@ def _guarded(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return function(observation)
         except (Exception, SystemExit) as error:
             raise FailedError(
-                f"--policy {name!r}: got {_what(error)}, expected an action for each "
-                "observation. Call it with one in Python to find the cause."
+                f"--policy {name!r} raised {_what(error)}. It must return an action "
+                "for each observation: call it in Python to find the cause."
             ) from error
 
     return act

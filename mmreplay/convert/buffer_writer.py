@@ -222,13 +222,13 @@ class BufferWriter(Writer):
         which = int(flagged[np.argmin(good)])
         got, earlier = int(flags[which]), int(before[which])
         after = "" if earlier == NO_FLAGS else f" after {names(earlier)}"
-        expected = alone_problem(got)
-        if not expected and earlier != NO_FLAGS:
-            expected = pair_problem(earlier, got, final_follows)
+        rule = alone_problem(got)
+        if not rule and earlier != NO_FLAGS:
+            rule = pair_problem(earlier, got, final_follows)
+        rule = rule or "the first row of an environment must have START"
         raise SourceError(
-            f"environment {ids[which]}, position {positions[which]}: got flags "
-            f"{names(got)}{after}, expected {expected or 'START at the first row'}. "
-            "The source is damaged or was edited."
+            f"environment {ids[which]}, position {positions[which]}: {rule}, got "
+            f"{names(got)}{after}. The source is damaged or was edited."
         )
 
     def _check_columns(self, block: Block) -> None:

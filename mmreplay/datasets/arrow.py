@@ -56,7 +56,7 @@ class Window:
             batch = next(self._source, None)
             if batch is None:
                 raise CorruptError(
-                    f"{self.name} ends at row {self._stop}, expected {self.count}. The "
+                    f"{self.name} must have {self.count} rows, got {self._stop}. The "
                     "file is truncated: restore it from a copy."
                 )
             self._batches_read.append(batch)
@@ -115,8 +115,8 @@ class ArrowRows:
         row = parquet.lengths_differ(array, self._stored)
         if row is not None:
             raise SourceError(
-                f"{where} has a list of another length in row {first + row}, expected "
-                f"{list(self._stored)} as in the first. The file is damaged."
+                f"{where}: row {first + row} must have shape {list(self._stored)} like "
+                "the first row. The file is damaged."
             )
         found = parquet.decode(array, self.dtype, self._stored)
         return found.reshape(stop - first, *self.shape)

@@ -132,12 +132,12 @@ class D4rlReader(FragmentReader):
             if rows.count != self._steps:
                 if path in NEEDED or under([path], "observations"):
                     raise FormatError(
-                        f"{hdf5.path_of(path)} has {rows.count} rows, expected "
-                        f"{self._steps} as {TERMINALS!r}. The file was truncated or "
+                        f"{hdf5.path_of(path)} must have {self._steps} rows like "
+                        f"{TERMINALS!r}, got {rows.count}. The file was truncated or "
                         "edited."
                     )
-                told = f"it has {rows.count} rows, not {self._steps}"
-                left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
+                reason = f"it has {rows.count} rows, not {self._steps}"
+                left_out(hdf5.notes, path, f"{path!r} was left out: {reason}")
                 del found[path]
         return found
 
@@ -177,11 +177,11 @@ class D4rlReader(FragmentReader):
 
     def _add_notes(self, next_known: bool) -> None:
         notes = self._hdf5.notes
-        told = [name for name in (TERMINALS, TIMEOUTS) if name in self._rows_by_name]
-        if TIMEOUTS not in told and EPISODE_ENDS in self._rows_by_name:
-            told.append(EPISODE_ENDS)
+        markers = [name for name in (TERMINALS, TIMEOUTS) if name in self._rows_by_name]
+        if TIMEOUTS not in markers and EPISODE_ENDS in self._rows_by_name:
+            markers.append(EPISODE_ENDS)
         after = f", and by comparing {NEXT!r}" if next_known else ""
-        notes.note(f"episode ends were found from {' and '.join(told)}{after}")
+        notes.note(f"episode ends were found from {' and '.join(markers)}{after}")
         if next_known:
             return
         notes.note(
@@ -189,7 +189,7 @@ class D4rlReader(FragmentReader):
             "what was seen after an episode's last step is not known, and steps that "
             "end by a time limit are not drawn where it is needed"
         )
-        if len(told) == 1:
+        if len(markers) == 1:
             notes.doubt(
                 f"neither {TIMEOUTS!r} nor {NEXT!r} is there to mark time limits: an "
                 "episode that ends by one continues with the next"

@@ -187,8 +187,8 @@ class Checkpoints:
             refuse_wide(nbytes_of(rows), rows.file.path)
         if not is_scalar(found["terminal"].shape):
             raise FormatError(
-                f"{found['terminal'].file.path} has rows of shape "
-                f"{list(found['terminal'].shape)}, expected one flag per row."
+                f"{found['terminal'].file.path} must hold one flag per row, got rows "
+                f"of shape {list(found['terminal'].shape)}."
             )
         first, count = self._oldest_row(number, slots)
         ordered: dict[str, ColumnRows] = {
@@ -273,8 +273,8 @@ class Gzip:
             )
         if nbytes > MAX_ROW_NBYTES * max(1, self.count):
             raise FormatError(
-                f"{path} says rows of {nbytes // max(1, self.count)} bytes, expected "
-                f"at most {MAX_ROW_NBYTES}"
+                f"{path} must have rows of at most {MAX_ROW_NBYTES} bytes, got "
+                f"{nbytes // max(1, self.count)}."
             )
 
     def _take(self, nbytes: int) -> bytes:
@@ -333,13 +333,14 @@ class Gzip:
         header = self._header
         if header.shape or header.dtype.kind not in "iu":
             raise FormatError(
-                f"{self.file.path} holds {header.dtype}{list(header.shape)}, expected "
-                "one integer. The file is damaged."
+                f"{self.file.path} must hold one integer, got "
+                f"{header.dtype}{list(header.shape)}. The file is damaged."
             )
         found = int(np.frombuffer(self._take(header.data_nbytes), header.dtype)[0])
         if found < 0:
             raise FormatError(
-                f"{self.file.path} says {found}, expected a count. The file is damaged."
+                f"{self.file.path} must hold a number of at least 0, got {found}. The "
+                "file is damaged."
             )
         return found
 

@@ -40,7 +40,7 @@ SUFFIXES = (".hdf5", ".h5")
 MAX_CHILDREN = 1_000_000
 MAX_DEPTH = 16
 MAX_ATTRIBUTE_NBYTES = 8 << 20
-# A dataset of which the file holds nothing is all fill values.
+# A dataset without stored bytes holds only fill values.
 LEAST_NBYTES = 1 << 10
 MOST_COMPACT = 32 << 10
 """Maximum bytes of a dataset stored in its own header, which holds up to 64 KiB."""
@@ -82,7 +82,7 @@ class Hdf5:
 
     @contextmanager
     def translated_errors(self, name: str) -> Iterator[None]:
-        """Turn any error of the library into one that names the file."""
+        """Translate any error of the library into an error that names the file."""
         try:
             yield
         except (FormatError, SchemaError):
@@ -111,16 +111,16 @@ class Hdf5:
             group = self._h5[name]
             if len(group) > MAX_CHILDREN:
                 raise FormatError(
-                    f"{self.path_of(name)} holds {len(group)} members, expected at "
-                    f"most {MAX_CHILDREN}. Split the file."
+                    f"{self.path_of(name)} must have at most {MAX_CHILDREN} members, "
+                    f"got {len(group)}. Split the file."
                 )
             found = []
             for child in group:
                 if isinstance(group.get(child, getlink=True), h5py.HardLink):
                     found.append(child)
                 else:
-                    told = f"{name}: {child!r} is a link, and was left out"
-                    left_out(self.notes, child, told)
+                    message = f"{name}: {child!r} is a link, and was left out"
+                    left_out(self.notes, child, message)
             return found
 
     def is_group(self, name: str) -> bool:
@@ -184,8 +184,8 @@ class Hdf5:
         chunk = int(np.prod(dataset.chunks or (0,), dtype=object))
         if chunk * dataset.dtype.itemsize > MAX_ROW_NBYTES:
             raise FormatError(
-                f"{what} has chunks of {chunk * dataset.dtype.itemsize} bytes, "
-                f"expected at most {MAX_ROW_NBYTES}. Repack it with smaller chunks."
+                f"{what} must have chunks of at most {MAX_ROW_NBYTES} bytes, got "
+                f"{chunk * dataset.dtype.itemsize}. Repack it with smaller chunks."
             )
 
     def raw(self, name: str) -> h5py.Dataset:
@@ -240,15 +240,15 @@ class Hdf5Rows:
         h5py, dataset = library(), self._dataset
         offset = dataset.id.get_offset()
         # Types that numpy lacks are converted by the library.
-        told = h5py.h5t.py_create(dataset.dtype, logical=True)
-        if offset is None or dataset.chunks or told != dataset.id.get_type():
+        numpy_type = h5py.h5t.py_create(dataset.dtype, logical=True)
+        if offset is None or dataset.chunks or numpy_type != dataset.id.get_type():
             return None
         place = int(offset)
         if place + dataset.nbytes > self._hdf5.file.nbytes:
             raise CorruptError(
-                f"{self._name} has {dataset.nbytes} bytes at byte {place}, expected "
-                f"them within the file's {self._hdf5.file.nbytes}. The file is "
-                "truncated: restore it from a copy."
+                f"{self._name} ends at byte {place + dataset.nbytes}, after the end of "
+                f"the file at {self._hdf5.file.nbytes}. The file is truncated: restore "
+                "it from a copy."
             )
         return place
 
@@ -261,7 +261,7 @@ class Hdf5Rows:
         if stop > self.count:
             # The bytes after a dataset belong to another one.
             raise CorruptError(
-                f"{self._name} has {self.count} rows, expected at least {stop}. The "
+                f"{self._name} must have at least {stop} rows, got {self.count}. The "
                 "file was truncated or edited: restore it from a copy."
             )
         if self.offset is None:

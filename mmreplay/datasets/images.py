@@ -89,8 +89,8 @@ class VideoRows:
         frame = next(self._frames, None)
         if frame is None:
             raise CorruptError(
-                f"{self._name} has {self._at} frames in {len(self._paths)} files that "
-                f"end with {self._paths[-1]}, expected {self.count}. Some files are "
+                f"{self._name} must have {self.count} frames, got {self._at} in "
+                f"{len(self._paths)} files up to {self._paths[-1]}. Some files are "
                 "missing."
             )
         self._at += 1
@@ -107,8 +107,8 @@ class VideoRows:
             frame = self._next()
             if frame.shape != self.shape:
                 raise CorruptError(
-                    f"{self._name}: frame {first + row} is {frame.shape}, expected "
-                    f"{self.shape} as the first frame. The files are of several "
+                    f"{self._name}: frame {first + row} must have shape {self.shape} "
+                    f"like the first, got {frame.shape}. The files are of several "
                     "cameras."
                 )
             found[row] = frame

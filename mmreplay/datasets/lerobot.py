@@ -109,8 +109,8 @@ class LerobotReader(FragmentReader):
         videos = self._videos(video)
         window = Window(frames.batches, frames.count, str(frames.folder / "data"))
         self._columns = self._find(window)
-        # Not with what is unpacked from videos: that is not in these files, and every
-        # frame has to be in one, however small it is there.
+        # Without frames unpacked from videos: they are in other files, and each frame
+        # takes at least some bytes there.
         row_nbytes = sum(map(nbytes_of, self._columns.values()))
         refuse_expansion(
             frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
@@ -130,13 +130,13 @@ class LerobotReader(FragmentReader):
         }
         schema = make_schema(self._named, notes, frames.folder)
         self._add_notes(info)
-        told = select_metadata(info, METADATA_KEYS, notes)
+        selected = select_metadata(info, METADATA_KEYS, notes)
         super().__init__(
             self._fragments_of,
             schema,
             notes,
             frames.close,
-            user_metadata={"lerobot": told},
+            user_metadata={"lerobot": selected},
         )
 
     def _videos(self, video: str) -> list[str]:
@@ -197,8 +197,10 @@ class LerobotReader(FragmentReader):
             if rows is not None:
                 found[name.removesuffix("/bytes")] = rows
             elif not name.endswith("/path"):
-                told = f"column {name!r} of {array.type} can be no field"
-                left_out(self._notes, _renamed(name), f"{told}, and was left out")
+                message = (
+                    f"column {name!r} was left out: {array.type} is no field dtype"
+                )
+                left_out(self._notes, _renamed(name), message)
         return found
 
     def _rows(self, window: Window, name: str, array: Any) -> ColumnRows | None:
@@ -278,8 +280,8 @@ def _data_files(folder: Path) -> list[Path]:
                 found.append((int(number[1]), int(part[1]), path))
     if not found or len(found) > MAX_FILES:
         raise FormatError(
-            f"{folder} holds {len(found)} files of frames, expected 1 to {MAX_FILES} "
-            "under chunk-000 and so on. Download the dataset again."
+            f"{folder} must hold 1 to {MAX_FILES} files of frames under chunk-000 and "
+            f"so on, got {len(found)}. Download the dataset again."
         )
     return [path for _, _, path in sorted(found)]
 
@@ -324,8 +326,8 @@ def open_reader(
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith(("v2", "v3")):
         raise FormatError(
-            f"{path / INFO} says codebase_version {str(version)[:40]!r}, expected v2 "
-            "or v3. Convert the dataset with LeRobot."
+            f"{path / INFO}: codebase_version must be v2 or v3, got "
+            f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
     frames = Frames(path)
     try:

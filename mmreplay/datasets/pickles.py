@@ -116,9 +116,9 @@ def load(path: Path, allowed: bool) -> Any:
     except Exception as error:
         # Pickles make Python raise whatever they like.
         raise CorruptError(
-            f"{path}: got {type(error).__name__} ({str(error)[:200]}) before byte "
-            f"{raw.tell()}, expected a complete pickle of arrays. The file is "
-            "truncated or damaged: restore it from a copy."
+            f"{path} is not a complete pickle of arrays: {type(error).__name__} "
+            f"({str(error)[:200]}) before byte {raw.tell()}. The file is truncated or "
+            "damaged: restore it from a copy."
         ) from error
     finally:
         file.close()

@@ -75,12 +75,12 @@ def open_reader(
             f"last must be one of {', '.join(LASTS)}, got {last!r}. Leave it out for "
             "the meaning that RLDS gives it."
         )
-    told = Notes()
-    features = _features(path, told)
+    feature_notes = Notes()
+    features = _features(path, feature_notes)
     reader = RldsReader(path, _shards(path, split), features, last)
-    for text in told.notes:
+    for text in feature_notes.notes:
         reader.report.note(text)
-    for text in told.doubts:
+    for text in feature_notes.doubts:
         reader.report.doubt(text)
     return reader
 
@@ -178,8 +178,8 @@ class RldsReader(FragmentReader):
                     path: ShiftedRows(rows, first, stop - first)
                     for path, rows in whole.items()
                 }
-                told = f"{name}, row {first}" if first else name
-                yield from self._fragment(told, columns, terminal[first:stop])
+                where = f"{name}, row {first}" if first else name
+                yield from self._fragment(where, columns, terminal[first:stop])
 
     def _fragment(
         self, name: str, columns: Mapping[str, ColumnRows], terminal: Bools
@@ -345,8 +345,8 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
     for name in chosen:
         if sorted(found[name]) != list(range(totals[name])):
             raise CorruptError(
-                f"{folder} holds {len(found[name])} files of split {name!r}, expected "
-                f"{totals[name]}. Download the dataset again."
+                f"{folder} must hold {totals[name]} files of split {name!r}, got "
+                f"{len(found[name])}. Download the dataset again."
             )
     return [found[name][number] for name in chosen for number in sorted(found[name])]
 
@@ -361,23 +361,29 @@ def records(file: File) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < file.nbytes:
         if at + HEAD.size > file.nbytes:
-            raise _corrupt(file, at, f"{file.nbytes - at} bytes", "a record's head")
+            raise _corrupt(
+                file, at, "has only part of its header before the end of the file"
+            )
         head = file.pread(HEAD.size, at)
         size, checksum = HEAD.unpack(head)
         if masked(head[:8]) != checksum:
-            raise _corrupt(file, at, f"checksum {checksum:08x}", "that of its length")
+            raise _corrupt(
+                file, at, f"has length {size}, which does not match its checksum"
+            )
         begin = at + HEAD.size
         if begin + size + SUM.size > file.nbytes:
-            raise _corrupt(file, at, f"a record of {size} bytes", "it within the file")
+            raise _corrupt(
+                file, at, f"has {size} bytes, more than the file has after it"
+            )
         if size > MAX_RECORD_NBYTES:
             raise FormatError(
-                f"{file.path}: the record at byte {at} has {size} bytes, expected at "
-                f"most {MAX_RECORD_NBYTES}. Split the episodes."
+                f"{file.path}: the record at byte {at} must have at most "
+                f"{MAX_RECORD_NBYTES} bytes, got {size}. Split the episodes."
             )
         data = file.pread(size, begin)
         (checksum,) = SUM.unpack(file.pread(SUM.size, begin + size))
         if masked(data) != checksum:
-            raise _corrupt(file, begin, f"checksum {checksum:08x}", "that of its bytes")
+            raise _corrupt(file, at, "has bytes that do not match their checksum")
         yield at, data
         at = begin + size + SUM.size
 
@@ -403,8 +409,8 @@ def example(data: bytes, name: str) -> dict[str, Values]:
                     raise MalformedProtobuf(f"more than {MAX_FEATURES} features")
     except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise CorruptError(
-            f"{name} holds {error}, expected a tf.train.Example. The file is damaged, "
-            "or of another kind."
+            f"{name} is not a tf.train.Example: {error}. The file is damaged, or of "
+            "another kind."
         ) from error
     return found
 
@@ -419,10 +425,10 @@ class MalformedProtobuf(ValueError):
     """Bytes that are no protobuf message."""
 
 
-def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
+def _corrupt(file: File, offset: int, problem: str) -> CorruptError:
     return CorruptError(
-        f"{file.path}: got {got} at byte {offset}, expected {expected}. The file is "
-        "truncated or damaged: restore it from a copy."
+        f"{file.path}: the record at byte {offset} {problem}. The file is truncated or "
+        "damaged: restore it from a copy."
     )
 
 

@@ -49,7 +49,7 @@ class RobomimicReader(FragmentReader):
                 f"{NEXT!r} are not there: what was seen after the last step of a "
                 "demonstration is not known"
             )
-        told = select_metadata(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
+        selected = select_metadata(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
 
         def fragments() -> Iterator[Fragment]:
             self._inner = 0
@@ -57,7 +57,7 @@ class RobomimicReader(FragmentReader):
                 yield self._fragment(demo)
 
         super().__init__(
-            fragments, schema, notes, hdf5.close, user_metadata={"robomimic": told}
+            fragments, schema, notes, hdf5.close, user_metadata={"robomimic": selected}
         )
         if self._inner:
             notes.doubt(

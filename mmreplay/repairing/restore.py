@@ -1,10 +1,8 @@
-"""Which rows of one environment are kept, and what their flags become at the seams.
+"""Repair of a damaged buffer: its proven rows in a new buffer beside it.
 
-The rows that stay, piece by piece: where they lie, and where they are to go.
-
-Repair of a compressed buffer: its rows are unpacked, and packed anew.
-
-Repair: what is proven of a damaged buffer, beside it, and what was cut.
+The module chooses the rows of each environment that survive, sets the flags where
+rows are missing, copies the rows to their new positions and reports the dropped ones.
+Rows of a compressed buffer are unpacked and packed again.
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ class SurvivingRows:
 
 
 class Sorter:
-    """Goes through the rows of one environment, and keeps those that make sense."""
+    """Selects the rows of one environment whose flags are possible."""
 
     def __init__(self, final_follows: bool) -> None:
         self.alone = np.array([not alone_problem(flags) for flags in range(256)])
@@ -155,7 +153,7 @@ class Sorter:
     def _problems(
         self, positions: Array, flags: Flags, last: tuple[int, int] | None
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Rows that follow a gap, and rows that cannot follow the one before."""
+        """Return rows that follow a gap, and rows that cannot follow the row before."""
         before_position, before = (positions[0] - 1, None) if last is None else last
         earlier = np.concatenate([[before_position], positions[:-1]])
         seams = earlier + 1 != positions
@@ -355,7 +353,7 @@ class RepairReport:
 
     @property
     def cut_rows(self) -> int:
-        """Rows that were cut."""
+        """Number of dropped rows."""
         return sum(cut.stop - cut.first for cut in self.cuts)
 
 
@@ -421,7 +419,7 @@ def repair(
         surviving, dropped = _choose(scan, keep_unproven)
         stack.enter_context(new_folder(where, False))
         if in_place:
-            # Who came to write meanwhile would go on in what is moved away.
+            # Held until the end: another writer would write to the folder moved away.
             stack.callback(WriterLock(source).release)
         rows = _build(scan, surviving, where, progress)
         if in_place:
@@ -477,7 +475,7 @@ def _choose(
 
 
 def _joined(intervals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Stretches of which one ends where the next begins, for one reason, as one."""
+    """Merge adjacent intervals that were dropped for the same reason."""
     joined: list[tuple[int, int, str]] = []
     for first, stop, why in intervals:
         if joined and joined[-1][1:] == (first, why):
@@ -502,7 +500,7 @@ def _missing(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
 def _rest(
     first: int, head: int, lost: list[tuple[int, int, str]]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
-    """Divide ``[first, head)`` into what is not lost, and what is and why."""
+    """Divide ``[first, head)`` into intervals that survive and lost ones, with why."""
     good, gone = [], []
     for begin, end, why in lost:
         # A record that contradicts itself may vouch for blocks above its heads.
@@ -520,7 +518,7 @@ def _rest(
 def _flagged(
     good: list[tuple[int, int]], sorted_rows: SurvivingRows
 ) -> list[tuple[int, int, str]]:
-    """Rows of good stretches that were not kept all the same."""
+    """Return the rows of good intervals that were dropped for their flags."""
     dropped = []
     surviving = list(zip(sorted_rows.firsts, sorted_rows.counts, strict=True))
     for first, stop in good:

@@ -74,7 +74,7 @@ class ShortStore(ZarrStore):
     summed: tuple[int, int]
 
     def absent(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows are nowhere, bool of their shape."""
+        """Return which rows no file holds, bool of their shape."""
         return self._beyond(rows, self.num_staged, self.num_unsealed)
 
     def _beyond(
@@ -103,12 +103,12 @@ class ShortStore(ZarrStore):
 def open_files(
     folder: Path, sizes: dict[str, int], restored: list[str] | None = None
 ) -> dict[str, File]:
-    """Open files of a data folder for reading; one that is missing is an empty one.
+    """Open files of a data folder for reading; a missing file is opened as empty.
 
     Args:
         folder: Where they are.
         sizes: Bytes by name; of a longer file no more is looked at.
-        restored: Told of each that is missing or of another size.
+        restored: Gets a line for each file that is missing or of another size.
 
     Raises:
         FormatError: There is a link, a folder, a pipe or a device in the place of one.
@@ -217,8 +217,9 @@ def _open_shard_index(
     count = min(count, -(-rows * count // metadata.ring.num_rows))
     if count - len(known) > MAX_GUESSED:
         raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected {nbytes}, or at most "
-            f"{MAX_GUESSED} candidates for its end. Restore it from a copy."
+            f"{file.path} must have {nbytes} bytes, got {file.nbytes}, and more than "
+            f"{MAX_GUESSED} shard ranges would have to be searched. Restore it from a "
+            "copy."
         )
     guessed = [_sealed(folder, metadata, each) for each in range(len(known), count)]
     numbers = np.concatenate([known, np.array(guessed, DTYPE)])
@@ -229,7 +230,7 @@ def _open_shard_index(
 
 
 def _sealed(folder: Path, metadata: Metadata, number: int) -> bool:
-    """Whether there is a shard of every field for a place."""
+    """Return whether every field has a shard for a shard index."""
     names = (
         shard_name(array, metadata.ring, number)
         for array in arrays_of(metadata).values()
@@ -245,13 +246,12 @@ FEW_NBYTES = 16 << 20
 
 @dataclass(slots=True)
 class DamageScan:
-    """What is known of a damaged buffer.
+    """State of a damaged buffer that its files still show.
 
     Attributes:
         path: Its folder.
         metadata: What it is.
-        opened: Its data files by name, as long as they are; one that is missing is
-            an empty one.
+        opened: Its data files by name, as long as they are; a missing file is empty.
         firsts: int64 ``[E]``, the oldest position alive.
         heads: int64 ``[E]``, the heads to go on from.
         summed: int64 ``[E]``, the blocks below must have a checksum that fits.
@@ -306,7 +306,7 @@ class DamageScan:
         return [*filter(len, inside)], [*filter(len, beyond)]
 
     def placed(self) -> int:
-        """Rows of a compressed buffer of which it is known whether a shard has them."""
+        """Number of rows whose shard state is known; compressed buffers only."""
         nbytes_found, nbytes = (
             self.opened[PLACES].nbytes,
             shard_index_nbytes(self.metadata),
@@ -317,7 +317,7 @@ class DamageScan:
         )
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for file in self.opened.values():
             file.close()
 
@@ -360,7 +360,7 @@ def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
 
 @contextmanager
 def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
-    """What computes checksums as `verify` does."""
+    """Return the object that computes checksums as `verify` does."""
     commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
     arguments = (opened, metadata.folder, metadata, commit_file)
     if metadata.engine == "zarr":
@@ -398,7 +398,7 @@ def _proven(
 
 
 def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
-    """Whether a block that is not proven is not disproven either."""
+    """Return whether nothing disproves a block that no checksum proves."""
     with _Tried(CorruptError):
         lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
         return lost(*check.entry(env_id, block)[1:], lap)
@@ -535,7 +535,7 @@ def _tail(body: bytes) -> bytes:
 def _settled(
     folder: Path, metadata: Metadata, file: File, restored: list[str]
 ) -> tuple[Array, Array, Array, Array] | None:
-    """Oldest, heads, committed heads and given up, as opening decides; or None."""
+    """Oldest rows, heads, committed heads and limits, as opening decides; or None."""
     nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
     data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
     ring = metadata.ring
@@ -561,15 +561,15 @@ def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
     if spoken_of and metadata.uuid not in spoken_of:
         uuids = sorted(uuid.hex() for uuid in spoken_of)
         raise CorruptError(
-            f"{like}: its metadata are of buffer {metadata.uuid.hex()}, expected "
-            f"{uuids} as in {file.path}. Name a snapshot or copy of the same buffer."
+            f"{like} is of buffer {metadata.uuid.hex()}, but {file.path} is of "
+            f"{uuids}. Pass a snapshot or copy of the same buffer."
         )
 
 
 def _scanned(
     metadata: Metadata, opened: dict[str, File]
 ) -> tuple[Array, Array, Array, Array]:
-    """The same from the checksums alone: a block whose sum fits was committed."""
+    """Return the same from checksums alone: a block whose sum fits was committed."""
     ring = metadata.ring
     heads = np.zeros(ring.num_envs, np.int64)
     with _checking(metadata, opened) as check:
@@ -590,9 +590,9 @@ def _scanned(
 
 
 def _summed(check: SumCheck, ring: Ring, reach: int) -> Iterator[Stripe]:
-    """Blocks of which there is an entry, in the lap that it says.
+    """Yield the blocks that have a checksum, in the lap that it names.
 
-    Metadata that anybody made may speak of more blocks than there are entries, or rows.
+    Metadata that were edited may name more blocks than the file has checksums, or rows.
     """
     first, stop = np.zeros(ring.num_envs, np.int64), ring.num_blocks
     for stripe in stripes(ring, first, first + stop, reach):

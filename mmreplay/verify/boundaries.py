@@ -33,38 +33,39 @@ Flags = NDArray[np.uint8]
 
 
 def names(flags: int) -> str:
-    """Flags in words, such as ``"START|BREAK"``."""
+    """Return the names of flags, such as ``"START|BREAK"``."""
     known = [name for bit, name in NAMES.items() if flags & bit]
     unknown = flags & ~ALL_FLAGS
     return "|".join(known + ([f"unknown {unknown:#04x}"] if unknown else [])) or "none"
 
 
 def alone_problem(flags: int) -> str:
-    """What is wrong with a row's flags in themselves, or nothing."""
+    """Return the rule that a row's flags break by themselves, or ''."""
     if flags & ~ALL_FLAGS:
-        return f"bits within {ALL_FLAGS:#04x}"
+        return f"flags must be within {ALL_FLAGS:#04x}"
     if flags & FINAL and flags != FINAL:
-        return "FINAL alone: a final row neither starts nor ends an episode"
+        return "a final row must have no flag but FINAL"
     if flags & BREAK and not flags & START:
-        return "START beside BREAK"
+        return "a row with BREAK must also have START"
     if flags & CUT and not flags & BREAK:
-        return "BREAK beside CUT"
+        return "a row with CUT must also have BREAK"
     return ""
 
 
 def pair_problem(before: int, after: int, final_follows: bool) -> str:
-    """What is wrong with a row's flags after those of the row before, or nothing."""
+    """Return the rule that a row's flags break after the row before, or ''."""
     if after & FINAL:
-        return "" if before & END else "FINAL only after an end"
+        return "" if before & END else "a final row must follow an episode's end"
     if before & FINAL:
-        return "" if after & START else "START after a final row"
+        return "" if after & START else "the row after a final row must have START"
     if before & END:
         if final_follows:
             # A resumed writer cannot know the final observation any more.
-            return "" if after & BREAK else "FINAL, or START|BREAK, after an end"
-        return "" if after & START else "FINAL or START after an end"
+            legal = "the row after an end must have FINAL or START|BREAK"
+            return "" if after & BREAK else legal
+        return "" if after & START else "the row after an end must have FINAL or START"
     if after & START and not after & BREAK:
-        return "START only after an end, or with BREAK"
+        return "a row with START must follow an episode's end or also have BREAK"
     return ""
 
 
@@ -163,7 +164,7 @@ class FlagCheck:
         base: int,
         notes: Notebook,
     ) -> None:
-        """Report bad rows, less those that a writer gave up meanwhile."""
+        """Report bad rows, except rows that a live writer has overwritten since."""
         if not bad.any():
             return
         ring = self._ring
@@ -175,16 +176,16 @@ class FlagCheck:
             steps[:MAX_FINDINGS].tolist(), columns[:MAX_FINDINGS].tolist(), strict=True
         ):
             position, got = int(positions[step, column]), int(flags[step, column])
-            problem, expected = f"got flags {names(got)}", alone_problem(got)
+            rule, after = alone_problem(got), ""
             if before is None:
-                expected = expected or "START at the first row of the environment"
+                rule = rule or "the first row of an environment must have START"
             else:
                 earlier = int(before[step, column])
-                problem += f" after {names(earlier)}"
-                expected = pair_problem(earlier, got, self._final_follows)
+                after = f" after {names(earlier)}"
+                rule = pair_problem(earlier, got, self._final_follows)
             offset = base + position % ring.slots * len(ids) + column
             notes.note(
                 "flags", self._name, offset,
-                f"environment {ids[column]}, position {position}: {problem}, expected "
-                f"{expected}",
+                f"environment {ids[column]}, position {position}: {rule}, got "
+                f"{names(got)}{after}",
             )  # fmt: skip

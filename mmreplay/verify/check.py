@@ -1,9 +1,8 @@
-"""What lies beside the data: columns of samplers, the limiter's counts.
+"""The check of a buffer: names, metadata, files, COMMIT, flags, checksums, in order.
 
-A buffer is whole without them, and their owners begin anew where they are damaged:
-what is wrong with them is told as a note.
-
-The order of a check: names, metadata, files, COMMIT, flags, checksums.
+Files of samplers and limiters lie beside the data. A buffer is whole without them, and
+a sampler or limiter starts over where its file is damaged: the check reports such a
+file as a note.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _chunks_with_data(file: File) -> Iterator[int]:
 
 
 def check_limiter(folder: Path, notes: Notebook) -> None:
-    """Check the law and the counts of a limiter."""
+    """Check the state and the counts of a limiter."""
     for entry in _inside(folder / "limiter", notes):
         name = f"limiter/{entry.name}"
         if entry.name == "law.json":
@@ -189,10 +188,10 @@ def verify_buffer(
 
     Metadata, names, file sizes and types, the slots of COMMIT, the flags of all rows
     alive, and the checksums of all committed whole blocks that hold one; of a
-    compressed buffer, also whether whatever else is served unpacks, and what its group
-    tells other readers of Zarr. Works on a read-only folder and while a writer lives:
-    what that gives up meanwhile is skipped and counted. Memory: a few MiB, whatever
-    the size.
+    compressed buffer, also whether all other rows unpack, and the metadata of its group
+    for other readers of Zarr. Works on a read-only folder and while a writer lives:
+    blocks that the writer overwrites during the check are skipped and counted. Memory:
+    a few MiB, whatever the size.
 
     Args:
         path: The buffer's folder.
@@ -245,7 +244,7 @@ def _metadata(folder: Path, notes: Notebook) -> Metadata | None:
 
 
 def is_buffer(folder: Path) -> bool:
-    """Whether a folder holds a buffer, be it damaged, and no name that is not ours."""
+    """Return whether a folder holds a buffer, damaged or not, and no foreign name."""
     names = set(files.names(folder))
     generations = {name for name in names if _is_generation(name)}
     strange = {name for name in names - KNOWN if not name.startswith("tmp-")}
@@ -266,7 +265,7 @@ def _generation(folder: Path) -> int:
 
 
 def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
-    """Report names that are not ours, or of no use any more; delete none."""
+    """Report foreign and left-over names; delete none."""
     for name in files.names(folder):
         if name in KNOWN or name == metadata.folder:
             continue
@@ -292,7 +291,7 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
 
 
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
-    """Check the data folder in force."""
+    """Check the data folder of the current generation."""
     ring, where = metadata.ring, folder / metadata.folder
     sizes = record_layout(metadata.schema).file_sizes(ring, metadata.schema)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)

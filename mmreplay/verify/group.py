@@ -90,7 +90,7 @@ def _nodes(arrays: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _wanted(metadata: Metadata, arrays: dict[str, ShardedArray], name: str) -> Json:
-    """What the metadata of a node must have."""
+    """Return the members that the metadata of a node must have."""
     if name in arrays:
         assert metadata.sharding is not None
         found = group.array_json(arrays[name], metadata.ring, metadata.sharding)
@@ -102,7 +102,7 @@ def _wanted(metadata: Metadata, arrays: dict[str, ShardedArray], name: str) -> J
 
 
 def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
-    """Compare the metadata of a node with what this buffer's is."""
+    """Compare the metadata of a node with those of this buffer."""
     what = f"{name}/{JSON_NAME}"
     data = files.read_bytes(path / JSON_NAME, MAX_JSON_NBYTES)
     # The user's own JSON nests deeper here than metadata.json lets it there.
@@ -117,7 +117,7 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
 
 
 def _difference(actual: Json, wanted: Json) -> tuple[str, object, object] | None:
-    """The first member, at any depth, that is not as it must be; both values of it."""
+    """Return the first member that differs, at any depth, and both of its values."""
     for key, value in wanted.items():
         got = actual.get(key)
         if isinstance(got, dict) and isinstance(value, dict):
@@ -133,7 +133,7 @@ def _check_names(
     path: Path, name: str, array: ShardedArray | None, below: set[str], live: bool,
     notes: Notebook,
 ) -> None:  # fmt: skip
-    """Tell of what no writer puts there, and of what a stopped one left.
+    """Report foreign names, and names that a stopped writer left.
 
     A shard that is not a regular file is always reported, as no writer makes one.
     """
@@ -163,7 +163,7 @@ def _check_names(
 
 
 def _regular(path: Path) -> bool:
-    """Whether it is a regular file, or gone: a writer may remove it meanwhile."""
+    """Return whether it is a regular file, or gone: a live writer may remove it."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -218,7 +218,7 @@ class GroupFlags:
         self, array: ShardedArray, bits: int, shard_range: int, number: int,
         claim: Claim, notes: Notebook,
     ) -> str:  # fmt: skip
-        """What is wrong with a shard, or nothing."""
+        """Return the message of what is wrong with a shard, or ''."""
         for first in range(0, self._rows_per_shard, CHUNK_ROWS):
             stop = min(first + CHUNK_ROWS, self._rows_per_shard)
             within = np.arange(first, stop)

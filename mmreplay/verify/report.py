@@ -13,8 +13,8 @@ Kind = Literal[
     "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
     "torn", "left_over", "unknown", "beside",
 ]  # fmt: skip
-# A crash leaves the first two behind in a buffer that is whole, the third is somebody
-# else's file, and of the last one the owner begins anew.
+# A crash leaves the first two behind in a whole buffer. The third is a foreign file. A
+# sampler or limiter starts over where the fourth is damaged.
 NOTES: frozenset[str] = frozenset({"torn", "left_over", "unknown", "beside"})
 MAX_FINDINGS = 1000
 
@@ -35,7 +35,7 @@ class Finding:
             another lap), ``"flags"`` (impossible boundaries); and, being no damage,
             ``"torn"`` (a slot that a crash cut short), ``"left_over"`` (a folder or
             file that the next writer sweeps), ``"unknown"`` (a name not ours),
-            ``"beside"`` (a sampler's column or a limiter's count that begins anew).
+            ``"beside"`` (a sampler's column or a limiter's count that starts over).
         file: Path within the buffer's folder.
         offset: Byte in the file, where it has one.
         message: What, got, expected, in one sentence.
@@ -66,7 +66,7 @@ class VerifyReport:
         findings: At most 1,000, in the order found.
         omitted: Findings beyond those.
         blocks: Blocks whose checksum was computed and compared.
-        skipped_blocks: Blocks that a live writer gave up while they were read.
+        skipped_blocks: Blocks that a live writer overwrote while they were read.
         rows: Committed rows alive, whose flags were checked; None where a file that
             says which these are is damaged.
         uncommitted_rows: Those published since, whose flags were checked too.
@@ -94,13 +94,13 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged; notes may be there all the same."""
+        """Whether nothing is damaged; there may be notes."""
         return self.omitted == 0 and not any(f.damage for f in self.findings)
 
 
 @dataclass(slots=True)
 class Notebook:
-    """Findings and counts while a check goes on."""
+    """Findings and counts of a check in progress."""
 
     progress: Progress | None = None
     deep: bool = True
@@ -122,19 +122,19 @@ class Notebook:
             self.omitted += 1
 
     def fail(self, kind: Kind, file: str, error: Exception) -> None:
-        """Keep what an error says of a file, or raise one that says nothing of it."""
+        """Record an error as a finding; raise it if the process is out of files."""
         raise_if_out_of_files(error)
         self.note(kind, file, None, str(error))
 
     def read(self, nbytes: int) -> None:
-        """Count bytes read, and tell whoever waits."""
+        """Count bytes read, and call progress."""
         self.nbytes += nbytes
         if self.progress is not None:
             expected = max(self.nbytes, self.expected_nbytes)
             called("progress", self.progress, self.nbytes, expected)
 
     def report(self, path: Path) -> VerifyReport:
-        """Close the book."""
+        """Return the report of the check so far."""
         return VerifyReport(
             path, tuple(self.findings), self.omitted, self.blocks, self.skipped_blocks,
             self.rows, self.uncommitted_rows, self.unsummed_rows, self.nbytes,

@@ -144,7 +144,7 @@ class SumCheck:
         return self._ring.block_rows * len(stripe.blocks) * row_nbytes
 
     def close(self) -> None:
-        """Give back what was opened for it: nothing here."""
+        """Close the files that the check opened: none here."""
 
     def entry(self, env_id: int, block: int) -> tuple[int, int, int]:
         """Offset, checksum and lap of a block's entry."""
@@ -179,9 +179,9 @@ class SumCheck:
             else:
                 notes.note(
                     "sum", name, offset,
-                    f"{where}: the data has checksum {computed:08x}, expected "
-                    f"{crc:08x}; a byte was changed in {self._bytes(stripe)}, or in "
-                    "the checksum",
+                    f"{where}: the checksum of the data must be {crc:08x}, got "
+                    f"{computed:08x}; a byte was changed in {self._bytes(stripe)}, or "
+                    "in the checksum",
                 )  # fmt: skip
         notes.blocks += 1
 
@@ -195,10 +195,10 @@ class SumCheck:
 
 
 def lost(crc: int, lap: int, expected_lap: int) -> bool:
-    """Tell whether an entry that does not fit its block is none of the block's.
+    """Return whether a checksum entry that does not fit was not written for its block.
 
-    Zeros are what a file holds that was never written. One block in 2^32 has them for
-    an entry in lap 0; where its data does not fit, that it was changed is not known.
+    A file that was never written holds zeros. One block in 2^32 has a checksum of 0 in
+    lap 0; a change of its data is not found.
     """
     return lap != expected_lap or not (crc or lap)
 
@@ -206,7 +206,7 @@ def lost(crc: int, lap: int, expected_lap: int) -> bool:
 def _extended(
     crc: int, file: File, offset: int, nbytes: int, notes: Notebook | None
 ) -> int:
-    """Go on with a checksum over bytes that lie together, however large rows are."""
+    """Extend a checksum over contiguous bytes, a chunk at a time."""
     stop = offset + nbytes
     for first in range(offset, stop, CHUNK_NBYTES):
         count = min(CHUNK_NBYTES, stop - first)
@@ -275,7 +275,7 @@ def extra_names(metadata: Metadata) -> dict[str, int]:
 def sum_check(
     opened: dict[str, File], metadata: Metadata, commit_file: CommitFile
 ) -> SumCheck:
-    """What checks the checksums of a buffer of either engine."""
+    """Return the checksum check of a buffer of either engine."""
     given = (opened, metadata.folder, metadata, commit_file)
     if metadata.engine != "zarr":
         return SumCheck(*given)
@@ -303,8 +303,8 @@ class SealedSumCheck(SumCheck):
         """See `SumCheck.run`; then unpack what is served and has no checksum.
 
         A shard may hold rows of the newest block, and rows that are published and
-        not yet committed. What does not unpack is told; its values are not known.
-        Then compare the flags that the group has for other readers.
+        not yet committed. Shards that do not unpack are reported; their values are not
+        known. Then compare the flags that the group has for other readers.
         """
         super().run(claim, notes)
         size = self._ring.block_rows
@@ -325,7 +325,7 @@ class SealedSumCheck(SumCheck):
         return found
 
     def close(self) -> None:
-        """Give files back."""
+        """Close the files."""
         self._store.close()
 
 

@@ -112,7 +112,7 @@ class CommitFile:
         notes.note("slot", self._name, self._size * slot, f"{NAMES[slot]}: {message}")
 
     def _check_void(self, notes: Notebook, slot: int, data: bytes) -> None:
-        """Tell a slot that is torn from one that was never of this buffer."""
+        """Report a torn slot, or a valid one of another buffer."""
         if not any(data):
             if slot in commit.DURABLE_SLOTS:
                 self._note(notes, slot, "a durable record is all zeros")

@@ -192,7 +192,7 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
         (["source", "b.npz", "--env", "2"], 3, r"one or more integers in \[0, 2\)"),
         (["source", "b.npz", "-o", "x=1"], 3, "option 'x' is unknown to"),
         (["source", "b.npz", "-o", "x"], 2, "must be NAME=VALUE"),
-        (["source", "b.npz", "--capacity", "0"], 2, "expected at least 1"),
+        (["source", "b.npz", "--capacity", "0"], 2, "must be at least 1, got 0"),
         (["source", "b.npz", "--capacity", "9"], 3, "option 'capacity'"),
         (["source"], 2, "Missing argument"),
         (["source", "s3://b/a.npz"], 3, "DST must be .* the address 's3:.*a.npz'"),

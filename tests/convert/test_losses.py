@@ -97,7 +97,7 @@ def test_minaris_episodes_end_where_the_stored_next_is_not_the_row_behind(
     assert episodes(tmp_path / "a-v0") == [
         ([0, 1, 2], True), ([10, 11], True), ([5, 6, 7], False),
     ]  # fmt: skip
-    assert "2 episodes were made to end where the stored next" in report.notes[0]
+    assert "2 episodes were truncated where the stored next" in report.notes[0]
     assert not any("cut off" in note for note in report.notes)
     report = mr.load(tmp_path / "a-v0", tmp_path / "c", strict=True)
     assert report.rows == 5 + 3

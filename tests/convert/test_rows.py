@@ -128,11 +128,11 @@ def test_rows_that_a_writer_overwrites_end_the_export(source, tmp_path):
             [block([1, 0], env_id=1)],
             r"environment 1: environments must be in \[0, 1\)\. The source",
         ),
-        ([block([0, 0, 0, 0])], "expected START at the first row"),
-        ([block([1, 0, 1, 0])], "expected START only after an end"),
-        ([block([1, 0]), block([8, 0], 2)], "expected FINAL only after an end"),
-        ([block([1, 200, 0, 0])], "expected bits within 0x3f"),
-        ([block([1, 2, 0, 0])], "expected FINAL or START after an end"),
+        ([block([0, 0, 0, 0])], "row of an environment must have START, got n"),
+        ([block([1, 0, 1, 0])], "must follow an episode's end or also have"),
+        ([block([1, 0]), block([8, 0], 2)], "a final row must follow an episode's end"),
+        ([block([1, 200, 0, 0])], "flags must be within 0x3f"),
+        ([block([1, 2, 0, 0])], "row after an end must have FINAL or START"),
     ],
 )
 def test_rows_that_no_buffer_could_hold_are_refused(tmp_path, blocks, message):

@@ -227,8 +227,8 @@ def two(a, b): return 0
     ("name", "code", "message"),
     [
         ("text", 3, "policy text must return an action of "),
-        ("fails", 1, "--policy 'acting:fails': got ValueError: boom, expected an act"),
-        ("leaves", 1, "--policy 'acting:leaves': got SystemExit: 0, expected an act"),
+        ("fails", 1, "--policy 'acting:fails' raised ValueError: boom. It must return"),
+        ("leaves", 1, "--policy 'acting:leaves' raised SystemExit: 0. It must"),
         (
             "two",
             3,

@@ -23,12 +23,12 @@ def set_flags(path, env_id, position, flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (64, "got flags unknown 0x40, expected bits within 0x3f"),
-        (FINAL | START, "expected FINAL alone"),
-        (BREAK, "expected START beside BREAK"),
-        (START | CUT, "expected BREAK beside CUT"),
-        (FINAL, "got flags FINAL after none, expected FINAL only after an end"),
-        (START, "got flags START after none, expected START only after an end"),
+        (64, "flags must be within 0x3f, got unknown 0x40"),
+        (FINAL | START, "a final row must have no flag but FINAL, got START|FINAL"),
+        (BREAK, "a row with BREAK must also have START, got BREAK"),
+        (START | CUT, "a row with CUT must also have BREAK, got START|CUT"),
+        (FINAL, "a final row must follow an episode's end, got FINAL after none"),
+        (START, "must follow an episode's end or also have BREAK, got START after n"),
     ],
 )
 def test_impossible_flags_are_found(tmp_path, layout, flags, message):
@@ -59,10 +59,18 @@ def plain(path, autoreset="disabled", layout=None):
         (
             "disabled",
             [TERMINATED, 0],
-            "got flags none after TERMINATED, expected FINAL",
+            "after an end must have FINAL or START, got none after TERMINATED",
         ),
-        ("next_step", [TERMINATED, START], "expected FINAL, or START|BREAK"),
-        ("disabled", [TERMINATED, FINAL, 0], "expected START after a final row"),
+        (
+            "next_step",
+            [TERMINATED, START],
+            "the row after an end must have FINAL or START|BREAK, got START",
+        ),
+        (
+            "disabled",
+            [TERMINATED, FINAL, 0],
+            "the row after a final row must have START, got none after FINAL",
+        ),
     ],
 )
 def test_rows_that_cannot_follow_each_other_are_found(
@@ -77,7 +85,8 @@ def test_rows_that_cannot_follow_each_other_are_found(
 def test_a_first_row_that_starts_nothing_is_found(tmp_path):
     path = plain(tmp_path / "b")
     set_flags(path, 0, 0, 0)
-    assert "START at the first row of the environment" in messages(path, "flags")
+    message = "the first row of an environment must have START, got none"
+    assert message in messages(path, "flags")
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
@@ -96,7 +105,8 @@ def test_flags_that_are_published_and_not_yet_committed_are_found(
         set_flags(path, 1, position, 64)
         shutil.copytree(path, tmp_path / "copy")
         (message,) = [f for f in verify_buffer(path).findings if f.kind == "flags"]
-        assert message.message.startswith(f"environment 1, position {position}: got")
+        where = f"environment 1, position {position}: flags must be within 0x3f"
+        assert message.message.startswith(where)
         assert verify_buffer(path).rows == 40
         assert verify_buffer(tmp_path / "copy").ok == (position >= 20)
 

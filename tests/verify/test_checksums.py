@@ -73,7 +73,8 @@ def test_a_sum_that_differs_names_the_block_and_its_bytes(path):
     (finding,) = verify_buffer(path).findings
     assert finding.file == f"{DATA}/sums.bin"
     assert finding.offset == 8 * 1
-    assert "environment 0, positions [4, 8): the data has checksum" in finding.message
+    message = "environment 0, positions [4, 8): the checksum of the data must be"
+    assert message in finding.message
     assert "f000.bin [16384, 32768)" in finding.message
 
 

@@ -91,8 +91,9 @@ class Flags:
         """
         if rows.count != steps or not is_scalar(rows.shape) or rows.dtype == "bfloat16":
             raise FormatError(
-                f"{what} has {rows.count} rows of {rows.dtype}{list(rows.shape)}, "
-                f"expected one flag for each of {steps} steps. The file is damaged."
+                f"{what} must hold one flag for each of {steps} steps, got "
+                f"{rows.count} rows of {rows.dtype}{list(rows.shape)}. The file is "
+                "damaged."
             )
         self.count = steps
         self._what, self._rows = what, rows

@@ -315,8 +315,8 @@ class Tally:
             )
         if self.split:
             report.note(
-                f"{self.split:,} episodes without an end of their own were told apart "
-                "where the next observation is not the one that follows: truncated"
+                f"{self.split:,} episodes without a marked end were truncated where "
+                "the stored next observation differs from the next row"
             )
         if self.unfinished:
             report.note(
@@ -400,9 +400,9 @@ def _differs(
     if rows is not None:
         got = f"{rows.count} rows of {rows.dtype}{list(rows.shape)}"
     return FormatError(
-        f"{fragment.name}: got {got} for {what}, expected {fragment.steps} rows of "
-        f"{field.dtype}{list(field.shape)} as in {like}. The file is damaged, or mixes "
-        "data of several kinds."
+        f"{fragment.name}: {what} must have {fragment.steps} rows of "
+        f"{field.dtype}{list(field.shape)} as in {like}, got {got}. The file is "
+        "damaged, or mixes data of several kinds."
     )
 
 

@@ -96,16 +96,16 @@ class Hdf5Episodes:
             return None
         if not len(dataset):
             return None
-        told = self._hdf5.path_of(name)
+        path = self._hdf5.path_of(name)
 
         def packed(first: int, stop: int) -> list[bytes]:
-            with self._hdf5.translated_errors(told):
+            with self._hdf5.translated_errors(path):
                 return [np.asarray(each).tobytes() for each in dataset[first:stop]]
 
         if not packed(0, 1)[0].startswith(images.MAGIC):
             return None
         self.lossy = True
-        return ImageRows(packed, len(dataset), told)
+        return ImageRows(packed, len(dataset), path)
 
     def close(self) -> None:
         """See `minari.EpisodeFiles.close`."""

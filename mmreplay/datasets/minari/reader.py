@@ -61,8 +61,8 @@ def open_reader(
     count = metadata.get("total_episodes")
     if type(count) is not int or not 0 <= count <= MAX_EPISODES:
         raise FormatError(
-            f"{folder / FILE_NAME} says total_episodes {str(count)[:40]}, expected at "
-            f"most {MAX_EPISODES}. The file is damaged."
+            f"{folder / FILE_NAME}: total_episodes must be in [0, {MAX_EPISODES}], got "
+            f"{str(count)[:40]}. The file is damaged."
         )
     jpeg = metadata.get("jpeg_encoding", True) is not False
     spaces = {
@@ -85,8 +85,8 @@ def open_reader(
         )  # fmt: skip
     else:
         raise FormatError(
-            f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5, "
-            "arrow or parquet. Write the dataset in one of them with Minari."
+            f"{folder / FILE_NAME}: data_format must be hdf5, arrow or parquet, got "
+            f"{str(kind)[:40]!r}. Write the dataset in one of them with Minari."
         )
     if episode_indices is not None and list(episode_indices) == list(range(count)):
         episode_indices = None
@@ -117,7 +117,7 @@ def located(source: object) -> tuple[Path, dict[str, object]] | None:
         The folder and options of `open_reader`; None for what is neither.
 
     Raises:
-        FormatError: It has the form of an id, and nothing is there.
+        FormatError: It has the form of an id, and no such dataset exists.
     """
     # By its interface: a dataset that is open was made by a Minari of any version.
     folder = getattr(getattr(source, "storage", None), "data_path", None)

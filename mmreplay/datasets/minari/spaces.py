@@ -15,7 +15,7 @@ LEAST_SIDE = 32
 
 
 def leaf_of(space: Any, path: str) -> Any:
-    """The space of a leaf, by its path below the whole one; None if there is none."""
+    """Return the subspace at a path, or None."""
     for name in path.split("/") if path else ():
         below = space.get("subspaces") if isinstance(space, dict) else None
         if isinstance(below, list) and name.isdecimal() and int(name) < len(below):
@@ -28,7 +28,7 @@ def leaf_of(space: Any, path: str) -> Any:
 
 
 def is_image(space: Any) -> bool:
-    """Whether Minari takes a space for one of images, and keeps them as JPEG."""
+    """Return whether Minari stores values of a space as JPEG images."""
     if not isinstance(space, dict) or space.get("type") != "Box":
         return False
     shape = space.get("shape")
@@ -94,7 +94,7 @@ def names_of(text: object, path: str) -> list[str]:
 
 
 def fits(text: object, fields: Mapping[str, Field]) -> bool:
-    """Whether a space's JSON has a leaf of the shape of every field, and no others.
+    """Return whether the leaves of a space's JSON have the shapes of the fields.
 
     Args:
         text: The JSON.
@@ -114,7 +114,7 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
 
 
 def parse(text: object) -> Any:
-    """A space's JSON, which may hold infinities; None where it is none."""
+    """Return a space from its JSON, which may hold infinities; None if invalid."""
     try:
         return json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):

@@ -27,7 +27,7 @@ from mmreplay.schema.naming import left_out
 
 
 class TableEpisodes:
-    """Episodes in tables, which have one row more than steps; the last one is padded.
+    """Episodes in tables of one row more than steps; the last row is padded.
 
     Attributes:
         lossy: Some images were kept as JPEG.
@@ -71,8 +71,10 @@ class TableEpisodes:
         for path, array in first.items():
             rows = self._rows(window, path, array)
             if rows is None:
-                told = f"column {path!r} of {array.type} can be no field"
-                left_out(self.notes, path, f"{told}, and was left out")
+                message = (
+                    f"column {path!r} was left out: {array.type} is no field dtype"
+                )
+                left_out(self.notes, path, message)
             elif path.split("/")[0] in ("observations", "infos"):
                 found[path] = rows
             else:

@@ -50,7 +50,7 @@ def open_writer(
     Args:
         target: Its folder, ``<MINARI_DATASETS_PATH>/<namespace>/<name>-v0``.
         description: What will come.
-        overwrite: As for every target; a folder that is there is never replaced.
+        overwrite: As for every target; an existing folder is never replaced.
         dataset_id: Its name in Minari; that of the folder, with the one above it as
             its namespace if that lies in no ``datasets`` folder, by default.
     """
@@ -194,8 +194,8 @@ class MinariWriter(Writer):
         refuse_empty(self._steps, WHAT)
         if self._disconnected:
             self.notes.note(
-                f"{self._disconnected:,} episodes were made to end where the stored "
-                "next observation is not the one that follows: truncated"
+                f"{self._disconnected:,} episodes were truncated where the stored next "
+                "observation differs from the next row"
             )
         if self._unended:
             self.notes.note(
@@ -203,8 +203,8 @@ class MinariWriter(Writer):
             )
         self._close()
         nbytes = (self._folder / MAIN).stat().st_size
-        told = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
-        files.replace_bytes(self._folder / METADATA, told)
+        data = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
+        files.replace_bytes(self._folder / METADATA, data)
         self.nbytes = self._staging.publish()
 
     def _metadata(self, nbytes: int) -> Json:
@@ -250,7 +250,7 @@ class MinariWriter(Writer):
 
 
 class _Episode:
-    """The episode that is being written.
+    """The unfinished episode.
 
     Attributes:
         group: Its name in the file.
@@ -291,14 +291,14 @@ class _Episode:
             "sum": rewards.sum(), "mean": rewards.mean(), "std": rewards.std(),
             "max": rewards.max(), "min": rewards.min(),
         }  # fmt: skip
-        told = {f"rewards_{name}": value for name, value in summary.items()}
-        return {"id": self.index, "total_steps": self.steps, **told}
+        stats = {f"rewards_{name}": value for name, value in summary.items()}
+        return {"id": self.index, "total_steps": self.steps, **stats}
 
 
 def _laid_out(
     description: Description, source_metadata: Json
 ) -> tuple[TransitionMaker, dict[str, tuple[str, str]], dict[str, str]]:
-    """What makes the steps; the part of each field, and its name in an episode's group.
+    """Return the maker of steps, and the role and the name of each field in a group.
 
     Raises:
         SchemaError: The file cannot hold them.

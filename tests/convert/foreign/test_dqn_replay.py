@@ -153,7 +153,10 @@ def test_a_truncated_or_flipped_file_is_named_with_its_offset(tmp_path, rng, nam
             np.zeros(7, np.uint8),
             "has 25 rows, but the terminals have 7",
         ),
-        (np.zeros((25, 2), np.uint8), "terminal.*has rows of shape .2., expected one"),
+        (
+            np.zeros((25, 2), np.uint8),
+            "terminal.*must hold one flag per row, got .* .2.",
+        ),
         (np.array(["a"] * 25), "dtype"),
     ],
 )

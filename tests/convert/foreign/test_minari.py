@@ -208,17 +208,17 @@ def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
         (
             3,
             lambda ends: ends[:4],
-            r"'terminations' has 4 rows of bool\[\], expected one",
+            r"'terminations' must hold one flag for each of .* got 4 rows of bool\[\]",
         ),
         (
             3,
             lambda ends: np.repeat(ends, 2),
-            "has 16 rows of bool.., expected one flag",
+            r"must hold one flag for each of 8 steps, got 16 rows of bool\[\]",
         ),
         (
             4,
             lambda ends: np.stack([ends] * 2, 1),
-            r"'truncations' has 8 rows of bool\[2",
+            r"'truncations' must hold one flag .* got 8 rows of bool\[2",
         ),
         (
             1,
@@ -379,8 +379,11 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng, kind):
 @pytest.mark.parametrize(
     ("metadata", "match"),
     [
-        ({"data_format": "zip"}, "says data_format 'zip', expected hdf5"),
-        ({"total_episodes": -1}, "says total_episodes -1, expected at most"),
+        (
+            {"data_format": "zip"},
+            "data_format must be hdf5, arrow or parquet, got 'zip'",
+        ),
+        ({"total_episodes": -1}, "total_episodes must be in .*, got -1"),
         ({"total_episodes": 0}, "has no episodes. Record some"),
     ],
 )

@@ -240,9 +240,7 @@ def test_splits_follow_each_other_or_are_chosen(tmp_path, rng):
     with pytest.raises(SchemaError, match=r"split must be one of .*, got 'test'"):
         mr.load(folder, tmp_path / "test", split="test")
     (folder / "robot-train.tfrecord-00001-of-00002").unlink()
-    with pytest.raises(
-        CorruptError, match="holds 1 files of split 'train', expected 2"
-    ):
+    with pytest.raises(CorruptError, match="must hold 2 files of split 'train', got 1"):
         mr.load(folder, tmp_path / "cut")
 
 
@@ -291,7 +289,7 @@ def test_messages_that_lie_are_errors(tmp_path, rng):
     ],
 )
 def test_what_is_no_message_is_refused(data):
-    with pytest.raises(CorruptError, match=r"x holds .*expected a tf\.train\.Example"):
+    with pytest.raises(CorruptError, match=r"x is not a tf\.train\.Example: "):
         example(data, "x")
 
 

@@ -126,7 +126,7 @@ def test_the_command_line_converts_and_tells(tmp_path, rng, capsys):
     assert run(["info", str(tmp_path / "a.zarr")]) == 0
     content = capsys.readouterr().out
     assert "a Zarr group of version 2, not mmreplay's, read only" in content
-    assert "told by flags" in content
+    assert "derived from flags" in content
 
 
 def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
