@@ -74,11 +74,11 @@ def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, 
         home.close()
     before = {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()}
     again = BufferLocation("any", home.path, resume=True)
-    told = (
-        rf"^steps: {home.path} holds 1 x 10 rows of .*, expected 1 x 20 rows of .*\. "
+    message = (
+        rf"^steps: {home.path} must hold 1 x 20 rows of .*, got 1 x 10 rows of .*\. "
         rf"Close it and run mmreplay resize '{home.path}' 20\. Pass"
     )
-    with pytest.raises(SchemaError, match=told):
+    with pytest.raises(SchemaError, match=message):
         again.ring(SCHEMA, 20, on_resume="truncate", size_name="steps")
     assert {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()} == before
     # It is not held: the command can resize it.
@@ -108,7 +108,7 @@ def test_a_buffer_of_another_adapter_is_refused_and_left_as_it_is(
     if maker == system or {maker, system} == {"skrl", "rofunc"}:
         assert BufferLocation(system, tmp_path / "ring", resume=True).resumed
     else:
-        with pytest.raises(SchemaError, match=f"of the adapter .*{maker[:3]}.* expec"):
+        with pytest.raises(SchemaError, match=f"got .* the adapter .*{maker[:3]}"):
             BufferLocation(system, tmp_path / "ring", resume=True)
     assert (tmp_path / "ring" / "metadata.json").read_bytes() == before
 
@@ -137,7 +137,7 @@ def test_a_buffer_of_other_fields_is_not_resumed(tmp_path):
     filled(home)
     home.close()
     again = BufferLocation("any", tmp_path / "ring", resume=True)
-    with pytest.raises(SchemaError, match=r"holds 1 x 10 rows.*expected 2 x 10 rows"):
+    with pytest.raises(SchemaError, match=r"must hold 2 x 10 rows.* got 1 x 10 rows"):
         again.ring(SCHEMA, 10, 2)
     again.close()
 

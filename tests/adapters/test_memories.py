@@ -47,7 +47,7 @@ def test_what_was_added_is_there_again(tmp_path):
     with pytest.raises(FormatError, match="resume=True"):
         skrl.Memory(5, 2, path=tmp_path / "ring")
     with pytest.raises(
-        SchemaError, match=r"holds a memory of \(memory_size, num_envs\) \(5,"
+        SchemaError, match=r"\(memory_size, num_envs\) \(6, 2\), got \(5, 2\)"
     ):
         skrl.Memory(6, 2, path=tmp_path / "ring", resume=True)
     again = skrl.Memory(5, 2, device="cpu", path=tmp_path / "ring", resume=True)
@@ -201,7 +201,7 @@ def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
     with mr.ReplayBuffer.open(tmp_path / "ring", mode="r+") as ring:
         ring.resize(8)
     with pytest.raises(
-        SchemaError, match=r"\(memory_size, num_envs\) \(8, 1\), expected \(4,"
+        SchemaError, match=r"\(memory_size, num_envs\) \(4, 1\), got \(8, 1\)"
     ):
         pickle.loads(kept)
 
@@ -434,13 +434,13 @@ def test_an_interrupted_reset_is_finished(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("samples", "match"),
     [
-        ({}, r"add_samples: got the tensors \[\], expected the"),
-        ({"b": torch.zeros(2, 1)}, r"add_samples: got the tensors \['b'\], expected"),
+        ({}, r"add_samples must .*, got the tensors \[\]\. "),
+        ({"b": torch.zeros(2, 1)}, r"add_samples must .* got the tensors \['b'\]"),
         (
             {"observations": torch.zeros(2, 4)},
             r"3\], or one sample without n, got shape \[2, 4\]\.",
         ),
-        ({"observations": torch.zeros(3, 3)}, "got 3 samples, expected 1 to 2"),
+        ({"observations": torch.zeros(3, 3)}, "must get 1 to 2 samples, .* got 3"),
         (
             {"observations": torch.zeros(2, 3), "rewards": torch.zeros(1, 1)},
             r"got \[\(1,\), \(2,\)\] of samples",
@@ -459,8 +459,6 @@ def test_samples_that_do_not_fit_are_refused_whole(tmp_path, samples, match):
 def test_a_row_is_not_written_over_half_a_row(tmp_path):
     memory = declared(skrl.Memory(4, 2, device="cpu", path=tmp_path / "ring"))
     memory.add_samples(**samples(0, 1))
-    with pytest.raises(
-        SchemaError, match="expected those from 1 on, because the row is"
-    ):
+    with pytest.raises(SchemaError, match="environments from 1 on, because the row is"):
         memory.add_samples(**samples(1, 2))
     memory.home.close()

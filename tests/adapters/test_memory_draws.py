@@ -176,7 +176,7 @@ def test_a_memory_is_saved_each_time_it_is_full(tmp_path):
 
 def test_an_unknown_format_is_refused_at_once(tmp_path):
     with pytest.raises(
-        SchemaError, match="Unsupported export format 'np', expected one"
+        SchemaError, match=r"Unsupported export format 'np'\. Pass one of"
     ):
         skrl.Memory(3, export_format="np")
     with pytest.raises(ValueError, match="Unsupported export format"):

@@ -181,7 +181,7 @@ def test_arrays_and_dicts_of_arrays_are_accepted_and_returned(make):
 )
 def test_a_function_that_fails_is_named_and_loses_no_step(make, function, match):
     storage = make(her_function=function)
-    with pytest.raises(SchemaError, match=rf"^her_function: .*{match}"):
+    with pytest.raises(SchemaError, match=rf"^her_function.* {match}"):
         episodes(storage, 4)
     assert numbers(storage.data) == [0, 1, 2, 3]
     storage.her_function = as_rewards_of_one
@@ -213,7 +213,7 @@ def test_episodes_that_end_apart_are_not_relabelled_and_warn_once(make):
     storage = make()
     uneven = transition(0, 2)
     uneven["NextDone"] = torch.tensor([[1.0], [0.0]])
-    with pytest.warns(RuntimeWarning, match="end at different steps") as told:
+    with pytest.warns(RuntimeWarning, match="must end at the same step") as told:
         storage.insert_transition(uneven)
     assert (len(told), told[0].filename) == (1, __file__)
     with warnings.catch_warnings():

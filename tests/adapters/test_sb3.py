@@ -454,7 +454,7 @@ def test_another_buffer_size_names_resize(tmp_path, rng):
     ours.close()
     again = ReplayBuffer(200, *arguments, path=tmp_path / "ring", resume=True)
     told = (
-        r"^buffer_size: .*holds 2 x 50 rows .*expected 2 x 100 .*mmreplay resize .* 100"
+        r"^buffer_size: .*must hold 2 x 100 rows .* got 2 x 50 .*mmreplay resize .* 100"
     )
     with pytest.raises(SchemaError, match=told):
         again.size()

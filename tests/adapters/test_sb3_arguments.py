@@ -83,7 +83,7 @@ def test_an_action_of_one_environment_may_come_with_the_axes_of_its_space(tmp_pa
 
 @pytest.mark.parametrize("prioritized", ["yes", 1, [0.6]])
 def test_what_says_not_how_to_draw_is_refused(prioritized):
-    with pytest.raises(SchemaError, match=r"prioritized: got .* pass such as"):
+    with pytest.raises(SchemaError, match=r"prioritized must .* such as .* got"):
         adapter.ReplayBuffer(8, BOX, ACTION, prioritized=prioritized)
 
 

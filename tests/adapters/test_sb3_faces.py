@@ -87,7 +87,7 @@ def test_the_folder_says_whose_it_is(tmp_path):
     give(buffer, 0)
     buffer.close()
     skrl = pytest.importorskip("mmreplay.adapters.skrl")
-    with pytest.raises(SchemaError, match="a buffer of the adapter 'sb3', expected"):
+    with pytest.raises(SchemaError, match=r"a buffer of the adapter 'sb3'\. Choose"):
         skrl.Memory(50, path=tmp_path / "ring", resume=True)
 
 

@@ -226,9 +226,9 @@ def test_another_size_or_crc_than_that_on_disk_is_refused(make):
     make().append(Buffer(golden()))
     with pytest.raises(FormatError, match="resume=True"):
         make()
-    with pytest.raises(SchemaError, match=r"holds 1 x 101 rows .* expected 1 x 51"):
+    with pytest.raises(SchemaError, match=r"must hold 1 x 51 rows .* got 1 x 101"):
         make(memory_size=50, resume=True)
-    with pytest.raises(FormatError, match="expected a memory made with crc_debug=True"):
+    with pytest.raises(FormatError, match="must be a memory made with crc_debug=True"):
         make(crc_debug=True, resume=True)
 
 
@@ -334,7 +334,7 @@ def plain(obs, act=0.0, reward=0.0):
     [
         (
             plain((np.ones(3, "f4"),)),
-            r"observation/obs/0: got the shapes \[\[2\], \[3\]",
+            r"observation/obs/0 must have one shape .* got \[\[2\], \[3\]",
         ),
         (plain([np.ones(2, "f4")]), r"Samples of one memory have one structure\."),
         (plain((np.array(["a", "b"]),)), "observation/obs/0"),
@@ -379,7 +379,7 @@ def test_an_observation_may_end_with_nothing_unless_images_are_there(make, last)
     assert memory[1][0][1] == last
     assert memory[1][0][0].tolist() == [1]
     other = make(name="other", imgs_obs=2)
-    with pytest.raises(SchemaError, match="the last component of an observation is"):
+    with pytest.raises(SchemaError, match="the last component of an observation must"):
         other.append(Buffer([plain((np.float32([1]), last))]))
 
 
@@ -489,7 +489,7 @@ def test_collating_keeps_structures_and_dtypes():
     assert (ints.dtype, floats.dtype) == (torch.int64, torch.float32)
     assert flags.dtype == torch.bool
     assert tensors.shape == (2, 2)
-    with pytest.raises(SchemaError, match="got a str, expected arrays"):
+    with pytest.raises(SchemaError, match=r"collate takes arrays, .* got a str"):
         collate_torch([("a",), ("b",)])
     with pytest.raises(SchemaError, match=r"collate needs at least one sample\. Use a"):
         collate_torch([])

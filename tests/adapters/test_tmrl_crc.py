@@ -162,7 +162,7 @@ def test_a_pickle_is_loaded_only_where_it_is_allowed(tmp_path, monkeypatch):
 
 def test_a_pickle_of_another_memory_is_refused(tmp_path):
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(columns() + [[0]] * 2))
-    with pytest.raises(FormatError, match="expected the 7 columns of"):
+    with pytest.raises(FormatError, match="must hold the 7 columns of"):
         GenericTorchMemory(
             dataset_path=tmp_path, path=tmp_path / "a", allow_pickle=True
         )

@@ -105,5 +105,5 @@ def test_a_memory_of_ones_own_begins_with_the_dataset(tmp_path):
     assert [sample[2] for sample in memory.data] == [0, 1, 2]
     assert Listed("cpu", 1, dataset_path="").data == []
     (tmp_path / "data.pkl").write_bytes(pickle.dumps({1: 2}))
-    with pytest.raises(FormatError, match=r"expected the list that a memory of tmrl"):
+    with pytest.raises(FormatError, match=r"must hold the list that a memory of tmrl"):
         Listed("cpu", 1, dataset_path=tmp_path, allow_pickle=True)

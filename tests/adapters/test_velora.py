@@ -263,8 +263,8 @@ def test_files_of_veloras_own_load(tmp_path):
     [
         ({"capacity": 99}, r"metadata must be \{'capacity': 4, 'state_dim':"),
         ({"position": 1}, r"4\}\. Pass the metadata of the same save\."),
-        ({"size": 9}, r"expected them within the capacity of 4"),
-        ({"size": "many"}, "expected capacity, state_dim, action_dim,"),
+        ({"size": 9}, r"must be within the capacity of 4, got 9"),
+        ({"size": "many"}, "must have capacity, state_dim, action_dim,"),
     ],
 )
 def test_metadata_of_other_tensors_is_refused(buffer, tmp_path, change, message):
@@ -273,7 +273,7 @@ def test_metadata_of_other_tensors_is_refused(buffer, tmp_path, change, message)
     told = buffer.metadata() | change
     with pytest.raises(FormatError, match=message):
         ReplayBuffer.load(tmp_path / "buffer_state", told)
-    with pytest.raises(FormatError, match=r"expected capacity,"):
+    with pytest.raises(FormatError, match=r"must have capacity,"):
         ReplayBuffer.load(tmp_path / "buffer_state", [told])
 
 

@@ -85,8 +85,8 @@ def read(
         columns[path] = _shaped(column, (num_envs, length, *field.shape), name)
     if (sizes < 0).any() or (sizes > np.minimum(heads, length)).any():
         raise FormatError(
-            f"state of alf: got sizes {sizes.tolist()} and positions {heads.tolist()}, "
-            f"expected 0 to {length} rows of each environment. The state is damaged."
+            f"state of alf: sizes must be in [0, {length}] and at most the positions "
+            f"{heads.tolist()}, got {sizes.tolist()}. The state is damaged."
         )
     masses = None
     if MASSES in state:
@@ -99,8 +99,8 @@ def read(
 def _entry(state: Mapping[str, Any], name: str) -> Any:
     if name not in state:
         raise FormatError(
-            f"state of alf: got no {name!r} among {sorted(state)[:8]}, expected one. "
-            "Load it into a buffer of the data_spec that it was saved with."
+            f"state of alf has no {name!r}, only {sorted(state)[:8]}. Load it into a "
+            "buffer of the data_spec that it was saved with."
         )
     return state[name]
 
@@ -108,8 +108,8 @@ def _entry(state: Mapping[str, Any], name: str) -> Any:
 def _shaped(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     if values.shape != shape:
         raise FormatError(
-            f"state of alf: got {name!r} of shape {list(values.shape)}, expected "
-            f"{list(shape)}. Load it into a buffer of the data_spec and environments "
-            "that it was saved with."
+            f"state of alf: {name!r} must have shape {list(shape)}, got "
+            f"{list(values.shape)}. Load it into a buffer of the data_spec and "
+            "environments that it was saved with."
         )
     return values

@@ -395,9 +395,9 @@ class Core:
         own = self.buffer.metadata.uuid.hex()
         if state.get("uuid") != own:
             raise FormatError(
-                f"state is of the buffer {state.get('uuid')} at {state.get('path')}, "
-                f"expected {own} at {self._location.path}. Make the buffer with that "
-                "path and resume=True, then load it."
+                f"state must be of the buffer {own} at {self._location.path}, got "
+                f"{state.get('uuid')} at {state.get('path')}. Make the buffer with the "
+                "state's path and resume=True, then load it."
             )
         with self._turn:
             if self._sampling is not None and state.get("drawing") is not None:
@@ -409,8 +409,8 @@ class Core:
         with self._turn:
             if self.buffer.heads.any():
                 raise FormatError(
-                    f"state of alf: the buffer at {self._location.path} already has "
-                    "rows, expected a new one. Choose another path."
+                    "state of alf must be loaded into a new buffer, but "
+                    f"{self._location.path} already has rows. Choose another path."
                 )
             for columns, ids in state.steps():
                 self.enqueue(columns, ids, False)

@@ -70,17 +70,17 @@ class AlfReader(FragmentReader):
             path.split("/")[0] for path in found
         }:
             raise FormatError(
-                f"{self._file.path} has {sorted(found)[:10]} of lengths "
-                f"{sorted(lengths)[:5]} under {prefix!r}, expected one length. It is "
-                "not a replay buffer of alf."
+                f"{self._file.path} must have step_type and observation of one length "
+                f"under {prefix!r}, got {sorted(found)[:10]} of lengths "
+                f"{sorted(lengths)[:5]}. It is not a replay buffer of alf."
             )
         self._slots = lengths.pop()
         bad = (self._lengths < 0) | (self._lengths > self._slots)
         if (bad | (self._heads < self._lengths)).any() or len(self._lengths) != envs:
             raise CorruptError(
-                f"{self._file.path}: {SIZES} says {self._lengths[:5].tolist()} and "
-                f"{POSITIONS} {self._heads[:5].tolist()} for rings of {self._slots} "
-                "rows, expected no more rows than either. The file is damaged."
+                f"{self._file.path}: {SIZES} must be at most {self._slots} and at most "
+                f"{POSITIONS}, got {self._lengths[:5].tolist()} and "
+                f"{self._heads[:5].tolist()}. The file is damaged."
             )
         return found
 
@@ -105,8 +105,8 @@ class AlfReader(FragmentReader):
             kinds = columns.pop("step_type")
             if not is_scalar(kinds.shape):
                 raise FormatError(
-                    f"{self._file.path}: step types have rows of shape "
-                    f"{list(kinds.shape)}, expected one each."
+                    f"{self._file.path}: step_type must hold one number per row, got "
+                    f"rows of shape {list(kinds.shape)}."
                 )
             kind = kinds.read(0, count).reshape(count)
             last = kind == LAST
@@ -125,13 +125,13 @@ class AlfReader(FragmentReader):
 
 
 def _prefix(file: File, columns: Mapping[str, ArrayColumn]) -> str:
-    """What stands before the names of the one replay buffer."""
+    """Return the prefix of the names of the only replay buffer."""
     found = [n.removesuffix(POSITIONS) for n in columns if n.endswith(POSITIONS)]
     found = [prefix for prefix in found if prefix + SIZES in columns]
     if len(found) != 1:
         raise FormatError(
-            f"{file.path} holds {len(found)} replay buffers ({found[:5]}), expected "
-            f"one with {POSITIONS} and {SIZES}. Save the state_dict() of one buffer."
+            f"{file.path} must hold one replay buffer with {POSITIONS} and {SIZES}, "
+            f"got {len(found)} ({found[:5]}). Save the state_dict() of one buffer."
         )
     return found[0]
 
@@ -145,13 +145,13 @@ def _renamed(leaf: str) -> str:
 def _numbers(
     file: File, columns: Mapping[str, ArrayColumn], name: str
 ) -> NDArray[np.int64]:
-    """A small tensor of one integer an environment, whole."""
+    """Read a small tensor of one integer per environment."""
     column = columns[name]
     good = len(column.shape) == 1 and 0 < column.shape[0] <= MAX_ENVS
     if column.dtype != "int64" or not good:
         raise FormatError(
-            f"{file.path}: {name!r} is {column.dtype}{list(column.shape)}, expected "
-            "int64 with one number per environment. It is not a replay buffer of alf."
+            f"{file.path}: {name!r} must be int64 with one number per environment, got "
+            f"{column.dtype}{list(column.shape)}. It is not a replay buffer of alf."
         )
     found = np.empty(column.shape, column.stored)
     stream = column.open()

@@ -92,7 +92,7 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
     if theirs is None or theirs.keys() != parts.keys():
         got = type(nest).__name__ if theirs is None else list(theirs)
         raise UnfitError(
-            f"nest at {path!r}: got {got}, expected {list(parts)}. Pass a nest of the "
+            f"nest at {path!r} must have {list(parts)}, got {got}. Pass a nest of the "
             "structure of data_spec."
         )
     columns: Columns = {}
@@ -262,8 +262,8 @@ def subnest(nest: Any, name: Any) -> Any:
                 of_class = ((n, getattr(type(part), n)) for n in dir(type(part)))
                 known += [n for n, value in of_class if isinstance(value, property)]
             raise MissingError(
-                f"field {name!r}: got {word!r}, expected one of {known}. Use the names "
-                "of the nest, joined by dots."
+                f"field {name!r}: {word!r} must be one of {known}. Use the names of "
+                "the nest, joined by dots."
             ) from error
     for _, leaf in leaves(part):
         if not isinstance(leaf, Leaf):

@@ -128,8 +128,8 @@ class SegmentTree:
         values = np.asarray(array(state["_values"]), np.float64)
         if values.shape != (2 * self._capacity,):
             raise RefusedError(
-                f"tree state: got {list(values.shape)} values, expected "
-                f"[{2 * self._capacity}]. Load it into a tree of the same capacity."
+                f"tree state must have {[2 * self._capacity]} values, got "
+                f"{list(values.shape)}. Load it into a tree of the same capacity."
             )
         self._said(self._tree.fill, values[self._leaf_slots()])
 

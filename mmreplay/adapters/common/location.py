@@ -125,8 +125,8 @@ class BufferLocation:
             maker = metadata.load(self.path).user.get("adapter")
             if maker not in (None, *ours):
                 raise SchemaError(
-                    f"{self.path} holds a buffer of the adapter {maker!r}, expected "
-                    f"one of {', '.join(ours[:2])}. Choose another path."
+                    f"{self.path} must hold a buffer of {' or '.join(ours[:2])}, got a "
+                    f"buffer of the adapter {maker!r}. Choose another path."
                 )
         except BaseException:
             self._let_name_go()
@@ -283,8 +283,8 @@ class BufferLocation:
             where = shlex.quote(str(self.path))
             way = f"Close it and run mmreplay resize {where} {capacity}. {way}"
         raise SchemaError(
-            f"{name}{self.path} holds {_description(*got, existing.schema)}, expected "
-            f"{_description(num_envs, capacity, schema)}. {way}"
+            f"{name}{self.path} must hold {_description(num_envs, capacity, schema)}, "
+            f"got {_description(*got, existing.schema)}. {way}"
         )
 
 

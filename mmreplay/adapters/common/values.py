@@ -89,7 +89,7 @@ def capsule_of(value: torch.Tensor) -> object:
         BufferError: Likewise; or DLPack has no such dtype.
     """
     if type(value) is not torch.Tensor or value.is_neg():
-        raise TypeError(f"got {type(value).__name__}, expected a plain tensor.")
+        raise TypeError(f"value must be a plain tensor, got {type(value).__name__}.")
     return to_dlpack(value)
 
 

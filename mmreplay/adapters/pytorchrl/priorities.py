@@ -205,11 +205,11 @@ class SequencePriorities(SequenceStorage):
         with np.errstate(over="ignore"):
             narrow = errors.astype(np.float32)
         if len(narrow) not in counts or not ((narrow >= 0) & (narrow < np.inf)).all():
-            ends = f"from {narrow.min():g} to {narrow.max():g}, " if len(narrow) else ""
+            ends = f" from {narrow.min():g} to {narrow.max():g}" if len(narrow) else ""
             raise SchemaError(
-                f"errors: got {len(narrow)} for {len(sequences)} sequences, "
-                f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and at "
-                "least 0. Pass absolute errors."
+                f"errors must be {lengths[0]} or {lengths[1]} for each of "
+                f"{len(sequences)} sequences, finite and at least 0, got "
+                f"{len(narrow)}{ends}. Pass absolute errors."
             )
         by_sequence = errors.reshape(len(sequences), -1)
         mixed = HIGHEST * by_sequence.max(1) + (1 - HIGHEST) * by_sequence.mean(1)

@@ -957,9 +957,9 @@ class HERBuffer(EREBuffer):
             self._episode.clear()
             if not self._uneven:
                 warnings.warn(
-                    "HERBuffer: got episodes of several environments that end at "
-                    "different steps, expected episodes of one length; these are not "
-                    "relabelled. Use one environment for episodes of any length",
+                    "HERBuffer: episodes of several environments must end at the same "
+                    "step to be relabelled; these do not. Use one environment for "
+                    "episodes of any length",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -1030,9 +1030,9 @@ class HERBuffer(EREBuffer):
             found = self._columns(dict(zip(keys, made, strict=True)))
         except Exception as error:
             raise SchemaError(
-                f"her_function: got {type(error).__name__}: {error}, expected (o, rhs, "
-                f"o2, rhs2, r) for a step of {shapes_of(dict(step))}. The episode is "
-                "inserted without relabelled steps."
+                f"her_function must return (o, rhs, o2, rhs2, r) for a step of "
+                f"{shapes_of(dict(step))}, got {type(error).__name__}: {error}. The "
+                "episode is inserted without relabelled steps."
             ) from error
         found = {path: found.get(path, step[path]) for path in step}
         for path, array in found.items():

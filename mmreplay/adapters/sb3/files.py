@@ -35,8 +35,8 @@ class Sb3Reader(FragmentReader):
             or not (0 <= pos < self._slots)
         ):
             raise FormatError(
-                f"{path} says pos {str(pos)[:40]} and full {str(full)[:40]}, expected "
-                f"a row of {self._slots} and True or False. The file is damaged."
+                f"{path}: pos must be in [0, {self._slots}) and full True or False, "
+                f"got {str(pos)[:40]} and {str(full)[:40]}. The file is damaged."
             )
         self._shared = state.get("optimize_memory_usage") is True
         # Observations alone are kept then, and the newest step's next one lies where
@@ -82,8 +82,8 @@ class Sb3Reader(FragmentReader):
             if not isinstance(array, np.ndarray) or array.shape[:2] != shape:
                 got = getattr(array, "shape", type(array).__name__)
                 raise CorruptError(
-                    f"{self._path}: {path!r} is {got}, expected an array of {shape[0]} "
-                    f"steps of {shape[1]} environments. The file is damaged."
+                    f"{self._path}: {path!r} must be an array of {shape[0]} steps of "
+                    f"{shape[1]} environments, got {got}. The file is damaged."
                 )
         return found
 
@@ -97,8 +97,8 @@ class Sb3Reader(FragmentReader):
         seen = self._observed()
         if found.keys() != seen.keys():
             raise FormatError(
-                f"{self._path}: {NEXT!r} are of {sorted(found)[:9]}, expected "
-                f"{sorted(seen)[:9]} as the observations. The file is damaged."
+                f"{self._path}: {NEXT!r} must have {sorted(seen)[:9]} like the "
+                f"observations, got {sorted(found)[:9]}. The file is damaged."
             )
         return found
 

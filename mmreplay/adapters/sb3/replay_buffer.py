@@ -544,8 +544,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         for name, value in (("info_keys", info_keys), ("info_bytes", info_bytes)):
             if value is not None and not copy_info_dict:
                 raise SchemaError(
-                    f"{name}: got {value!r}, expected copy_info_dict=True beside it, "
-                    "without which no info is stored. Set that, or leave it out."
+                    f"{name} must be left out unless copy_info_dict is True, got "
+                    f"{value!r}. Pass copy_info_dict=True to store infos."
                 )
         if info_bytes is not None:
             check_counts(info_bytes=info_bytes)
@@ -553,8 +553,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             isinstance(info_keys, str) or not all(isinstance(k, str) for k in info_keys)
         ):
             raise SchemaError(
-                f"info_keys: got {shown(info_keys)}, expected a sequence of names; "
-                'such as ["is_success"]'
+                'info_keys must be a sequence of names such as ["is_success"], got '
+                f"{shown(info_keys)}."
             )
         self.env, self.goal_selection_strategy = env, given
         self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
@@ -590,8 +590,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             schema = metadata.load(self.home.path).schema
             if "info" not in schema:
                 raise SchemaError(
-                    f"copy_info_dict: {self.home.path} holds steps without infos, "
-                    "expected some. Leave copy_info_dict out, or give another path."
+                    f"copy_info_dict=True needs infos, but {self.home.path} has none. "
+                    "Leave copy_info_dict out, or pass another path."
                 )
             self._info_nbytes = schema["info"].shape[0]
             self._declare()
@@ -785,8 +785,8 @@ def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler
         return UniformSampler(seed)
     if prioritized is not True and not isinstance(prioritized, Mapping):
         raise SchemaError(
-            f"prioritized: got {prioritized!r}, expected True, False or the arguments "
-            'of PrioritizedSampler; pass such as {"alpha": 0.6, "beta": 0.4}'
+            "prioritized must be True, False or arguments of PrioritizedSampler, such "
+            f'as {{"alpha": 0.6, "beta": 0.4}}, got {prioritized!r}.'
         )
     options = {} if prioritized is True else dict(prioritized)
     return PrioritizedSampler(**{"seed": seed, **options})

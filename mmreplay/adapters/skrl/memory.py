@@ -180,8 +180,8 @@ class Memory(PickledByPath):
             expected = self.memory_size, self.num_envs
             if got != expected:
                 raise SchemaError(
-                    f"{self.home.path} holds a memory of (memory_size, num_envs) "
-                    f"{got}, expected {expected}. Choose another path."
+                    f"{self.home.path} must hold a memory of (memory_size, num_envs) "
+                    f"{expected}, got {got}. Choose another path."
                 )
             self._cursor = cursor_of(ring)
         return ring
@@ -365,8 +365,8 @@ class Memory(PickledByPath):
         columns, count, whole = self._columns(values, list(tensors))
         if whole and self.env_index:
             raise SchemaError(
-                f"add_samples: got samples of all {count} environments, expected those "
-                f"from {self.env_index} on, because the row is incomplete. Add the "
+                f"add_samples must get samples of environments from {self.env_index} "
+                f"on, because the row is incomplete, got those of all {count}. Add the "
                 "rest of the row first."
             )
         ring, done = self._ready(values), 0
@@ -411,14 +411,14 @@ class Memory(PickledByPath):
             known = ", ".join(self._declared) or "none"
             got = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
             raise SchemaError(
-                f"add_samples: got {got}, expected the same number of samples for "
-                f"declared tensors ({known}). Declare tensors with create_tensor."
+                "add_samples must get the same number of samples for declared tensors "
+                f"({known}), got {got}. Declare tensors with create_tensor."
             )
         (count,), num_envs = leads.pop(), self.num_envs
         if count < 1 or (count > num_envs > 1):
             raise SchemaError(
-                f"add_samples: got {count} samples, expected 1 to {num_envs}, one per "
-                "environment. Add rows one by one."
+                f"add_samples must get 1 to {num_envs} samples, one per environment, "
+                f"got {count}. Add rows one by one."
             )
         columns = {}
         for name, value in values.items():

@@ -44,9 +44,8 @@ def check_format(name: str) -> None:
     """
     if name not in FORMATS:
         raise SchemaError(
-            f"Unsupported export format {name!r}, expected one of "
-            f"{', '.join(FORMATS)}. mmreplay.export(memory.ring, file) writes other "
-            "formats."
+            f"Unsupported export format {name!r}. Pass one of {', '.join(FORMATS)}; "
+            "mmreplay.export(memory.ring, file) writes other formats."
         )
 
 
@@ -122,8 +121,8 @@ def load(
         names = _names(described, tensors)
         if described.num_envs != num_envs:
             raise SourceError(
-                f"{path} holds {described.num_envs} environments, expected {num_envs}. "
-                "Make the memory with as many."
+                f"{path} must hold {num_envs} environments, got {described.num_envs}. "
+                f"Make the memory with num_envs={described.num_envs}."
             )
         ring, cursor = ready()
         cursor.reset(ring, loading=True)

@@ -432,9 +432,8 @@ def _common(columns: Mapping[str, ArrayColumn], file: File) -> tuple[int, int]:
     if len(leads) != 1 or flat or 0 in next(iter(leads)):
         shapes = {name: list(column.shape) for name, column in columns.items()}
         raise SourceError(
-            f"{file.path} holds arrays of shapes {str(shapes)[:300]}, expected "
-            "[memory_size, num_envs, ...] for all, as skrl saves them. Leave layout "
-            "out."
+            f"{file.path}: all arrays must have shape [memory_size, num_envs, ...] as "
+            f"skrl saves them, got {str(shapes)[:300]}. Leave layout out."
         )
     length, num_envs = leads.pop()
     return length, num_envs

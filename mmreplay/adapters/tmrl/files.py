@@ -65,11 +65,11 @@ class TmrlReader(FragmentReader):
 
 
 def _named(path: Path, data: object) -> dict[str, list[Any]]:
-    """Columns by what they are, in either of tmrl's layouts."""
+    """Return the columns of either layout of tmrl by name."""
     if not isinstance(data, list) or not all(isinstance(each, list) for each in data):
         raise FormatError(
-            f"{path} holds a {type(data).__name__}, expected a list of columns as "
-            "tmrl's memories pickle. Name its format with format= (--from)."
+            f"{path} must hold a list of columns as tmrl's memories pickle, got a "
+            f"{type(data).__name__}. Name its format with format= (--from)."
         )
     lengths = {len(each) for each in data}
     parts = COMPONENTS.get(len(data) - 2 - len(TAIL))
@@ -79,9 +79,9 @@ def _named(path: Path, data: object) -> dict[str, list[Any]]:
         or (len(data) != len(GENERIC) and parts is None)
     ):
         raise FormatError(
-            f"{path} holds {len(data)} columns of {sorted(lengths)[:5]} rows, expected "
-            "7 of GenericTorchMemory, or 9 to 11 of a memory for TrackMania, of the "
-            "same length. The file is damaged."
+            f"{path} must hold 7 columns of GenericTorchMemory, or 9 to 11 of a memory "
+            f"for TrackMania, of the same length, got {len(data)} of "
+            f"{sorted(lengths)[:5]} rows. The file is damaged."
         )
     if parts is None:
         return dict(zip(GENERIC, data, strict=True))
@@ -103,8 +103,8 @@ def _leaves(path: Path, name: str, values: list[Any]) -> dict[str, Array]:
         return {leaf: _array(path, leaf, [row[leaf] for row in flat]) for leaf in first}
     except (KeyError, SchemaError, StopIteration) as error:
         raise SourceError(
-            f"{path}: column {name!r} has rows that differ ({error}), expected values "
-            "of one kind. The file is damaged."
+            f"{path}: the rows of column {name!r} must be of one kind, got {error}. "
+            "The file is damaged."
         ) from error
 
 
@@ -112,8 +112,8 @@ def _flags(path: Path, name: str, values: list[Any]) -> Bools:
     array = _array(path, name, values)
     if array.size != len(values):
         raise SourceError(
-            f"{path}: column {name!r} has rows of shape {list(array.shape[1:])}, "
-            "expected one flag per row. The file is damaged."
+            f"{path}: column {name!r} must hold one flag per row, got rows of shape "
+            f"{list(array.shape[1:])}. The file is damaged."
         )
     refuse_nan(f"{path}: column {name!r}", array.reshape(len(values)), 0)
     return array.astype(bool).reshape(len(values))
@@ -127,8 +127,8 @@ def _array(path: Path, name: str, values: list[Any], alike: Any = None) -> Array
         found: Array = np.stack([np.asarray(each) for each in values])
     except (ValueError, TypeError) as error:
         raise SourceError(
-            f"{path}: column {name!r} has rows that differ ({error}), expected values "
-            "of one shape. The file is damaged."
+            f"{path}: the rows of column {name!r} must have one shape, got {error}. "
+            "The file is damaged."
         ) from error
     return found
 

@@ -94,11 +94,11 @@ class Memory(ABC):
                 `data`; "" is none, and not the working folder.
             crc_debug: Compare each sample drawn with what the worker had.
             path: The ring's folder; see `BufferLocation`.
-            resume: Go on with the ring that is there, and leave ``data.pkl`` alone.
+            resume: Continue the existing ring, and leave ``data.pkl`` alone.
             allow_pickle: Take in ``data.pkl``: a pickle is a program.
 
         Raises:
-            FormatError: A ring is there, and resume is False.
+            FormatError: A ring exists, and resume is False.
             SchemaError: There is a pickle that is not allowed.
         """
         self.device = device
@@ -465,25 +465,25 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
 
 
 def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
-    """What a folder's pickle of a memory's `data` holds; nothing without one."""
+    """Return the pickled `data` of a memory in a folder; empty without a pickle."""
     path = Path(files.expanded(folder)) / PICKLE
     if not str(folder) or not path.is_file():
         return []
     found = pickles.load(path, allowed)
     if not isinstance(found, list | tuple):
         raise FormatError(
-            f"{path}: got {str(found)[:60]}, expected the list that a memory of tmrl "
-            "stores as its data. Pass another dataset_path."
+            f"{path} must hold the list that a memory of tmrl stores as its data, got "
+            f"{str(found)[:60]}. Pass another dataset_path."
         )
     return list(found)
 
 
 def _samples(path: Path, columns: list[Any]) -> list[Any]:
-    """Samples of tmrl's own GenericTorchMemory, of its seven columns."""
+    """Return the samples of the seven columns of tmrl's GenericTorchMemory."""
     if len(columns) != COLUMNS:
         raise FormatError(
-            f"{path}: got {str(columns)[:60]}, expected the {COLUMNS} columns of "
-            "tmrl's GenericTorchMemory. Use `mmreplay convert` for other memories."
+            f"{path} must hold the {COLUMNS} columns of tmrl's GenericTorchMemory, got "
+            f"{str(columns)[:60]}. Use `mmreplay convert` for other memories."
         )
     return list(zip(*columns[:6], strict=True))
 

@@ -114,8 +114,8 @@ def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
     array = np.asarray(batch)
     if array.dtype.kind not in "biuf":
         raise SchemaError(
-            f"collate: got a {type(first).__name__}, expected arrays, tensors and "
-            "numbers. Remove it in sample_preprocessor."
+            "collate takes arrays, tensors and numbers, got a "
+            f"{type(first).__name__}. Remove it in sample_preprocessor."
         )
     tensor = torch.from_numpy(array)
     if isinstance(first, float):

@@ -81,9 +81,9 @@ class Rows:
         stored = ring.metadata.user.get(KEY)
         if not isinstance(stored, dict) or stored.get("crc") is not self.crc_debug:
             raise FormatError(
-                f"{ring.path}: got {stored} of {KEY!r} in its metadata, expected a "
-                f"memory made with crc_debug={self.crc_debug}. Pass the value that it "
-                "was made with."
+                f"{ring.path} must be a memory made with crc_debug={self.crc_debug}, "
+                f"got {stored} of {KEY!r} in its metadata. Pass the value that it was "
+                "made with."
             )
         self._obs, self._act = stored["obs"], stored["act"]
         self._fields = dict(ring.schema.fields)
@@ -104,8 +104,8 @@ class Rows:
         while made is not None:
             if not made["parts"]:
                 raise SchemaError(
-                    f"{path}: the last component of an observation is empty, expected "
-                    "images there. Put the images last."
+                    f"{path}: the last component of an observation must be images, got "
+                    "an empty one. Put the images last."
                 )
             key = list(made["parts"])[-1]
             path, made = f"{path}/{key}", made["parts"][key]
@@ -272,8 +272,8 @@ def _stacked(
     other = next((nest for nest in known if structure(nest) != made), None)
     if other is not None:
         raise SchemaError(
-            f"{stem}: got {structure(other)}, expected {made} as in the first sample. "
-            "Samples of one memory have one structure."
+            f"{stem} must have the structure {made} of the first sample, got "
+            f"{structure(other)}. Samples of one memory have one structure."
         )
     columns: dict[str, list[NDArray[Any]]] = {}
     for nest in nests:
@@ -285,8 +285,9 @@ def _stacked(
         shapes = sorted({array.shape for array in column})
         if len(shapes) > 1:
             raise SchemaError(
-                f"{path}: got the shapes {[list(s) for s in shapes]} in one append, "
-                "expected one shape. Samples of one memory have one structure."
+                f"{path} must have one shape in all samples of an append, got "
+                f"{[list(s) for s in shapes]}. Samples of one memory have one "
+                "structure."
             )
     return {path: np.stack(column) for path, column in columns.items()}
 

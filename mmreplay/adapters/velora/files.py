@@ -416,8 +416,8 @@ def _metadata(metadata_path: Path) -> Json:
         number = inner.get(key) if isinstance(inner, dict) else None
         if type(number) is not int or not 0 <= number < 1 << 48:
             raise FormatError(
-                f"{metadata_path} says {key} {str(number)[:60]}, expected an integer "
-                "of at least 0. It is not the metadata of a buffer of velora."
+                f"{metadata_path}: {key} must be an integer of at least 0, got "
+                f"{str(number)[:60]}. It is not the metadata of a buffer of velora."
             )
     return dict(inner)
 
@@ -433,22 +433,22 @@ def _check(
     }  # fmt: skip
     if set(columns) != set(TENSORS):
         raise FormatError(
-            f"{file.path} holds the tensors {sorted(columns)[:10]}, expected "
-            f"{', '.join(TENSORS)} as velora saves them."
+            f"{file.path} must hold the tensors {', '.join(TENSORS)} as velora saves "
+            f"them, got {sorted(columns)[:10]}."
         )
     rows = columns["states"].shape[0] if columns["states"].shape else 0
     for name, column in columns.items():
         want = (rows, widths[name])
         if column.dtype != "float32" or column.shape != want:
             raise FormatError(
-                f"{file.path}: tensor {name!r} is {column.dtype}{list(column.shape)}, "
-                f"expected float32{list(want)} as {metadata_path} says."
+                f"{file.path}: tensor {name!r} must be float32{list(want)} as "
+                f"{metadata_path} says, got {column.dtype}{list(column.shape)}."
             )
     if metadata["size"] > rows or metadata["position"] > max(0, rows - 1):
         raise CorruptError(
-            f"{metadata_path} says size {metadata['size']} and position "
-            f"{metadata['position']}, expected them within the {rows} rows of "
-            f"{file.path}. The two files are not of the same save."
+            f"{metadata_path}: size and position must be within the {rows} rows of "
+            f"{file.path}, got {metadata['size']} and {metadata['position']}. The two "
+            "files are not of the same save."
         )
     return rows
 

@@ -44,14 +44,14 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
     numbers = {name: n for name, n in values.items() if type(n) is int and n >= 0}
     if len(numbers) < len(names) or "device" not in known:
         raise FormatError(
-            f"metadata of {source}: got {metadata!r}, expected {', '.join(names)} as "
-            "numbers, and a device. Pass what metadata() returned."
+            f"metadata of {source} must have {', '.join(names)} as numbers, and a "
+            f"device, got {metadata!r}. Pass what metadata() returned."
         )
     if numbers["capacity"] < max(1, numbers["size"], numbers["position"] + 1):
         raise FormatError(
-            f"metadata of {source}: got size {numbers['size']} and position "
-            f"{numbers['position']}, expected them within the capacity of "
-            f"{numbers['capacity']}. Pass what metadata() returned."
+            f"metadata of {source}: size and position must be within the capacity of "
+            f"{numbers['capacity']}, got {numbers['size']} and "
+            f"{numbers['position']}. Pass what metadata() returned."
         )
     return numbers
 

@@ -89,7 +89,7 @@ def test_fields_are_read_by_names_of_any_nest():
     for whole in (None, ""):
         found = buffer.get_field(whole, zero, zero)
         assert type(found) is type(SPEC)
-    with refused("field 'observation.none': got 'none', expected one of", LookupError):
+    with refused("field 'observation.none': 'none' must be one of", LookupError):
         buffer.get_field("observation.none", zero, zero)
     for stale in (-1, 3):
         with refused(f"position {stale} of environment 0 is not in the buffer"):
@@ -143,7 +143,7 @@ def test_batches_that_do_not_fit_are_refused_whole():
         buffer.add_batch(two, torch.tensor([1, 1]))
     with refused("env_ids must be in [0, 3), got values in [1, 3]", IndexError):
         buffer.add_batch(two, torch.tensor([1, 3]))
-    with refused("nest at 'step/observation': got Tensor, expected", RuntimeError):
+    with refused("nest at 'step/observation' must have", RuntimeError):
         buffer.add_batch(two._replace(observation=torch.ones(2)), torch.tensor([0, 1]))
     wide = two._replace(reward=torch.ones(2, 5))
     with refused("field 'step/reward'", RuntimeError):
@@ -333,7 +333,7 @@ def test_trees_refuse_what_alf_asserts_and_what_corrupted_it():
             tree.find_sum_bound(torch.tensor([threshold]))
     with refused("op must be torch.add, torch.max or torch.min, got 'or'"):
         SegmentTree(4, "or")
-    with refused("tree state: got [8] values, expected [6]"):
+    with refused("tree state must have [6] values, got [8]"):
         MaxSegmentTree(3).load_state_dict(tree.state_dict())
 
 
@@ -344,7 +344,7 @@ def test_a_folder_is_reported_retained_and_not_overwritten(tmp_path, monkeypatch
     with refused("already holds a buffer", FormatError):
         ReplayBuffer(SPEC, 1, path=tmp_path / "a")
     buffer.close()
-    with refused("expected 1 x 5 rows of", SchemaError):
+    with refused("must hold 1 x 5 rows of", SchemaError):
         ReplayBuffer(SPEC, 1, 5, path=tmp_path / "a", resume=True)
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
     assert str(tmp_path / "alf-mine-0") in repr(DataBuffer(SPEC, 3, name="mine"))

@@ -78,17 +78,17 @@ def refused(message):
 def test_states_that_do_not_fit_are_refused_and_nothing_is_read():
     buffer = ReplayBuffer(SPEC, NUM_ENVS, LENGTH)
     state = written([7, 3], [4, 2])
-    with refused("state of alf: got no 'observation|image' among"):
+    with refused("state of alf has no 'observation|image', only"):
         buffer.load_state_dict(
             {name: v for name, v in state.items() if name != "observation|image"}
         )
-    with refused("state of alf: got 'reward' of shape [2, 3], expected [2, 4]"):
+    with refused("state of alf: 'reward' must have shape [2, 4], got [2, 3]"):
         buffer.load_state_dict(state | {"reward": torch.zeros(2, 3)})
-    with refused("state of alf: got '_current_pos' of shape [1], expected [2]"):
+    with refused("state of alf: '_current_pos' must have shape [2], got [1]"):
         buffer.load_state_dict(state | {"_current_pos": torch.tensor([3])})
-    with refused("state of alf: got sizes [4, 5] and positions [7, 3]"):
+    with refused("in [0, 4] and at most the positions [7, 3], got [4, 5]"):
         buffer.load_state_dict(state | {"_current_size": torch.tensor([4, 5])})
     assert buffer.current_pos.tolist() == [0, 0]
     counted(buffer, 1, NUM_ENVS)
-    with refused("already has rows, expected a new one. Choose"):
+    with refused("already has rows. Choose another path."):
         buffer.load_state_dict(state)

@@ -144,7 +144,9 @@ def test_nests_without_step_types_are_resumed_as_well(tmp_path):
 def test_states_that_do_not_fit_are_refused(tmp_path):
     one = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "one")
     other = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "other")
-    with pytest.raises(FormatError, match="the buffer with that path and resume=True,"):
+    with pytest.raises(
+        FormatError, match="with the state's path and resume=True, then"
+    ):
         one.load_state_dict(other.state_dict())
     with pytest.raises(FormatError, match=r"got kind None\. Load what state_dict"):
         one.load_state_dict({})

@@ -112,7 +112,7 @@ def test_steps_of_alf_take_the_reward_of_the_row_behind(tmp_path, rng, rows):
 def test_a_ring_that_says_more_rows_than_it_has_is_refused(tmp_path, rng):
     ring, _ = played(rng)
     ring.heads[1] = -4
-    with pytest.raises(FormatError, match="expected no more rows than either"):
+    with pytest.raises(FormatError, match=r"must be at most .* and at most _curr"):
         mr.load(ring.save(tmp_path / "a.pt"), tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
@@ -122,7 +122,7 @@ def test_two_rings_in_one_file_are_refused(tmp_path, rng):
     names = {"_current_pos": torch.from_numpy(ring.heads)}
     names |= {"_current_size": torch.from_numpy(ring.heads)}
     torch.save({"a": names, "b": dict(names)}, tmp_path / "a.pt")
-    with pytest.raises(FormatError, match="holds 2 replay buffers"):
+    with pytest.raises(FormatError, match=r"must hold one replay buffer .* got 2 "):
         mr.load(tmp_path / "a.pt", tmp_path / "buffer")
 
 
