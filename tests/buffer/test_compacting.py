@@ -137,7 +137,7 @@ def test_rows_in_shards_take_no_other_disk_space(tmp_path, num_envs, made_by):
     (folder,) = path.glob("data-*")
     for name in ("records.bin", "f000.bin"):
         # A page at the end may be cut, and ext4 counts blocks of its extent tree, which
-        # a fragmented disk needs; the rows took 3 MB and more.
+        # a fragmented disk needs; the rows took 36 KB and more.
         assert (folder / name).stat().st_blocks * 512 <= 4 * mmap.PAGESIZE
     with mr.ReplayBuffer.open(path, "r+") as buffer:
         # Written to again, it has space again.
