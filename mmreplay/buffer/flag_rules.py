@@ -144,7 +144,10 @@ class EpisodeFlags:
             ends: As it was given them.
         """
         self.before, self.pending = flags, self._none
-        if self._num_envs > 1 and not ends and not (flags & (END | FINAL)).any():
+        # `no_boundary` knows the array without flags: to look into it takes 0.8 us.
+        if flags is self._none or ends or self._num_envs == 1:
+            return
+        if not (flags & (END | FINAL)).any():
             self._no_ends = flags
 
     def no_boundary(self) -> bool:

@@ -320,7 +320,8 @@ class MappedWriter:
         if self._filler is not None:
             self._filler.make(offset, stop)
         self.file.pwrite(data, offset)
-        self._reached = max(self._reached, stop)
+        if stop > self._reached:
+            self._reached = stop
 
     def put_long(self, data: memoryview, offset: int) -> None:
         """Write long rows, whose pages are taken to be new; `put` short ones."""
@@ -353,7 +354,7 @@ class MappedWriter:
     def _approach(self, offset: int, stop: int, fresh_stop: int) -> bool:
         # What nobody wrote in this opening is on the disk alone, and slow to store
         # into, unless it is fresh: then there is nothing to read.
-        known = max(self._reached, fresh_stop)
+        known = self._reached if self._reached > fresh_stop else fresh_stop
         # Steps above 4 KiB are copied for most of their time, by either way.
         if stop > known or not self._stays or stop - offset > SHORT_NBYTES:
             return False
