@@ -108,7 +108,7 @@ def test_options_override_the_environment(tmp_path, rng, bucket, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     bare = mr.ZarrSource(url, endpoint=server, region="us-east-1", anonymous=True)
-    with pytest.raises(FailedError, match=r"the server refused .*, expected credentia"):
+    with pytest.raises(FailedError, match=r"the server refused access .* Check AWS_AC"):
         mr.ReplayBuffer.open(bare)
     # Everybody may read what is there; what is not there is refused all the same.
     listed = bucket.client.list_objects_v2(Bucket=BUCKET, Prefix="options/")
@@ -197,13 +197,19 @@ def test_a_truncated_object_is_named(tmp_path, rng, bucket):
         bucket.client.put_object(Bucket=BUCKET, Key=key, Body=body[-size:][:size])
         with (
             mr.ReplayBuffer.open(url) as buffer,
-            pytest.raises((CorruptError, FailedError), match=r"obs/c/1/0.*, expected"),
+            pytest.raises(
+                (CorruptError, FailedError),
+                match=r"obs/c/1/0 has .*(least 260|than 260 bytes): it was trunc",
+            ),
         ):
             buffer.take(0, [40])
     bucket.client.put_object(Bucket=BUCKET, Key=key, Body=body[-260:])
     with (
         mr.ReplayBuffer.open(url) as buffer,
-        pytest.raises((CorruptError, FailedError), match=r"cut.*obs.*expected"),
+        pytest.raises(
+            (CorruptError, FailedError),
+            match=r"cut.*obs.* 260 bytes, but needs at least 285",
+        ),
     ):
         buffer.take(0, [40])
 
@@ -230,7 +236,7 @@ def test_an_archive_without_a_group_is_reported(bucket):
 
 def test_a_missing_bucket_is_reported(bucket):
     with pytest.raises(
-        FormatError, match=r"there is no bucket 'not-there' .*, expected"
+        FormatError, match=r"there is no bucket 'not-there' .* Check its name"
     ):
         mr.ReplayBuffer.open("s3://not-there/a")
 
@@ -256,7 +262,7 @@ def test_a_remote_buffer_of_files_advises_compact(tmp_path, bucket):
     schema = mr.Schema({"observation": mr.Field((2,), "float32")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
     url = bucket(tmp_path / "b", "files")
-    with pytest.raises(FormatError, match="is a buffer of engine 'memmap', expected o"):
+    with pytest.raises(FormatError, match="must have engine 'zarr', got 'memmap'"):
         mr.ReplayBuffer.open(url)
 
 

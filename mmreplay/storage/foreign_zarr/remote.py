@@ -206,10 +206,11 @@ class RemoteBlobs(Blobs):
                 error
             ):
                 return None
-            if any(mark in str(error) for mark in CUT):
+            if options and any(mark in str(error) for mark in CUT):
+                needed = -first if first < 0 else first + (nbytes or 0)
                 raise CorruptError(
-                    f"{what} ends before byte {first}, but {nbytes} bytes from there "
-                    "are needed: it was truncated. Upload it again."
+                    f"{what} has fewer than {needed} bytes: it was truncated. Restore "
+                    "it from a copy."
                 ) from error
             self._fail(error)
         # What the server says of the size is known before anything is taken.
