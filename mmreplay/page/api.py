@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.errors import ReplayError, StaleError
+from mmreplay.page.checks import LEVELS
 from mmreplay.page.compare import compare_buffers
 from mmreplay.page.curves import (
     MAX_BUCKETS,
@@ -27,7 +27,7 @@ from mmreplay.page.curves import (
     read_curve,
     read_values,
 )
-from mmreplay.page.draws import DRAWN, draw_steps
+from mmreplay.page.draws import draw_steps
 from mmreplay.page.episodes import EpisodeList, answer_episodes
 from mmreplay.page.frames import (
     MAX_FRAMES,
@@ -40,7 +40,7 @@ from mmreplay.page.frames import (
     read_frames,
 )
 from mmreplay.page.overview import make_overview, make_priorities
-from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA
+from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA, written_at
 from mmreplay.page.requests import (
     BAD,
     MAX_POSITION,
@@ -54,7 +54,6 @@ from mmreplay.page.sample import component_name, sample_values, take_sample
 from mmreplay.page.shown import BackgroundReader, ShownBuffer
 from mmreplay.page.steps import read_episode
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
-from mmreplay.samplers.priority_file import COLUMN
 
 NOT_MODIFIED, OK, FAILED = 304, 200, 500
 ON_CHANGE = "private, no-cache"
@@ -243,35 +242,26 @@ def answer_overview(request: Request) -> PageAnswer:
     overview = shown.buffer.result(
         "overview", lambda buffer: make_overview(shown.buffer, shown.episodes, buffer)
     )
-    priorities = shown.buffer.result(
-        ("priorities", alpha, _written_at(request.buffer)),
-        lambda buffer: make_priorities(buffer, alpha),
-    ) if _has_priorities(shown) else None  # fmt: skip
-    value = dict(overview.value)
+    value = {**overview.value, "priorities": None}
     stamp = ""
-    value["priorities"] = None
-    if priorities is not None and priorities.value is not None:
-        value["priorities"] = priorities.value
-        order = {"problem": 0, "look": 1, "fine": 2}
-        findings = [*value["checks"], priorities.value["check"]]
-        value["checks"] = sorted(findings, key=lambda check: order[check["level"]])
-        stamp = f".{priorities.made:.3f}"
-    return request.json(value, overview.version + stamp)
-
-
-def _has_priorities(shown: Shown) -> bool:
     try:
-        return _written_at(shown.buffer.buffer()) > 0
+        written = written_at(request.buffer)
     except Refusal:
-        return False
-
-
-def _written_at(buffer: ReplayBuffer) -> int:
-    """When any column of priorities was last written, in ns; 0 where there is none."""
-    names = stored_priorities(buffer.path)
-    if not names or buffer.path is None:
-        return 0
-    return (buffer.path / "samplers" / names[0] / COLUMN).stat().st_mtime_ns
+        written = 0  # The buffer was removed, and its last overview is shown.
+    if written:
+        # Priorities change while the buffer does not.
+        priorities = shown.buffer.result(
+            ("priorities", alpha, written),
+            lambda buffer: make_priorities(buffer, alpha),
+        )
+        if priorities.value is not None:
+            value["priorities"] = priorities.value
+            findings = [*value["checks"], priorities.value["check"]]
+            value["checks"] = sorted(
+                findings, key=lambda check: LEVELS.index(check["level"])
+            )
+            stamp = f".{priorities.made:.3f}"
+    return request.json(value, overview.version + stamp)
 
 
 def answer_episode_table(request: Request) -> PageAnswer:
@@ -416,9 +406,9 @@ def answer_draws(request: Request) -> PageAnswer:
     default = request.page.sampler or None
     text = request.query.text("sampler", default)
     seed = request.query.integer("seed", 0, (1 << 32) - 1, 0)
-    value = draw_steps(request.buffer, text, seed)
+    value = draw_steps(request.shown.buffer, text, seed)
     headers = {"cache-control": "no-store"}
-    return PageAnswer(OK, encode_json({**value, "count": DRAWN}), headers=headers)
+    return PageAnswer(OK, encode_json(value), headers=headers)
 
 
 def answer_compare(request: Request) -> PageAnswer:

@@ -2,8 +2,9 @@
 
 A sampler is named by text such as ``PrioritizedSampler(alpha=0.6)``. The text is parsed
 and never evaluated: names are looked up in a list, arguments are literals. Stored
-priorities are copied out of their column: the sampler keeps its own in memory, so that
-the column's LOCK is not taken and its STATE is not written.
+priorities are only read: the column's LOCK is not taken, its STATE is not written, and
+no copy is made of them. Of windows and episodes the steps that they are drawn by are
+shown, and their other steps are not laid out: an episode may have millions.
 """
 
 from __future__ import annotations
@@ -11,54 +12,252 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import ReplayError, SchemaError
-from mmreplay.page.priorities import column_of
+from mmreplay.buffer.statistics import stored_priorities
+from mmreplay.episodes.starts import nothing_to_draw, num_legal
+from mmreplay.errors import EmptyError, ReplayError, SchemaError
+from mmreplay.page.priorities import BlockMasses, Weighing, written_at
 from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
-from mmreplay.samplers.base import PrioritySampler, Sampler, View, keeps_priorities
+from mmreplay.page.shown import ShownBuffer
+from mmreplay.samplers.base import Draw, Sampler, View, form_of
+from mmreplay.samplers.combine import MixtureSampler
 from mmreplay.samplers.distinct import DistinctSampler
-from mmreplay.samplers.prioritized import (
-    PrioritizedSampler,
-    PriorityBasedSampler,
-    RankPrioritizedSampler,
+from mmreplay.samplers.episode import EpisodeSampler
+from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
+from mmreplay.samplers.priority_distribution import (
+    MAX_ALPHA,
+    LinearSchedule,
+    Scheduled,
 )
-from mmreplay.samplers.priority_distribution import LinearSchedule
-from mmreplay.samplers.recent import EmphasizeRecentSampler, RecentSampler
+from mmreplay.samplers.priority_file import StoredColumn, read_column
+from mmreplay.samplers.priority_store import position_chunks
+from mmreplay.samplers.recent import (
+    EmphasizeRecentSampler,
+    RecentSampler,
+    ignore_earliest,
+)
+from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
 
 DRAWN = 256
 MAX_TEXT_LENGTH = 300
-MAX_DEPTH = 3
+MAX_DEPTH = 6
 MAX_INTEGER = 1 << 40
-MAX_PRIORITY_ROWS = 1 << 22
-"""Rows of a ring that priorities are copied of: 13 bytes each."""
-CHUNK_ROWS = 1 << 20
+MAX_WINDOW = 1 << 16
+"""Steps of a window: a SequenceSampler has an array of so many."""
+MAX_RANKED_ROWS = 1 << 21
+"""Rows of a ring that are ranked: their priorities are sorted in memory."""
+LARGE_ROWS, LARGE_AGE_S = 1 << 22, 30.0
+"""Of a ring of so many rows, masses of blocks are weighed again after so long."""
 AGE_BINS = 40
+DEFAULT_COLUMN = "prioritized"
+"""Name of the samplers' own column by default."""
+
+
+class ColumnSampler(PrioritizedSampler):
+    """Draws what a `PrioritizedSampler` draws, by priorities that are only read.
+
+    Attributes:
+        column: The stored priorities; None where there are none.
+        masses: Of the blocks of rows; weighed by the first draw if None.
+    """
+
+    column: StoredColumn | None = None
+    masses: BlockMasses | None = None
+
+    @property
+    def wanted(self) -> str | None:
+        """Name of the column that was asked for."""
+        return self._options.name
+
+    def weighing(self) -> Weighing:
+        """How much a row counts."""
+        alpha = Scheduled("alpha", self._alpha, MAX_ALPHA).at(self._step)
+        initial = float(self._options.initial_priority)
+        return Weighing(self.column, alpha, self._eps, initial)
+
+    def weigh(self, view: View, lock: AbstractContextManager[Any]) -> None:
+        """Weigh all rows, if they are not weighed yet; see `BlockMasses.of`."""
+        if self.masses is None:
+            self.masses = BlockMasses.of(view, self.weighing(), lock)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `PrioritizedSampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start, or all of them have priority 0.
+            StaleError: All that was drawn was overwritten since the rows were weighed.
+        """
+        count = num_legal(view)
+        if count < 1:
+            raise nothing_to_draw(view, batch_size)
+        self.weigh(view, nullcontext())
+        assert self.masses is not None
+        total, options = self.masses.total, self._options
+        if not total > 0:
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: all {count} legal starts have "
+                "priority 0."
+            )
+        shares = self._random.shares(self._step, batch_size)
+        if options.stratified:
+            shares = (shares + np.arange(float(batch_size))) / batch_size
+        env_ids, positions, masses, probabilities = self.masses.draw(
+            view, self.weighing(), shares
+        )
+        scale = float(masses.min())
+        if options.normalize == "mean":
+            scale = total / count
+        elif options.normalize == "buffer":
+            scale = self.masses.lowest
+        weights = (scale / masses) ** options.beta.at(self._step)
+        return Draw(env_ids, positions, probabilities, weights.astype(np.float32))
+
+
+class WindowStartsSampler(SequenceSampler):
+    """Draws the first steps of a `SequenceSampler`'s windows."""
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `SequenceSampler.draw`."""
+        what = f"windows of {self.window_length} steps"
+        return self._draw_starts(view, batch_size, what, "ask for shorter windows")
+
+
+class EpisodeStepsSampler(EpisodeSampler):
+    """Draws the steps that an `EpisodeSampler` draws episodes by."""
+
+    def _form(self) -> str:
+        # Neither padded nor ragged: no other steps are laid out.
+        return "episodes"
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `EpisodeSampler.draw`."""
+        way_out = "let shorter, longer or running ones in"
+        return self._draw_starts(view, batch_size, "episodes", way_out)
+
 
 SAMPLERS: dict[str, Callable[..., Any]] = {
-    sampler.__name__: sampler
-    for sampler in (
-        UniformSampler, PrioritizedSampler, RankPrioritizedSampler, RecentSampler,
-        EmphasizeRecentSampler, StratifiedSampler, DistinctSampler, ShuffledSampler,
-    )
-}  # fmt: skip
-"""Samplers that draw single steps."""
+    "UniformSampler": UniformSampler,
+    "PrioritizedSampler": ColumnSampler,
+    "RankPrioritizedSampler": RankPrioritizedSampler,
+    "RecentSampler": RecentSampler,
+    "EmphasizeRecentSampler": EmphasizeRecentSampler,
+    "StratifiedSampler": StratifiedSampler,
+    "DistinctSampler": DistinctSampler,
+    "ShuffledSampler": ShuffledSampler,
+    "SequenceSampler": WindowStartsSampler,
+    "EpisodeSampler": EpisodeStepsSampler,
+    "MixtureSampler": MixtureSampler,
+    "ignore_earliest": ignore_earliest,
+}
+"""What is made for each name."""
 CALLABLE = {**SAMPLERS, LinearSchedule.__name__: LinearSchedule}
 
 
-def parse_sampler(text: str, seed: int) -> Sampler:
+@dataclass(slots=True)
+class ParsedSampler:
+    """The sampler that a text names.
+
+    Attributes:
+        sampler: It.
+        by_column: The samplers in it that draw by stored priorities, in the order of
+            the text.
+        by_rank: Those in it that rank them.
+        columns: The names of columns that `by_rank` ask for.
+    """
+
+    sampler: Sampler
+    by_column: list[ColumnSampler]
+    by_rank: list[RankPrioritizedSampler]
+    columns: list[str | None]
+
+
+class _Parser:
+    """Makes one sampler of its text."""
+
+    def __init__(self, text: str, seed: int) -> None:
+        self._text = text
+        self._seed = seed
+        self.by_column: list[ColumnSampler] = []
+        self.by_rank: list[RankPrioritizedSampler] = []
+        self.columns: list[str | None] = []
+
+    def make(self, node: ast.Call, depth: int = 0) -> Any:
+        """Call what a call names, with its arguments."""
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in CALLABLE or depth > MAX_DEPTH:
+            raise self.refusal()
+        function = CALLABLE[name]
+        arguments = [self._value(argument, depth) for argument in node.args]
+        named = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self.refusal()
+            named[keyword.arg] = self._value(keyword.value, depth)
+        signature = inspect.signature(function)
+        bound = signature.bind(*arguments, **named).arguments
+        if "seed" in signature.parameters and "seed" not in bound:
+            named["seed"] = self._seed
+        if "sampler" in signature.parameters and bound.get("sampler") is None:
+            # By default it would draw another batch each time.
+            if "sampler" in bound and "sampler" not in named:
+                raise self.refusal()
+            named["sampler"] = UniformSampler(self._seed)
+        if function is RankPrioritizedSampler:
+            self.columns.append(named.get("name", DEFAULT_COLUMN))
+            # In memory: a name would take the column's lock and write its state.
+            named["name"] = None
+        if function is WindowStartsSampler:
+            steps = [bound.get(n, 0) for n in ("length", "burn_in", "bootstrap")]
+            if any(isinstance(n, int) and n > MAX_WINDOW for n in steps):
+                raise Refusal(BAD, f"Windows must have at most {MAX_WINDOW:,} steps.")
+        made = function(*arguments, **named)
+        if isinstance(made, ColumnSampler):
+            self.by_column.append(made)
+        if isinstance(made, RankPrioritizedSampler):
+            self.by_rank.append(made)
+        return made
+
+    def _value(self, node: ast.expr, depth: int) -> Any:
+        if isinstance(node, ast.Call):
+            return self.make(node, depth + 1)
+        if isinstance(node, ast.List | ast.Tuple):
+            if depth > MAX_DEPTH:
+                raise self.refusal()
+            return tuple(self._value(element, depth + 1) for element in node.elts)
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, MemoryError, RecursionError) as error:
+            raise self.refusal() from error
+        plain = isinstance(value, bool | float | str) or value is None
+        if not plain and not (isinstance(value, int) and abs(value) <= MAX_INTEGER):
+            raise self.refusal()
+        return value
+
+    def refusal(self) -> Refusal:
+        """What is said of a text that names no sampler."""
+        return Refusal(
+            BAD,
+            f"{self._text!r} must be a sampler with plain arguments, such as "
+            f"PrioritizedSampler(alpha=0.6). Known are {', '.join(SAMPLERS)}.",
+        )
+
+
+def parse_sampler(text: str, seed: int) -> ParsedSampler:
     """Make the sampler that a text names.
 
     Args:
         text: A call with literal arguments, such as ``"UniformSampler()"``; a name
-            alone stands for a call without arguments.
+            alone stands for a call without arguments. Arguments may be such calls.
         seed: Of samplers for which the text gives none.
 
     Raises:
@@ -66,90 +265,56 @@ def parse_sampler(text: str, seed: int) -> Sampler:
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise Refusal(BAD, f"A sampler must have at most {MAX_TEXT_LENGTH} characters.")
+    parser = _Parser(text, seed)
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise _no_sampler(text) from error
+        raise parser.refusal() from error
     if isinstance(node, ast.Name):
         node = ast.Call(node, [], [])
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise _no_sampler(text)
+        raise parser.refusal()
     if node.func.id not in SAMPLERS:
-        raise _no_sampler(text)
+        raise parser.refusal()
     try:
-        sampler: Sampler = _make(node, seed, 0, text)
+        sampler: Sampler = parser.make(node)
     except (ReplayError, TypeError, ValueError, OverflowError) as error:
         raise Refusal(BAD, f"{text}: {error}") from error
-    return sampler
+    return ParsedSampler(sampler, parser.by_column, parser.by_rank, parser.columns)
 
 
-def _make(node: ast.Call, seed: int, depth: int, text: str) -> Any:
-    name = node.func.id if isinstance(node.func, ast.Name) else ""
-    if name not in CALLABLE or depth > MAX_DEPTH:
-        raise _no_sampler(text)
-    function = CALLABLE[name]
-    arguments = [_value(argument, seed, depth, text) for argument in node.args]
-    named = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise _no_sampler(text)
-        named[keyword.arg] = _value(keyword.value, seed, depth, text)
-    parameters = inspect.signature(function).parameters
-    bound = inspect.signature(function).bind(*arguments, **named)
-    if "seed" in parameters and "seed" not in bound.arguments:
-        named["seed"] = seed
-    if issubclass(function, PriorityBasedSampler):  # type: ignore[arg-type]  # a class
-        # Kept in memory: a name would take the column's lock and write its state.
-        named["name"] = None
-    return function(*arguments, **named)
-
-
-def _value(node: ast.expr, seed: int, depth: int, text: str) -> Any:
-    if isinstance(node, ast.Call):
-        return _make(node, seed, depth + 1, text)
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError) as error:
-        raise _no_sampler(text) from error
-    plain = isinstance(value, bool | float | str) or value is None
-    if not plain and not (isinstance(value, int) and abs(value) <= MAX_INTEGER):
-        raise _no_sampler(text)
-    return value
-
-
-def _no_sampler(text: str) -> Refusal:
-    return Refusal(
-        BAD,
-        f"{text!r} must be a sampler with plain arguments, such as "
-        f"PrioritizedSampler(alpha=0.6). Known are {', '.join(SAMPLERS)}.",
-    )
-
-
-def draw_steps(buffer: ReplayBuffer, text: str, seed: int) -> dict[str, Any]:
+def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
     """Draw 256 steps with a sampler, as JSON values.
 
     Args:
-        buffer: Open to read.
+        shown: The buffer; masses of blocks of rows are kept with its results.
         text: The sampler; see `parse_sampler`.
         seed: Of the draw.
 
     Returns:
         ``env_ids``, ``positions``, ``probabilities``, ``weights`` and ``ages`` (rows
-        since, in the step's environment) ``[256]`` each, and histograms of ages:
-        ``stored`` and ``drawn`` counts between ``edges``.
+        since, in the step's environment) ``[N]`` each, N at most 256; histograms of
+        ages: ``stored`` and ``drawn`` counts between ``edges``; ``form``, what is drawn
+        by these steps, or None for the steps themselves.
 
     Raises:
         Refusal: The text names no sampler, no step can be drawn, or the ring is too
-            large to copy its priorities.
+            large to rank its priorities.
     """
-    sampler = parse_sampler(text, seed)
+    parsed = parse_sampler(text, seed)
+    buffer = shown.buffer()
     view = buffer.view
+    by_priority = bool(parsed.by_column or parsed.by_rank)
     try:
+        weighed = _use_columns(shown, buffer, text, parsed)
         with view.lock:
-            if keeps_priorities(sampler):
-                copy_priorities(buffer, view, sampler)
-            draw = sampler.draw(view, DRAWN)
+            for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
+                copy_priorities(buffer, sampler, name)
+            draw = parsed.sampler.draw(view, DRAWN)
             span = view.span
+        for number, by_column in enumerate(parsed.by_column):
+            if by_column.masses is not None:
+                weighed[number] = by_column.masses
     except SchemaError as error:
         raise Refusal(BAD, str(error)) from error
     except LookupError as error:
@@ -159,6 +324,7 @@ def draw_steps(buffer: ReplayBuffer, text: str, seed: int) -> dict[str, Any]:
     return {
         "sampler": text,
         "seed": seed,
+        "count": len(draw),
         "env_ids": draw.env_ids,
         "positions": draw.positions,
         "probabilities": draw.probabilities,
@@ -167,47 +333,92 @@ def draw_steps(buffer: ReplayBuffer, text: str, seed: int) -> dict[str, Any]:
         "edges": edges,
         "stored": stored,
         "drawn": np.histogram(ages, edges)[0],
-        "priorities": keeps_priorities(sampler),
+        "priorities": by_priority,
+        "form": form_of(parsed.sampler),
     }
 
 
-def copy_priorities(buffer: ReplayBuffer, view: View, sampler: Sampler) -> None:
-    """Give a sampler the stored priorities of a buffer, if there are any.
+def _use_columns(
+    shown: ShownBuffer, buffer: ReplayBuffer, text: str, parsed: ParsedSampler
+) -> dict[int, BlockMasses]:
+    """Give samplers their columns, and the masses that an earlier draw weighed.
+
+    Returns:
+        These masses by the number of the sampler in the text, for further draws.
+    """
+    if not parsed.by_column:
+        return {}
+    num_rows = buffer.view.home.ring.num_rows
+    key = ("masses", text, written_at(buffer))
+    weighed: dict[int, BlockMasses] = shown.result(
+        key, lambda _: {}, max_age_s=LARGE_AGE_S if num_rows > LARGE_ROWS else None
+    ).value
+    for number, sampler in enumerate(parsed.by_column):
+        sampler.column = column_named(buffer, sampler.wanted)
+        sampler.masses = weighed.get(number)
+    if isinstance(parsed.sampler, ColumnSampler) and num_legal(buffer.view) > 0:
+        # Others are shown some of the starts, and weigh them within their draws.
+        parsed.sampler.weigh(buffer.view, buffer.view.lock)
+    return weighed
+
+
+def column_named(buffer: ReplayBuffer, name: str | None) -> StoredColumn | None:
+    """Return a column of stored priorities, or None where the buffer has none.
+
+    Args:
+        buffer: Open to read.
+        name: Of the column; for the default one the first by name does as well.
+
+    Raises:
+        Refusal: There are others, and none of that name.
+    """
+    names = stored_priorities(buffer.path)
+    if not names or name is None:
+        return None
+    if name not in names:
+        if name != DEFAULT_COLUMN:
+            raise Refusal(
+                BAD,
+                f"The buffer has no priorities named {name!r}. Known are "
+                f"{', '.join(names)}.",
+            )
+        name = names[0]
+    return read_column(buffer.view.home, name)
+
+
+def copy_priorities(
+    buffer: ReplayBuffer, sampler: RankPrioritizedSampler, name: str | None
+) -> None:
+    """Give a sampler that ranks priorities those of a buffer, if there are any.
 
     Rows without one have the highest of the others, as they would enter at.
 
     Args:
-        buffer: Open to read.
-        view: Of the buffer; its lock is held.
-        sampler: Keeps priorities, in memory; before its first draw.
+        buffer: Open to read; the view's lock is held.
+        sampler: Keeps priorities in memory; before its first draw.
+        name: Of the column.
 
     Raises:
         Refusal: The ring is too large.
     """
-    ring = view.home.ring
-    if ring.num_rows > MAX_PRIORITY_ROWS:
+    view = buffer.view
+    ring, span = view.home.ring, view.span
+    if ring.num_rows > MAX_RANKED_ROWS:
         raise Refusal(
             TOO_LARGE,
-            f"Draws by priority are shown of rings of at most {MAX_PRIORITY_ROWS:,} "
-            f"rows; this one has {ring.num_rows:,}.",
+            f"Draws by rank are shown of rings of at most {MAX_RANKED_ROWS:,} rows, "
+            f"and this one has {ring.num_rows:,}: ranks need all priorities sorted in "
+            "memory. Use PrioritizedSampler.",
         )
-    column = column_of(buffer)
-    if column is None or not int(view.span.lengths.sum()):
+    column = column_named(buffer, name)
+    if column is None or num_legal(view) < 1:
         return
-    span = view.span
-    lengths = span.lengths
-    edges = np.cumsum(lengths) - lengths
-    env_ids = np.repeat(np.arange(len(lengths)), lengths)
-    positions = np.arange(len(env_ids)) + np.repeat(span.first - edges, lengths)
-    values = column.read(env_ids, positions)
-    known = values >= 0
-    if not known.any():
-        return
-    values[~known] = max(float(values.max()), 1.0)
-    assert isinstance(sampler, PrioritySampler)
-    for first in range(0, len(values), CHUNK_ROWS):
-        some = slice(first, first + CHUNK_ROWS)
-        sampler.update_priorities(view, env_ids[some], positions[some], values[some])
+    chunks = list(position_chunks(ring, span.first, span.stop))
+    values = [column.read(env_ids, positions) for env_ids, positions in chunks]
+    entry = max(1.0, *(float(some.max()) for some in values))
+    for (env_ids, positions), some in zip(chunks, values, strict=True):
+        some[some < 0] = entry
+        sampler.update_priorities(view, env_ids, positions, some)
 
 
 def age_histogram(

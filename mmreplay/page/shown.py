@@ -24,7 +24,9 @@ from mmreplay.page.requests import UNREADABLE, Refusal
 
 MAX_RESULTS = 64
 MAX_AGE_S = 1.0
-"""A result of a growing buffer is made again after so many seconds."""
+"""A result of a growing buffer is made again after so many seconds,"""
+PATIENCE = 4
+"""or after so many times what it took to make."""
 RETRY_S = 1.0
 """An opening that failed is tried again after so many seconds."""
 RATE_S = 6.0
@@ -41,11 +43,13 @@ class Result(Generic[T]):
         value: The result.
         version: Of the buffer that it was made of.
         made: When, by the monotonic clock.
+        seconds: How long it took.
     """
 
     value: T
     version: str
     made: float
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -135,15 +139,22 @@ class ShownBuffer:
         """
         return version_of(self.buffer())
 
-    def result(self, key: object, make: Callable[[ReplayBuffer], T]) -> Result[T]:
+    def result(
+        self,
+        key: object,
+        make: Callable[[ReplayBuffer], T],
+        max_age_s: float | None = None,
+    ) -> Result[T]:
         """Return what was made of the buffer for a key, or make it.
 
-        Of a buffer that grows, a result may be a second old. Of one whose folder was
-        removed, the last result is returned.
+        Of a buffer that grows, a result may be a second old, or four times as old as
+        it took to make: a large buffer must not keep the server busy. Of one whose
+        folder was removed, the last result is returned.
 
         Args:
             key: What the result is, hashable.
             make: Makes it. It may ask for results of other keys.
+            max_age_s: How old a result may be instead.
 
         Raises:
             Refusal: The buffer cannot be read, and there is no result from before.
@@ -163,11 +174,12 @@ class ShownBuffer:
                 raise
             version = version_of(buffer)
             now = time.monotonic()
-            if last is not None and (
-                last.version == version or now - last.made < MAX_AGE_S
-            ):
-                return last
-            result = Result(make(buffer), version, now)
+            if last is not None:
+                max_age_s = max_age_s or max(MAX_AGE_S, PATIENCE * last.seconds)
+                if last.version == version or now - last.made < max_age_s:
+                    return last
+            value = make(buffer)
+            result = Result(value, version, now, time.monotonic() - now)
             entry.result = result
             return result
 

@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import tracemalloc
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page import priorities
 from mmreplay.page.draws import SAMPLERS, age_histogram, parse_sampler
 from mmreplay.page.requests import Refusal
-from tests.page.conftest import make_buffer
+from tests.page.conftest import healthy_steps, make_buffer, schema
 
 
 @pytest.fixture
@@ -79,15 +82,201 @@ def test_the_command_line_names_the_first_sampler(ask, path):
     assert not answer["priorities"]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_each_sampler_draws(ask, path, name):
-    arguments = {
-        "RecentSampler": "(steps=50, ratio=0.5)",
-        "EmphasizeRecentSampler": "(num_updates=10)",
-    }.get(name, "")
-    answer = ask(path).json("draws", f"sampler={name}{arguments}")
-    assert len(answer["positions"]) == 256
-    assert answer == ask(path).json("draws", f"sampler={name}{arguments}")
+def prioritized_ring(path, rng, layout, num_envs):
+    """A ring that has wrapped, with priorities of most rows."""
+    buffer = mr.ReplayBuffer.create(
+        path, schema(), 150, num_envs, layout=layout, autoreset="disabled"
+    )
+    with buffer:
+        steps = healthy_steps(rng, 370, num_envs)
+        buffer.extend(steps, final_observation=steps["observation"])
+        sampler = buffer.sampler = mr.PrioritizedSampler(seed=0)
+        buffer.update_priorities(buffer.sample(200), rng.random(200) * 100)
+        sampler.close()
+        # Rows that the sampler has not seen.
+        steps = healthy_steps(rng, 33, num_envs)
+        buffer.extend(steps, final_observation=steps["observation"])
+    return path
+
+
+@pytest.mark.parametrize(("layout", "num_envs"), [("env_major", 3), ("time_major", 3)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"alpha": 0},
+        {"alpha": 1.3, "eps": 0.5, "normalize": "buffer"},
+        {"normalize": "mean", "stratified": False},
+        {"initial_priority": 1e6, "beta": 1},
+    ],
+)
+def test_draws_by_blocks_are_those_of_the_sum_tree(
+    ask, tmp_path, rng, monkeypatch, layout, num_envs, arguments
+):
+    monkeypatch.setattr(priorities, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(priorities, "CHUNK_ROWS", 64)
+    path = prioritized_ring(tmp_path / "ring", rng, layout, num_envs)
+    text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    answer = ask(path).json("draws", f"sampler=PrioritizedSampler({text})&seed=5")
+    sampler = mr.PrioritizedSampler(**arguments, seed=5)
+    with mr.ReplayBuffer.open(path) as buffer:
+        draw = sampler.draw(buffer.view, 256)
+        assert sampler.where == "disk"
+        sampler.close()
+    assert answer["env_ids"] == draw.env_ids.tolist()
+    assert answer["positions"] == draw.positions.tolist()
+    np.testing.assert_allclose(answer["probabilities"], draw.probabilities, rtol=1e-9)
+    np.testing.assert_allclose(answer["weights"], draw.weights, rtol=1e-6)
+
+
+def test_a_large_ring_is_weighed_once_and_keeps_no_priorities(
+    ask, tmp_path, rng, monkeypatch
+):
+    monkeypatch.setattr("mmreplay.page.draws.LARGE_ROWS", 100)
+    path = make_buffer(tmp_path / "a", rng)
+    weighed = []
+    look = priorities.Weighing.look
+
+    def count(self, view, first, stop):
+        weighed.append(stop - first)
+        return look(self, view, first, stop)
+
+    monkeypatch.setattr(priorities.Weighing, "look", count)
+    monkeypatch.setattr(priorities, "BLOCK_ROWS", 8)
+    client = ask(path)
+    client.json("draws", "sampler=PrioritizedSampler()")
+    with mr.ReplayBuffer.open(path) as buffer:
+        num_rows = buffer.view.home.ring.num_rows
+    assert weighed[0] == num_rows
+    assert set(weighed[1:]) == {8}
+    # While a writer adds rows, the masses of 30 s before choose the blocks.
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        steps = healthy_steps(rng, 5, 2)
+        buffer.extend(steps, final_observation=steps["observation"])
+    weighed.clear()
+    client.json("draws", "sampler=PrioritizedSampler()&seed=1")
+    assert set(weighed) == {8}
+
+
+def test_priorities_are_weighed_again_when_the_sampler_wrote_them(ask, prioritized):
+    client = ask(prioritized)
+    before = client.json("draws", "sampler=PrioritizedSampler(alpha=1)&seed=1")
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.open(prioritized, sampler=sampler) as buffer:
+        batch = buffer.sample(1)
+        buffer.update_priorities(batch, [1e9])
+        step = [int(batch.env_ids[0]), int(batch.positions[0])]
+    # The time of a file counts in ticks of a clock of some milliseconds.
+    column = prioritized / "samplers" / "prioritized" / "priorities.bin"
+    os.utime(column, ns=(0, os.stat(column).st_mtime_ns + 10**8))
+    after = client.json("draws", "sampler=PrioritizedSampler(alpha=1)&seed=1")
+    drawn = set(zip(after["env_ids"], after["positions"], strict=True))
+    assert drawn == {tuple(step)}
+    assert after["positions"] != before["positions"]
+
+
+def uniform():
+    return mr.UniformSampler(seed=3)
+
+
+# The text, and the same sampler made by hand.
+TEXTS = {
+    "UniformSampler": uniform,
+    "UniformSampler(block=16)": lambda: mr.UniformSampler(seed=3, block=16),
+    "RankPrioritizedSampler()": lambda: mr.RankPrioritizedSampler(name=None, seed=3),
+    "RecentSampler(50, ratio=0.5)": lambda: mr.RecentSampler(
+        50, 0.5, uniform(), seed=3
+    ),
+    "EmphasizeRecentSampler(10)": lambda: mr.EmphasizeRecentSampler(10, seed=3),
+    "StratifiedSampler()": lambda: mr.StratifiedSampler(seed=3),
+    "DistinctSampler(seed=9)": lambda: mr.DistinctSampler(seed=9),
+    "ShuffledSampler": lambda: mr.ShuffledSampler(seed=3),
+    "SequenceSampler(8, stride=4)": lambda: mr.SequenceSampler(8, uniform(), stride=4),
+    "SequenceSampler(5, ShuffledSampler(), burn_in=2, bootstrap=1, boundary='pad')": (
+        lambda: mr.SequenceSampler(
+            5, mr.ShuffledSampler(seed=3), burn_in=2, bootstrap=1, boundary="pad"
+        )
+    ),
+    "SequenceSampler(8, PrioritizedSampler(), first_only=('action',))": (
+        lambda: mr.SequenceSampler(8, mr.PrioritizedSampler(name=None, seed=3))
+    ),
+    "EpisodeSampler()": lambda: mr.EpisodeSampler(uniform()),
+    "EpisodeSampler(by='length', layout='ragged')": (
+        lambda: mr.EpisodeSampler(uniform(), by="length")
+    ),
+    "EpisodeSampler(PrioritizedSampler(), min_length=5)": lambda: mr.EpisodeSampler(
+        mr.PrioritizedSampler(name=None, seed=3), min_length=5
+    ),
+    "MixtureSampler([(PrioritizedSampler(), 3), (UniformSampler(), 1)])": (
+        lambda: mr.MixtureSampler(
+            [(mr.PrioritizedSampler(name=None, seed=3), 3), (uniform(), 1)], seed=3
+        )
+    ),
+    "MixtureSampler([[EpisodeSampler(), 3], [EpisodeSampler(by='length'), 1]])": (
+        lambda: mr.MixtureSampler(
+            [
+                (mr.EpisodeSampler(uniform()), 3),
+                (mr.EpisodeSampler(uniform(), by="length"), 1),
+            ],
+            seed=3,
+        )
+    ),
+    "ignore_earliest(40, UniformSampler())": lambda: mr.ignore_earliest(40, uniform()),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_draws_what_the_sampler_draws(ask, path, text):
+    query = urlencode({"sampler": text, "seed": 3})
+    answer = ask(path).json("draws", query)
+    sampler = TEXTS[text]()
+    with mr.ReplayBuffer.open(path) as buffer:
+        draw = sampler.draw(buffer.view, 256)
+    assert answer["env_ids"] == draw.env_ids.tolist()
+    assert answer["positions"] == draw.positions.tolist()
+    np.testing.assert_allclose(answer["probabilities"], draw.probabilities)
+    np.testing.assert_allclose(answer["weights"], draw.weights)
+    assert answer == ask(path).json("draws", query)
+    # No sampler of the list is left out.
+    names = {name for name in SAMPLERS if any(name in known for known in TEXTS)}
+    assert names == set(SAMPLERS)
+
+
+def test_what_is_drawn_by_its_steps_is_named(ask, path):
+    client = ask(path)
+    for text, form in (
+        ("UniformSampler", None),
+        ("SequenceSampler(8, burn_in=2)", "windows of 10 steps"),
+        ("EpisodeSampler", "episodes"),
+    ):
+        assert client.json("draws", f"sampler={text}")["form"] == form
+
+
+def test_episodes_of_any_length_are_drawn_in_little_memory(ask, tmp_path):
+    fields = {"observation": mr.Field((), "int8"), "terminated": mr.Field((), "bool")}
+    path = tmp_path / "long"
+    count = 1_000_000
+    ends = np.zeros(count, bool)
+    ends[[count // 2, count - 1]] = True
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), count, autoreset="disabled"
+    ) as buffer:
+        buffer.extend(observation=np.zeros(count, np.int8), terminated=ends)
+    client = ask(path)
+    client.json("draws", "sampler=UniformSampler")
+    for text in (
+        "EpisodeSampler()",
+        "EpisodeSampler(layout='ragged')",
+        "SequenceSampler(60000)",
+        "UniformSampler(block=1099511627776)",
+        "PrioritizedSampler()",
+    ):
+        tracemalloc.start()
+        client.json("draws", f"sampler={text}")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # All steps of 256 such episodes would take 2 GB.
+        assert peak < 32 << 20, text
 
 
 def test_samplers_within_samplers(ask, prioritized):
@@ -118,13 +307,22 @@ def test_samplers_within_samplers(ask, prioritized):
         "UniformSampler(seed=-1)",
         "PrioritizedSampler(alpha='x')",
         "PrioritizedSampler(alpha=PrioritizedSampler)",
-        "SequenceSampler(10)",
+        "SequenceSampler(10, SequenceSampler(10))",
+        "SequenceSampler(1099511627776)",
+        "SequenceSampler(1, burn_in=65537)",
+        "SequenceSampler(length=10, sampler='x')",
+        "EpisodeSampler(where=UniformSampler())",
+        "EpisodeSampler(where=print)",
+        "MixtureSampler([UniformSampler()])",
+        "MixtureSampler([(UniformSampler(), 1), (SequenceSampler(3), open)])",
+        "concat()",
+        "LinearSchedule(0, 1, 5)",
         "UniformSampler()()",
         "UniformSampler(); 1",
         "(" * 90 + ")" * 90,
         "R" * 400,
-        "RecentSampler(1, 0.5, RecentSampler(1, 0.5, RecentSampler(1, 0.5, "
-        "RecentSampler(1, 0.5, RecentSampler(1, 0.5)))))",
+        "RecentSampler(1, 1.0, " * 8 + "UniformSampler()" + ")" * 8,
+        "MixtureSampler(" + "[" * 9 + "]" * 9 + ")",
         "UniformSampler(\x00)",
     ],
 )
@@ -136,10 +334,31 @@ def test_text_that_is_no_sampler_is_refused(text, tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_name_of_a_column_is_not_used(path):
-    sampler = parse_sampler("PrioritizedSampler(name='prioritized')", 0)
-    with mr.ReplayBuffer.open(path) as buffer:
-        sampler.draw(buffer.view, 8)
+def test_a_sampler_takes_the_column_that_it_names(ask, path, rng):
+    for name, highest in (("td", 1000.0), ("prioritized", 1.0)):
+        sampler = mr.PrioritizedSampler(name=name, seed=0)
+        with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+            batch = buffer.sample(8)
+            buffer.update_priorities(batch, np.full(8, highest))
+            pairs = zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True)
+            steps = set(pairs)
+    client = ask(path)
+    for kind in ("PrioritizedSampler", "RankPrioritizedSampler"):
+        drawn = client.json("draws", f"sampler={kind}(4.0, name='td')")
+        found = zip(drawn["env_ids"], drawn["positions"], strict=True)
+        assert set(found) <= steps, kind
+        status, text = client.refused("draws", f"sampler={kind}(name='x')")
+        assert status == 400
+        assert text == (
+            "The buffer has no priorities named 'x'. Known are prioritized, td."
+        )
+    drawn = client.json("draws", "sampler=PrioritizedSampler(name=None)")
+    assert len(set(drawn["probabilities"])) == 1
+
+
+def test_a_buffer_without_priorities_gets_no_folder_for_them(ask, path):
+    for kind in ("PrioritizedSampler", "RankPrioritizedSampler"):
+        ask(path).json("draws", f"sampler={kind}(name='prioritized')")
     assert not (path / "samplers").exists()
 
 
@@ -151,10 +370,27 @@ def test_ages_are_counted_without_reading(rng):
         assert counts.sum() == sum(lengths)
 
 
-def test_rings_too_large_to_copy_are_refused(ask, tmp_path, rng, monkeypatch):
-    monkeypatch.setattr("mmreplay.page.draws.MAX_PRIORITY_ROWS", 100)
+def test_rings_too_large_to_rank_are_refused(ask, tmp_path, rng, monkeypatch):
+    monkeypatch.setattr("mmreplay.page.draws.MAX_RANKED_ROWS", 100)
     path = make_buffer(tmp_path / "a", rng)
-    status, text = ask(path).refused("draws", "sampler=PrioritizedSampler()")
+    status, text = ask(path).refused("draws", "sampler=RankPrioritizedSampler()")
     assert status == 413
     assert "at most 100 rows" in text
-    assert ask(path).json("draws", "sampler=UniformSampler")["seed"] == 0
+    assert "Use PrioritizedSampler." in text
+    assert ask(path).json("draws", "sampler=PrioritizedSampler")["seed"] == 0
+
+
+def test_steps_of_priority_0_are_not_drawn(ask, path):
+    sampler = mr.PrioritizedSampler(seed=0, eps=0)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        buffer.sample(1)
+        stops = buffer.span.stop
+        env_ids = np.repeat([0, 1], stops)
+        positions = np.concatenate([np.arange(stop) for stop in stops])
+        zeros = np.zeros(len(positions))
+        sampler.update_priorities(buffer.view, env_ids, positions, zeros)
+    status, text = ask(path).refused("draws", "sampler=PrioritizedSampler(eps=0)")
+    assert (status, text) == (
+        409, "cannot draw 256 steps: all 600 legal starts have priority 0."
+    )  # fmt: skip
+    assert len(ask(path).json("draws", "sampler=PrioritizedSampler()")["ages"]) == 256
