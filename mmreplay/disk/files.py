@@ -21,6 +21,7 @@ from mmreplay.disk.calls import Disk as Disk
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
+    FailedError,
     FormatError,
     system_error,
     system_failure,
@@ -195,13 +196,22 @@ class File:
 
         Raises:
             FullError: No space is left.
-            FailedError: The device or the system refuses.
+            FailedError: The file was opened for reading, or the device or the system
+                refuses.
         """
         try:
             done = disk.pwrite(self.fd, data, offset)
             if done != (data.nbytes if isinstance(data, memoryview) else len(data)):
                 self._write_rest(data, offset, done)
         except OSError as error:
+            # The system has the same errno for a closed file and for one that was
+            # opened for reading.
+            if error.errno == errno.EBADF and self.fd >= 0 and not self.writable:
+                raise FailedError(
+                    f"cannot write {self.path}: it was opened for reading. Open the "
+                    "buffer with mode='r+', or the store with writable=True.",
+                    errno_=error.errno,
+                ) from error
             raise system_error("write", self.path, error) from error
 
     def pwrite_new_pages(

@@ -188,7 +188,8 @@ class SamplerCase:
                 return None
             raise ContractError(
                 f"draw raised {type(error).__name__} ({error}) for a view with "
-                f"{len(legal_starts(view))} legal starts. Draw one of them"
+                f"{len(legal_starts(view))} legal starts. Read view.starts first in each "
+                "draw, before view.num_illegal, and draw one of them"
             ) from None
 
 
@@ -248,10 +249,18 @@ def check_steps(
             span.first[env_id] <= position < span.stop[env_id]
         )
         reason = "no legal start" if alive else "not in the buffer"
+        way_out = (
+            "Draw ranks and pass them to view.start_at, or draw again what view.legal "
+            "refuses"
+        )
+        if not alive:
+            way_out = (
+                "Read view.starts in each draw, as rows come and go, and pass ranks to "
+                "view.start_at, which returns int64 positions"
+            )
         raise ContractError(
             f"{len(wrong)} of {len(draw)} steps are {reason} of {where}, such as "
-            f"position {position} of environment {env_id}. Draw ranks and pass them to "
-            "view.start_at, or draw again what view.legal refuses"
+            f"position {position} of environment {env_id}. {way_out}"
         )
 
 

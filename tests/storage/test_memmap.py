@@ -88,12 +88,14 @@ class TestMemmapStore(StoreContract):
 
     def test_a_reader_cannot_write(self, store, ring, tmp_path):
         reader = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        columns = self.columns(1, np.random.default_rng(0))
         with pytest.raises(
-            FailedError, match=r"cannot write .*flags|cannot write .*f0"
+            FailedError,
+            match=r"cannot write .*/flags\.bin: it was opened for reading\. ",
         ):
-            reader.write(
-                [(0, 0, 1)], self.columns(1, np.random.default_rng(0)), np.ones(1, "u1")
-            )
+            reader.write([(0, 0, 1)], columns, np.ones(1, "u1"))
+        with pytest.raises(FailedError, match="sums.bin: it was opened for reading"):
+            reader.write_sums(0, 0, np.ones(1, np.uint32))
         with pytest.raises(ValueError, match="read-only"):
             reader.all_flags[0] = 1
         reader.close()

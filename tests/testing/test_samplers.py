@@ -146,6 +146,13 @@ class Resized(Plain):
         return draw
 
 
+class Stale(Plain):
+    """Knows of no step, since it never reads the starts."""
+
+    def draw(self, view, batch_size):
+        raise mr.EmptyError("no legal start. Add steps first")
+
+
 class Narrow(Plain):
     """Positions in 32 bits."""
 
@@ -361,6 +368,11 @@ BROKEN = [
     (Impossible, ARRAYS, "probabilities are between 0.0 and 0.0"),
     (Infinite, ARRAYS, "weights are between inf and inf"),
     (Keyless, ARRAYS, "key is -1. Give an integer"),
+    (
+        Stale,
+        ARRAYS,
+        r"a view with 29 legal starts. Read view\.starts first in each draw",
+    ),
     (Any, LEGAL, "steps are no legal start of .*, such as position .* view.start_at"),
     (Narrow, LEGAL, "steps are not in the buffer of positions beyond 2"),
     (Lower, "draws_every_legal_start", "never drew .* legal starts, such as"),
@@ -383,7 +395,11 @@ BROKEN = [
     (Crashes, "refuses_damaged_states", "raised KeyError .*Raise mmreplay.FormatError"),
     (Closures, "copies_by_pickle", "pickle raised"),
     (CopiesAnew, "copies_by_pickle", "the original drew .*, its copy"),
-    (Oldest, "follows_a_writer", "steps are not in the buffer of"),
+    (
+        Oldest,
+        "follows_a_writer",
+        "steps are not in the buffer of .* Read view.starts in",
+    ),
     (Resized, "follows_a_resize", "of a buffer resized to"),
     (Any, "draws_from_restricted_views", "steps are no legal start of .* within <Part"),
     (Shared, "gathers_what_it_drew", "a batch says that its steps are"),
