@@ -94,7 +94,7 @@ class TestMemmapStore(StoreContract):
             match=r"cannot write .*/flags\.bin: it was opened for reading\. ",
         ):
             reader.write([(0, 0, 1)], columns, np.ones(1, "u1"))
-        with pytest.raises(FailedError, match="sums.bin: it was opened for reading"):
+        with pytest.raises(FailedError, match=r"sums\.bin: it was opened for reading"):
             reader.write_sums(0, 0, np.ones(1, np.uint32))
         with pytest.raises(ValueError, match="read-only"):
             reader.all_flags[0] = 1
