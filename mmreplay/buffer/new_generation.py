@@ -25,9 +25,9 @@ from mmreplay.errors import FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import recovery
+from mmreplay.storage.engines import STORES
 from mmreplay.storage.layout import SUMS
-from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.store import CheckedStore, DiskStore
 from mmreplay.storage.zarr.engine import ZarrStore
 
 Ids = NDArray[np.int64]
@@ -253,7 +253,7 @@ def _check_folder_possible(folder: Path) -> None:
 
 def create_store(
     folder: Path, metadata: Metadata, most_nbytes: int | None = None
-) -> MemmapStore | ZarrStore:
+) -> DiskStore:
     """Create the files of a new generation in an existing folder.
 
     Space for checksums is reserved at once, at most 8 bytes a row, in large rings a
@@ -264,7 +264,7 @@ def create_store(
         metadata: What it will be.
         most_nbytes: Reserve no space for checksums that take more.
     """
-    store = _created(folder, metadata)
+    store = STORES[metadata.engine].create(folder, metadata)
     try:
         for file in store.files:
             few = most_nbytes is None or file.nbytes <= most_nbytes
@@ -274,9 +274,3 @@ def create_store(
         store.close()
         raise
     return store
-
-
-def _created(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
-    if metadata.engine == "zarr":
-        return ZarrStore.create(folder, metadata)
-    return MemmapStore.create(folder, metadata.ring, metadata.schema)

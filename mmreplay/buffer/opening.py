@@ -34,18 +34,26 @@ from mmreplay.errors import (
     shown,
 )
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
+from mmreplay.format.metadata import (
+    AUTORESETS,
+    ENGINES,
+    ON_DISK,
+    Autoreset,
+    Engine,
+    Metadata,
+)
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
 from mmreplay.storage.committer import Committer
+from mmreplay.storage.engines import STORES
 from mmreplay.storage.foreign_zarr.remote import url_of
-from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
-from mmreplay.storage.store import ON_DISK, ReadPolicy
+from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
@@ -313,6 +321,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     try:
         # Shards are opened when they are read: by then a link may lead elsewhere.
         real = Path(os.path.realpath(folder))
+        open_store = STORES[metadata.engine].open
         store = open_store(real, metadata, writable=False, policy=policy)
     except BaseException:
         commit.close()
@@ -391,6 +400,7 @@ def _open_locked(
     """Open a generation for writing; the caller holds the lock, or these files."""
     # Shards are made while the buffer is open: by then a link may lead elsewhere.
     folder = Path(os.path.realpath(path / metadata.folder))
+    open_store = STORES[metadata.engine].open
     store = open_store(folder, metadata, writable=True, policy=policy)
     try:
         commit, recovered = recovery.open_writer(folder, metadata)
@@ -439,14 +449,3 @@ def open_next(
 def _start(opened: OpenFiles, commit_every: float | None) -> None:
     if opened.committer is not None and commit_every is not None:
         opened.committer.start(commit_every)
-
-
-def open_store(
-    folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy = POLICY
-) -> MemmapStore | ZarrStore:
-    """Open the files of a generation, after checking type and size of each."""
-    if metadata.engine == "zarr":
-        return ZarrStore.open(folder, metadata, writable=writable, policy=policy)
-    return MemmapStore.open(
-        folder, metadata.ring, metadata.schema, writable=writable, policy=policy
-    )

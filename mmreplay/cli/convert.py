@@ -23,6 +23,7 @@ from mmreplay.cli.options import (
     parse_path,
     usage_error,
 )
+from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ Priorities = Annotated[
 EngineName = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="memmap|zarr", show_default=False,
-        autocompletion=completing("memmap", "zarr"),
+        "--engine", metavar="|".join(ON_DISK), show_default=False,
+        autocompletion=completing(*ON_DISK),
         help="Engine of a new buffer: memmap, or zarr for compressed shards.",
     ),
 ]  # fmt: skip

@@ -24,10 +24,10 @@ from mmreplay.cli.options import (
     usage_error,
 )
 from mmreplay.errors import FailedError
+from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
 RESUMES = ("break", "truncate", "continue")
-ENGINES = ("memmap", "zarr")
 LARGE_NBYTES = 1 << 30
 """Recordings of this size or more say so before they begin."""
 
@@ -78,8 +78,8 @@ OnResume = Annotated[
 EngineName = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="|".join(ENGINES), show_default=False,
-        autocompletion=completing(*ENGINES),
+        "--engine", metavar="|".join(ON_DISK), show_default=False,
+        autocompletion=completing(*ON_DISK),
         help="Engine of a new buffer; zarr is compressed.",
     ),
 ]  # fmt: skip
@@ -114,9 +114,9 @@ def record(
         raise usage_error(
             f"--on-resume must be one of {', '.join(RESUMES)}, got {on_resume!r}"
         )
-    if engine not in (None, *ENGINES):
+    if engine not in (None, *ON_DISK):
         raise usage_error(
-            f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}"
+            f"--engine must be one of {', '.join(ON_DISK)}, got {engine!r}"
         )
     if codec not in (None, *CODECS):
         raise usage_error(f"--codec must be one of {', '.join(CODECS)}, got {codec!r}")
@@ -128,7 +128,7 @@ def record(
     report = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-        engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
+        engine=engine, codec=codec,
         level=level,
     )  # fmt: skip
     if json:

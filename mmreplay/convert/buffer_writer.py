@@ -27,13 +27,13 @@ from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
-from mmreplay.format.metadata import Engine, Metadata
+from mmreplay.format.metadata import ON_DISK, Engine, Metadata
 from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
 from mmreplay.ring import Layout, Span
 from mmreplay.storage.layout import SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
-from mmreplay.storage.store import ON_DISK, CheckedStore
+from mmreplay.storage.store import CheckedStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
 NO_FLAGS = ALL_FLAGS + 1

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import google_crc32c
 
@@ -32,7 +32,9 @@ from mmreplay.schema.spaces import Autoreset as Autoreset
 from mmreplay.strict_json import Json
 
 Engine = Literal["memmap", "zarr", "memory"]
-ENGINES: tuple[Engine, ...] = ("memmap", "zarr", "memory")
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+ON_DISK = tuple(engine for engine in ENGINES if engine != "memory")
+"""Engines whose buffers lie in a folder; `storage.engines` has their stores."""
 
 FILE_NAME = "metadata.json"
 MAGIC = "mmreplay"

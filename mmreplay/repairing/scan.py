@@ -29,14 +29,14 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import Metadata
+from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.store import ON_DISK, ReadPolicy
+from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.group import FOLDER, arrays_of, shard_name
 from mmreplay.storage.zarr.shards import (

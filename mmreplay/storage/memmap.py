@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32c
 from mmreplay.disk.files import File
+from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.gather import (
@@ -277,12 +278,31 @@ class MemmapStore:
         return rows
 
     @classmethod
-    def create(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
-        """Create the sparse files of a new generation in an existing folder."""
-        return cls._with(folder, ring, schema, File.create, POLICY)
+    def create(cls, folder: Path, metadata: Metadata) -> MemmapStore:
+        """Create the files of a new generation; see `DiskStore.create`."""
+        return cls.create_rows(folder, metadata.ring, metadata.schema)
 
     @classmethod
     def open(
+        cls,
+        folder: Path,
+        metadata: Metadata,
+        *,
+        writable: bool,
+        policy: ReadPolicy = POLICY,
+    ) -> MemmapStore:
+        """Open the files of a generation; see `DiskStore.open`."""
+        return cls.open_rows(
+            folder, metadata.ring, metadata.schema, writable=writable, policy=policy
+        )
+
+    @classmethod
+    def create_rows(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
+        """Create sparse files for the rows of a ring in an existing folder."""
+        return cls._with(folder, ring, schema, File.create, POLICY)
+
+    @classmethod
+    def open_rows(
         cls,
         folder: Path,
         ring: Ring,
@@ -291,7 +311,7 @@ class MemmapStore:
         writable: bool,
         policy: ReadPolicy = POLICY,
     ) -> MemmapStore:
-        """Open the files of a generation, after checking type and size of each."""
+        """Open files of rows, after checking type and size of each."""
         opened = partial(File.open, writable=writable)
         return cls._with(folder, ring, schema, opened, policy, writable=writable)
 

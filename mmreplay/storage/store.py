@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from mmreplay.arguments import one_of
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError
+from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
-ON_DISK = ("memmap", "zarr")
-"""Engines whose buffers live in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +245,29 @@ class CheckedStore(Store, Protocol):
 
     def sync_sums(self) -> None:
         """Make the checksums survive a power cut."""
+
+
+class DiskStore(CheckedStore, Protocol):
+    """A store that makes and opens its files: an entry of `storage.engines`."""
+
+    @classmethod
+    def create(cls, folder: Path, metadata: Metadata) -> Self:
+        """Create the files of a new generation.
+
+        Args:
+            folder: The generation's, which exists.
+            metadata: What the generation will be.
+        """
+
+    @classmethod
+    def open(
+        cls, folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy
+    ) -> Self:
+        """Open the files of a generation, after checking type and size of each.
+
+        Args:
+            folder: The generation's.
+            metadata: What the generation is.
+            writable: Open them for writing, too.
+            policy: How rows are read.
+        """

@@ -188,8 +188,8 @@ class SamplerCase:
                 return None
             raise ContractError(
                 f"draw raised {type(error).__name__} ({error}) for a view with "
-                f"{len(legal_starts(view))} legal starts. Read view.starts first in each "
-                "draw, before view.num_illegal, and draw one of them"
+                f"{len(legal_starts(view))} legal starts. Read view.starts first in "
+                "each draw, before view.num_illegal, and draw one of them"
             ) from None
 
 

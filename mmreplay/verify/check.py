@@ -22,12 +22,11 @@ from mmreplay.disk.pause import FILE_NAME as PAUSE
 from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import Metadata
+from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import COLUMN, LOCK_FILE, STATE
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, record_layout
-from mmreplay.storage.store import ON_DISK
 from mmreplay.verify.boundaries import FlagCheck
 from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport

@@ -25,11 +25,13 @@ PREAD = ReadPolicy("pread")
 
 class TestReadStore(StoreContract):
     def make(self, ring, schema, tmp_path):
-        MemmapStore.create(tmp_path, ring, schema).close()
+        MemmapStore.create_rows(tmp_path, ring, schema).close()
         return self.open(ring, schema, tmp_path)
 
     def open(self, ring, schema, tmp_path):
-        return MemmapStore.open(tmp_path, ring, schema, writable=True, policy=PREAD)
+        return MemmapStore.open_rows(
+            tmp_path, ring, schema, writable=True, policy=PREAD
+        )
 
     def test_nothing_is_mapped(self, store):
         assert not store.maps
@@ -40,7 +42,7 @@ class TestReadStore(StoreContract):
         store.write(
             [(0, 0, len(rows))], self.columns(len(rows), rng), rows.astype("u1")
         )
-        mapped = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        mapped = MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=False)
         for env_id in range(ring.num_envs):
             for block in range(ring.num_blocks):
                 assert store.checksum(env_id, block) == mapped.checksum(env_id, block)
@@ -75,7 +77,7 @@ def test_auto_reads_where_several_hosts_may_write(tmp_path, monkeypatch, kind, m
     assert ReadPolicy().maps(tmp_path) is maps
     assert ReadPolicy("mmap").maps(tmp_path)
     assert not ReadPolicy("pread").maps(tmp_path)
-    store = MemmapStore.create(tmp_path, Ring.sized(10, 1), SCHEMA)
+    store = MemmapStore.create_rows(tmp_path, Ring.sized(10, 1), SCHEMA)
     assert store.maps is maps
     store.close()
 

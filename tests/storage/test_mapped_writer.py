@@ -51,7 +51,7 @@ def stores(tmp_path):
 
 def written(path):
     """A store whose rows were all written once, as later laps find it."""
-    store = MemmapStore.create(path, Ring.sized(3000, 1), SCHEMA)
+    store = MemmapStore.create_rows(path, Ring.sized(3000, 1), SCHEMA)
     count = store.ring.slots
     store.allocate(np.zeros(1, np.int64), np.full(1, count))
     rows = {p: np.zeros((count, *f.shape), f.numpy) for p, f in SCHEMA.fields.items()}

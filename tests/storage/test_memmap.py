@@ -21,10 +21,10 @@ from tests.contracts.store import StoreContract
 
 class TestMemmapStore(StoreContract):
     def make(self, ring, schema, tmp_path):
-        return MemmapStore.create(tmp_path, ring, schema)
+        return MemmapStore.create_rows(tmp_path, ring, schema)
 
     def open(self, ring, schema, tmp_path):
-        return MemmapStore.open(tmp_path, ring, schema, writable=True)
+        return MemmapStore.open_rows(tmp_path, ring, schema, writable=True)
 
     def test_a_block_is_summed_as_the_format_says(self, ring, tmp_path, rng):
         schema = mr.Schema(
@@ -35,7 +35,7 @@ class TestMemmapStore(StoreContract):
             }
         )
         ring = Ring.sized(40, 3, ring.layout)
-        store = MemmapStore.create(tmp_path, ring, schema)
+        store = MemmapStore.create_rows(tmp_path, ring, schema)
         first = ring.block_rows * (ring.num_blocks + 3)
         positions = np.arange(first, first + ring.block_rows)
         rows = ring.rows(np.full(len(positions), 2), positions)
@@ -56,7 +56,7 @@ class TestMemmapStore(StoreContract):
 
     def test_a_new_store_takes_no_space(self, tmp_path):
         ring = Ring.sized(1_000_000_000, 2)
-        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        store = MemmapStore.create_rows(tmp_path, ring, SCHEMA)
         apparent, allocated = store.disk_nbytes()
         assert apparent > 1 << 42
         assert allocated == 0
@@ -67,7 +67,7 @@ class TestMemmapStore(StoreContract):
         self, tmp_path, env_id
     ):
         ring = Ring.sized(4000, 3, "time_major")
-        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        store = MemmapStore.create_rows(tmp_path, ring, SCHEMA)
         none = np.zeros(3, np.int64)
         store.allocate(none, np.where(np.arange(3) == env_id, 200, none))
         apparent, allocated = store.disk_nbytes()
@@ -87,7 +87,7 @@ class TestMemmapStore(StoreContract):
         assert all((after[path] == before[path]).all() for path in before)
 
     def test_a_reader_cannot_write(self, store, ring, tmp_path):
-        reader = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        reader = MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=False)
         columns = self.columns(1, np.random.default_rng(0))
         with pytest.raises(
             FailedError,
@@ -138,7 +138,7 @@ class TestMemmapStore(StoreContract):
     def test_no_descriptor_is_left(self, ring, tmp_path):
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))
-        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        store = MemmapStore.create_rows(tmp_path, ring, SCHEMA)
         assert len(os.listdir("/proc/self/fd")) - before < 2 * 8
         store.close()
         fault = OSError(errno.EMFILE, "too many")
@@ -146,7 +146,7 @@ class TestMemmapStore(StoreContract):
             using(FaultyDisk(fault, at=3, names=("open",))),
             pytest.raises(FailedError, match="too many"),
         ):
-            MemmapStore.open(tmp_path, ring, SCHEMA, writable=True)
+            MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=True)
         del store
         gc.collect()
         # Mappings keep a descriptor of their own, until the last array goes.
@@ -173,7 +173,7 @@ def test_files_that_are_not_what_they_should_be(
     tmp_path, damage, error, message, writable
 ):
     ring = Ring.sized(9, 2)
-    MemmapStore.create(tmp_path, ring, SCHEMA).close()
+    MemmapStore.create_rows(tmp_path, ring, SCHEMA).close()
     path = tmp_path / "flags.bin"
     data = path.read_bytes()
     path.unlink()
@@ -190,14 +190,14 @@ def test_files_that_are_not_what_they_should_be(
         os.mkfifo(path)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(error, match=message):
-        MemmapStore.open(tmp_path, ring, SCHEMA, writable=writable)
+        MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=writable)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(write_path, "LEAST_NBYTES", 1 << 40)
     schema = mr.Schema({"small": mr.Field((500,), "uint8")})
-    store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
+    store = MemmapStore.create_rows(tmp_path, Ring.sized(300, 1), schema)
     values = rng.integers(0, 256, (200, 500), np.uint8)
     calls = []
     for first in (0, 100, 50, 90):
@@ -220,7 +220,7 @@ def test_many_rows_in_order_come_as_columns_of_their_own(tmp_path, rng):
             "terminated": mr.Field((), "bool"),
         }
     )
-    store = MemmapStore.create(tmp_path, Ring.sized(6000, 1), schema)
+    store = MemmapStore.create_rows(tmp_path, Ring.sized(6000, 1), schema)
     columns = {
         "observation": rng.standard_normal((5000, 17), np.float32),
         "action": rng.integers(-9, 9, 5000),

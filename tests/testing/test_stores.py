@@ -222,10 +222,10 @@ class Hidden(MemoryStore):
 
 def on_disk(kind):
     def make(ring, schema, folder):
-        return kind.create(folder, ring, schema)
+        return kind.create_rows(folder, ring, schema)
 
     def reopen(ring, schema, folder):
-        return kind.open(folder, ring, schema, writable=True)
+        return kind.open_rows(folder, ring, schema, writable=True)
 
     return make, reopen
 

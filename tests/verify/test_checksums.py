@@ -17,7 +17,7 @@ def test_every_sum_covers_what_the_writer_summed(tmp_path, rng):
     size = ring.block_rows
     first = (int(heads[0]) - ring.capacity) // size
     assert report.blocks == int(heads[0]) // size - first
-    store = MemmapStore.open(path / DATA, ring, schema(), writable=False)
+    store = MemmapStore.open_rows(path / DATA, ring, schema(), writable=False)
     crc, lap = store.read_sum(0, first)
     assert (crc, lap) == (store.checksum(0, first), first // ring.num_blocks)
     store.close()

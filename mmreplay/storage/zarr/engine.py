@@ -65,9 +65,9 @@ class ZarrStore:
 
     @classmethod
     def create(cls, folder: Path, metadata: Metadata) -> ZarrStore:
-        """Create the files of a new generation in an existing folder."""
+        """Create the files of a new generation; see `DiskStore.create`."""
         group.create(folder, metadata)
-        staging = MemmapStore.create(folder, metadata.ring, metadata.schema)
+        staging = MemmapStore.create_rows(folder, metadata.ring, metadata.schema)
         try:
             return cls(
                 folder, metadata, staging, ShardStates.create(folder, _count(metadata))
@@ -85,8 +85,8 @@ class ZarrStore:
         writable: bool,
         policy: ReadPolicy = POLICY,
     ) -> ZarrStore:
-        """Open the files of a generation."""
-        staging = MemmapStore.open(
+        """Open the files of a generation; see `DiskStore.open`."""
+        staging = MemmapStore.open_rows(
             folder, metadata.ring, metadata.schema, writable=writable, policy=policy
         )
         try:
