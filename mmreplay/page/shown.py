@@ -114,7 +114,10 @@ class ShownBuffer:
             self._buffer = ReplayBuffer.open(self.path)
             self._error = None
         except Exception as error:  # files of any content: the page shows what is wrong
-            self._error = error
+            # What was removed while it was shown stays so until the path leads to a
+            # buffer again: the last state is shown, not that there is no folder.
+            if not isinstance(self._error, RemovedError) or self.path.exists():
+                self._error = error
 
     def _drop(self, buffer: ReplayBuffer, error: Exception) -> None:
         """Close a buffer that cannot be read any more; it is opened again later."""

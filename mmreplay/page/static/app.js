@@ -29,6 +29,8 @@
     shown: null, // the address of the screen that is drawn
   });
 
+  const isRemoved = (id) => app.states[id]?.state === "removed";
+
   app.link = (parts, id = app.id) => `#${parts}${id ? `&b=${id}` : ""}`;
 
   // An overview is kept until the next one, or as long as the buffer has the same version.
@@ -36,7 +38,8 @@
   app.overview = async (id, fresh = false) => {
     const version = app.states[id]?.version;
     const known = overviews.get(id);
-    if (!fresh && known && known.version === version && known.alpha === app.alpha) return known.value;
+    const same = known && known.alpha === app.alpha && (known.version === version || isRemoved(id));
+    if (!fresh && same) return known.value;
     const query = app.alpha == null || mmr.isSaved() ? {} : { alpha: String(app.alpha) };
     const value = await mmr.json(mmr.path(id, "overview", query));
     overviews.set(id, { version, alpha: app.alpha, value });
@@ -76,6 +79,7 @@
     if (own !== turn) return;
     mmr.dropCharts();
     main.removeAttribute("aria-busy");
+    showBanner();
     app.shown = hash;
     document.title = `${buffer?.name ?? "mmreplay"} · ${TITLES[screen] ?? "Episode"} · mmreplay`;
   }
@@ -96,6 +100,16 @@
       el("p", {}, "What is proven of it can be restored: ", el("code", {}, state.repair)),
       again(),
     );
+  }
+
+  // Above whatever screen is shown, as long as the folder is not there.
+  function showBanner() {
+    const banner = document.getElementById("banner");
+    if (!isRemoved(app.id)) banner?.remove();
+    else if (!banner) {
+      const text = "The folder was removed; what is shown is the last state.";
+      main.prepend(el("div", { id: "banner", class: "banner bad", role: "status" }, text));
+    }
   }
 
   function refused(error) {
@@ -141,12 +155,14 @@
     for (const state of states) {
       const before = app.states[state.id]?.state;
       app.states[state.id] = state;
-      // A buffer that became readable, or ceased to be, has another screen.
-      const changed = before && before !== state.state;
-      const notable = ["unreadable", "removed"].includes(state.state) || ["unreadable", "removed"].includes(before);
+      // A buffer that became readable, or ceased to be, has another screen. Of one whose
+      // folder was removed, the screen stays.
+      const changed = before && before !== state.state && state.state !== "removed";
+      const notable = state.state === "unreadable" || ["unreadable", "removed"].includes(before);
       if (changed && notable && state.id === app.id) show();
     }
     showState();
+    showBanner();
     showTabs(address().screen);
     app.onstate?.(app.states[app.id]);
   }
@@ -177,7 +193,7 @@
     ["E", "The end of the episode"],
     ["N P", "Next, previous episode"],
     ["+ −", "Faster, slower"],
-    ["Z", "Show all of the episode"],
+    ["X Z", "Zoom in at the playhead, show all of the episode"],
     ["↑ ↓ Enter S", "In the table: rows, open, select"],
     ["T", "Dark or light"],
     ["?", "This list"],

@@ -4,6 +4,7 @@
   const { el, count, number, token } = mmr;
   const FONT = "12px system-ui, sans-serif";
   const charts = new Set();
+  const WHOLE = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
   mmr.axis = (options) => ({
     stroke: token("muted"),
@@ -132,6 +133,7 @@
   mmr.scatter = (box, height, series) => {
     const { x, y, unit, label, xlabel, pick, colour = "s0" } = series;
     const limits = limitsOf(y);
+    const steps = series.whole ? { incrs: WHOLE } : {};
     const mean = series.mean.map((value, i) => (x[i] === x[i + 1] ? null : value));
     return mmr.chart(
       box,
@@ -179,7 +181,7 @@
             scales: { x: { time: false }, y: { range: () => limits } },
             axes: [
               mmr.axis({ values: mmr.labels, label: xlabel, labelSize: 18, labelFont: FONT, size: 26 }),
-              mmr.axis({ values: mmr.labels, size: 52 }),
+              mmr.axis({ values: mmr.labels, size: 52, ...steps }),
             ],
             series: [
               {},
@@ -211,7 +213,11 @@
         const middles = Array.from({ length }, (_, i) => (log ? i : (edges[i] + edges[i + 1]) / 2));
         const most = Math.max(1, ...all.flatMap((each) => each.counts));
         const width = edges[length] - edges[0];
-        const ends = [edges[0], (edges[0] + edges[length]) / 2, edges[length]];
+        // Bins of whole numbers end between two of them.
+        const half = edges.every((edge) => Math.abs(edge % 1) === 0.5);
+        const first = (i) => (half ? Math.ceil(edges[i]) : edges[i]);
+        const last = (i) => (half ? Math.floor(edges[i + 1]) : edges[i + 1]);
+        const ends = [first(0), (edges[0] + edges[length]) / 2, last(length - 1)];
         const tidy = (value) => number(Math.abs(value) < width / 500 ? 0 : +value.toPrecision(3));
         const xAxis = log
           ? { values: (plot, values) => values.map((v) => (Number.isInteger(v) && edges[v] != null ? number(+edges[v].toPrecision(2)) : "")) }
@@ -220,10 +226,12 @@
             : { splits: () => ends, values: (plot, values) => values.map(tidy) };
         const textOf = (plot, i) => {
           const counts = all.map((each) => (each.name ? `${each.name} ${count(each.counts[i])}` : count(each.counts[i])));
-          return `${number(edges[i])} to ${number(edges[i + 1])}: ${counts.join(", ")}`;
+          const range = first(i) === last(i) ? number(first(i)) : `${number(first(i))} to ${number(last(i))}`;
+          return `${range}: ${counts.join(", ")}`;
         };
         return {
-          data: [middles, ...all.map((each) => each.counts)],
+          // An outline has gaps where there is nothing.
+          data: [middles, ...all.map((each, i) => (i ? each.counts.map((n) => n || null) : each.counts))],
           options: {
             scales: {
               x: { time: false, range: log ? [-0.5, length - 0.5] : [edges[0], edges[length]] },

@@ -18,20 +18,23 @@
     return hash % NUM_COLOURS;
   };
 
-  // Components take the six colours from the field's own on; then dashed, then dotted.
-  mmr.series = (path, component = 0) => ({
+  // Components take the six colours from the field's own on; then dashed, then dotted. In
+  // a chart of several fields, those of the second one are dashed at once, and so on.
+  const DASHES = [undefined, [6, 4], [2, 3]];
+  const STYLES = ["solid", "dashed", "dotted"];
+  const dashOf = (component, order) => Math.min(2, Math.floor(component / NUM_COLOURS) + order);
+
+  mmr.series = (path, component = 0, order = 0) => ({
     colour: mmr.token(`s${(mmr.slot(path) + component) % NUM_COLOURS}`),
-    dash: component < 6 ? undefined : component < 12 ? [6, 4] : [2, 3],
+    dash: DASHES[dashOf(component, order)],
   });
 
-  mmr.swatch = (path, component = 0) => {
-    const style = component < 6 ? "solid" : component < 12 ? "dashed" : "dotted";
-    return mmr.el("span", {
+  mmr.swatch = (path, component = 0, order = 0) =>
+    mmr.el("span", {
       class: "swatch",
       css: {
         "border-color": `var(--s${(mmr.slot(path) + component) % NUM_COLOURS})`,
-        "border-top-style": style,
+        "border-top-style": STYLES[dashOf(component, order)],
       },
     });
-  };
 })();

@@ -67,7 +67,10 @@
         { name: "stored", counts: answer.stored.map((n) => Math.round((n / total) * drawn * 100) / 100), colour: "s4" },
         { name: "drawn", counts: answer.drawn, colour: "s0" },
       ];
-      const order = answer.positions.map((_, i) => i).sort((a, b) => answer.probabilities[b] - answer.probabilities[a]);
+      const alike = answer.probabilities.every((each) => each === answer.probabilities[0]);
+      const byAge = (a, b) => answer.ages[a] - answer.ages[b];
+      const byProbability = (a, b) => answer.probabilities[b] - answer.probabilities[a];
+      const order = answer.positions.map((_, i) => i).sort(alike ? byAge : byProbability);
       result.replaceChildren(
         card(
           "c7",
@@ -82,14 +85,14 @@
           `seed ${answer.seed}`,
           mmr.pairs([
             ["steps", `${count(drawn)}, ${count(distinct)} different`],
-            ["probability", `${number(Math.min(...answer.probabilities))} to ${number(Math.max(...answer.probabilities))}`],
-            ["weight", `${number(Math.min(...answer.weights))} to ${number(Math.max(...answer.weights))}`],
+            ["probability", range(answer.probabilities)],
+            ["weight", range(answer.weights)],
             ["mean age", `${count(mmr.mean(answer.ages))} steps`],
             ["priorities", answer.priorities ? (overview.priorities ? "a copy of the stored ones" : "none are stored: all are equal") : "not used"],
           ]),
           weights,
         ),
-        card("", "Drawn steps", "most probable first", tiles(answer, order)),
+        card("", "Drawn steps", alike ? "all are equally probable; newest first" : "most probable first", tiles(answer, order)),
       );
       mmr.bars(ages, 190, { edges: answer.edges, series, label: "Histogram of the ages of drawn and stored steps" });
       const low = Math.min(...answer.weights);
@@ -102,6 +105,11 @@
         mmr.bars(weights, 110, { edges, counts, colour: "s3", label: "Histogram of weights" });
       }
       mmr.dropCharts();
+    }
+
+    function range(values) {
+      const [low, high] = [number(Math.min(...values)), number(Math.max(...values))];
+      return low === high ? low : `${low} to ${high}`;
     }
 
     function key(name, colour) {

@@ -13,6 +13,17 @@
   };
   const ORDER = ["reward", "action", "terminated", "truncated"];
 
+  // How the curves of a buffer were arranged by hand: it holds for its other episodes too.
+  const arrangements = new Map();
+  function arrangementOf(id, fields) {
+    const paths = fields.map((each) => each.path);
+    const known = arrangements.get(id);
+    if (known && known.groups.flat().sort().join() === [...paths].sort().join()) return known;
+    const made = { groups: paths.map((path) => [path]), off: new Set() };
+    arrangements.set(id, made);
+    return made;
+  }
+
   mmr.screens.episode = async (main, query) => {
     const app = mmr.app;
     const id = app.id;
@@ -33,6 +44,13 @@
     let stopped = false;
     const plots = [];
     const curves = [];
+    const roleRank = (each) => ["reward", "action", "observation"].indexOf(each.role) + 1 || 9;
+    const scalars = overview.fields
+      .filter((each) => !each.image && each.nbytes <= MAX_CURVE_NBYTES && !["terminated", "truncated"].includes(each.role))
+      .sort((a, b) => roleRank(a) - roleRank(b));
+    const drawable = scalars.slice(0, MAX_CURVES);
+    const more = scalars.length - drawable.length;
+    const arrangement = arrangementOf(id, drawable);
 
     const canvas = el("canvas", { width: 1, height: 1, role: "img", "aria-label": "Frame at the playhead" });
     const wait = el("span", { class: "wait", hidden: true }, "reading");
@@ -40,7 +58,7 @@
     const ticks = el("canvas", { "aria-hidden": "true" });
     const slider = el("input", { type: "range", id: "step", min: "0", max: String(last), step: "1", "aria-label": "Step" });
     const values = el("dl", { class: "now", "aria-label": "Values at this step" });
-    const curveBox = el("div");
+    const chartBox = el("div");
     const scale = el("span", { class: "muted" });
     const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
     const rate = el(
@@ -79,7 +97,7 @@
             play,
             button("▶", "One step forward (→)", () => move(step + 1)),
             button("▶|", "Last step (End)", () => move(last)),
-            episode.rewards?.count ? button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1)) : null,
+            0 < episode.rewards?.count && episode.rewards.count < length ? button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1)) : null,
             time,
           ),
           el(
@@ -92,7 +110,13 @@
           el("h2", {}, "At this step"),
           values,
         ),
-        el("section", { class: "card c7", "aria-label": "Curves" }, curveBox),
+        el(
+          "section",
+          { class: "card c7", "aria-label": "Curves" },
+          drawable.length ? drawCurvesHead() : mmr.nothing("No field can be drawn as a curve."),
+          chartBox,
+          more > 0 ? mmr.nothing(`${count(more)} more fields are not drawn.`) : null,
+        ),
       );
     }
 
@@ -336,26 +360,108 @@
       for (const { plot } of plots) plot?.setScale("x", { min: view[0], max: view[1] });
     }
 
-    async function addCurve(each) {
-      const integer = /^(u?int|bool)/.test(each.dtype);
-      const sticks = each.role === "reward";
-      const legend = el("div", { class: "legend" });
+    function zoomIn() {
+      const quarter = Math.max(1, (view[1] - view[0]) / 4);
+      const low = Math.max(0, Math.min(step - quarter, last - 2 * quarter));
+      zoom(low, low + 2 * quarter);
+    }
+
+    // Charts are drawn group by group; fields that are switched off have none.
+    let drawing = 0;
+    async function drawCharts(focused = "") {
+      const own = ++drawing;
+      curves.length = plots.length = 0;
+      chartBox.replaceChildren();
+      for (const group of arrangement.groups) {
+        const fields = group.filter((path) => !arrangement.off.has(path)).map((path) => drawable.find((each) => each.path === path));
+        if (!fields.length) continue;
+        await addChart(fields);
+        if (stopped || own !== drawing) return;
+      }
+      mmr.dropCharts();
+      chartBox.querySelector(`[data-group="${CSS.escape(focused)}"]`)?.focus();
+    }
+
+    function drawCurvesHead() {
+      const fieldKey = (each) => {
+        const key = el(
+          "button",
+          { class: "key", type: "button", "aria-pressed": String(!arrangement.off.has(each.path)), "aria-label": `Show ${each.path}`, on: { click: () => {
+            const off = !arrangement.off.delete(each.path);
+            if (off) arrangement.off.add(each.path);
+            key.setAttribute("aria-pressed", String(!off));
+            drawCharts();
+          } } },
+          mmr.swatch(each.path),
+          each.path,
+        );
+        return key;
+      };
+      return el(
+        "header",
+        {},
+        el("h2", {}, "Curves"),
+        drawable.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": "Fields" }, drawable.map(fieldKey)) : null,
+        el("span", { class: "grow" }),
+        el(
+          "span",
+          { class: "pair" },
+          button("Zoom in", "Zoom in at the playhead (X); or drag over a curve", zoomIn, "btn small"),
+          button("Show all", "Show all of the episode (Z); or double click", () => zoom(0, last), "btn small"),
+        ),
+      );
+    }
+
+    // Fields that share a chart share its axes: they are drawn together or apart by hand.
+    function grouping(fields) {
+      const own = arrangement.groups.find((group) => group.includes(fields[0].path));
+      const join = (path) => {
+        const other = arrangement.groups.find((group) => group.includes(path));
+        arrangement.groups.splice(arrangement.groups.indexOf(own), 1);
+        other.push(...own);
+        drawCharts(other[0]);
+      };
+      const split = () => {
+        arrangement.groups.splice(arrangement.groups.indexOf(own), 1, ...own.map((path) => [path]));
+        drawCharts(own[0]);
+      };
+      if (own.length > 1) {
+        const it = button("Split", `Draw ${own.join(", ")} apart`, split, "btn small");
+        it.dataset.group = own[0];
+        return it;
+      }
+      const others = arrangement.groups.filter((group) => group !== own && !group.every((path) => arrangement.off.has(path)));
+      if (!others.length) return null;
+      const select = el(
+        "select",
+        { class: "small", "data-group": own[0], "aria-label": `Draw ${own[0]} in the chart of`, on: { change: () => join(select.value) } },
+        el("option", { value: "" }, "Group with…"),
+        others.map((group) => el("option", { value: group[0] }, group.join(" + "))),
+      );
+      return select;
+    }
+
+    async function addChart(fields) {
+      const title = fields.map((each) => each.path).join(" + ");
+      const several = fields.length > 1;
+      const sticksOnly = fields.every((each) => each.role === "reward");
+      const legend = el("div", { class: "legend", role: "group", "aria-label": `Components of ${title}` });
       const box = el("div");
       const remark = el("span", { class: "muted" });
-      const hidden = new Set();
-      const pager = el("span", { class: "pair" });
-      curveBox.append(
+      const pagers = el("span", { class: "pair" });
+      const from = new Map(fields.map((each) => [each.path, 0]));
+      const hidden = new Set(); // names of components
+      chartBox.append(
         el(
           "div",
-          { class: "curve", "data-curve": each.path },
-          el("header", {}, el("h3", {}, each.path), remark, pager, el("span", { class: "grow" }), legend),
+          { class: "curve", "data-curve": title },
+          el("header", {}, el("h3", {}, title), grouping(fields), remark, pagers, el("span", { class: "grow" }), legend),
           box,
         ),
       );
       let data = null;
       let plot = null;
-      const curve = { from: 0, load };
-      curves.push(curve);
+      curves.push({ title, load, data: () => data });
 
       async function load() {
         try {
@@ -365,59 +471,74 @@
         }
       }
 
-      async function read() {
+      function request(each) {
         const saved = mmr.isSaved();
         const buckets = saved
           ? app.settings.buckets
           : Math.max(64, Math.min(4096, Math.round(2 * (box.clientWidth || 600))));
         const [first, stop] = saved ? [begin, end] : [begin + view[0], Math.min(end, begin + view[1] + 1)];
-        const answer = await mmr.binary(
+        const low = from.get(each.path);
+        return mmr.binary(
           mmr.path(id, "curve", {
             env: String(env), field: each.path, first: String(first), stop: String(stop),
-            buckets: String(buckets), c0: String(curve.from), c1: String(curve.from + COMPONENTS),
+            buckets: String(buckets), c0: String(low), c1: String(low + COMPONENTS),
           }),
         );
+      }
+
+      async function read() {
+        const answers = await Promise.all(fields.map(request));
         if (stopped) return;
-        const { head } = answer;
-        const number_ = head.buckets;
-        const steps = head.stop - head.first;
-        const plain = number_ === steps;
-        const part = (k) => new Float32Array(answer.body, answer.start + 4 * k * number_ * head.components, number_ * head.components);
-        const [lowest, highest, mean] = [part(0), part(1), part(2)];
-        const x = Array.from({ length: number_ }, (_, i) => head.first - begin + Math.floor((i * steps) / number_));
-        const column = (source, c) =>
-          Array.from(source.subarray(c * number_, (c + 1) * number_), (value) => (Number.isNaN(value) ? null : value));
-        const all = (source) => Array.from({ length: head.components }, (_, c) => column(source, c));
-        const same = data && data.count === head.components && data.names[0] === head.names[0] && data.plain === plain;
-        data = {
-          x, columns: [...all(mean), ...all(highest), ...all(lowest)],
-          names: head.names, count: head.components, plain,
-        };
-        const remarks = [
-          head.nonfinite ? `${plural(head.nonfinite, "value")} not finite, drawn as gaps` : "",
-          plain ? "" : `${integer || sticks ? "" : "mean, "}lowest and highest of every ${count(Math.ceil(steps / number_))} steps`,
-        ];
-        remark.textContent = remarks.filter(Boolean).join("; ");
-        drawPager(head.all);
+        const [{ head }] = answers;
+        const { buckets, first, stop } = head;
+        if (answers.some((each) => each.head.first !== first || each.head.stop !== stop)) {
+          throw new Error("Steps were overwritten while they were read.");
+        }
+        const steps = stop - first;
+        const plain = buckets === steps;
+        const x = Array.from({ length: buckets }, (_, i) => first - begin + Math.floor((i * steps) / buckets));
+        const lines = fields.flatMap((each, order) => {
+          const { head: own, body, start } = answers[order];
+          const column = (k, c) => {
+            const values_ = new Float32Array(body, start + 4 * buckets * (k * own.components + c), buckets);
+            return Array.from(values_, (value) => (Number.isNaN(value) ? null : value));
+          };
+          return own.names.map((name, c) => ({
+            name, path: each.path, component: from.get(each.path) + c, order,
+            integer: own.integer, sticks: each.role === "reward",
+            lowest: column(0, c), highest: column(1, c), mean: column(2, c),
+          }));
+        });
+        const same = data && data.plain === plain && data.lines.map((line) => line.name).join() === lines.map((line) => line.name).join();
+        data = { x, lines, plain, end: stop - begin };
+        const nonfinite = answers.reduce((sum, each) => sum + each.head.nonfinite, 0);
+        const means = lines.some((line) => !line.integer && !line.sticks);
+        remark.textContent = [
+          nonfinite ? `${plural(nonfinite, "value")} not finite, drawn as gaps` : "",
+          plain ? "" : `${means ? "mean, " : ""}lowest and highest of every ${count(Math.ceil(steps / buckets))} steps`,
+        ].filter(Boolean).join("; ");
+        pagers.replaceChildren(...fields.flatMap((each, order) => pager(each, answers[order].head.all)));
         if (same) {
-          plot.plot.setData([data.x, ...data.columns], false);
+          plot.plot.setData([x, ...columns()], false);
           plot.plot.setScale("x", { min: view[0], max: view[1] });
         } else make();
       }
 
-      function drawPager(all) {
-        if (all <= COMPONENTS) return;
-        const to = (from) => () => {
-          curve.from = from;
-          hidden.clear();
+      const columns = () => ["mean", "highest", "lowest"].flatMap((which) => data.lines.map((line) => line[which]));
+
+      function pager(each, all) {
+        if (all <= COMPONENTS) return [];
+        const low = from.get(each.path);
+        const to = (next) => () => {
+          from.set(each.path, next);
           load();
         };
-        const back = button("‹", `Components before of ${each.path}`, to(Math.max(0, curve.from - COMPONENTS)), "btn small");
-        const on = button("›", `Components after of ${each.path}`, to(curve.from + COMPONENTS), "btn small");
-        back.disabled = curve.from === 0;
-        on.disabled = curve.from + COMPONENTS >= all;
-        const stop = Math.min(all, curve.from + COMPONENTS);
-        pager.replaceChildren(back, el("span", { class: "muted" }, `${curve.from} to ${stop - 1} of ${count(all)}`), on);
+        const back = button("‹", `Components before of ${each.path}`, to(Math.max(0, low - COMPONENTS)), "btn small");
+        const on = button("›", `Components after of ${each.path}`, to(low + COMPONENTS), "btn small");
+        back.disabled = low === 0;
+        on.disabled = low + COMPONENTS >= all;
+        const range = `${low} to ${Math.min(all, low + COMPONENTS) - 1} of ${count(all)}`;
+        return [back, el("span", { class: "muted" }, several ? `${each.path} ${range}` : range), on];
       }
 
       function make() {
@@ -425,71 +546,64 @@
         if (plot) {
           plots.splice(plots.indexOf(plot), 1);
           plot.plot.destroy();
-          box.replaceChildren();
         }
         const inner = el("div");
         box.replaceChildren(inner);
-        plot = mmr.chart(inner, sticks ? 110 : 140, options, `${each.path} over the steps of the episode`);
+        plot = mmr.chart(inner, several ? 200 : sticksOnly ? 110 : 140, options, `${title} over the steps of the episode`);
         plots.push(plot);
         mmr.dropCharts();
       }
 
       function drawLegend() {
-        if (data.count < 2) {
-          legend.replaceChildren();
-          return;
-        }
-        legend.replaceChildren(
-          ...data.names.map((name, i) => {
-            const key = el(
-              "button",
-              { class: "key", type: "button", "aria-pressed": "true", "aria-label": `Show ${name}`, on: { click: () => {
-                const show = hidden.has(i);
-                if (show) hidden.delete(i);
-                else hidden.add(i);
-                key.setAttribute("aria-pressed", String(show));
-                for (const k of [0, 1, 2]) plot.plot.setSeries(k * data.count + i + 1, { show });
-              } } },
-              mmr.swatch(each.path, i),
-              name.slice(each.path.length),
-            );
-            return key;
-          }),
-        );
+        const key = (line, i) => {
+          const it = el(
+            "button",
+            { class: "key", type: "button", "aria-pressed": String(!hidden.has(line.name)), "aria-label": `Show ${line.name}`, on: { click: () => {
+              const show = hidden.delete(line.name);
+              if (!show) hidden.add(line.name);
+              it.setAttribute("aria-pressed", String(show));
+              for (const k of [0, 1, 2]) plot.plot.setSeries(k * data.lines.length + i + 1, { show });
+            } } },
+            mmr.swatch(line.path, line.component, line.order),
+            several ? line.name : line.name.slice(line.path.length),
+          );
+          return it;
+        };
+        legend.replaceChildren(...(data.lines.length > 1 ? data.lines.map(key) : []));
       }
 
-      // The mean is a line (steps for whole numbers), lowest and highest are a band.
+      // The mean is a line (steps for whole numbers), lowest and highest are a band. A
+      // reward is a stick.
       function options() {
-        const n = data.count;
-        const series = data.columns.map((_, j) => {
-          const i = j % n;
-          const { colour, dash } = mmr.series(each.path, i);
-          const show = !hidden.has(i);
-          if (j >= n) {
-            if (sticks) {
-              const paths = uPlot.paths.bars({ size: [0.9, 4] });
-              return { stroke: colour, fill: colour, width: 0, points: { show: false }, paths, show };
-            }
-            return { width: 0, stroke: "transparent", points: { show: false }, show };
+        const n = data.lines.length;
+        const seriesOf = (line, isMean) => {
+          const { colour, dash } = mmr.series(line.path, line.component, line.order);
+          const base = { show: !hidden.has(line.name), points: { show: false } };
+          if (line.sticks) {
+            if (isMean) return { ...base, stroke: "transparent", width: 0 };
+            return { ...base, stroke: colour, fill: colour, width: 0, paths: uPlot.paths.bars({ size: [0.9, 4] }) };
           }
-          if (sticks) return { show, stroke: "transparent", width: 0, points: { show: false } };
-          const width = integer && !data.plain ? 0 : 1.5;
-          const paths = integer && data.plain ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
-          return { stroke: colour, dash, width, points: { show: false }, spanGaps: false, show, ...paths };
+          if (!isMean) return { ...base, stroke: "transparent", width: 0 };
+          const stepped = line.integer && data.plain ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
+          return { ...base, stroke: colour, dash, width: line.integer && !data.plain ? 0 : 1.5, spanGaps: false, ...stepped };
+        };
+        const bands = data.lines.flatMap((line, i) => {
+          if (line.sticks) return [];
+          return [{ series: [n + i + 1, 2 * n + i + 1], fill: `${mmr.series(line.path, line.component).colour}38` }];
         });
-        const band = (i) => ({ series: [n + i + 1, 2 * n + i + 1], fill: `${mmr.series(each.path, i).colour}38` });
+        const hasSticks = data.lines.some((line) => line.sticks);
         const range = (plot_, low, high) => {
           if (low == null) return [0, 1];
-          const [from, to] = mmr.limitsOf([low, high]);
-          return sticks ? [Math.min(0, from), Math.max(0, to)] : [from, to];
+          const [bottom, top] = mmr.limitsOf([low, high]);
+          return hasSticks ? [Math.min(0, bottom), Math.max(0, top)] : [bottom, top];
         };
         return {
-          data: [data.x, ...data.columns],
+          data: [data.x, ...columns()],
           options: {
             scales: { x: { time: false, range: () => view }, y: { range } },
             axes: [mmr.axis({ size: 24, values: mmr.labels }), mmr.axis({ size: 52, values: mmr.labels, space: 22 })],
-            bands: sticks ? [] : Array.from({ length: n }, (_, i) => band(i)),
-            series: [{}, ...series],
+            bands,
+            series: [{}, ...[true, false, false].flatMap((isMean) => data.lines.map((line) => seriesOf(line, isMean)))],
             cursor: {
               sync: { key: "episode", setSeries: false },
               y: false,
@@ -507,17 +621,28 @@
                 },
               ],
             },
-            plugins: [playhead, mmr.tip(tipText, { "data-tip": each.path })],
+            plugins: [playhead, mmr.tip(tipText, { "data-tip": title })],
           },
         };
       }
 
+      // Of a bucket: its steps, and for each component the mean, lowest and highest.
       function tipText(plot_, i) {
-        const values_ = data.columns
-          .slice(0, data.count)
-          .filter((_, k) => !hidden.has(k))
-          .map((column) => (column[i] == null ? "gap" : number(column[i])));
-        return `${count(data.x[i])}: ${values_.join("  ")}`;
+        const lines = data.lines.filter((line) => !hidden.has(line.name));
+        const label = (line) => {
+          if (data.lines.length < 2) return "";
+          return `${several ? line.name : line.name.slice(line.path.length)} `;
+        };
+        if (data.plain) {
+          const values_ = lines.map((line) => `${several ? label(line) : ""}${line.mean[i] == null ? "gap" : number(line.mean[i])}`);
+          return `${count(data.x[i])}: ${values_.join("  ")}`;
+        }
+        const until = (data.x[i + 1] ?? data.end) - 1;
+        const texts = lines.map((line) => {
+          if (line.mean[i] == null) return `${label(line)}gap`;
+          return `${label(line)}${number(line.mean[i])}, ${number(line.lowest[i])} to ${number(line.highest[i])}`;
+        });
+        return [`${count(data.x[i])} to ${count(until)}: mean, lowest to highest`, ...texts].join("\n");
       }
 
       await load();
@@ -542,6 +667,7 @@
         speed = SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, to))];
         rate.value = String(speed);
       } else if (event.key === "z") zoom(0, last);
+      else if (event.key === "x") zoomIn();
       else return false;
       return true;
     };
@@ -552,21 +678,10 @@
     };
     app.onstate = null;
     // For tests that measure how fast frames are shown.
-    app.player = { move, shown: () => shown };
+    app.player = { move, shown: () => shown, curves: () => curves };
 
     move(step);
     drawTicks();
-    const rank = (each) => ["reward", "action", "observation"].indexOf(each.role) + 1 || 9;
-    const drawable = overview.fields
-      .filter((each) => !each.image && each.nbytes <= MAX_CURVE_NBYTES && !["terminated", "truncated"].includes(each.role))
-      .sort((a, b) => rank(a) - rank(b));
-    for (const each of drawable.slice(0, MAX_CURVES)) {
-      if (stopped) return;
-      await addCurve(each);
-    }
-    if (!drawable.length) curveBox.append(mmr.nothing("No field can be drawn as a curve."));
-    else if (drawable.length > MAX_CURVES) {
-      curveBox.append(mmr.nothing(`${count(drawable.length - MAX_CURVES)} more fields are not drawn.`));
-    }
+    await drawCharts();
   };
 })();

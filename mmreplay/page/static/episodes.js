@@ -103,6 +103,15 @@
       } } },
       "Whole ones only",
     );
+    // What is dragged over the histogram, for keys.
+    const limit = (name) => el("input", { type: "number", id: name, step: "any", on: { change: keepRange } });
+    const lowest = limit("lowest");
+    const highest = limit("highest");
+    function keepRange() {
+      const [low, high] = [lowest, highest].map((each) => each.value);
+      const name = query.hist === "return" ? "ret" : "len";
+      change({ len: null, ret: null, [name]: low || high ? `${low || -1e300},${high || 1e300}` : null });
+    }
     const range = el("button", {
       class: "btn", type: "button", hidden: true,
       on: { click: () => change({ len: null, ret: null }) },
@@ -122,7 +131,13 @@
           whole,
           range,
           el("span", { class: "grow" }),
-          el("span", { class: "muted desk" }, "Drag over the bars to keep a range"),
+          el(
+            "span",
+            { class: "pair" },
+            el("span", { class: "muted desk" }, "Drag over the bars, or keep"),
+            el("label", { class: "field" }, "from", lowest),
+            el("label", { class: "field" }, "to", highest),
+          ),
         ),
         histogramBox,
       ),
@@ -195,9 +210,12 @@
     function drawRange() {
       const limits = query.ret ?? query.len;
       range.hidden = !limits;
+      const [low, high] = (limits ?? ",").split(",").map((each) => (Math.abs(Number(each)) < 1e300 ? each : ""));
+      lowest.value = low && +(+low).toPrecision(6);
+      highest.value = high && +(+high).toPrecision(6);
       if (!limits) return;
-      const [low, high] = limits.split(",").map(Number);
-      const text = `${query.ret ? "Return" : "Length"} ${number(low)} to ${number(high)}`;
+      const what = query.ret ? "Return" : "Length";
+      const text = low && high ? `${what} ${number(+low)} to ${number(+high)}` : low ? `${what} from ${number(+low)}` : `${what} up to ${number(+high)}`;
       range.textContent = `${text} ✕`;
       range.setAttribute("aria-label", `Remove the filter ${text}`);
     }

@@ -4,6 +4,7 @@
   const { el, card, count, number, short, size, share, plural, nothing, pairs } = mmr;
   const MARKS = { problem: ["!", "Problem"], look: ["?", "Look"], fine: ["✓", "Fine"] };
   const REFRESH_MS = 2000;
+  const FIRST_MS = 300; // until a buffer that was empty is read again
   const HEIGHT = 170;
 
   mmr.screens.overview = async (main, query) => {
@@ -12,41 +13,58 @@
     const overview = await app.overview(id);
     if (app.id !== id) return;
     draw(main, overview);
-    follow(main, id);
+    follow(main, id, overview);
   };
 
-  // A new look at most every 2 s while the buffer grows.
-  function follow(main, id) {
+  // The number of steps follows each event; the rest is read again at most every 2 s.
+  function follow(main, id, first) {
     const app = mmr.app;
+    let shown = first;
     let version = app.states[id]?.version;
-    let waiting = false;
-    app.onstate = (state) => {
-      if (!state || state.version === version || waiting) return;
-      waiting = true;
-      setTimeout(async () => {
-        waiting = false;
-        if (!app.onstate || app.id !== id || document.visibilityState !== "visible") return;
-        version = app.states[id]?.version;
-        try {
+    let read = performance.now();
+    let timer = 0;
+
+    const isCurrent = () => app.onstate === take;
+    const isUsed = () => main.contains(document.activeElement) && document.activeElement.matches("input, summary");
+
+    function take(state) {
+      if (state?.head == null) return;
+      showSteps(main, shown, state);
+      if (timer || (state.version === version && state.head <= shown.written)) return;
+      const pause = shown.rows ? REFRESH_MS : FIRST_MS;
+      timer = setTimeout(refresh, Math.max(0, pause - (performance.now() - read)));
+    }
+
+    async function refresh() {
+      version = app.states[id]?.version;
+      read = performance.now();
+      try {
+        if (document.visibilityState === "visible" && !isUsed()) {
           const overview = await app.overview(id, true);
-          if (!app.onstate || app.id !== id || main.contains(document.querySelector("details:focus-within"))) return;
+          if (!isCurrent() || isUsed()) return;
           const focused = document.activeElement?.id;
           const { scrollY } = window;
           draw(main, overview);
+          shown = overview;
           mmr.dropCharts();
           scrollTo(0, scrollY);
           if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
-        } catch {
-          // The state says why.
         }
-      }, REFRESH_MS);
-    };
+      } catch {
+        // The state says why.
+      } finally {
+        timer = 0;
+        if (isCurrent()) take(app.states[id]);
+      }
+    }
+
+    app.onstate = take;
   }
 
   function draw(main, overview) {
     const state = mmr.app.states[mmr.app.id] ?? {};
     if (!overview.rows) {
-      main.replaceChildren(...banners(state), empty(overview, state), fields(overview), storage(overview));
+      main.replaceChildren(empty(overview, state), fields(overview), storage(overview));
       return;
     }
     // Charts are drawn once their boxes are in the page and have a width.
@@ -56,7 +74,6 @@
     const narrow = isScalarAction(overview);
     const third = narrow ? "c3" : "c4";
     main.replaceChildren(
-      ...banners(state),
       title(overview),
       figures(overview),
       checks,
@@ -70,12 +87,6 @@
       storage(overview),
     );
     for (const drawChart of later) drawChart();
-  }
-
-  function banners(state) {
-    if (state.state !== "removed") return [];
-    const text = "The folder was removed; what is shown is the last state.";
-    return [el("div", { class: "banner", role: "status" }, text)];
   }
 
   function empty(overview, state) {
@@ -114,20 +125,13 @@
     const quarter = Math.max(1, Math.ceil(values.length / 4));
     const newest = values.slice(-quarter);
     const oldest = values.slice(0, quarter);
-    const capacity = overview.capacity * overview.num_envs;
-    const laps = overview.laps > 1.01;
     const returnNote = values.length >= 8
       ? `newest quarter; oldest ${number(+mmr.mean(oldest).toPrecision(3))}`
       : values.length
         ? `mean of ${plural(values.length, "episode")}`
         : "no whole episode yet";
     const rows = [
-      [
-        "Steps", short(overview.steps), "steps",
-        laps
-          ? `newest of ${short(overview.written)}, ${overview.laps.toFixed(1)} laps`
-          : `of ${short(capacity)} rows, ${share(overview.rows / capacity)} full`,
-      ],
+      ["Steps", ...stepsText(overview, mmr.app.states[mmr.app.id])],
       ["Episodes", short(overview.episodes.count), "episodes", `${count(kinds.running)} unfinished`],
       ["Mean return", values.length ? number(+mmr.mean(newest).toPrecision(4)) : "–", "return", returnNote],
       [
@@ -157,10 +161,37 @@
     );
   }
 
+  // Of a buffer that is being written, the number is exact: it is seen to grow.
+  function stepsText(overview, state) {
+    const live = state?.state === "live";
+    const steps = overview.steps + (state?.rows == null ? 0 : state.rows - overview.rows);
+    const rows = state?.rows ?? overview.rows;
+    const written = state?.head ?? overview.written;
+    const capacity = overview.capacity * overview.num_envs;
+    const laps = written / capacity;
+    return [
+      live && steps < 1e7 ? count(steps) : short(steps),
+      "steps",
+      laps > 1.01
+        ? `newest of ${short(written)}, ${laps.toFixed(1)} laps`
+        : `of ${short(capacity)} rows, ${share(rows / capacity)} full`,
+    ];
+  }
+
+  function showSteps(main, overview, state) {
+    const fact = main.querySelector('[data-fact="steps"]');
+    if (!fact || !overview.rows) return;
+    const [value, , note] = stepsText(overview, state);
+    fact.firstChild.data = value;
+    fact.lastChild.textContent = note;
+  }
+
   function mark(level) {
     const [letter, word] = MARKS[level];
     return el("span", { class: `mark ${level}`, role: "img", "aria-label": word }, letter);
   }
+
+  let fineOpen = null; // as the reader left it
 
   function findings(overview) {
     const found = overview.checks.filter((check) => check.level !== "fine");
@@ -202,8 +233,8 @@
       fine.length
         ? el(
             "details",
-            { open: found.length < 3 },
-            el("summary", { id: "fine" }, `${plural(fine.length, "check")} without a finding`),
+            { open: fineOpen ?? found.length < 3 },
+            el("summary", { id: "fine", on: { click: (event) => (fineOpen = !event.target.parentElement.open) } }, `${plural(fine.length, "check")} without a finding`),
             el("ul", { class: "checks calm" }, fine.map(calm)),
           )
         : null,
@@ -286,7 +317,7 @@
     if (lengths.y.length) {
       later.push(() =>
         mmr.scatter(box, 190, {
-          x: lengths.x, y: lengths.y, mean: lengths.mean, unit: "length", colour: "s2",
+          x: lengths.x, y: lengths.y, mean: lengths.mean, unit: "length", colour: "s2", whole: true,
           label: `Lengths of ${plural(lengths.y.length, "episode")}, mean ${number(lengths.average)}`,
           pick: openEpisode(lengths),
         }),
@@ -345,10 +376,13 @@
     return section(className, "rewards", "Rewards", rowsNote(facts), content);
   }
 
+  // As many in each row, at most six.
   function smalls(found, later) {
+    const number_ = found.reduce((sum, [, facts]) => sum + facts.components.length, 0);
+    const columns = Math.ceil(number_ / Math.ceil(number_ / 6));
     return el(
       "div",
-      { class: "smalls" },
+      { class: "smalls", css: { "--columns": String(columns) } },
       found.flatMap(([path, facts]) =>
         facts.components.map((component) =>
           el("div", {}, el("h3", {}, component.name), histogram(component, `s${mmr.slot(path)}`, 110, later)),
@@ -422,7 +456,7 @@
         { id: `field:${field.path}` },
         el("th", { scope: "row", class: "mono" }, field.path),
         el("td", { class: "mono" }, field.dtype),
-        el("td", { class: "mono" }, field.shape.length ? field.shape.join(" × ") : "scalar"),
+        el("td", { class: "mono shape" }, field.shape.length ? field.shape.join(" × ") : "scalar"),
         el("td", {}, field.role ? el("span", { class: "tag role" }, field.role) : "", " ", bad),
         el("td", { class: "num" }, limit(field.low)),
         el("td", { class: "num" }, limit(field.high)),
