@@ -46,7 +46,15 @@ class Tab:
         self.driver = driver
         self.base = ""
 
-    def open(self, url, fragment="overview", width=1440, height=900, theme="light"):
+    def open(
+        self,
+        url,
+        fragment="overview",
+        width=1440,
+        height=900,
+        theme="light",
+        motion="no-preference",
+    ):
         """Open the first address of a server, or a file, at a screen."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -59,7 +67,12 @@ class Tab:
         )
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": theme}]},
+            {
+                "features": [
+                    {"name": "prefers-color-scheme", "value": theme},
+                    {"name": "prefers-reduced-motion", "value": motion},
+                ]
+            },
         )
         self.driver.get_log("browser")
         self.driver.get_log("performance")
@@ -105,7 +118,7 @@ class Tab:
     def key(self, key, shift=False):
         """Press a key where the focus is."""
         names = {"ArrowLeft": 37, "ArrowRight": 39, "ArrowUp": 38, "ArrowDown": 40}
-        names |= {"Home": 36, "End": 35, "Enter": 13, "Tab": 9, " ": 32}
+        names |= {"Home": 36, "End": 35, "Enter": 13, "Tab": 9, "Escape": 27, " ": 32}
         event = {
             "key": key,
             "windowsVirtualKeyCode": names.get(key, ord(key[0].upper())),
@@ -122,6 +135,45 @@ class Tab:
         self.driver.execute_cdp_cmd(
             "Input.dispatchKeyEvent", {"type": "keyUp", **event}
         )
+
+    def type(self, text):
+        """Type a text where the focus is."""
+        self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
+
+    def center(self, selector):
+        """Return the middle of an element and its size, once it is there."""
+        quoted = json.dumps(selector)
+        self.wait(f"return document.querySelector({quoted})")
+        return self.run(
+            f"const e = document.querySelector({quoted});"
+            "e.scrollIntoView({block: 'center'});"
+            "const r = e.getBoundingClientRect();"
+            "return [r.left + r.width / 2, r.top + r.height / 2, r.width, r.height]"
+        )
+
+    def mouse(self, kind, x, y, clicks=1):
+        """Move, press or release the mouse."""
+        held = {"button": "left", "clickCount": clicks, "buttons": 1}
+        event = {"type": kind, "x": x, "y": y, **held}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+
+    def click(self, x, y, clicks=1):
+        """Click once, or several times."""
+        self.mouse("mouseMoved", x, y, 0)
+        for number in range(1, clicks + 1):
+            self.mouse("mousePressed", x, y, number)
+            self.mouse("mouseReleased", x, y, number)
+
+    def drag(self, selector, low, high):
+        """Drag over an element, from one share of its width to another."""
+        x, y, width, _ = self.center(selector)
+        left = x - width / 2
+        self.mouse("mouseMoved", left + low * width, y, 0)
+        self.mouse("mousePressed", left + low * width, y)
+        for step in range(1, 6):
+            share = low + (high - low) * step / 5
+            self.mouse("mouseMoved", left + share * width, y)
+        self.mouse("mouseReleased", left + high * width, y)
 
     def errors(self):
         """Messages of the console."""

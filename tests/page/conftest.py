@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -80,6 +81,46 @@ def squeezed(steps, axis=1):
 def one_step(rng):
     """One step of one environment."""
     return squeezed(squeezed(healthy_steps(rng, 1, 1)), axis=0)
+
+
+@pytest.fixture(scope="session")
+def driver():
+    """One browser for all modules."""
+    from tests.page.browser import start
+
+    driver = start()
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def tab(driver):
+    """The browser's tab."""
+    from tests.page.browser import Tab
+
+    return Tab(driver)
+
+
+@pytest.fixture
+def serve():
+    """Serve pages of buffers until the end of the test; returns their addresses."""
+    from mmreplay.page import app
+
+    servers = []
+
+    def begin(*paths, **options):
+        server = app.make_server(Page(paths, **options), "127.0.0.1", 0)
+        server.start()
+        servers.append(server)
+        while not server.server.started:
+            time.sleep(0.02)
+        begin.servers = servers
+        return server.url
+
+    yield begin
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture

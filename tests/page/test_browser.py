@@ -1,6 +1,7 @@
 """The page in a real browser: what it shows is what numpy computes."""
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,40 +12,17 @@ import pytest
 import mmreplay as mr
 from mmreplay.page.api import Page
 from mmreplay.page.saved import save_page
-from tests.page.browser import Tab, needs_chromium, start
-from tests.page.conftest import healthy_steps, make_buffer, schema
-from tests.page.test_server import WRITER, app
+from tests.page.browser import needs_chromium
+from tests.page.conftest import (
+    healthy_steps,
+    make_buffer,
+    one_step,
+    schema,
+    squeezed,
+)
+from tests.page.test_server import WRITER
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def driver():
-    driver = start()
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def tab(driver):
-    return Tab(driver)
-
-
-@pytest.fixture
-def serve():
-    servers = []
-
-    def begin(*paths, **options):
-        server = app.make_server(Page(paths, **options), "127.0.0.1", 0)
-        server.start()
-        servers.append(server)
-        while not server.server.started:
-            time.sleep(0.02)
-        return server.url
-
-    yield begin
-    for server in servers:
-        server.close()
 
 
 def numbers(text):
@@ -129,8 +107,8 @@ def test_frames_in_the_table_are_pixels(tab, serve, path, stored):
 
 
 def test_a_million_rows_are_reached_first_middle_and_last(tab, serve, tmp_path):
-    # 200,000 episodes of one step: 52 px each is more than the tallest element.
-    count = 200_000
+    # A million episodes of one step: 52 px each is more than the tallest element.
+    count = 1_000_000
     fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}
     fields["terminated"] = mr.Field((), "bool")
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), count) as buffer:
@@ -141,8 +119,10 @@ def test_a_million_rows_are_reached_first_middle_and_last(tab, serve, tmp_path):
         )
     tab.open(serve(tmp_path / "a"), "episodes")
     tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.wait("return document.querySelector('.note').textContent === '1,000,000'", 30)
     height = tab.run("return document.querySelector('.list .space').clientHeight")
     assert height == 8_000_000
+    tab.run("document.querySelector('[data-row=\"0\"] a').focus()")
     for share in (0, 0.5, 1):
         tab.run(
             "const l = document.querySelector('.list'); l.scrollTop = arguments[0] * "
@@ -155,8 +135,20 @@ def test_a_million_rows_are_reached_first_middle_and_last(tab, serve, tmp_path):
             "Number(e.dataset.row));"
             f"return rows.some((r) => Math.abs(r - {target}) < 20) && rows"
         )
-        assert (0 in rows) == (share == 0)
         assert (count - 1 in rows) == (share == 1)
+        # The focus survives scrolling, also of its row out of view.
+        assert tab.run("return document.activeElement.parentElement.parentElement"
+                       ".dataset.row") == "0"  # fmt: skip
+    names = tab.texts(f'[data-row="{count - 1}"] [role=cell]')
+    assert names[1:4] == ["0 : 0", "1", "0"]
+    tab.key("ArrowDown")
+    tab.wait("return document.activeElement.closest('.erow')?.dataset.row === '1'")
+    tab.key("End")
+    last = (
+        f"return document.activeElement.closest('.erow')?.dataset.row === '{count - 1}'"
+    )
+    tab.wait(last)
+    assert tab.errors() == []
 
 
 def test_the_playhead_shows_the_steps_values_and_frame(tab, serve, path, stored):
@@ -429,3 +421,175 @@ def test_the_system_says_whether_colours_are_dark(tab, serve, path):
     assert tab.run("return document.documentElement.dataset.theme") == "dark"
     background = tab.run("return getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(16, 20, 26)"
+
+
+def test_a_range_of_returns_is_kept_by_mouse_and_by_keys(tab, serve, path, stored):
+    returns = mr.episode_table(stored).returns
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.drag(".card .u-over", 0.0, 0.5)
+    low, high = tab.wait(
+        "const [a, b] = ['lowest', 'highest'].map((n) => document.getElementById(n)"
+        ".value); return a && [Number(a), Number(b)]"
+    )
+    span = returns.max() - returns.min()
+    assert low == pytest.approx(returns.min(), abs=span / 50)
+    assert high == pytest.approx(returns.min() + span / 2, abs=span / 50)
+    kept = int(((returns >= low - 1e-3) & (returns <= high + 1e-3)).sum())
+    tab.wait(f"return document.querySelector('.note').textContent === '{kept} of 20'")
+    tab.run("document.querySelector('[aria-label^=\"Remove the filter\"]').click()")
+    tab.wait("return document.querySelector('.note').textContent === '20'")
+    median = float(np.median(returns))
+    tab.run("document.getElementById('lowest').focus()")
+    tab.type(f"{median:.4f}")
+    tab.key("Enter")
+    kept = int((returns >= round(median, 4)).sum())
+    tab.wait(f"return document.querySelector('.note').textContent === '{kept} of 20'")
+    assert tab.errors() == []
+
+
+def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
+    path = tmp_path / "live"
+    with mr.ReplayBuffer.create(path, schema(), 1000, autoreset="disabled") as writer:
+        steps = squeezed(healthy_steps(rng, 60, 1))
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.open(serve(path))
+        tab.wait("return document.getElementById('state').textContent"
+                 ".startsWith('Live')")  # fmt: skip
+        fact = "return document.querySelector('[data-fact=steps]').textContent"
+        for added in range(1, 4):
+            writer.add(one_step(rng))
+            begin = time.monotonic()
+            tab.wait(f"{fact}.startsWith('{60 + added}')")
+            # The page promises a second; a busy machine may take longer.
+            assert time.monotonic() - begin < 2
+        tab.wait("return document.querySelector('#rewards .note').textContent === "
+                 "'63 steps'")  # fmt: skip
+    assert tab.errors() == []
+
+
+def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
+    tab.open(serve(path))
+    shutil.rmtree(path)
+    tab.wait("return document.getElementById('state').textContent === 'Removed'")
+    words = "The folder was removed; what is shown is the last state."
+    assert tab.text("#banner") == words
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    # The server tries to open it again after a second.
+    time.sleep(1.6)
+    assert tab.text("#state") == "Removed"
+    tab.go("episodes")
+    assert tab.text("#banner") == words
+    tab.go("overview")
+    assert tab.text('[data-fact="steps"]').startswith("600")
+
+
+def test_a_server_that_ended_is_told(tab, serve, path):
+    url = serve(path)
+    tab.open(url)
+    tab.wait("return document.getElementById('state').textContent === "
+             "'Not being written'")  # fmt: skip
+    serve.servers[0].close()
+    tab.wait("return document.getElementById('state').textContent === "
+             "'No answer from the server'")  # fmt: skip
+    assert tab.text('[data-fact="steps"]').startswith("600")
+
+
+def test_two_pages_on_two_ports(tab, serve, path, tmp_path, rng):
+    other = make_buffer(tmp_path / "other", rng, count=90)
+    first, second = serve(path), serve(other)
+    tab.open(first)
+    tab.open(second)
+    assert tab.text("h1") == "other"
+    # A cookie holds for all ports of a host: these have names of their own.
+    tab.open(first.partition("?")[0])
+    assert tab.text("h1") == "robot"
+    tab.open(second.partition("?")[0])
+    assert tab.text("h1") == "other"
+
+
+def test_nothing_moves_where_the_reader_wants_none(tab, serve, tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "a", schema(), 100):
+        url = serve(tmp_path / "a")
+        moves = (
+            "return getComputedStyle(document.getElementById('state'), '::before')"
+            ".animationName"
+        )
+        for motion, wanted in (("no-preference", "beat"), ("reduce", "none")):
+            tab.open(url, motion=motion)
+            tab.wait("return document.querySelector('.pill.live')")
+            assert tab.run(moves) == wanted
+            assert tab.run("return mmr.calm()") == (wanted == "none")
+
+
+REACHABLE = """
+const seen = (e) => e.checkVisibility() && !e.disabled && e.tabIndex >= 0;
+return [...document.querySelectorAll(
+  'a[href], button, input, select, summary, [tabindex]')].filter(seen).length;
+"""
+MARK_FOCUSED = """
+const e = document.activeElement;
+if (e && e !== document.body) e.dataset.reached = '1';
+const visible = e.matches('.skip') || (() => { const r = e.getBoundingClientRect();
+  return r.width > 0 && r.height > 0; })();
+const style = getComputedStyle(e);
+const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0;
+return [document.querySelectorAll('[data-reached]').length, visible && outlined];
+"""
+
+
+@pytest.mark.parametrize(
+    "screen", ["overview", "episodes", "e=0:0", "compare&c=1", "overview&b=2"]
+)
+def test_tab_reaches_everything_and_shows_where_it_is(
+    tab, serve, path, tmp_path, rng, screen
+):
+    def change(steps):
+        steps["observation"]["joints"][3, 0, 0] = np.nan
+
+    other = make_buffer(tmp_path / "other", rng, count=90, change=change)
+    bad = make_buffer(tmp_path / "bad", rng, count=30)
+    (bad / "data-000001" / "COMMIT").write_bytes(b"")
+    tab.open(serve(other, path, bad), screen)
+    if screen.startswith("e="):
+        tab.wait("return document.querySelectorAll('.curve .uplot').length === 3")
+    time.sleep(0.3)
+    wanted = tab.run(REACHABLE)
+    assert wanted >= 6
+    found, outlined = 0, []
+    for _ in range(wanted + 3):
+        tab.key("Tab")
+        found, shown = tab.run(MARK_FOCUSED)
+        outlined.append(shown)
+        if found == wanted:
+            break
+    missing = (
+        "return [...document.querySelectorAll('a[href], button, input, select')]"
+        ".filter((e) => e.tabIndex >= 0 && !e.dataset.reached).map((e) => e.outerHTML)"
+    )
+    assert found == wanted, tab.run(missing)
+    assert all(outlined)
+
+
+def test_keys_open_every_screen_and_change_what_it_shows(tab, serve, path):
+    tab.open(serve(path, path))
+    for key, screen in (
+        ("2", "episodes"),
+        ("3", "draws"),
+        ("4", "compare"),
+        ("1", "overview"),
+    ):
+        tab.key(key)
+        tab.wait(f"return mmr.app.shown?.startsWith('#{screen}')")
+    tab.key("2")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    # A column is sorted from its head.
+    tab.run("document.querySelectorAll('.ehead button')[1].focus()")
+    tab.key("Enter")
+    tab.wait("return document.querySelector('[aria-sort=descending]')?.textContent"
+             ".startsWith('Length')")  # fmt: skip
+    tab.key("?")
+    assert tab.run("return document.getElementById('keys').open")
+    tab.key("Escape")
+    tab.wait("return !document.getElementById('keys').open")
+    assert tab.errors() == []

@@ -461,7 +461,12 @@
       );
       let data = null;
       let plot = null;
-      curves.push({ title, load, data: () => data });
+      curves.push({
+        title,
+        load,
+        data: () => data,
+        scale: () => [plot.plot.scales.x.min, plot.plot.scales.x.max],
+      });
 
       async function load() {
         try {
@@ -497,8 +502,9 @@
         const steps = stop - first;
         const plain = buckets === steps;
         const x = Array.from({ length: buckets }, (_, i) => first - begin + Math.floor((i * steps) / buckets));
-        const lines = fields.flatMap((each, order) => {
-          const { head: own, body, start } = answers[order];
+        const lines = fields.flatMap((each, i) => {
+          const { head: own, body, start } = answers[i];
+          const order = fields.slice(0, i).filter((other) => other.role !== "reward").length;
           const column = (k, c) => {
             const values_ = new Float32Array(body, start + 4 * buckets * (k * own.components + c), buckets);
             return Array.from(values_, (value) => (Number.isNaN(value) ? null : value));

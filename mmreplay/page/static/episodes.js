@@ -280,6 +280,13 @@
       const wanted = new Map(rows);
       for (const [at, { node }] of drawn) {
         if (wanted.has(at)) continue;
+        if (node.contains(document.activeElement)) {
+          // Out of view it still has the focus, from which arrows go on.
+          const y = list.scrollTop + (at * ROW_HEIGHT - top);
+          const most = Math.min(total * ROW_HEIGHT, TALLEST) - ROW_HEIGHT;
+          node.style.top = `${Math.max(0, Math.min(most, y))}px`;
+          continue;
+        }
         node.remove();
         drawn.delete(at);
       }

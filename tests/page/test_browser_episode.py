@@ -1,0 +1,320 @@
+"""One episode in a real browser: its curves, by hand and by numbers, and its player."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from tests.page.browser import needs_chromium
+from tests.page.conftest import make_buffer
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+DATA = """
+const [curve] = mmr.app.player.curves().filter((c) => c.title === arguments[0]);
+const { x, lines, plain } = curve.data();
+return { x, plain, names: lines.map((l) => l.name), mean: lines.map((l) => l.mean),
+         lowest: lines.map((l) => l.lowest), highest: lines.map((l) => l.highest) };
+"""
+
+
+def curves_drawn(tab, number):
+    tab.wait(
+        f"return document.querySelectorAll('.curve .uplot').length === {number} && "
+        f"mmr.app.player.curves().every((c) => c.data())"
+    )
+
+
+def floats(columns):
+    """Columns of the page as numpy arrays; gaps are NaN."""
+    return np.array(
+        [[np.nan if value is None else value for value in column] for column in columns]
+    )
+
+
+STEPS = 1_000_000
+UNKNOWN = (5, 77, 123_456)
+
+
+@pytest.fixture(scope="module")
+def long_episode(tmp_path_factory):
+    """One episode of a million steps; some rewards are NaN."""
+    path = tmp_path_factory.mktemp("long") / "run"
+    rng = np.random.default_rng(0)
+    fields = {
+        "observation": mr.Field((4,), "float32"),
+        "action": mr.Field((), "int64"),
+        "reward": mr.Field((), "float32"),
+    }
+    values = {
+        "observation": rng.normal(size=(STEPS, 4)).astype(np.float32),
+        "action": rng.integers(0, 5, STEPS),
+        "reward": rng.integers(0, 3, STEPS).astype(np.float32),
+    }
+    values["reward"][list(UNKNOWN)] = np.nan
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), STEPS) as buffer:
+        for first in range(0, STEPS, 100_000):
+            rows = slice(first, first + 100_000)
+            buffer.extend({name: value[rows] for name, value in values.items()})
+    return path, values
+
+
+def test_each_bucket_is_what_numpy_computes(tab, serve, long_episode):
+    path, values = long_episode
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    for name, wanted in values.items():
+        data = tab.run(DATA, name)
+        wanted = wanted.reshape(STEPS, -1).astype(np.float64)
+        edges = np.array(data["x"])
+        buckets = len(edges)
+        assert not data["plain"]
+        assert 500 < buckets <= 4096
+        np.testing.assert_array_equal(edges, np.arange(buckets) * STEPS // buckets)
+        parts = np.split(wanted, edges[1:])
+        lowest = np.array([np.nanmin(part, axis=0) for part in parts]).T
+        highest = np.array([np.nanmax(part, axis=0) for part in parts]).T
+        mean = np.array([np.nanmean(part, axis=0) for part in parts]).T
+        np.testing.assert_array_equal(floats(data["lowest"]), lowest)
+        np.testing.assert_array_equal(floats(data["highest"]), highest)
+        # Means are computed in float64 and sent as float32.
+        np.testing.assert_allclose(floats(data["mean"]), mean, rtol=1e-6, atol=1e-7)
+    remark = tab.text('[data-curve="reward"] header .muted')
+    assert remark.startswith("3 values not finite, drawn as gaps")
+    assert "return not finite: 3 rewards" in tab.text(".title")
+    # The cursor says the bucket, its mean, lowest and highest value.
+    over = '[data-curve="observation"] .u-over'
+    x, y, *_ = tab.center(over)
+    tab.mouse("mouseMoved", x, y, 0)
+    tip = tab.wait(
+        "const t = document.querySelector('[data-tip=observation]');"
+        "return t && !t.hidden && t.textContent"
+    )
+    steps, *lines = tip.split("\n")
+    first, until = (int(n.replace(",", "")) for n in steps.split(":")[0].split(" to "))
+    part = values["observation"][first : until + 1, 2].astype(np.float64)
+    shown = [
+        float(n) for n in lines[2].split(" ", 1)[1].replace(" to ", ", ").split(", ")
+    ]
+    wanted = [part.mean(), part.min(), part.max()]
+    np.testing.assert_allclose(shown, wanted, rtol=1e-3, atol=1e-3)
+    assert tab.errors() == []
+
+
+def test_the_last_steps_of_a_long_episode_are_seen_one_by_one(tab, serve, long_episode):
+    path, values = long_episode
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    tab.key("End")
+    tab.wait(
+        "return document.querySelector('.time').textContent === '999,999 / 999,999'"
+    )
+    for _ in range(12):
+        tab.key("x")
+    tab.wait("return mmr.app.player.curves().every((c) => c.data().plain)")
+    data = tab.wait(
+        "const { x, lines } = mmr.app.player.curves()[2].data();"
+        "return x.at(-1) === 999999 && x.length < 1000 && lines.map((l) => l.mean)"
+    )
+    wanted = values["observation"][-len(data[0]) :].T
+    np.testing.assert_array_equal(floats(data), wanted)
+    action = values["action"][-1]
+    tab.wait(
+        "return document.querySelector('[data-value=action]')?.textContent === "
+        f"'{action}'"
+    )
+
+
+def test_nan_rewards_are_gaps(tab, serve, long_episode):
+    path, values = long_episode
+    tab.open(serve(path), f"e=0:0&t={UNKNOWN[1]}")
+    curves_drawn(tab, 3)
+    for _ in range(12):
+        tab.key("x")
+    data = tab.wait(
+        "const { x, lines, plain } = mmr.app.player.curves()[0].data();"
+        "return plain && x.length < 1000 && [x, lines[0].mean]"
+    )
+    steps, shown = data
+    for step, value in zip(steps, shown, strict=True):
+        wanted = values["reward"][step]
+        assert value is None if np.isnan(wanted) else value == wanted
+    assert shown[steps.index(UNKNOWN[1])] is None
+    tab.wait(
+        "return document.querySelector('[data-value=reward]')?.textContent === "
+        "'not finite'"
+    )
+
+
+def test_ten_thousand_components_are_paged(tab, serve, tmp_path, rng):
+    actions = rng.normal(size=(60, 10_000)).astype(np.float32)
+    fields = {
+        "observation": mr.Field((), "float32"),
+        "action": mr.Field((10_000,), "float32"),
+    }
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
+        buffer.extend(observation=np.arange(60, dtype=np.float32), action=actions)
+    tab.open(serve(tmp_path / "a"))
+    assert "8 of 10,000 components" in tab.text("#actions .note")
+    tab.go("e=0:0")
+    curves_drawn(tab, 2)
+    data = tab.run(DATA, "action")
+    np.testing.assert_array_equal(floats(data["mean"]), actions[:, :8].T)
+    tab.run(
+        "document.querySelector('[aria-label=\"Components after of action\"]').click()"
+    )
+    tab.wait(
+        "return document.querySelector('[data-curve=action] .pair').textContent"
+        ".includes('8 to 15 of 10,000')"
+    )
+    data = tab.run(DATA, "action")
+    assert data["names"] == [f"action[{i}]" for i in range(8, 16)]
+    np.testing.assert_array_equal(floats(data["mean"]), actions[:, 8:16].T)
+    assert tab.errors() == []
+
+
+def test_curves_are_grouped_hidden_and_shown_by_hand(tab, serve, path, stored):
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    choose = (
+        "const s = document.querySelector('select[data-group=action]');"
+        "s.value = 'observation/joints'; s.dispatchEvent(new Event('change'))"
+    )
+    tab.run(choose)
+    tab.wait("return document.querySelectorAll('.curve .uplot').length === 2")
+    together = "observation/joints + action"
+    assert tab.texts(".curve h3") == ["reward", together]
+    data = tab.wait(
+        f"return mmr.app.player.curves()[1].title === '{together}' && (() =>"
+        "{" + DATA.replace("arguments[0]", f"'{together}'") + "})()"
+    )
+    positions = np.arange(len(data["x"]))
+    joints = stored.get_field("observation/joints", 0, positions)
+    action = stored.get_field("action", 0, positions)
+    wanted = np.concatenate([joints, action], axis=1).T
+    np.testing.assert_array_equal(floats(data["mean"]), wanted)
+    # One component is hidden: it leaves the tip, and comes back.
+    hide = "document.querySelector('[aria-label=\"Show action[1]\"]').click()"
+    tab.run(hide)
+    pressed = (
+        "return document.querySelector('[aria-label=\"Show action[1]\"]').ariaPressed"
+    )
+    assert tab.run(pressed) == "false"
+    x, y, *_ = tab.center(f'[data-curve="{together}"] .u-over')
+    tab.mouse("mouseMoved", x, y, 0)
+    tip = tab.wait(
+        f"const t = document.querySelector('[data-tip=\"{together}\"]');"
+        "return !t.hidden && t.textContent"
+    )
+    assert "action[0]" in tip
+    assert "action[1]" not in tip
+    tab.run(hide)
+    assert tab.run(pressed) == "true"
+    # A whole field is switched off. The next episode is arranged alike.
+    tab.run("document.querySelector('[aria-label=\"Show reward\"]').click()")
+    tab.wait("return document.querySelectorAll('.curve').length === 1")
+    tab.key("n")
+    tab.wait("return location.hash.startsWith('#e=0:3')")
+    curves_drawn(tab, 1)
+    assert tab.texts(".curve h3") == [together]
+    tab.run("document.querySelector('button[data-group]').click()")
+    tab.run("document.querySelector('[aria-label=\"Show reward\"]').click()")
+    curves_drawn(tab, 3)
+    assert sorted(tab.texts(".curve h3")) == ["action", "observation/joints", "reward"]
+    assert tab.errors() == []
+
+
+def scales(tab):
+    return tab.run(
+        "return [...document.querySelectorAll('.curve')].map((c, i) => "
+        "mmr.app.player.curves()[i].scale())"
+    )
+
+
+def test_a_drag_zooms_all_curves_and_a_click_moves_the_playhead(tab, serve, path):
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    assert scales(tab) == [[0, 29]] * 3
+    tab.drag('[data-curve="action"] .u-over', 0.4, 0.7)
+    tab.wait("return mmr.app.player.curves()[0].scale()[0] > 5")
+    [zoomed] = {tuple(scale) for scale in scales(tab)}
+    assert zoomed == pytest.approx((0.4 * 29, 0.7 * 29), abs=2)
+    x, y, *_ = tab.center('[data-curve="reward"] .u-over')
+    tab.click(x, y)
+    middle = round(sum(zoomed) / 2)
+    tab.wait(
+        "const n = Number(document.querySelector('.time').textContent.split(' ')[0]);"
+        f"return Math.abs(n - {middle}) <= 1"
+    )
+    tab.click(x, y, 2)
+    tab.wait("return mmr.app.player.curves()[2].scale().join() === '0,29'")
+    tab.key("x")
+    tab.wait("return mmr.app.player.curves()[1].scale()[1] < 29")
+    tab.key("z")
+    tab.wait("return mmr.app.player.curves()[1].scale().join() === '0,29'")
+
+
+def test_the_cursor_is_the_same_in_all_curves(tab, serve, path):
+    tab.open(serve(path), "e=1:0")
+    curves_drawn(tab, 3)
+    x, y, *_ = tab.center('[data-curve="action"] .u-over')
+    tab.mouse("mouseMoved", x, y, 0)
+    tips = tab.wait(
+        "const tips = [...document.querySelectorAll('.curve .tip')];"
+        "return tips.every((t) => !t.hidden) && tips.map((t) => t.textContent)"
+    )
+    assert len(tips) == 3
+    assert len({tip.split(":")[0] for tip in tips}) == 1
+
+
+def test_the_player_plays_and_finds_rewards(tab, serve, tmp_path, rng):
+    def change(steps):
+        steps["reward"][:] = 0
+        steps["reward"][[4, 21]] = 1
+
+    tab.open(serve(make_buffer(tmp_path / "a", rng, change=change)), "e=0:0")
+    curves_drawn(tab, 3)
+    time = "return document.querySelector('.time').textContent"
+    tab.key("r")
+    assert tab.run(time) == "4 / 29"
+    tab.key("r")
+    assert tab.run(time) == "21 / 29"
+    tab.key("R", shift=True)
+    assert tab.run(time) == "4 / 29"
+    tab.key("ArrowRight", shift=True)
+    assert tab.run(time) == "14 / 29"
+    tab.key("+")
+    assert tab.run("return document.getElementById('speed').value") == "30"
+    tab.key(" ")
+    tab.wait("return mmr.app.player.shown() >= 18")
+    assert "Pause" in tab.text(".transport .main")
+    tab.wait("return document.querySelector('.time').textContent === '29 / 29'")
+    tab.wait("return mmr.app.player.shown() === 29")
+    assert "Play" in tab.text(".transport .main")
+    assert tab.errors() == []
+
+
+def test_an_address_leads_to_the_step(tab, serve, tmp_path, rng):
+    def change(steps):
+        steps["terminated"][:] = False
+        steps["truncated"][:] = False
+        steps["terminated"][99::100] = True
+
+    path = make_buffer(
+        tmp_path / "a", rng, count=1250, num_envs=4, capacity=1400, change=change
+    )
+    url = serve(path)
+    tab.open(url, "e=3:1204&t=37")
+    with mr.ReplayBuffer.open(path) as buffer:
+        episodes = buffer.episodes
+        begin, end = (
+            int(x[0]) for x in episodes.locate(np.array([3]), np.array([1204]))
+        )
+    assert begin < 1204 < end
+    tab.wait("return document.querySelector('.time').textContent.startsWith('37 /')")
+    assert f"environment 3, positions {begin:,} to {end - 1:,}" in tab.text(".title")
+    tab.key("ArrowRight")
+    tab.wait(f"return location.hash === '#e=3:{begin}&t=38'")
+    shared = tab.run("return location.href")
+    tab.driver.get("about:blank")
+    tab.driver.get(shared)
+    tab.wait("return document.querySelector('.time')?.textContent.startsWith('38 /')")
