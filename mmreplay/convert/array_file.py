@@ -78,10 +78,9 @@ class ArrayReader(Reader):
             stored = storage_dtype(column.dtype)
             if column.shape != want or stored != storage_dtype(dtype):
                 raise FormatError(
-                    f"{path}: array {name!r} is "
-                    f"{describe(column.dtype, column.shape)}, expected "
-                    f"{describe(dtype, want)} as its description says. The file was "
-                    "edited after it was written."
+                    f"{path}: array {name!r} must be {describe(dtype, want)} as its "
+                    f"description says, got {describe(column.dtype, column.shape)}. "
+                    "The file was edited after it was written."
                 )
             found[name] = column
         refuse_wide(self._description.row_nbytes, path)
@@ -251,10 +250,10 @@ class Stored:
 def mismatch(
     path: Path, offset: int, what: str, got: int, expected: int
 ) -> CorruptError:
-    """The error of a column whose checksum does not match."""
+    """Return the error for a column whose checksum does not match."""
     return CorruptError(
-        f"{path}: {what} at byte {offset} has checksum {got:08x}, expected "
-        f"{expected:08x}. The file is damaged: restore it from a copy."
+        f"{path}: {what} at byte {offset} must have checksum {expected:08x}, got "
+        f"{got:08x}. The file is damaged: restore it from a copy."
     )
 
 

@@ -233,8 +233,8 @@ def refuse_wide(row_nbytes: int, path: Path) -> None:
     """
     if row_nbytes > MAX_ROW_NBYTES:
         raise FormatError(
-            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}. "
-            "Split the field, since a row is read at once."
+            f"{path} must have at most {MAX_ROW_NBYTES} bytes per row, got "
+            f"{row_nbytes}. Split the field, since a row is read at once."
         )
 
 

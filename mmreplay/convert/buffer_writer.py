@@ -188,17 +188,17 @@ class BufferWriter(Writer):
         if wrong.any():
             which = int(np.argmax(wrong))
             raise SourceError(
-                f"environment {ids[which]}: got position {positions[which]}, expected "
-                f"{expected[which]}. The rows of the source are damaged or out of "
-                "order."
+                f"environment {ids[which]}: the next position must be "
+                f"{expected[which]}, got {positions[which]}. The rows of the source "
+                "are damaged or out of order."
             )
         stops = self._next[here] + counts
         if (stops > description.stop[here]).any():
             which = int(here[np.argmax(stops > description.stop[here])])
             raise SourceError(
-                f"environment {which}: got rows up to position "
-                f"{int(stops[here == which][0])}, expected them to stop at "
-                f"{int(description.stop[which])}. The source is damaged."
+                f"environment {which}: rows must stop at position "
+                f"{int(description.stop[which])}, got rows up to "
+                f"{int(stops[here == which][0])}. The source is damaged."
             )
         before = np.concatenate([flags[:1], flags[:-1]])
         before[begins] = self._last_flags[here]
@@ -248,7 +248,7 @@ class BufferWriter(Writer):
             ):
                 got = "nothing" if column is None else f"{column.dtype}{column.shape}"
                 raise SourceError(
-                    f"field {path!r}: got {got}, expected {fields[path].numpy}{want}. "
+                    f"field {path!r} must be {fields[path].numpy}{want}, got {got}. "
                     "The source differs from its description."
                 )
 
@@ -274,9 +274,9 @@ class BufferWriter(Writer):
                 which = int(np.argmax(bad))
                 raise SourceError(
                     f"field {path!r}, environment {block.env_ids[which]}, position "
-                    f"{block.positions[which]}: got {bool(column[which])}, but the "
-                    f"flags say {bool(flagged[which])}. Change '_flags' as well, or "
-                    "remove the description so that episode ends are detected again."
+                    f"{block.positions[which]} must be {bool(flagged[which])} as the "
+                    f"flags say, got {bool(column[which])}. Change '_flags' as well, "
+                    "or remove the description so that episode ends are detected again."
                 )
 
     def finish(self) -> None:
@@ -285,8 +285,8 @@ class BufferWriter(Writer):
         if (self._next != stop).any():
             which = int(np.argmax(self._next != stop))
             raise SourceError(
-                f"environment {which}: got rows up to position {self._next[which]}, "
-                f"expected them up to {stop[which]}. The source is truncated."
+                f"environment {which}: rows must reach position {stop[which]}, got "
+                f"rows up to {self._next[which]}. The source is truncated."
             )
         assert self._new is not None
         assert self._writer is not None

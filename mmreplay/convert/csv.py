@@ -243,8 +243,9 @@ class CsvReader(Reader):
             want = expected[number] if number < len(expected) else "nothing"
             if got != want:
                 raise FormatError(
-                    f"{file.path}, line 1, column {number + 1}: got {got!r}, but the "
-                    f"sidecar says {want!r}. Pass sidecar=False to ignore the sidecar."
+                    f"{file.path}, line 1, column {number + 1} must be {want!r} as the "
+                    f"sidecar says, got {got!r}. Pass sidecar=False to ignore the "
+                    "sidecar."
                 )
         return text
 
@@ -547,7 +548,7 @@ class _TableSurvey:
             self._guessed[name] = WIDER[guess]
         if self.rows and before:
             # A column of numbers so far: one bad cell, not a column of text.
-            raise self._bad("a number as in the rows before", name, is_number)
+            raise self._bad("a number like the rows before", name, is_number)
 
     def _fits(self, name: str, column: Any, guess: str) -> bool:
         if guess == "bool":
@@ -574,18 +575,18 @@ class _TableSurvey:
         highest = float(np.finfo(dtype).max)
         if not all(map(_is_infinity, texts.filter(pa.array(infinite)).to_pylist())):
             raise self._bad(
-                f"one that {dtype} holds", name,
+                f"within the range of {dtype}", name,
                 lambda cell: _is_infinity(cell) or abs(float(cell or 0)) <= highest,
             )  # fmt: skip
 
     def _bad(self, legal: str, name: str, check: Check) -> FormatError:
-        """The error of the first cell of a column that fails a check."""
+        """Return the error for the first cell of a column that fails a check."""
         checks = {column: check_of(pa.string()) for column in self.names}
         checks[name] = (legal, lambda cell: not cell or check(cell))
         text = Text(self._file, self._allowed)
         found = explain(text, self._file, self.rows, checks)
         if found is None:
-            found = f"{self._file.path}, column {name!r}: got words among numbers"
+            found = f"{self._file.path}: column {name!r} mixes words and numbers"
         return FormatError(f"{found}. Correct the file.")
 
     def dtypes(self, notes: Notes) -> dict[str, str]:
@@ -874,8 +875,8 @@ def _parse(value: strict_json.Json, path: Path) -> Sidecar:
     got = crc32c(memoryview(found.description.to_bytes()))
     if got != expected:
         raise CorruptError(
-            f"{path} has a description with checksum {got:08x}, expected "
-            f"{expected:08x}. Restore the sidecar, or pass sidecar=False to ignore it."
+            f"{path}: the description must have checksum {expected:08x}, got "
+            f"{got:08x}. Restore the sidecar, or pass sidecar=False to ignore it."
         )
     return found
 
@@ -890,7 +891,7 @@ def checksum(file: File) -> int:
 
 
 def differs(file: File, got: str, expected: str) -> CorruptError:
-    """The error of a csv file that differs from its sidecar."""
+    """Return the error for a csv file that differs from its sidecar."""
     return CorruptError(
         f"{file.path} has {got}, but {sidecar_path(file.path).name} says {expected}. "
         "The file was changed: restore it, or pass sidecar=False to read it without "

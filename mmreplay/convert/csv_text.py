@@ -102,11 +102,11 @@ class Text:
                     return b""
                 self._inflate = zlib.decompressobj(31)
             elif not packed:
-                raise self._damaged("its end")
+                raise self._damaged("ends before its gzipped data is complete")
             try:
                 data = self._inflate.decompress(packed, size)
             except zlib.error as error:
-                raise self._damaged(str(error)) from error
+                raise self._damaged(f"cannot be unpacked ({error})") from error
             if data:
                 self._unpacked += len(data)
                 refuse_expansion(
@@ -114,10 +114,10 @@ class Text:
                 )
                 return data
 
-    def _damaged(self, got: str) -> CorruptError:
+    def _damaged(self, problem: str) -> CorruptError:
         return CorruptError(
-            f"{self._file.path}: got {got} at byte {self._at}, expected more gzipped "
-            "data. The file is truncated or damaged: restore it from a copy."
+            f"{self._file.path} {problem} at byte {self._at}. The file is truncated or "
+            "damaged: restore it from a copy."
         )
 
     def lines(self, size: int) -> Iterator[bytes]:
@@ -199,8 +199,8 @@ def read_header(text: Text, file: File) -> CsvHeader:
 
 def _no_header(file: File, got: str) -> FormatError:
     return FormatError(
-        f"{file.path}, line 1: got {got}, expected a header of column names separated "
-        "by commas. Add a header, or name the format with format= (--from)."
+        f"{file.path}, line 1 must be column names separated by commas, got {got}. Add "
+        "a header, or name the format with format= (--from)."
     )
 
 
@@ -285,9 +285,7 @@ def parse_rows(
             found = explain(Text(file, allow_expansion), file, done, checks)
             if found is None:
                 reason = " ".join(str(error).split())[:200]
-                found = (
-                    f"{file.path}, after {done} rows: got {reason}, expected more rows"
-                )
+                found = f"{file.path} cannot be read after {done} rows ({reason})"
             raise CorruptError(
                 f"{found}. The file was edited or damaged: correct it."
             ) from error
@@ -323,18 +321,18 @@ def explain(
         where = f"{file.path}, line {number}"
         if len(line) > max_nbytes:
             return (
-                f"{where}: got more than {max_nbytes} bytes, or quotes that are never "
-                "closed, expected a row"
+                f"{where} must be a row of at most {max_nbytes} bytes, got more, or "
+                "quotes that are never closed"
             )
         try:
             (cells,) = csv.reader([line.decode("utf-8")], strict=True)
         except (csv.Error, ValueError) as error:
-            return f"{where}: got {line[:40]!r} ({error}), expected a row"
+            return f"{where} must be a row of cells, got {line[:40]!r} ({error})"
         if len(cells) != len(checks):
-            return f"{where}: got {len(cells)} cells, expected {len(checks)}"
+            return f"{where} must have {len(checks)} cells, got {len(cells)}"
         for cell, (name, (legal, check)) in zip(cells, checks.items(), strict=True):
             if not check(cell):
-                return f"{where}, column {name!r}: got {cell[:40]!r}, expected {legal}"
+                return f"{where}, column {name!r} must be {legal}, got {cell[:40]!r}"
     return None
 
 
@@ -366,7 +364,7 @@ def _rows(text: Text, lines: int, max_nbytes: int) -> Iterator[tuple[int, bytes]
 
 
 def check_of(kind: Any) -> tuple[str, Check]:
-    """A description of the legal cells of an Arrow type, and their check."""
+    """Return a description of the legal cells of an Arrow type, and their check."""
     if pa.types.is_boolean(kind):
         return "true or false", lambda cell: cell in TRUE or cell in FALSE
     if pa.types.is_integer(kind):

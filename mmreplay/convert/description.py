@@ -161,8 +161,8 @@ class Description:
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
         if len(data) > MAX_NBYTES:
             raise FormatError(
-                f"the description takes {len(data)} bytes, expected at most "
-                f"{MAX_NBYTES}. Store smaller statistics with the buffer."
+                f"the description must take at most {MAX_NBYTES} bytes, got "
+                f"{len(data)}. Store smaller statistics with the buffer."
             )
         return data
 
@@ -180,7 +180,7 @@ class Description:
         """
         if len(data) > MAX_NBYTES:
             raise FormatError(
-                f"{name} has {len(data)} bytes, expected at most {MAX_NBYTES}. It is "
+                f"{name} must have at most {MAX_NBYTES} bytes, got {len(data)}. It is "
                 "not a description of mmreplay."
             )
         value = strict_json.parse(data, name)
@@ -215,8 +215,8 @@ def select_fields(schema: Schema, paths: tuple[str, ...]) -> Schema:
 def _check_version(value: Json, name: str) -> None:
     if value.get("format") != MAGIC:
         raise FormatError(
-            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}. It is "
-            "not a description of mmreplay."
+            f"{name}: format must be {MAGIC!r}, got {value.get('format')!r}. It is not "
+            "a description of mmreplay."
         )
     version = value.get("version")
     if (
@@ -224,7 +224,7 @@ def _check_version(value: Json, name: str) -> None:
         or len(version) != 2
         or not all(type(number) is int for number in version)
     ):
-        raise FormatError(f"{name} says version {version!r}, expected [major, minor].")
+        raise FormatError(f"{name}: version must be [major, minor], got {version!r}.")
     if version[0] != MAJOR:
         raise VersionError(
             f"{name} has version {version[0]}.{version[1]}, but this mmreplay reads "
@@ -236,16 +236,16 @@ def _from_json(value: Json, name: str) -> Description:
     num_envs = _number(value["num_envs"], "num_envs", name, 1, MAX_NUM_ENVS)
     uuid = value["uuid"]
     if not isinstance(uuid, str) or not re.fullmatch("([0-9a-f]{32})?", uuid):
-        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits or none.")
+        raise FormatError(f"{name}: uuid must be 32 hex digits or '', got {uuid!r}.")
     priorities = value.get("priorities", "")
     if not isinstance(priorities, str):
         raise FormatError(
-            f"{name} says priorities {str(priorities)[:60]!r}, expected a name."
+            f"{name}: priorities must be a name, got {str(priorities)[:60]!r}."
         )
     for key in ("roles", "statistics", "user"):
         if not isinstance(value[key], dict):
             raise FormatError(
-                f"{name} says {key} {str(value[key])[:60]!r}, expected an object."
+                f"{name}: {key} must be an object, got {str(value[key])[:60]!r}."
             )
     layout = value["layout"]
     return Description(
@@ -266,7 +266,7 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
     if not isinstance(value, list) or len(value) != num_envs:
         got = len(value) if isinstance(value, list) else type(value).__name__
         raise FormatError(
-            f"{name} says {key} of {got}, expected a list of {num_envs} positions."
+            f"{name}: {key} must be a list of {num_envs} positions, got {got}."
         )
     numbers = [_number(each, key, name, 0, MAX_POSITION - 1) for each in value]
     return np.array(numbers, np.int64)
@@ -275,8 +275,8 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
 def _number(number: object, key: str, name: str, low: int, high: int) -> int:
     if type(number) is not int or not low <= number <= high:
         raise FormatError(
-            f"{name} says {key} {str(number)[:60]}, expected an integer in [{low}, "
-            f"{high}]."
+            f"{name}: {key} must be an integer in [{low}, {high}], got "
+            f"{str(number)[:60]}."
         )
     return number
 
@@ -285,4 +285,4 @@ def _choice(value: object, key: str, name: str, legal: tuple[T, ...]) -> T:
     for choice in legal:
         if value == choice:
             return choice
-    raise FormatError(f"{name} says {key} {str(value)[:60]!r}, expected one of {legal}")
+    raise FormatError(f"{name}: {key} must be one of {legal}, got {str(value)[:60]!r}.")

@@ -218,9 +218,8 @@ def _description(file: File, entry: Entry) -> Description:
     header = _header(file, entry)
     if header.dtype != np.uint8 or header.data_nbytes > MAX_NBYTES:
         raise FormatError(
-            f"{file.path}: member {entry.name!r} holds "
-            f"{header.dtype}{list(header.shape)}, expected at most {MAX_NBYTES} bytes "
-            "of JSON."
+            f"{file.path}: member {entry.name!r} must be at most {MAX_NBYTES} bytes of "
+            f"JSON, got {header.dtype}{list(header.shape)}."
         )
     stream = _open(file, entry, header.nbytes)
     return read_description(stream, header.data_nbytes, f"{file.path}: {MEMBER}")
@@ -229,24 +228,24 @@ def _description(file: File, entry: Entry) -> Description:
 def _header(file: File, entry: Entry) -> NpyHeader:
     what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
     if entry.nbytes < 12:
-        raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array.")
+        raise FormatError(f"{what} must be an npy array, got {entry.nbytes} bytes.")
     stream = _stream(file, entry)
     head = bytearray(12)
     stream.read_into(memoryview(head))
     total = prefix_nbytes(bytes(head), what)
     if total > entry.nbytes or total < 12:
         raise CorruptError(
-            f"{what} has {entry.nbytes} bytes, expected a header of {total} first. The "
-            "file is truncated or damaged."
+            f"{what} must begin with a header of {total} bytes, got {entry.nbytes} "
+            "bytes in all. The file is truncated or damaged."
         )
     rest = bytearray(total - 12)
     stream.read_into(memoryview(rest))
     header = parse(bytes(head + rest), what)
     if header.nbytes + header.data_nbytes != entry.nbytes:
         raise CorruptError(
-            f"{what} has {entry.nbytes - header.nbytes} bytes of data, expected "
-            f"{header.data_nbytes} for {header.dtype}{list(header.shape)}. The file is "
-            "truncated or damaged."
+            f"{what} must have {header.data_nbytes} bytes of data for "
+            f"{header.dtype}{list(header.shape)}, got {entry.nbytes - header.nbytes}. "
+            "The file is truncated or damaged."
         )
     return header
 
@@ -487,16 +486,15 @@ def prefix_nbytes(data: bytes, what: str) -> int:
     """
     if len(data) < 12 or data[:6] != MAGIC or data[6] not in (1, 2, 3):
         raise FormatError(
-            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to "
-            "3."
+            f"{what} must begin with an npy header of version 1 to 3, got {data[:8]!r}."
         )
     short = data[6] == 1
     (size,) = struct.unpack_from("<H" if short else "<I", data, 8)
     total = int(size) + (10 if short else 12)
     if total > MAX_HEADER_NBYTES:
         raise FormatError(
-            f"{what} has an npy header of {total} bytes, expected at most "
-            f"{MAX_HEADER_NBYTES}"
+            f"{what} must have an npy header of at most {MAX_HEADER_NBYTES} bytes, got "
+            f"{total}."
         )
     return total
 
@@ -524,8 +522,8 @@ def parse(data: bytes, what: str) -> NpyHeader:
         ) from None
     if type(order) is not bool or not _is_shape(shape):
         raise FormatError(
-            f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
-            "expected a tuple of sizes, and True or False."
+            f"{what}: shape must be a tuple of sizes and fortran_order True or False, "
+            f"got {str(shape)[:80]} and {str(order)[:20]}."
         )
     return NpyHeader(_dtype(descr, what), shape, order, len(data))
 
@@ -546,7 +544,7 @@ def _dtype(descr: object, what: str) -> np.dtype[np.generic]:
         dtype = None
     if dtype is None or dtype.hasobject or dtype.itemsize == 0:
         raise FormatError(
-            f"{what} holds {str(descr)[:60]!r}, expected numbers. Save plain arrays: "
+            f"{what} must hold numbers, got {str(descr)[:60]!r}. Save plain arrays: "
             "objects, records and pickles are not read."
         )
     return dtype

@@ -233,7 +233,7 @@ class ParquetReader(Reader):
         begin = file.metadata.get(FIRST_ROW.encode(), b"0")
         if begin != str(first).encode():
             raise FormatError(
-                f"{file.path} begins with row {begin[:20]!r}, expected {first}. A file "
+                f"{file.path} must begin with row {first}, got {begin[:20]!r}. A file "
                 "is missing or was renamed: load the folder that holds all of them."
             )
         for name, (dtype, shape) in self._description.columns.items():
@@ -241,9 +241,9 @@ class ParquetReader(Reader):
             kind = file.schema.field(number).type if number >= 0 else None
             if kind is None or not fits(kind, dtype, shape):
                 raise FormatError(
-                    f"{file.path}: column {name!r} is {kind or 'missing'}, expected "
-                    f"{dtype}{list(shape)} as the description says. The file was "
-                    "edited after it was written."
+                    f"{file.path}: column {name!r} must be {dtype}{list(shape)} as the "
+                    f"description says, got {kind or 'none'}. The file was edited "
+                    "after it was written."
                 )
             file.refuse_long(name)
 
@@ -273,8 +273,8 @@ class ParquetReader(Reader):
                     for name, array in batch.items():
                         if has_nulls(array):
                             raise CorruptError(
-                                f"{file.path}: column {name!r} lacks values, expected "
-                                "one in each row. The file was edited or damaged."
+                                f"{file.path}: column {name!r} must have a value in "
+                                "each row, got nulls. The file was edited or damaged."
                             )
                         dtype, shape = self._description.columns[name]
                         found[name] = decode(array, dtype, shape)
@@ -298,9 +298,9 @@ def _compare(file: ParquetFile, sums: dict[str, int]) -> None:
     for name, crc in sums.items():
         if expected.get(name) != f"{crc:08x}":
             raise CorruptError(
-                f"{file.path}: {name!r} has checksum {crc:08x}, expected "
-                f"{str(expected.get(name))[:8]}. The file is damaged: restore it from "
-                "a copy."
+                f"{file.path}: {name!r} must have checksum "
+                f"{str(expected.get(name))[:8]}, got {crc:08x}. The file is damaged: "
+                "restore it from a copy."
             )
 
 
@@ -400,9 +400,8 @@ def _columns(
         row = lengths_differ(filled, shape)
         if row is not None:
             raise SourceError(
-                f"{where} has a list of another length in row {done + row}, expected "
-                f"{list(shape)} as in the first row. Pad the lists, or leave the "
-                "column out."
+                f"{where}: row {done + row} must have shape {list(shape)} like the "
+                "first row. Pad the lists, or leave the column out."
             )
         found[name] = decode(filled, dtype, shape)
     return found
@@ -414,7 +413,7 @@ def _data_files(path: Path) -> list[Path]:
     found = [file for file in path.iterdir() if _is_data_file(file)]
     if not found or len(found) > MAX_FILES:
         raise FormatError(
-            f"{path} holds {len(found)} parquet files, expected 1 to {MAX_FILES}. Name "
+            f"{path} must hold 1 to {MAX_FILES} parquet files, got {len(found)}. Name "
             "the folder that holds them."
         )
     return sorted(found, key=lambda file: _natural(file.name))
@@ -483,9 +482,9 @@ class ParquetFile:
         )
         if VALUE_NBYTES * num_values > parquet_checks.MAX_PAGES_NBYTES:
             raise FormatError(
-                f"{self.path}: column {name!r} has {num_values} values in one row "
-                f"group, expected lists of at most {parquet_checks.MAX_PAGES_NBYTES} "
-                "bytes. Write it with smaller row groups."
+                f"{self.path}: a row group of column {name!r} must take at most "
+                f"{parquet_checks.MAX_PAGES_NBYTES} bytes, got {num_values} values of "
+                f"{VALUE_NBYTES}. Write it with smaller row groups."
             )
 
     def batches(self, rows: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:

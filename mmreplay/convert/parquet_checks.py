@@ -72,21 +72,21 @@ def check(file: File) -> Footer:
 
     Raises:
         CorruptError: Something lies where it cannot be.
-        FormatError: It is no parquet file, or one that takes too much memory.
+        FormatError: It is no parquet file, or takes too much memory.
     """
     end, footer = _read_footer(file)
     rows, groups = footer.get(NUM_ROWS), footer.get(GROUPS, [])
     counts = [group.get(GROUP_ROWS) for group in groups]
     if not all(map(_is_count, (rows, *counts))) or sum(counts) != rows:
         raise CorruptError(
-            f"{file.path}: the footer at byte {end} says {rows} rows, expected as many "
-            f"as its {len(groups)} row groups hold. The file is damaged."
+            f"{file.path}: the footer at byte {end} must count the rows of its "
+            f"{len(groups)} row groups, got {rows}. The file is damaged."
         )
     num_chunks = sum(len(group.get(COLUMNS, [])) for group in groups)
     if num_chunks > MAX_CHUNKS:
         raise FormatError(
-            f"{file.path} has {num_chunks} column chunks, expected at most "
-            f"{MAX_CHUNKS}. Write it with larger row groups."
+            f"{file.path} must have at most {MAX_CHUNKS} column chunks, got "
+            f"{num_chunks}. Write it with larger row groups."
         )
     values: dict[str, int] = {}
     packed = 0
@@ -116,8 +116,9 @@ def check(file: File) -> Footer:
         unpacked = sum(_check_pages(file, chunk, end) for chunk in chunks)
         if unpacked > MAX_PAGES_NBYTES:
             raise FormatError(
-                f"{file.path}: a page of every column takes {unpacked} bytes unpacked, "
-                f"expected at most {MAX_PAGES_NBYTES}. Write it with smaller pages."
+                f"{file.path}: a page of every column must take at most "
+                f"{MAX_PAGES_NBYTES} bytes unpacked, got {unpacked}. Write it with "
+                "smaller pages."
             )
     return Footer(footer[NUM_ROWS], values)
 
@@ -126,25 +127,25 @@ def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
     """Offset of the footer, and its fields."""
     if file.nbytes < 12 or file.pread(4, 0) != MAGIC:
         raise FormatError(
-            f"{file.path} has {file.nbytes} bytes and does not begin with {MAGIC!r}, "
-            "expected a parquet file. Name its format with format= (--from)."
+            f"{file.path} is not a parquet file: it has {file.nbytes} bytes and does "
+            f"not begin with {MAGIC!r}. Name its format with format= (--from)."
         )
     size, magic = struct.unpack("<I4s", file.pread(8, file.nbytes - 8))
     if magic != MAGIC:
         raise CorruptError(
-            f"{file.path} ends with {magic!r} at byte {file.nbytes - 4}, expected "
-            f"{MAGIC!r}. The file is truncated or encrypted."
+            f"{file.path} must end with {MAGIC!r} at byte {file.nbytes - 4}, got "
+            f"{magic!r}. The file is truncated or encrypted."
         )
     end = file.nbytes - 8 - size
     if end < 4:
         raise CorruptError(
-            f"{file.path} says a footer of {size} bytes at byte {file.nbytes - 8}, "
-            f"expected at most {file.nbytes - 12}. The file is damaged."
+            f"{file.path}: the footer must have at most {file.nbytes - 12} bytes, got "
+            f"{size} at byte {file.nbytes - 8}. The file is damaged."
         )
     if size > MAX_FOOTER_NBYTES:
         raise FormatError(
-            f"{file.path} says a footer of {size} bytes, expected at most "
-            f"{MAX_FOOTER_NBYTES}. Write it with larger row groups."
+            f"{file.path}: the footer must have at most {MAX_FOOTER_NBYTES} bytes, got "
+            f"{size}. Write it with larger row groups."
         )
     try:
         return end, Thrift(file.pread(size, end), MAX_STRUCTS).struct(FOOTER)
@@ -164,8 +165,8 @@ def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
     stop = at + chunk[PACKED]
     if at < 4 or stop > end:
         raise CorruptError(
-            f"{file.path}: a column lies at bytes [{at}, {stop}), expected it between "
-            f"byte 4 and the footer at {end}. The file is damaged."
+            f"{file.path}: columns must lie between byte 4 and the footer at {end}, "
+            f"got one at bytes [{at}, {stop}). The file is damaged."
         )
     width = WIDTHS.get(chunk[TYPE], 0)
     data = dictionary = 0

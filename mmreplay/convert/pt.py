@@ -173,8 +173,8 @@ def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader
     nbytes = shape[0] if len(shape) == 1 else MAX_NBYTES + 1
     if dtype != "uint8" or nbytes > MAX_NBYTES:
         raise FormatError(
-            f"{file.path}: tensor {KEY!r} is {dtype}{list(shape)}, expected at most "
-            f"{MAX_NBYTES} bytes of JSON."
+            f"{file.path}: tensor {KEY!r} must be at most {MAX_NBYTES} bytes of JSON, "
+            f"got {dtype}{list(shape)}."
         )
     what = f"{file.path}: {KEY!r}"
     description = read_description(described.open(), nbytes, what)
@@ -200,15 +200,15 @@ def _entries(file: File) -> dict[int, Entry]:
         if not name.startswith(f"{root}/data/"):
             if entry.nbytes > MAX_HEADER_NBYTES:
                 raise FormatError(
-                    f"{file.path}: member {name!r} at byte {entry.offset} has "
-                    f"{entry.nbytes} bytes, expected at most {MAX_HEADER_NBYTES}"
+                    f"{file.path}: member {name!r} at byte {entry.offset} must have at "
+                    f"most {MAX_HEADER_NBYTES} bytes, got {entry.nbytes}."
                 )
             zip_file.check(file, entry)
     order = entries.get(f"{root}/byteorder")
     if f"{root}/data.pkl" not in entries:
         raise FormatError(
-            f"{file.path} is a zip without {root}/data.pkl, expected a file of "
-            "torch.save. Name its format with format= (--from)."
+            f"{file.path} is not a file of torch.save: it is a zip without "
+            f"{root}/data.pkl. Name its format with format= (--from)."
         )
     if order is not None and file.pread(order.nbytes, order.offset) != b"little":
         raise FormatError(
@@ -241,7 +241,7 @@ def _tensors(
         ) from error
     if not isinstance(found, dict):
         raise FormatError(
-            f"{file.path} holds a {type(found).__name__}, expected a dict of tensors. "
+            f"{file.path} must hold a dict of tensors, got a {type(found).__name__}. "
             "Save a dict of named tensors."
         )
     maps = _maps()
@@ -297,7 +297,7 @@ def _locate(
         if start <= address < stop:
             begin = address - start + offset
             return dtype, shape, begin + first, begin, storage.nbytes()
-    raise FormatError(f"{what} was not mapped by torch, expected its data in the file.")
+    raise FormatError(f"{what} must have its data in the file, but torch read it.")
 
 
 def _strided() -> torch.layout:
@@ -333,8 +333,8 @@ def _column(file: File, entries: dict[int, Entry], tensor: StoredTensor) -> Arra
     entry = entries.get(begin)
     if entry is None or entry.nbytes != storage_nbytes:
         raise CorruptError(
-            f"{file.path}: torch finds {storage_nbytes} bytes at byte {begin}, "
-            "expected a member of that size. The file is damaged."
+            f"{file.path}: torch reads {storage_nbytes} bytes at byte {begin}, where "
+            "the zip has no member of that size. The file is damaged."
         )
     nbytes = array_nbytes(dtype, shape)
     expected: int | None = entry.crc

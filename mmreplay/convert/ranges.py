@@ -149,8 +149,8 @@ class RangesReader(Reader):
         here = ranges.clip(Span(description.first, description.stop))
         if not here.rows:
             raise SchemaError(
-                f"select: got {ranges.rows:,} rows, none of which is in the source. "
-                "Select newer ones."
+                f"select names {ranges.rows:,} rows, but the source has none of them. "
+                "Select newer rows."
             )
         lost = ranges.rows - here.rows
         if lost:

@@ -247,8 +247,9 @@ def _loaded(point: EntryPoint, known: Collection[str]) -> Format | str:
     if isinstance(loaded, Format) and loaded.name not in known:
         return loaded
     return (
-        f"entry point {point.name!r} of {GROUP}: got {loaded!r}, expected a "
-        "mmreplay.convert.registry.Format of a new name; update or remove the package"
+        f"entry point {point.name!r} of {GROUP} must be a "
+        f"mmreplay.convert.registry.Format of a new name, got {loaded!r}. Update or "
+        "remove the package"
     )
 
 
@@ -329,8 +330,8 @@ def source_format(path: Path, name: str | None = None) -> Format:
             f"is missing.{_or_failed()}"
         )
     raise FormatError(
-        f"{path} is a {kind} of no known format, expected a buffer or one of "
-        f"{_endings('reads')}. Name the format with format= (--from).{_or_failed()}"
+        f"{path} must be a buffer or one of {_endings('reads')}, got a {kind} of no "
+        f"known format. Name the format with format= (--from).{_or_failed()}"
     )
 
 

@@ -215,8 +215,8 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or len(header) > MAX_TENSORS:
         raise FormatError(
-            f"{file.path} has {len(header)} tensors, expected at most {MAX_TENSORS}, "
-            "and metadata that is an object."
+            f"{file.path} must have at most {MAX_TENSORS} tensors and an object as "
+            f"metadata, got {len(header)} and a {type(metadata).__name__}."
         )
     spans = {name: _tensor(file, name, value) for name, value in header.items()}
     _check_tiled(file, start, spans)
@@ -230,56 +230,56 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
 
 
 def _header(file: File) -> tuple[int, dict[str, Any]]:
-    """The offset of the data, and the header as JSON."""
+    """Return the offset of the data, and the header as JSON."""
     if file.nbytes < 8:
         raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected 8 for the length of its "
-            "header. The file is truncated."
+            f"{file.path} must have at least 8 bytes for the length of its header, got "
+            f"{file.nbytes}. The file is truncated."
         )
     (size,) = struct.unpack("<Q", file.pread(8, 0))
     if size > MAX_HEADER_NBYTES:
         raise FormatError(
-            f"{file.path} says a header of {size} bytes at byte 0, expected at most "
-            f"{MAX_HEADER_NBYTES}. It is not a safetensors file."
+            f"{file.path} must have a header of at most {MAX_HEADER_NBYTES} bytes, got "
+            f"{size} at byte 0. It is not a safetensors file."
         )
     if 8 + size > file.nbytes:
         raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected a header of {size} from "
-            "byte 8 on. The file is truncated."
+            f"{file.path} must have a header of {size} bytes from byte 8 on, got "
+            f"{file.nbytes} bytes in all. The file is truncated."
         )
     name = f"{file.path}: the header at byte 8"
     return 8 + size, strict_json.parse(file.pread(size, 8), name)
 
 
 def _tensor(file: File, name: str, value: object) -> Tensor:
-    """Dtype, shape and offsets of a tensor by the header, each checked."""
+    """Return the dtype, shape and offsets of a tensor of the header, checked."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(value, dict) or set(value) != keys:
         raise FormatError(
-            f"{file.path}: tensor {name!r} is {str(value)[:60]}, expected an object of "
-            f"{sorted(keys)}"
+            f"{file.path}: tensor {name!r} must be an object of {sorted(keys)}, got "
+            f"{str(value)[:60]}."
         )
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     dtype = DTYPES.get(code) if isinstance(code, str) else None
     if dtype is None:
         raise FormatError(
-            f"{file.path}: tensor {name!r} has dtype {str(code)[:40]!r}, expected one "
-            f"of {', '.join(DTYPES)}. Cast it first."
+            f"{file.path}: the dtype of tensor {name!r} must be one of "
+            f"{', '.join(DTYPES)}, got {str(code)[:40]!r}. Cast it first."
         )
     if not _numbers(shape, 64, MAX_AXIS) or not _numbers(offsets, 2, 1 << 62):
         raise FormatError(
-            f"{file.path}: tensor {name!r} has shape {str(shape)[:60]} at "
-            f"{str(offsets)[:60]}, expected lists of sizes and of two offsets."
+            f"{file.path}: tensor {name!r} must have lists of sizes and of two "
+            f"offsets, got {str(shape)[:60]} and {str(offsets)[:60]}."
         )
     if len(offsets) != 2:
         raise FormatError(
-            f"{file.path}: tensor {name!r} has {len(offsets)} offsets, expected two."
+            f"{file.path}: tensor {name!r} must have two offsets, got {len(offsets)}."
         )
     nbytes = array_nbytes(dtype, shape)
     if offsets[0] + nbytes != offsets[1]:
         raise CorruptError(
-            f"{file.path}: tensor {name!r} of {dtype}{shape} takes {nbytes} bytes, "
-            f"expected {offsets[1] - offsets[0]} as its offsets {offsets} say."
+            f"{file.path}: tensor {name!r} of {dtype}{shape} must take {nbytes} bytes, "
+            f"got {offsets[1] - offsets[0]} by its offsets {offsets}."
         )
     return dtype, tuple(shape), offsets[0], offsets[1]
 
@@ -298,14 +298,14 @@ def _check_tiled(file: File, start: int, spans: dict[str, Tensor]) -> None:
     for name, (_, _, first, stop) in sorted(spans.items(), key=lambda i: i[1][2:]):
         if first != end:
             raise CorruptError(
-                f"{file.path}: tensor {name!r} begins at byte {start + first}, "
-                f"expected {start + end}, where the one before it ends."
+                f"{file.path}: tensor {name!r} must begin at byte {start + end}, where "
+                f"the tensor before it ends, got {start + first}."
             )
         end = stop
     if start + end != file.nbytes:
         raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected {start + end} as its "
-            "header says. The file was truncated or appended to: restore it from a "
+            f"{file.path} must have {start + end} bytes as its header says, got "
+            f"{file.nbytes}. The file was truncated or appended to: restore it from a "
             "copy."
         )
 
@@ -315,8 +315,8 @@ def _check_texts(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> 
     for key, value in metadata.items():
         if key in sums and _text_sum(str(value)) != sums[key]:
             raise CorruptError(
-                f"{file.path}: {key!r} in its metadata has checksum "
-                f"{_text_sum(str(value)):08x}, expected {sums[key]:08x}. The file is "
+                f"{file.path}: {key!r} in its metadata must have checksum "
+                f"{sums[key]:08x}, got {_text_sum(str(value)):08x}. The file is "
                 "damaged: restore it from a copy."
             )
 
@@ -441,8 +441,8 @@ class SafetensorsPlan:
         data += b" " * (-(8 + len(data)) % ALIGNMENT)
         if len(data) > MAX_HEADER_NBYTES:
             raise FormatError(
-                f"the header takes {len(data)} bytes, expected at most "
-                f"{MAX_HEADER_NBYTES}. Store smaller statistics with the buffer."
+                f"the header must take at most {MAX_HEADER_NBYTES} bytes, got "
+                f"{len(data)}. Store smaller statistics with the buffer."
             )
         return struct.pack("<Q", len(data)) + data
 
@@ -494,8 +494,8 @@ class ShardsReader(Reader):
         rows = self._metadata()[ROWS]
         if not isinstance(rows, dict) or not 1 <= len(rows) <= MAX_SHARDS:
             raise FormatError(
-                f"{self._index}: {ROWS!r} is {str(rows)[:60]}, expected the rows of 1 "
-                f"to {MAX_SHARDS} files."
+                f"{self._index}: {ROWS!r} must have the rows of 1 to {MAX_SHARDS} "
+                f"files, got {str(rows)[:60]}."
             )
         spans, end = [], 0
         for number, (name, span) in enumerate(rows.items(), 1):
@@ -503,15 +503,15 @@ class ShardsReader(Reader):
             # Before anything is opened: the name could be a path elsewhere.
             if name != expected:
                 raise FormatError(
-                    f"{self._index} names the file {name[:80]!r}, expected "
-                    f"{expected!r}. The index was edited after it was written."
+                    f"{self._index} must name the file {expected!r}, got "
+                    f"{name[:80]!r}. The index was edited after it was written."
                 )
             pair = span if isinstance(span, list) and len(span) == 2 else [-1, -1]
             stop = pair[1]
             if type(stop) is not int or pair[0] != end or stop < end:
                 raise FormatError(
-                    f"{self._index} says rows {str(span)[:60]} of {name}, expected "
-                    f"[{end}, ...]. The index was edited after it was written."
+                    f"{self._index}: the rows of {name} must be [{end}, ...], got "
+                    f"{str(span)[:60]}. The index was edited after it was written."
                 )
             spans.append((end, stop))
             end = stop
@@ -536,9 +536,9 @@ class ShardsReader(Reader):
             names = found.keys() | expected.keys()
             name = min(n for n in names if found.get(n) != expected.get(n))
             raise FormatError(
-                f"{self._index}: weight_map gives tensor {name[:80]!r} the file "
-                f"{str(found.get(name))[:80]!r}, expected {expected.get(name)!r}. The "
-                "index was edited after it was written."
+                f"{self._index}: weight_map must give tensor {name[:80]!r} the file "
+                f"{expected.get(name)!r}, got {str(found.get(name))[:80]!r}. The index "
+                "was edited after it was written."
             )
 
     def _open(self, number: int) -> ArrayReader:
@@ -656,8 +656,8 @@ class ShardsWriter(Writer):
         data = json.dumps(value, indent=1).encode()
         if len(data) > MAX_INDEX_NBYTES:
             raise FormatError(
-                f"the index takes {len(data)} bytes, expected at most "
-                f"{MAX_INDEX_NBYTES}. Pass a larger part_bytes."
+                f"the index must take at most {MAX_INDEX_NBYTES} bytes, got "
+                f"{len(data)}. Pass a larger part_bytes."
             )
         files.replace_bytes(self._staging.path / INDEX, data)
         self.nbytes = self._staging.publish()
@@ -803,10 +803,10 @@ class TensorFile:
         for name in sorted(got.keys() | wanted.keys()):
             if got.get(name) != wanted.get(name):
                 raise FormatError(
-                    f"{self._file.path}: tensor {name!r}: got "
-                    f"{_tensor_text(got.get(name))}, expected "
-                    f"{_tensor_text(wanted.get(name))}. Pass the metadata that was "
-                    "saved with the file."
+                    f"{self._file.path}: tensor {name!r} must be "
+                    f"{_tensor_text(wanted.get(name))}, got "
+                    f"{_tensor_text(got.get(name))}. Pass the metadata that was saved "
+                    "with the file."
                 )
 
     def __enter__(self) -> Self:

@@ -303,7 +303,7 @@ def has_position_columns(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> bo
     for name in POSITION_COLUMNS:
         dtype, shape = kinds[name]
         if "int" not in dtype or shape != ():
-            raise _refused(f"{name} of {dtype}{list(shape)}")
+            raise _refused(f"{name} is {dtype}{list(shape)}")
     return True
 
 
@@ -350,14 +350,16 @@ class RowPositions:
                 found._look(env_id, positions[here], flags[here], rows + here)
             rows += len(env_ids)
         if max(found.first, default=0) >= MAX_NUM_ENVS:
-            raise _refused(f"environment {max(found.first)}")
+            raise _refused(f"a row has environment {max(found.first)}")
         return found
 
     def _look(
         self, env_id: int, positions: Ints, flags: NDArray[np.uint8], rows: Ints
     ) -> None:
         if env_id < 0 or positions[0] < 0:
-            raise _refused(f"environment {env_id}, position {positions[0]}")
+            raise _refused(
+                f"row {rows[0]} has environment {env_id}, position {positions[0]}"
+            )
         self.first.setdefault(env_id, int(positions[0]))
         due = self.stop.get(env_id, int(positions[0]))
         wanted = np.arange(due, due + len(positions))
@@ -365,8 +367,8 @@ class RowPositions:
         if bad.any():
             at = int(np.argmax(bad))
             raise _refused(
-                f"position {positions[at]} of environment {env_id} in row {rows[at]} "
-                f"where {wanted[at]} should be"
+                f"row {rows[at]} must be position {wanted[at]} of environment "
+                f"{env_id}, got {positions[at]}"
             )
         final = (flags & FINAL) != 0
         before = np.concatenate([[self.last.get(env_id, 0)], flags[:-1]])
@@ -413,16 +415,15 @@ def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
     ]
     env_ids, positions, flags = arrays
     if ((flags < 0) | (flags > ALL_FLAGS)).any():
-        raise _refused(f"flags {int(flags.max())}")
+        raise _refused(f"a row has flags {int(flags.max())}")
     return (
         env_ids.astype(np.int64), positions.astype(np.int64), flags.astype(np.uint8)
     )  # fmt: skip
 
 
-def _refused(got: str) -> SourceError:
+def _refused(problem: str) -> SourceError:
     return SourceError(
-        f"columns {ENV_ID}, {POSITION} and {FLAGS} are of a buffer whose description "
-        f"is lost: got {got}, expected all of its rows in their order. Add the "
-        f"description (csv: <file>.mmreplay.json), or remove column {FLAGS!r} to read "
-        "every row as a step."
+        f"columns {ENV_ID}, {POSITION} and {FLAGS} must hold all rows of a buffer in "
+        f"order, but {problem}. Add the lost description (csv: <file>.mmreplay.json), "
+        f"or remove column {FLAGS!r} to read every row as a step."
     )

@@ -177,8 +177,8 @@ def parse(file: File) -> dict[str, Entry]:
     count, size, start = _find_end(file)
     if count > MAX_MEMBERS or size > MAX_DIRECTORY_NBYTES:
         raise FormatError(
-            f"{file.path} has a directory of {count} members in {size} bytes, expected "
-            f"at most {MAX_MEMBERS} in {MAX_DIRECTORY_NBYTES}. Join small arrays."
+            f"{file.path} must have at most {MAX_MEMBERS} members in a directory of "
+            f"{MAX_DIRECTORY_NBYTES} bytes, got {count} in {size}. Join small arrays."
         )
     data = file.pread(size, start)
     found: dict[str, Entry] = {}
@@ -187,16 +187,16 @@ def parse(file: File) -> dict[str, Entry]:
         entry, header, at = _entry(file, data, at, start)
         placed = _placed(file, entry, header, start)
         if placed.name in found:
-            raise _corrupt(file, header, f"a second member {placed.name!r}", "one each")
+            raise _corrupt(file, header, f"a second member {placed.name!r}")
         found[placed.name] = placed
     _check_apart(file, found)
     return found
 
 
-def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
+def _corrupt(file: File, offset: int, problem: str) -> CorruptError:
     return CorruptError(
-        f"{file.path}: got {got} at byte {offset}, expected {expected}. The file is "
-        "truncated or damaged: restore it from a copy."
+        f"{file.path} has {problem} at byte {offset}. The file is truncated or "
+        "damaged: restore it from a copy."
     )
 
 
@@ -210,7 +210,10 @@ def _find_end(file: File) -> tuple[int, int, int]:
         raise _no_zip(file)
     _, disk, other, here, count, size, start, comment = END.unpack_from(tail, at)
     if offset + END.size + comment != file.nbytes:
-        raise _corrupt(file, offset, f"a comment of {comment} bytes", "the file's end")
+        raise _corrupt(
+            file, offset,
+            f"a comment of {comment} bytes that does not end with the file",
+        )  # fmt: skip
     split = disk or other or here != count
     if split and (disk, other) != (FULL16, FULL16):
         raise FormatError(
@@ -225,8 +228,8 @@ def _find_end(file: File) -> tuple[int, int, int]:
         count, size, start, stop = _wide_end(file, at)
     if start + size != stop:
         raise _corrupt(
-            file, offset, f"a directory of {size} bytes from byte {start}",
-            f"one that ends at byte {stop}",
+            file, offset,
+            f"a directory of {size} bytes from byte {start} instead of up to {stop}",
         )  # fmt: skip
     return count, size, start
 
@@ -247,20 +250,24 @@ def _no_zip(file: File) -> CorruptError | FormatError:
 def _wide_end(file: File, at: int) -> tuple[int, int, int, int]:
     """Members, bytes, offset and stop of a zip64 directory, by its locator."""
     if at < 0:
-        raise _corrupt(file, 0, "no locator", "one of a zip64 directory")
+        raise _corrupt(file, 0, "no locator of a zip64 directory")
     magic, _, where, _ = LOCATOR.unpack(file.pread(LOCATOR.size, at))
     if magic != b"PK\6\7" or where + END64.size != at:
-        raise _corrupt(file, at, f"{magic!r}", "the locator of a zip64 directory")
+        raise _corrupt(
+            file, at, f"{magic!r} instead of the locator of a zip64 directory"
+        )
     end = END64.unpack(file.pread(END64.size, where))
     if end[0] != b"PK\6\6" or end[6] != end[7]:
-        raise _corrupt(file, where, f"{end[0]!r}", "the end of a zip64 directory")
+        raise _corrupt(
+            file, where, f"{end[0]!r} instead of the end of a zip64 directory"
+        )
     return end[7], end[8], end[9], where
 
 
 def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, int]:
-    """One entry of the directory, the offset of its local header, and what follows."""
+    """Return an entry of the directory, the offset of its header, and where it ends."""
     if at + CENTRAL.size > len(data):
-        raise _corrupt(file, start + at, "a directory that is cut", "one more member")
+        raise _corrupt(file, start + at, "a directory that ends before its last member")
     (
         magic, _, _, flags, method, _, _, crc, packed, nbytes, name_size, extra_size,
         comment_size, _, _, _, header,
@@ -269,12 +276,14 @@ def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, in
     extra_at = name_at + name_size
     stop = extra_at + extra_size + comment_size
     if magic != b"PK\1\2" or stop > len(data):
-        raise _corrupt(file, start + at, f"{magic!r}", "an entry of the directory")
+        raise _corrupt(
+            file, start + at, f"{magic!r} instead of an entry of the directory"
+        )
     name = _name(file, data[name_at:extra_at], start + at)
     if flags & _ENCRYPTED or method not in (STORED, DEFLATED):
         raise FormatError(
-            f"{file.path}: member {name!r} at byte {start + at} is encrypted or "
-            f"compressed by method {method}, expected stored or deflated. Compress it "
+            f"{file.path}: member {name!r} at byte {start + at} must be stored or "
+            f"deflated, but is encrypted or compressed by method {method}. Compress it "
             "again with deflate."
         )
     extra = data[extra_at : extra_at + extra_size]
@@ -282,7 +291,7 @@ def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, in
     nbytes, packed, header = sizes
     if method == STORED and nbytes != packed:
         raise _corrupt(
-            file, start + at, f"{packed} bytes for {nbytes} stored", "as many"
+            file, start + at, f"a stored member of {nbytes} bytes in {packed} bytes"
         )
     return Entry(name, method, crc, packed, nbytes, 0), header, stop
 
@@ -291,7 +300,9 @@ def _name(file: File, raw: bytes, at: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise _corrupt(file, at, f"the name {raw[:40]!r}", "UTF-8") from None
+        raise _corrupt(
+            file, at, f"a member name {raw[:40]!r} that is not UTF-8"
+        ) from None
 
 
 def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
@@ -305,7 +316,7 @@ def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
         if kind != 1:
             continue
         if len(body) < 8 * len(wide):
-            raise _corrupt(file, at, "a short zip64 field", f"{len(wide)} numbers")
+            raise _corrupt(file, at, f"a zip64 field of fewer than {len(wide)} numbers")
         for order, index in enumerate(wide):
             (values[index],) = struct.unpack_from("<Q", body, 8 * order)
         wide = []
@@ -316,18 +327,19 @@ def _placed(file: File, entry: Entry, header: int, start: int) -> Entry:
     """The entry with the offset of its data, by its local header."""
     if header + LOCAL.size > start:
         raise _corrupt(
-            file, header, f"the header of {entry.name!r}", "it before the directory"
+            file, header, f"the header of member {entry.name!r} after the directory"
         )
     magic, *_, name_size, extra_size = LOCAL.unpack(file.pread(LOCAL.size, header))
     offset = header + LOCAL.size + name_size + extra_size
     if magic != b"PK\3\4" or offset + entry.packed > start:
         raise _corrupt(
-            file, header, f"{magic!r} for member {entry.name!r}",
-            f"its header and {entry.packed} bytes before byte {start}",
+            file, header,
+            f"{magic!r} instead of the header of member {entry.name!r} and its "
+            f"{entry.packed} bytes before byte {start}",
         )  # fmt: skip
     raw = file.pread(name_size, header + LOCAL.size)
     if raw != entry.name.encode():
-        raise _corrupt(file, header, f"the name {raw[:40]!r}", f"{entry.name!r}")
+        raise _corrupt(file, header, f"the name {raw[:40]!r} instead of {entry.name!r}")
     return Entry(
         entry.name, entry.method, entry.crc, entry.packed, entry.nbytes, offset
     )
@@ -339,7 +351,7 @@ def _check_apart(file: File, entries: dict[str, Entry]) -> None:
     for entry in sorted(entries.values(), key=lambda entry: entry.offset):
         if entry.offset < stop:
             raise _corrupt(
-                file, entry.offset, f"member {entry.name!r} within another", "it apart"
+                file, entry.offset, f"member {entry.name!r} within another member"
             )
         stop = entry.offset + entry.packed
 
@@ -357,8 +369,8 @@ def check(file: File, entry: Entry) -> None:
         done += size
     if crc != entry.crc:
         raise CorruptError(
-            f"{file.path}: member {entry.name!r} at byte {entry.offset} has checksum "
-            f"{crc:08x}, expected {entry.crc:08x}. The file is damaged: restore it "
+            f"{file.path}: member {entry.name!r} at byte {entry.offset} must have "
+            f"checksum {entry.crc:08x}, got {crc:08x}. The file is damaged: restore it "
             "from a copy."
         )
 
@@ -405,23 +417,23 @@ class Deflated:
         try:
             data = self._inflate.decompress(self._rest, len(view))
         except zlib.error as error:
-            raise self._damaged(str(error)) from error
+            raise self._damaged(f"data that does not unpack ({error})") from error
         spent = not self._inflate.unconsumed_tail and self._read == entry.packed
         # What follows the end of the stream is never consumed.
         if not data and (self._inflate.eof or spent):
-            raise self._damaged(f"its end after {self._got} bytes")
+            raise self._damaged(f"{self._got} instead of {self._entry.nbytes} bytes")
         self._rest = self._inflate.unconsumed_tail
         view[: len(data)] = data
         return len(data)
 
-    def _damaged(self, got: str) -> CorruptError:
+    def _damaged(self, problem: str) -> CorruptError:
         entry = self._entry
         at = entry.offset + self._read
-        return _corrupt(
-            self._file, at, got, f"{entry.nbytes} bytes of member {entry.name!r}"
-        )
+        return _corrupt(self._file, at, f"member {entry.name!r} with {problem}")
 
     def finish(self) -> None:
         """Compare the checksum, if all bytes were read."""
         if self._got == self._entry.nbytes and self._crc != self._entry.crc:
-            raise self._damaged(f"checksum {self._crc:08x}, not {self._entry.crc:08x},")
+            raise self._damaged(
+                f"checksum {self._crc:08x} instead of {self._entry.crc:08x}"
+            )

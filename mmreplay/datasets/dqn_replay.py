@@ -292,21 +292,21 @@ class Gzip:
             try:
                 data = self._inflate.decompress(self._rest, len(view) - done)
             except zlib.error as error:
-                raise self._damaged(str(error)) from error
+                raise self._damaged(f"cannot be unpacked ({error})") from error
             self._rest = self._inflate.unconsumed_tail
             if (
                 not data
                 and not self._rest
                 and (self._inflate.eof or self._at == self.file.nbytes)
             ):
-                raise self._damaged("its end")
+                raise self._damaged("ends before its gzipped data is complete")
             view[done : done + len(data)] = data
             done += len(data)
         self._got += done
 
-    def _damaged(self, got: str) -> CorruptError:
+    def _damaged(self, problem: str) -> CorruptError:
         return CorruptError(
-            f"{self.file.path}: got {got} near byte {self._at}, after {self._got} "
+            f"{self.file.path} {problem} near byte {self._at}, after {self._got} "
             "unpacked bytes. The file is truncated or damaged: restore it from a copy."
         )
 
@@ -352,16 +352,16 @@ class Gzip:
         """Read the checksum after the last byte."""
         while not self._inflate.eof:
             if not self._rest and self._at == self.file.nbytes:
-                raise self._damaged("no checksum")
+                raise self._damaged("has no checksum")
             size = min(READ_NBYTES, self.file.nbytes - self._at)
             self._rest += self.file.pread(size, self._at)
             self._at += size
             try:
                 more = self._inflate.decompress(self._rest, 1)
             except zlib.error as error:
-                raise self._damaged(str(error)) from error
+                raise self._damaged(f"cannot be unpacked ({error})") from error
             if more:
-                raise self._damaged("more bytes than its header says")
+                raise self._damaged("has more bytes than its header says")
             self._rest = self._inflate.unconsumed_tail
 
     def close(self) -> None:

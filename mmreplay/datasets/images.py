@@ -81,8 +81,9 @@ class VideoRows:
                             yield np.asarray(frame.to_ndarray(format="rgb24"))
                 except (OSError, ValueError, av.error.FFmpegError, IndexError) as error:
                     raise CorruptError(
-                        f"{path}: got {str(error)[:200]} after frame {self._at} of "
-                        f"{self._name}. The file is damaged: restore it from a copy."
+                        f"{path} cannot be decoded after frame {self._at} of "
+                        f"{self._name} ({str(error)[:200]}). The file is damaged: "
+                        "restore it from a copy."
                     ) from error
 
     def _next(self) -> Array:

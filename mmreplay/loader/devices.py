@@ -80,8 +80,8 @@ def sender_of(
         )
     if not torch.cuda.is_available():
         raise SchemaError(
-            f"device: got {device!r}, but torch finds no GPU. Pass device='cpu', or "
-            "install the GPU's driver and torch's CUDA build."
+            f"device must be 'cpu', because torch finds no GPU, got {device!r}. Pass "
+            "device='cpu', or install the GPU's driver and torch's CUDA build."
         )
     return ToCuda(target, max_arrays, pool_type)
 

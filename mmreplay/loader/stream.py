@@ -112,7 +112,8 @@ class InterleavedStream(IterableDataset[Batch]):
         epoch = self._iterations.last
         if epoch < 0:
             raise SchemaError(
-                f"num_batches: got {num_batches} before an iteration began. {way_out}"
+                "num_batches must count batches of an iteration, but none has begun, "
+                f"got {num_batches}. {way_out}"
             )
         done = num_batches + self._iterations.done(epoch)
         return {"kind": self._kind, "epoch": epoch, "batches": done}

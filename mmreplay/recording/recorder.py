@@ -446,8 +446,8 @@ def _compare(
             }
             way_out = f"{others[name]}, or record" if name in others else "Record"
             raise SchemaError(
-                f"{name}: got {got!r}, but the buffer at {buffer.path} has {held!r}. "
-                f"{way_out} to another path."
+                f"{name} must be {held!r} like the buffer at {buffer.path}, got "
+                f"{got!r}. {way_out} to another path."
             )
 
 

@@ -170,7 +170,7 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
     found = getattr(env, "num_envs", 1)
     if num_envs is not None and num_envs != found:
         raise SchemaError(
-            f"num_envs: got {num_envs}, but the environment has {found}. Leave "
+            f"num_envs must be {found} like the environment's, got {num_envs}. Leave "
             "num_envs out, or pass the environment's id."
         )
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -207,7 +207,7 @@ def _mode(env: Any, asked: Autoreset | None) -> Autoreset:
     mode = words[AutoresetMode(stated)]
     if asked not in (None, mode):
         raise SchemaError(
-            f"autoreset: got {asked!r}, but the environment's metadata say {mode!r}. "
-            "Leave autoreset out."
+            f"autoreset must be {mode!r} as the environment's metadata say, got "
+            f"{asked!r}. Leave autoreset out."
         )
     return mode

@@ -202,8 +202,8 @@ class Sampler(Protocol):
             TypeError: It has no epochs.
         """
         raise TypeError(
-            f"num_batches: got {type(self).__name__}, which has no epochs. Use a "
-            "ShuffledSampler."
+            f"num_batches needs a sampler with epochs, got {type(self).__name__}. Use "
+            "a ShuffledSampler."
         )
 
     def check_priorities(

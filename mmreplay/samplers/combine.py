@@ -282,8 +282,8 @@ class NarrowingSampler(Wrapper):
         epochs = epochs_of(self.parts[0])
         if epochs is None:
             raise TypeError(
-                f"num_batches: got {type(self.parts[0]).__name__}, which has no "
-                "epochs. Put a ShuffledSampler inside."
+                "num_batches needs a sampler with epochs, got "
+                f"{type(self.parts[0]).__name__}. Put a ShuffledSampler inside."
             )
         return epochs.num_batches(self.shown(view), batch_size)
 

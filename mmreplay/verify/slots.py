@@ -192,8 +192,8 @@ class CommitFile:
             for env_id in np.flatnonzero(after < before)[:1].tolist():
                 self._note(
                     notes, slot,
-                    f"environment {env_id}: got {what} {after[env_id]} after "
-                    f"{before[env_id]}, which must not decrease",
+                    f"environment {env_id}: {what} must not decrease, got "
+                    f"{after[env_id]} after {before[env_id]}",
                 )  # fmt: skip
 
     def _check_live(

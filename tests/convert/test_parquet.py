@@ -178,7 +178,7 @@ def test_a_part_that_is_missing_is_noticed(source, folder):
     (folder / "last.txt").rename(parts[-1])
     parts[1].unlink()
     with pytest.raises(
-        FormatError, match=r"begins with row b'32', expected 16\. A file is"
+        FormatError, match=r"must begin with row 16, got b'32'\. A file is"
     ):
         load(folder)
 
@@ -202,7 +202,7 @@ def test_a_folder_of_parts_is_replaced_and_anybodys_is_not(source, folder):
 
 
 def test_a_folder_of_none_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="holds 0 parquet files, expected 1 to"):
+    with pytest.raises(FormatError, match=r"must hold 1 to .* parquet files, got 0"):
         mr.load(tmp_path, tmp_path / "target", format="parquet")
 
 
@@ -248,16 +248,16 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
         return tmp_path / "a.parquet"
 
     with pytest.raises(
-        FormatError, match=r"column 'all/int8' is missing, expected int8\[3, 2\] as the"
+        FormatError, match=r"column 'all/int8' must be int8\[3, 2\] as .* got none"
     ):
         load(rewritten(again(), lambda t: t.drop(["all/int8"])))
-    with pytest.raises(FormatError, match="column 'single/float64' is float, expected"):
+    with pytest.raises(FormatError, match=r"column 'single/float64' must .* got float"):
         load(rewritten(again(), lambda t: cast(t, "single/float64", pa.float32())))
-    with pytest.raises(CorruptError, match=r"has checksum .*, expected .*The file is"):
+    with pytest.raises(CorruptError, match=r"must have checksum .*, got .*The file is"):
         load(rewritten(again(), lambda t: changed(t, "single/int32")))
     with pytest.raises(CorruptError, match="holds 3 rows, but its description says"):
         load(rewritten(again(), lambda t: t.slice(0, 3)))
-    with pytest.raises(CorruptError, match="'single/int32' lacks values, expected one"):
+    with pytest.raises(CorruptError, match="'single/int32' must have a value in"):
         load(rewritten(again(), lambda t: changed(t, "single/int32", None)))
 
 
@@ -385,11 +385,11 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
         ({"x": [1, None]}, SourceError, r"'x' lacks a value in rows \[0, 2\)"),
         (
             {"x": [[1.0, 2.0], [1.0]]}, SourceError,
-            r"list of another length in row 1, expected \[2\]",
+            r"row 1 must have shape \[2\] like the first",
         ),
         (
             {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
-            r"list of another length in row 1, expected \[2, 1\]",
+            r"row 1 must have shape \[2, 1\] like the first",
         ),
         ({"x": [[1.0], None]}, SourceError, "'x' lacks a value"),
         ({"x": ["a", "b"]}, SourceError, "can be a field. Name a file"),

@@ -156,7 +156,7 @@ def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
         got, out = mmreplay(site, "convert", tmp_path / "b", tmp_path / target[0],
                             *target[1:])  # fmt: skip
         assert got == 3
-        assert "entry point 'raw' of mmreplay.formats: got" in out
+        assert "entry point 'raw' of mmreplay.formats must be a" in out
         assert message in out
     # The other one of the package is there.
     (tmp_path / "a.count").write_text("7")

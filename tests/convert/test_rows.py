@@ -118,11 +118,11 @@ def test_rows_that_a_writer_overwrites_end_the_export(source, tmp_path):
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([block([1, 0]), block([0, 0], 3)], "got position 3, expected 2"),
-        ([block([1, 0, 0, 0, 0])], "expected them to stop at 4"),
+        ([block([1, 0]), block([0, 0], 3)], "next position must be 2, got 3"),
+        ([block([1, 0, 0, 0, 0])], "rows must stop at position 4, got"),
         (
             [block([1, 0, 0])],
-            r"rows up to position 3, expected them up to 4\. The source",
+            r"must reach position 4, got rows up to 3\. The source",
         ),
         (
             [block([1, 0], env_id=1)],
@@ -146,7 +146,7 @@ def test_columns_that_differ_from_the_description_are_refused(tmp_path):
     bad = Block(
         {**good.columns, "a": np.zeros(4)}, good.env_ids, good.positions, good.flags
     )
-    with pytest.raises(SourceError, match=r"field 'a': got float64"):
+    with pytest.raises(SourceError, match=r"field 'a' must be .* got float64"):
         write(tmp_path, [bad])
 
 
@@ -180,21 +180,21 @@ def test_a_description_survives_json(source):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "x"}, "says format 'x'"),
+        ({"format": "x"}, "format must be 'mmreplay', got 'x'"),
         (
             {"version": [2, 0]},
             r"version 2\.0, but this mmreplay reads 1\.x\. Install a newer",
         ),
-        ({"version": "1"}, r"expected \[major, minor\]"),
-        ({"num_envs": 2**40}, "says num_envs 1099511627776"),
-        ({"first": [0, 0, 0]}, "expected a list of 2 positions"),
-        ({"stop": [2**62, 0]}, "says stop"),
+        ({"version": "1"}, r"must be \[major, minor\]"),
+        ({"num_envs": 2**40}, "num_envs must be .* got 1099511627776"),
+        ({"first": [0, 0, 0]}, "must be a list of 2 positions"),
+        ({"stop": [2**62, 0]}, "stop must be an integer"),
         ({"stop": [0, 0]}, "x: description: first and stop must be 0 <= first <= stop"),
-        ({"capacity": 0}, "says capacity 0"),
-        ({"autoreset": "x"}, "says autoreset 'x'"),
-        ({"layout": 3}, "says layout '3'"),
-        ({"uuid": "../x"}, "expected 32 hex digits or none"),
-        ({"user": []}, "says user '\\[\\]', expected an object"),
+        ({"capacity": 0}, "capacity must be .* got 0"),
+        ({"autoreset": "x"}, "autoreset must be .* got 'x'"),
+        ({"layout": 3}, "layout must be .* got '3'"),
+        ({"uuid": "../x"}, "must be 32 hex digits or ''"),
+        ({"user": []}, "user must be an object, got '\\[\\]'"),
         ({"schema": [3]}, "schema field entry"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 def test_other_tensors_than_expected_are_refused(tmp_path):
     write(tmp_path / "t.safetensors", 2, arrays(2))
     with TensorFile(tmp_path / "t.safetensors") as file:
-        with pytest.raises(FormatError, match=r"got bool\[2\], expected bool\[3\]"):
+        with pytest.raises(FormatError, match=r"must be bool\[3\], got bool\[2\]"):
             file.expect(COLUMNS, 3)
-        with pytest.raises(FormatError, match=r"'more': got none, expected int8\[2\]"):
+        with pytest.raises(FormatError, match=r"'more' must be int8\[2\], got none"):
             file.expect({**COLUMNS, "more": ("int8", ())}, 2)

@@ -102,8 +102,8 @@ def test_rows_that_are_missing_are_refused(buffer, tmp_path, ending):
     path = stripped(buffer, tmp_path / f"a.{ending}", without)
     with pytest.raises(
         SourceError,
-        match=r"description is lost: got position \d+ of environment 0 in row 7 where "
-        r"\d+ should be.*remove column '_flags'",
+        match=r"row 7 must be position \d+ of environment 0, got \d+\. .*"
+        r"remove column '_flags'",
     ):
         mr.load(path, tmp_path / "b")
     assert not (tmp_path / "b").exists()
@@ -126,10 +126,10 @@ def test_without_flags_every_row_is_a_step(buffer, tmp_path, ending):
 @pytest.mark.parametrize(
     ("name", "value", "got"),
     [
-        ("_flags", 64, "flags 64"),
-        ("_env_id", -1, "environment -1"),
-        ("_env_id", 1 << 40, "environment 1099511627776, expected"),
-        ("_position", -1, "environment 0, position -1"),
+        ("_flags", 64, "a row has flags 64"),
+        ("_env_id", -1, "row 0 has environment -1, "),
+        ("_env_id", 1 << 40, "a row has environment 1099511627776"),
+        ("_position", -1, "row 0 has environment 0, position -1"),
     ],
 )
 def test_columns_that_say_nonsense_are_refused(buffer, tmp_path, name, value, got):
@@ -139,7 +139,7 @@ def test_columns_that_say_nonsense_are_refused(buffer, tmp_path, name, value, go
         return columns | {name: rows}
 
     path = stripped(buffer, tmp_path / "a.npz", changed)
-    with pytest.raises(SourceError, match=f"description is lost: got {got}"):
+    with pytest.raises(SourceError, match=f"in order, but {got}"):
         mr.load(path, tmp_path / "b")
 
 
@@ -149,7 +149,7 @@ def test_columns_of_no_whole_numbers_are_refused(buffer, tmp_path, ending):
         return columns | {"_flags": columns["_flags"].astype(np.float64) + 0.5}
 
     path = stripped(buffer, tmp_path / f"a.{ending}", changed)
-    with pytest.raises(SourceError, match=r"got _flags of float64\[\], expected all"):
+    with pytest.raises(SourceError, match=r"in order, but _flags is float64\[\]"):
         mr.load(path, tmp_path / "b")
 
 

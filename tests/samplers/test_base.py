@@ -73,7 +73,7 @@ def test_the_defaults_are_those_of_a_sampler_of_steps_without_epochs(kind):
     assert unseeded(sampler) is None
     assert ask(sampler, "form") is None
     assert ask(sampler, "more")(None, 4)
-    with pytest.raises(TypeError, match=f"got {kind.__name__}, which has no epochs"):
+    with pytest.raises(TypeError, match=f"with epochs, got {kind.__name__}"):
         ask(sampler, "num_batches")(None, 4)
     ask(sampler, "close")()
 

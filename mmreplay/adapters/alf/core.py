@@ -277,7 +277,7 @@ class Core:
             length = int(stop[0] - first[0])
             if ignored and length <= ignored:
                 raise RefusedError(
-                    f"gather_all: got {length} rows, of which {ignored} are ignored. "
+                    f"gather_all ignores {ignored} rows and needs more, got {length}. "
                     "Add steps first."
                 )
             fields = self.buffer.gather_all().fields

@@ -298,9 +298,9 @@ class NStepReplayBuffer(ReplayBuffer):
             return
         if self._ring is not None:
             raise SchemaError(
-                f"n_step: got {value} for a storage made with n_step={self._n_step}. "
-                f"Close it and make it again with resume=True and n_step={value}, "
-                "which then holds for all rows."
+                f"n_step must be {self._n_step} as the storage was made with, got "
+                f"{value}. Close it and make it again with resume=True and "
+                f"n_step={value}, which then holds for all rows."
             )
         self._n_step = int(value)
         if self._grid is not None:

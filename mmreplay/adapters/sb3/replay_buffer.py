@@ -345,9 +345,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             if self._unlearned == PATIENCE:
                 self._unlearned = None
                 warnings.warn(
-                    f"prioritized: got {PATIENCE} draws and no call of "
-                    "update_priorities, without which priorities stay as they are; "
-                    "call replay_buffer.update_priorities(samples, errors) after each "
+                    f"prioritized: update_priorities was not called in {PATIENCE} "
+                    "draws, so priorities do not change. Call "
+                    "replay_buffer.update_priorities(samples, errors) after each "
                     "training step, which Stable-Baselines3's own train() does not "
                     "do, or leave prioritized out",
                     stacklevel=2,

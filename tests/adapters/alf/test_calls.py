@@ -222,7 +222,7 @@ def test_gathering_needs_environments_in_step():
     assert info.positions.tolist() == [0, 0]
     ignoring = ReplayBuffer(SPEC, 1, 4, num_earliest_frames_ignored=2)
     counted(ignoring, 2, 1)
-    with refused("gather_all: got 2 rows, of which 2 are ignored"):
+    with refused("gather_all ignores 2 rows and needs more, got 2"):
         ignoring.gather_all(ignore_earliest_frames=True)
 
 
