@@ -98,7 +98,8 @@ def test_the_listed_command_lines_work_in_order(tmp_path, monkeypatch, capsys):
     pytest.importorskip("ale_py")
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    lines = listed_commands()
+    # The page is served until Ctrl-C: a test below runs that command alone.
+    lines = [line for line in listed_commands() if typed(line)[0] != "view"]
     assert len(lines) == 14
     for line in lines:
         code = run(typed(line))
