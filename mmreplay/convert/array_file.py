@@ -28,14 +28,13 @@ from mmreplay.convert.base import (
     Notes,
     Reader,
     Threads,
-    Writer,
     default_rows,
     read_ahead,
     refuse_wide,
 )
 from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, RESERVED, Description
 from mmreplay.convert.direct_writer import open_output
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.schema.dtypes import describe, storage_dtype
@@ -281,7 +280,7 @@ class ArrayColumn:
         return math.prod(self.shape[1:], start=self.stored.itemsize)
 
 
-class ArrayWriter(Writer):
+class ArrayWriter(StagedWriter):
     """Writes one file by a plan; see `Writer`."""
 
     def __init__(
@@ -308,12 +307,6 @@ class ArrayWriter(Writer):
         assert self._file is not None
         self._file.finish()
         self.nbytes = self._staging.publish()
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        if self._file is not None:
-            self._file.close()
-        self._staging.abort()
 
 
 class ArrayFile:

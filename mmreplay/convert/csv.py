@@ -66,7 +66,7 @@ from mmreplay.convert.description import (
     RESERVED,
     Description,
 )
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import TableReader
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -296,7 +296,7 @@ class CsvReader(Reader):
         return
 
 
-class CsvWriter(Writer):
+class CsvWriter(StagedWriter):
     """Writes rows as text; see `Writer`."""
 
     def __init__(
@@ -379,11 +379,6 @@ class CsvWriter(Writer):
         nbytes = self._staging.publish()
         self._publication.settle()
         self.nbytes = nbytes + len(sidecar.to_json())
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
 
     def abort(self) -> None:
         """See `Writer.abort`."""

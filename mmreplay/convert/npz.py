@@ -40,7 +40,7 @@ from mmreplay.convert.array_file import (
 )
 from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
@@ -58,7 +58,6 @@ LEVEL = 6
 FLUSH_NBYTES = 64 << 10
 """Deflate flushes after so many bytes: it then packs nothing by more than 790 times,
 while readers, ours too, refuse a ratio of 1,000 as a bomb."""
-COPY_NBYTES = 1 << 20
 
 
 def open_reader(
@@ -309,7 +308,7 @@ def _plan(description: Description) -> NpzPlan:
     return NpzPlan(description.arrays, description.to_bytes())
 
 
-class PackedWriter(Writer):
+class PackedWriter(StagedWriter):
     """Writes a file of deflated members, packed by two threads; see `Writer`."""
 
     def __init__(
@@ -372,14 +371,9 @@ class PackedWriter(Writer):
         self.nbytes = self._staging.publish()
 
     def _close(self) -> None:
+        """Close the file once no thread writes to it."""
         self._pool.shutdown()
-        if self._file is not None:
-            self._file.close()
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        self._close()
-        self._staging.abort()
+        super()._close()
 
 
 class MemberPacker:
@@ -425,10 +419,7 @@ class MemberPacker:
 
     def move(self, offset: int) -> None:
         """Move towards the beginning of the file."""
-        for first in range(0, self.packed, COPY_NBYTES):
-            size = min(COPY_NBYTES, self.packed - first)
-            data = self._file.pread(size, self.offset + first)
-            self._file.pwrite(data, offset + first)
+        zip_file.move_bytes(self._file, self.offset, offset, self.packed)
         self.offset = offset
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from mmreplay.buffer.opening import StrPath, absolute
+from mmreplay.convert.base import Writer
 from mmreplay.disk import files
 from mmreplay.disk.files import File, rename
 from mmreplay.disk.lock import locked
@@ -237,6 +239,32 @@ class Staging:
         if self._fd >= 0:
             files.remove_tree(self.path)
             self._unlock()
+
+
+class Closeable(Protocol):
+    """An open file of any library."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class StagedWriter(Writer):
+    """A writer with one file of a staged target open at a time."""
+
+    _staging: Staging
+    _file: Closeable | None
+
+    def _close(self) -> None:
+        """Close the file, if one is open."""
+        if self._file is not None:
+            # Forgotten first: a close that failed is not tried again.
+            file, self._file = self._file, None
+            file.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
 
 
 def refuse_open(target: Path, overwrite: bool) -> None:

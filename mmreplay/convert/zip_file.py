@@ -17,6 +17,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 
 ALIGNMENT = 64
+COPY_NBYTES = 1 << 20
 STORED, DEFLATED = 0, 8
 
 LOCAL = struct.Struct("<4s5H3I2H")
@@ -51,6 +52,28 @@ class Member:
     offset: int
     packed: int
     method: int = STORED
+
+
+def move_bytes(
+    file: File, source: int, target: int, nbytes: int, checksum: int = 0
+) -> int:
+    """Move bytes towards the beginning of a file.
+
+    Args:
+        file: The file.
+        source: Where they begin.
+        target: Where they go, at most source.
+        nbytes: How many they are.
+        checksum: CRC-32 of the bytes before them in their member.
+
+    Returns:
+        The CRC-32 with them.
+    """
+    for first in range(0, nbytes, COPY_NBYTES):
+        data = file.pread(min(COPY_NBYTES, nbytes - first), source + first)
+        checksum = crc32(data, checksum)
+        file.pwrite(data, target + first)
+    return checksum
 
 
 class ZipLayout:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mmreplay.convert.base import Block, Notes, Writer, refuse_empty
+from mmreplay.convert.base import Block, Notes, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import Array, ColumnRows, scalar
@@ -206,7 +206,7 @@ class D4rlReader(FragmentReader):
         return {name: array for name, array in mapped.items() if array is not None}
 
 
-class D4rlWriter(Writer):
+class D4rlWriter(StagedWriter):
     """Writes steps, environment by environment, as one flat file."""
 
     def __init__(self, target: Path, description: Description, overwrite: bool) -> None:
@@ -269,16 +269,6 @@ class D4rlWriter(Writer):
             )
         self._close()
         self.nbytes = self._staging.publish()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        self._close()
-        self._staging.abort()
 
 
 def _renamed(name: str) -> str:

@@ -13,20 +13,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.checksums import crc32
 from mmreplay.convert.array_file import ArrayColumn, FilePlan, Kinds, Scan, bytes_of
 from mmreplay.convert.base import (
     Block,
     Notes,
     Reader,
-    Writer,
     doubt_priorities,
     refuse_empty,
 )
 from mmreplay.convert.description import RESERVED_NAMES, Description
 from mmreplay.convert.episode_ends import Marks
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.zip_file import move_bytes
 from mmreplay.disk.files import COPY_ON_WRITE, File, file_system
 from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, SourceError
@@ -34,7 +33,6 @@ from mmreplay.schema.dtypes import storage_dtype
 from mmreplay.schema.naming import ROLE_NAMES
 
 LAYOUT = "skrl's layout"
-COPY_NBYTES = 1 << 20
 # More than the most that a header, padded, may be longer before than after.
 SLACK_NBYTES = 128
 SCAN_NBYTES = 1 << 20
@@ -168,7 +166,7 @@ class SkrlReader(Reader):
         self._interleaved.close()
 
 
-class SkrlWriter(Writer):
+class SkrlWriter(StagedWriter):
     """Writes such a file; see `Writer`.
 
     The number of steps is known when all rows are in, final rows being none. Until
@@ -281,7 +279,9 @@ class SkrlWriter(Writer):
         for path in self._dtypes:
             span = plan.spans[path]
             nbytes = steps * span.row_nbytes
-            sums[path] = self._move(path, span.offset, nbytes, span.start)
+            sums[path] = move_bytes(
+                self._file, self._offsets[path], span.offset, nbytes, span.start
+            )
         for offset, data in plan.around(sums):
             self._file.pwrite(data, offset)
         self._file.resize(plan.nbytes)
@@ -297,16 +297,6 @@ class SkrlWriter(Writer):
                 size = (min(1024, steps - first), *self._sizes[path])
                 self._put(path, first, env_id, np.full(size, value))
 
-    def _move(self, path: str, offset: int, nbytes: int, checksum: int) -> int:
-        """Move a tensor towards the beginning of the file; returns its checksum."""
-        assert self._file is not None
-        for first in range(0, nbytes, COPY_NBYTES):
-            size = min(COPY_NBYTES, nbytes - first)
-            data = self._file.pread(size, self._offsets[path] + first)
-            checksum = crc32(data, checksum)
-            self._file.pwrite(data, offset + first)
-        return checksum
-
     def _add_notes(self, steps: int) -> None:
         if self._finals:
             self.notes.note(
@@ -319,12 +309,6 @@ class SkrlWriter(Writer):
                 "NaN in floats, 0 in other tensors"
             )
         self.notes.note("positions, flags, schema and statistics were left out")
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        if self._file is not None:
-            self._file.close()
-        self._staging.abort()
 
 
 class InterleavedReader(Reader):

@@ -23,7 +23,7 @@ from mmreplay.convert.base import Block, Notes, Reader, Writer, doubt_priorities
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.episode_ends import NamedEnds
 from mmreplay.convert.safetensors import SafetensorsPlan
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -97,7 +97,7 @@ def planned(_: str, description: Description, *, prefix: str | None = None) -> N
     TensorFields(description)
 
 
-class VeloraWriter(Writer):
+class VeloraWriter(StagedWriter):
     """Writes the pair into a folder; see `Writer`.
 
     Where next observations are not stored, the next row has them. Steps whose next
@@ -281,12 +281,6 @@ class VeloraWriter(Writer):
         if not self._widths["hiddens"]:
             note(f"no field is named {' or '.join(HIDDEN)}: hiddens has no columns")
         note("dones are terminations and truncations; environments follow each other")
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        if self._file is not None:
-            self._file.close()
-        self._staging.abort()
 
 
 class TensorFields:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay.convert.base import Block, Notes, Writer, refuse_empty
+from mmreplay.convert.base import Block, Notes, refuse_empty
 from mmreplay.convert.description import Description
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.datasets.common.rows import Array
 from mmreplay.datasets.common.transitions import (
     TransitionMaker,
@@ -77,7 +77,7 @@ def owns(folder: Path) -> bool:
     return names == [MAIN, METADATA] and [*folder.iterdir()] == [data]
 
 
-class MinariWriter(Writer):
+class MinariWriter(StagedWriter):
     """Writes episodes, environment by environment, as groups of one HDF5 file."""
 
     def __init__(
@@ -237,16 +237,6 @@ class MinariWriter(Writer):
                     else box(each)
                 )
         return dump(nested(leaves))
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        self._close()
-        self._staging.abort()
 
 
 class _Episode:
