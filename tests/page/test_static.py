@@ -1,6 +1,5 @@
 """The page's own files: their size, where they come from, and what they may not do."""
 
-import hashlib
 import re
 from pathlib import Path
 
@@ -8,17 +7,6 @@ import mmreplay.page
 from mmreplay.page.static_files import static_files
 
 STATIC = Path(mmreplay.page.__file__).parent / "static"
-
-
-def test_what_others_wrote_is_as_they_released_it():
-    lines = (STATIC / "vendor" / "SHA256SUMS.txt").read_text().splitlines()
-    assert re.search(r"uPlot \d+\.\d+\.\d+, MIT licence", lines[0])
-    listed = dict(reversed(line.split()) for line in lines[1:])
-    for name, digest in listed.items():
-        data = (STATIC / "vendor" / name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == digest, name
-    found = {file.name for file in (STATIC / "vendor").iterdir()}
-    assert found == {*listed, "SHA256SUMS.txt"}
 
 
 def test_the_page_is_small():
