@@ -8,6 +8,7 @@ progress of what the background thread still reads.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from mmreplay.page.curves import (
     read_values,
 )
 from mmreplay.page.draws import draw_steps
-from mmreplay.page.episodes import EpisodeList, answer_episodes
+from mmreplay.page.episodes import EpisodeList, answer_episodes, read_episode
 from mmreplay.page.frames import (
     MAX_FRAMES,
     MAX_SIDE,
@@ -52,8 +53,9 @@ from mmreplay.page.requests import (
 )
 from mmreplay.page.sample import component_name, sample_values, take_sample
 from mmreplay.page.shown import BackgroundReader, ShownBuffer
-from mmreplay.page.steps import read_episode
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
+
+logger = logging.getLogger(__name__)
 
 NOT_MODIFIED, OK, FAILED = 304, 200, 500
 ON_CHANGE = "private, no-cache"
@@ -113,6 +115,10 @@ class Page:
         for path in paths:
             buffer = ShownBuffer(path, images)
             self.shown.append(Shown(buffer, EpisodeList(buffer, self.background)))
+        names = [shown.buffer.name for shown in self.shown]
+        for shown in self.shown:
+            if names.count(shown.buffer.name) > 1:
+                shown.buffer.name = str(shown.buffer.path)
 
     def close(self) -> None:
         """Close all buffers."""
@@ -146,6 +152,9 @@ class Page:
         except (ReplayError, OSError, ValueError, ArithmeticError) as error:
             # Files of any content may be behind it: the page shows what is wrong.
             return _refused(UNREADABLE, str(error) or type(error).__name__)
+        except Exception as error:  # a fault of ours: the page says so, and lives on
+            logger.exception("no answer to %s?%s", path, query)
+            return _refused(FAILED, f"The server failed: {type(error).__name__}.")
 
     def _answer(self, path: str, query: Query, text: str, tag: str) -> PageAnswer:
         if path == "/api/buffers":

@@ -1,8 +1,9 @@
 """Serves the page over HTTP: the one module that imports Starlette and uvicorn.
 
 Requests are answered by `api.Page` in threads, three at a time beside the one that
-reads in the background. A response is sent in small pieces and has a minute to arrive,
-so that a slow client holds one answer for a minute at most.
+reads in the background. A response is sent in small pieces and has a minute to arrive.
+Of all responses that are being sent, 32 MiB are in memory at most: beyond, the oldest
+one is dropped, so that slow clients hold no memory and keep no one waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +45,8 @@ COMMENT_S = 15.0
 RESPONSE_S = 60.0
 """A response must arrive within so many seconds."""
 CHUNK_NBYTES = 64 << 10
+MAX_SENDING_NBYTES = 32 << 20
+"""Of all responses that are being sent."""
 MIN_GZIP_NBYTES = 1024
 FIRST_PORT, TRIED_PORTS = 8642, 20
 
@@ -82,8 +86,41 @@ class Guarded:
         await self._app(scope, receive, send_guarded)
 
 
+class Outbox:
+    """The responses that are being sent, and how much memory they hold.
+
+    Attributes:
+        nbytes: Of all of them.
+    """
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self.nbytes = 0
+        self._sending: OrderedDict[anyio.CancelScope, int] = OrderedDict()
+
+    def add(self, scope: anyio.CancelScope, nbytes: int) -> None:
+        """Take a response in; older ones are dropped where there are too many bytes.
+
+        Args:
+            scope: What sends it; cancelled where it is dropped.
+            nbytes: Of the response.
+        """
+        while self._sending and self.nbytes + nbytes > MAX_SENDING_NBYTES:
+            oldest, size = self._sending.popitem(last=False)
+            self.nbytes -= size
+            oldest.cancel()
+        self._sending[scope] = nbytes
+        self.nbytes += nbytes
+
+    def remove(self, scope: anyio.CancelScope) -> None:
+        """Forget a response that was sent or dropped."""
+        self.nbytes -= self._sending.pop(scope, 0)
+
+
 class PatientResponse(Response):
     """A response that is sent in pieces, and dropped when it takes too long."""
+
+    outbox: Outbox | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -92,21 +129,26 @@ class PatientResponse(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        with anyio.move_on_after(RESPONSE_S):
-            await send(start)
-            body = memoryview(self.body)
-            for first in range(0, len(body), CHUNK_NBYTES):
-                chunk = bytes(body[first : first + CHUNK_NBYTES])
-                more = first + CHUNK_NBYTES < len(body)
-                await send(
-                    {"type": "http.response.body", "body": chunk, "more_body": more}
-                )
-            if not len(body):
-                await send({"type": "http.response.body", "body": b""})
+        outbox = self.outbox or Outbox()
+        with anyio.move_on_after(RESPONSE_S) as sending:
+            outbox.add(sending, len(self.body))
+            try:
+                await send(start)
+                body = memoryview(self.body)
+                for first in range(0, len(body), CHUNK_NBYTES):
+                    chunk = bytes(body[first : first + CHUNK_NBYTES])
+                    more = first + CHUNK_NBYTES < len(body)
+                    await send(
+                        {"type": "http.response.body", "body": chunk, "more_body": more}
+                    )
+                if not len(body):
+                    await send({"type": "http.response.body", "body": b""})
+            finally:
+                outbox.remove(sending)
 
 
 class Live:
-    """Tells clients the state of the buffers when it changes, twice a second at most.
+    """Sends clients the state of the buffers when it changes, twice a second at most.
 
     A state is made when it is sent: no client has a queue.
     """
@@ -117,7 +159,7 @@ class Live:
         threads: Callable[[], CapacityLimiter],
         closing: Callable[[], bool],
     ) -> None:
-        """Tell about a page.
+        """Send the state of a page.
 
         Args:
             page: Its buffers.
@@ -199,7 +241,7 @@ def make_app(
             limiters.append(CapacityLimiter(MAX_THREADS))
         return limiters[0]
 
-    live = Live(page, threads, closing)
+    live, outbox = Live(page, threads, closing), Outbox()
 
     async def answer(request: Request) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")
@@ -218,7 +260,9 @@ def make_app(
             )
             headers |= {"content-encoding": "gzip", "vary": "accept-encoding"}
         media_type = None if found.status == NOT_MODIFIED else found.media_type
-        return PatientResponse(body, found.status, headers, media_type)
+        response = PatientResponse(body, found.status, headers, media_type)
+        response.outbox = outbox
+        return response
 
     async def static(request: Request) -> Response:
         path = request.scope["path"]

@@ -1,7 +1,8 @@
-"""The episodes of a buffer as narrow columns: sorted, filtered and counted.
+"""The episodes of a buffer: a table of all of them, and one with its rewards.
 
-A million episodes take 22 bytes each here, and their returns are read by a thread: the
-newest ones first, so that the overview has them at once.
+The table has narrow columns, of 22 bytes an episode, which are sorted, filtered and
+counted. Returns are read by a thread: the newest ones first, so that the overview has
+them at once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes import BREAK, CUT, TERMINATED, TRUNCATED
-from mmreplay.page.requests import Query
+from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
+from mmreplay.page.requests import NOT_IN_RING, Query, Refusal
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import BackgroundReader, ShownBuffer, version_of
-from mmreplay.stats import EpisodeTable, read_returns, reward_field
+from mmreplay.stats import EpisodeTable, read_returns, reward_field, widen
 
 KINDS = ("terminated", "truncated", "both", "broken off", "running")
 KIND_TERMINATED, KIND_TRUNCATED, KIND_BOTH, KIND_BROKEN, KIND_RUNNING = range(5)
@@ -33,11 +34,17 @@ SLICE_STEPS = 1 << 21
 """So many rewards are read at a time by the thread: about 0.1 s."""
 CHUNK = 1 << 17
 """Episodes of which flags are read at a time."""
-REFRESH_S = 1.0
+REFRESH_S, PATIENCE = 1.0, 4
+"""Episodes are read again after a second, or four times as long as it took to."""
 MAX_LIMIT = 500
 MAX_ORDERS = 2
 BINS = 48
 SORTS = ("age", "length", "return", "env", "begin")
+LISTED_REWARDS = 2000
+"""Steps of an episode with a reward other than 0 that are listed."""
+REWARD_ROWS, MAX_EPISODE_ROWS = 1 << 20, 1 << 24
+"""Rewards of an episode that are read at a time, and at all: of a longer one no return
+is computed, and later rewards are not listed."""
 
 Ids = NDArray[np.int64]
 
@@ -241,7 +248,7 @@ class EpisodeList:
         self._background = background
         self._lock = threading.Lock()
         self._columns: EpisodeColumns | None = None
-        self._made = 0.0
+        self._made = self._seconds = 0.0
         self._orders: OrderedDict[object, NDArray[np.int32]] = OrderedDict()
 
     def columns(self) -> EpisodeColumns:
@@ -254,14 +261,17 @@ class EpisodeList:
         version = version_of(buffer)
         with self._lock:
             former = self._columns
+            begin = time.monotonic()
             if former is not None and (
-                former.version == version or time.monotonic() - self._made < REFRESH_S
+                former.version == version
+                or begin - self._made < max(REFRESH_S, PATIENCE * self._seconds)
             ):
                 return former
             columns = read_columns(buffer)
             if former is not None:
                 _carry_returns(former, columns)
             self._columns, self._made = columns, time.monotonic()
+            self._seconds = self._made - begin
             self._orders.clear()
         return columns
 
@@ -457,3 +467,90 @@ def histogram_of_episodes(columns: EpisodeColumns, measure: str) -> Histogram:
     else:
         edges = np.linspace(low, high, BINS + 1)
     return Histogram(np.histogram(finite, edges)[0].astype(np.int64), edges)
+
+
+def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, Any]:
+    """Return the episode that holds a position, as JSON values.
+
+    Args:
+        buffer: Open in any mode.
+        env_id: The environment.
+        position: Of any of its steps, or of its final row.
+
+    Returns:
+        ``begin`` and ``end`` (one past the last step), ``kind``, ``missing_start``,
+        ``previous`` and ``next`` (where the neighbours begin; None where there is
+        none), ``number`` and ``count`` within the environment, ``return``,
+        ``nonfinite`` and ``rewards``: ``count``, ``at`` and ``values`` of those that
+        are not 0, ``at`` as steps within the episode.
+
+    Raises:
+        Refusal: The position is not in the buffer.
+    """
+    view = buffer.view
+    with view.lock:
+        index, span = view.index, view.span
+        first, stop = int(span.first[env_id]), int(span.stop[env_id])
+        if not first <= position < stop:
+            raise Refusal(NOT_IN_RING, _why_not_there(env_id, position, first))
+        episodes = index.episodes(env_id)
+    if not len(episodes.begin):
+        raise Refusal(NOT_IN_RING, f"No step of environment {env_id} is left.")
+    number = max(0, int(np.searchsorted(episodes.begin, position, "right")) - 1)
+    begin, end = int(episodes.begin[number]), int(episodes.end[number])
+    count = len(episodes.begin)
+    kinds = end_kinds(
+        view, np.array([env_id]), np.array([end - 1]), episodes.running[[number]]
+    )
+    final = end < stop and bool(
+        view.flags(np.array([env_id]), np.array([end]))[0] & FINAL
+    )
+    return {
+        "env": env_id,
+        "begin": begin,
+        "end": end,
+        "kind": KINDS[kinds[0]],
+        "missing_start": bool(episodes.headless[number]),
+        "final_row": final,
+        "previous": int(episodes.begin[number - 1]) if number else None,
+        "next": int(episodes.begin[number + 1]) if number + 1 < count else None,
+        "number": number,
+        "count": count,
+        "age": stop - end,
+        **_rewards(buffer, env_id, begin, end),
+    }
+
+
+def _why_not_there(env_id: int, position: int, first: int) -> str:
+    if position < first:
+        return f"Position {position:,} of environment {env_id} was overwritten."
+    return f"Position {position:,} of environment {env_id} is not written yet."
+
+
+def _rewards(buffer: ReplayBuffer, env_id: int, begin: int, end: int) -> dict[str, Any]:
+    """Return of an episode, and its rewards other than 0."""
+    path = reward_field(buffer)
+    if path is None:
+        return {"return": None, "nonfinite": 0, "rewards": None}
+    field = buffer.schema[path]
+    total, num_nonfinite, num_nonzero = 0.0, 0, 0
+    steps: list[int] = []
+    values: list[float] = []
+    stop = min(end, begin + MAX_EPISODE_ROWS)
+    for first in range(begin, stop, REWARD_ROWS):
+        positions = np.arange(first, min(first + REWARD_ROWS, stop))
+        rewards = widen(buffer.get_field(path, env_id, positions), field)
+        numbers = rewards.reshape(-1).astype(np.float64)
+        finite = np.isfinite(numbers)
+        num_nonfinite += int(len(numbers) - finite.sum())
+        total += float(numbers.sum())
+        nonzero = np.flatnonzero(finite & (numbers != 0))
+        num_nonzero += len(nonzero)
+        some = nonzero[: LISTED_REWARDS - len(steps)]
+        steps += (some + first - begin).tolist()
+        values += numbers[some].tolist()
+    return {
+        "return": total if stop == end else None,
+        "nonfinite": num_nonfinite,
+        "rewards": {"count": num_nonzero, "at": steps, "values": values},
+    }

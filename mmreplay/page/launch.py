@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import webbrowser
 from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -93,11 +96,28 @@ def make_server(
 
 
 def open_browser(url: str) -> bool:
-    """Open an address in the user's browser; return whether there is one."""
+    """Open an address in the user's browser; return whether there is one.
+
+    A thread opens it, since some browsers end only when their window is closed. A
+    browser within the terminal would take it away from the server: it is not used,
+    unless the variable BROWSER names it.
+    """
     try:
-        return webbrowser.open(url)
-    except (webbrowser.Error, OSError):
+        browser = webbrowser.get()
+    except webbrowser.Error:
         return False
+    if type(browser) is webbrowser.GenericBrowser and "BROWSER" not in os.environ:
+        return False
+    threading.Thread(
+        target=_open_browser, args=(browser, url), name="mmreplay-browser", daemon=True
+    ).start()
+    return True
+
+
+def _open_browser(browser: webbrowser.BaseBrowser, url: str) -> None:
+    # The address was printed: who waits for the browser in vain can open it.
+    with suppress(webbrowser.Error, OSError):
+        browser.open(url)
 
 
 class ServedPage:

@@ -265,9 +265,9 @@ def fields_of(
         if fact is not None:
             moments = fact.moments
             entry |= {
-                "low": moments.min,
-                "high": moments.max,
-                "mean": moments.mean,
+                "low": float(moments.min),
+                "high": float(moments.max),
+                "mean": float(moments.mean),
                 "nan": fact.num_nan,
                 "infinite": fact.num_infinite,
             }

@@ -8,6 +8,8 @@ with one lock for all, a result that needs another one would wait for itself.
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,7 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import held_by, locked
-from mmreplay.errors import RemovedError, ReplayError
+from mmreplay.errors import CorruptError, RemovedError, ReplayError
 from mmreplay.page.requests import UNREADABLE, Refusal
 
 MAX_RESULTS = 64
@@ -85,6 +87,7 @@ class ShownBuffer:
         self._heads: deque[tuple[float, int]] = deque()
         self._was_live = False
         self._fixed: dict[object, Any] = {}
+        self._files = DataFiles()
 
     def buffer(self) -> ReplayBuffer:
         """Return the open buffer.
@@ -101,9 +104,11 @@ class ShownBuffer:
                     raise Refusal(UNREADABLE, str(self._error)) from self._error
             buffer = self._buffer
         try:
+            self._files.check()
             # A look at the writer's heads; a folder that was deleted is seen here.
             _ = buffer.span
-        except ReplayError as error:
+            self._files.note(buffer)
+        except (ReplayError, OSError) as error:
             self._drop(buffer, error)
             raise Refusal(UNREADABLE, str(error)) from error
         return buffer
@@ -112,7 +117,7 @@ class ShownBuffer:
         self._tried = time.monotonic()
         try:
             self._buffer = ReplayBuffer.open(self.path)
-            self._error = None
+            self._error, self._files = None, DataFiles()
         except Exception as error:  # files of any content: the page shows what is wrong
             # What was removed while it was shown stays so until the path leads to a
             # buffer again: the last state is shown, not that there is no folder.
@@ -217,7 +222,9 @@ class ShownBuffer:
             return {
                 "state": "removed" if removed else "unreadable",
                 "text": refusal.text,
-                "repair": f"mmreplay repair {self.path} {self.path}-repaired",
+                "repair": shlex.join(
+                    ["mmreplay", "repair", str(self.path), f"{self.path}-repaired"]
+                ),
             }
         span = buffer.span
         head, rows = int(span.stop.sum()), int(span.lengths.sum())
@@ -250,6 +257,49 @@ class ShownBuffer:
             return not commit_facts(buffer)["clean"]
         except (ReplayError, OSError):
             return True
+
+
+class DataFiles:
+    """The sizes of a generation's files, which are mapped while the buffer is open.
+
+    To read a mapped page that was cut off its file ends the process (SIGBUS). So the
+    sizes are looked at before each request.
+    """
+
+    def __init__(self) -> None:
+        """Know no files yet."""
+        self._generation = -1
+        self._sizes: dict[Path, tuple[int, int]] = {}
+
+    def check(self) -> None:
+        """Check the files that were noted.
+
+        Raises:
+            CorruptError: A file is shorter than it was.
+        """
+        for path, (inode, nbytes) in self._sizes.items():
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                continue  # A mapping outlives the name of its file.
+            if status.st_ino == inode and status.st_size < nbytes:
+                raise CorruptError(
+                    f"{path} was cut from {nbytes:,} to {status.st_size:,} bytes while "
+                    "it was shown. Restore the buffer from a copy."
+                )
+
+    def note(self, buffer: ReplayBuffer) -> None:
+        """Note the files of a buffer, if another generation was noted before."""
+        generation = buffer.metadata.generation
+        if buffer.path is None or generation == self._generation:
+            return
+        self._sizes = {}
+        with os.scandir(buffer.path / buffer.metadata.folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    status = entry.stat()
+                    self._sizes[Path(entry.path)] = status.st_ino, status.st_size
+        self._generation = generation
 
 
 def version_of(buffer: ReplayBuffer) -> str:
