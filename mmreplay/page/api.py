@@ -51,9 +51,15 @@ from mmreplay.page.requests import (
     Query,
     Refusal,
 )
-from mmreplay.page.sample import component_name, sample_values, take_sample
+from mmreplay.page.sample import (
+    component_name,
+    rows_of,
+    sample_blocks,
+    take_sample,
+)
 from mmreplay.page.shown import BackgroundReader, ShownBuffer
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
+from mmreplay.stats import Moments, moments_of
 
 logger = logging.getLogger(__name__)
 
@@ -384,11 +390,13 @@ def frame_limits(
     """
 
     def find(buffer: ReplayBuffer) -> tuple[float, float]:
-        _, values = sample_values(buffer, path, take_sample(buffer))
-        finite = values[np.isfinite(values)]
-        if not len(finite):
+        some = take_sample(buffer).at_most(rows_of(buffer.schema[path]))
+        moments = Moments()
+        for _, values in sample_blocks(buffer, path, some):
+            moments = moments.merge(moments_of(values))
+        if not moments.count:
             return 0.0, 1.0
-        low, high = float(finite.min()), float(finite.max())
+        low, high = float(moments.min), float(moments.max)
         unit = low >= 0 and high <= 1
         if unit and not needs_colours(buffer.schema[path], layout):
             return 0.0, 1.0

@@ -57,10 +57,10 @@ def compare_buffers(
         if role not in ("reward", "action") or roles[1][path] != role:
             continue
         values = [
-            sample_values(buffer, path, sample)[1]
+            sample_values(buffer, path, sample, HISTOGRAM_COMPONENTS)
             for buffer, sample in zip(buffers, samples, strict=True)
         ]
-        for number in range(min(HISTOGRAM_COMPONENTS, values[0].shape[1])):
+        for number in range(values[0].shape[1]):
             shared = shared_histogram(values[0][:, number], values[1][:, number], field)
             if shared is not None:
                 name = component_name(path, number, field.shape)

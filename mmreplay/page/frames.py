@@ -22,7 +22,7 @@ from mmreplay.stats import widen
 MAX_NBYTES = 4 << 20
 """Of the pixels of one answer."""
 MAX_FRAMES = 96
-READ_NBYTES = 16 << 20
+READ_NBYTES = 4 << 20
 """Rows are read so many bytes at a time: large frames may be wanted small."""
 MIN_SIDE, MAX_STACK = 16, 16
 MAX_SIDE = 4096
@@ -246,8 +246,10 @@ def to_pixels(
     scaled = (frames.astype(np.float32) - np.float32(low)) / np.float32(
         max(high - low, 1e-30)
     )
-    shares = np.nan_to_num(scaled, nan=0.0).clip(0, 1)
-    levels: Pixels = (shares * 255 + 0.5).astype(np.uint8)
+    np.nan_to_num(scaled, copy=False, nan=0.0)
+    scaled *= 255
+    scaled += 0.5
+    levels: Pixels = scaled.clip(0, 255, out=scaled).astype(np.uint8)
     if not colours:
         return levels
     pixels = _viridis()[levels[..., 0]]

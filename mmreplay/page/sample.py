@@ -1,13 +1,14 @@
 """A sample of a buffer's steps, and facts about each field in it.
 
 Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken evenly
-over the ring: neighbours, so that repeated frames are seen and pages are shared. The
-values of one field are in memory at a time.
+over the ring: neighbours, so that repeated frames are seen and pages are shared. Some
+MiB of one field are in memory at a time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,11 @@ from mmreplay.schema import Field
 from mmreplay.stats import Moments, count_values, edges_of, moments_of, widen
 
 SAMPLE_ROWS = 1 << 16
-SAMPLE_NBYTES = 16 << 20
-"""Of one field: fewer rows of large ones are looked at."""
+SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20
+"""Of one field: fewer rows of large ones are looked at, down to 64 rows while they take
+no more than the latter, or to one."""
+BLOCK_NBYTES = 4 << 20
+"""Of rows that are in memory at a time."""
 RUN_ROWS = 64
 HISTOGRAM_COMPONENTS = 8
 BINS = 40
@@ -108,22 +112,39 @@ def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
 
 def rows_of(field: Field) -> int:
     """Rows of a field that a sample reads at most."""
-    return max(RUN_ROWS, min(SAMPLE_ROWS, SAMPLE_NBYTES // max(1, field.nbytes)))
+    row_nbytes = max(1, field.nbytes)
+    minimum = min(RUN_ROWS, MAX_SAMPLE_NBYTES // row_nbytes)
+    return max(1, minimum, min(SAMPLE_ROWS, SAMPLE_NBYTES // row_nbytes))
 
 
-def sample_values(
+def sample_blocks(
     buffer: ReplayBuffer, path: str, sample: Sample
-) -> tuple[Sample, Values]:
-    """Read a field of a sample.
+) -> Iterator[tuple[slice, Values]]:
+    """Read a field of a sample, some MiB at a time.
 
-    Returns:
-        The steps that were read, and their values ``[N, components]``, bfloat16 as
+    Yields:
+        Which rows of the sample, and their values ``[n, components]``, bfloat16 as
         float32.
     """
     field = buffer.schema[path]
-    some = sample.at_most(rows_of(field))
-    values = widen(buffer.get_field(path, some.env_ids, some.positions), field)
-    return some, values.reshape(len(some), -1)
+    step = max(1, BLOCK_NBYTES // max(1, field.nbytes))
+    for first in range(0, len(sample), step):
+        rows = slice(first, min(first + step, len(sample)))
+        values = buffer.get_field(path, sample.env_ids[rows], sample.positions[rows])
+        yield rows, widen(values, field).reshape(len(values), -1)
+
+
+def sample_values(
+    buffer: ReplayBuffer, path: str, sample: Sample, components: int
+) -> Values:
+    """Read the first components of a field of a sample, at least one step.
+
+    Returns:
+        ``[N, components]``, N as `rows_of` has it; bfloat16 as float32.
+    """
+    some = sample.at_most(rows_of(buffer.schema[path]))
+    blocks = sample_blocks(buffer, path, some)
+    return np.concatenate([values[:, :components] for _, values in blocks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,47 +274,63 @@ def measure(
         image: How frames lie in it, if it is an image.
     """
     field = buffer.schema[path]
-    some, values = sample_values(buffer, path, sample)
-    moments = moments_of(values)
-    floats = values.dtype.kind == "f"
-    num_nan = int(np.isnan(values).sum()) if floats and moments.nonfinite else 0
-    equal = values[1:] == values[:-1]
-    pairs = some.follows[1:]
-    repeats = int((equal.all(axis=1) & pairs).sum())
-    constant = np.flatnonzero(equal.all(axis=0)) if len(values) else np.zeros(0, int)
-    finite_nonzero = values != 0
-    if moments.nonfinite:
-        finite_nonzero &= np.isfinite(values)
+    some = sample.at_most(rows_of(field))
+    moments, num_nan, repeats, nonzero = Moments(), 0, 0, 0
+    blocks: list[Values] = []
+    changing: NDArray[np.bool_] | None = None
+    last: Values | None = None
+    counted = role in ("action", "reward") and image is None
+    for rows, values in sample_blocks(buffer, path, some):
+        block_moments = moments_of(values)
+        moments = moments.merge(block_moments)
+        finite_nonzero = values != 0
+        if block_moments.nonfinite:
+            num_nan += int(np.isnan(values).sum())
+            finite_nonzero &= np.isfinite(values)
+        nonzero += int(finite_nonzero.any(axis=1).sum())
+        # The row before may be in the block before.
+        joined = values if last is None else np.concatenate([last, values])
+        differs = joined[1:] != joined[:-1]
+        follows = some.follows[rows][len(values) - len(differs) :]
+        repeats += int((~differs.any(axis=1) & follows).sum())
+        some_change = differs.any(axis=0)
+        changing = some_change if changing is None else changing | some_change
+        last = values[-1:]
+        if counted:
+            blocks.append(values)
+    assert changing is not None
+    assert last is not None
+    constant = np.flatnonzero(~changing)
+    floats = last.dtype.kind == "f"
     none = np.zeros(0)
     at_limits, lows, highs = none, none, none
-    if role == "action" and floats:
-        at_limits, lows, highs = _at_limits(values)
-    histograms: tuple[Histogram, ...] = ()
-    if role in ("action", "reward") and image is None:
-        histograms = tuple(
-            histogram_of(values[:, number], field)
-            for number in range(min(HISTOGRAM_COMPONENTS, values.shape[1]))
-        )
+    if role == "action" and floats and blocks:
+        at_limits, lows, highs = _at_limits(blocks)
+    histograms = tuple(
+        histogram_of(np.concatenate([values[:, number] for values in blocks]), field)
+        for number in range(min(HISTOGRAM_COMPONENTS, len(changing)))
+        if blocks
+    )
     top_value, top_share, num_values = math.nan, 0.0, 0
-    if role == "action" and not floats and values.shape[1] == 1:
-        distinct, counts = np.unique(values, return_counts=True)
+    if blocks and role == "action" and not floats and len(changing) == 1:
+        distinct, counts = np.unique(np.concatenate(blocks), return_counts=True)
         top_value = float(distinct[counts.argmax()])
         top_share, num_values = float(counts.max() / counts.sum()), len(distinct)
     return FieldFacts(
         path=path,
         role=role,
         shape=field.shape,
-        kind=values.dtype.kind,
+        kind=last.dtype.kind,
         image=image,
         rows=len(some),
         complete=some.complete,
         moments=moments,
         num_nan=num_nan,
         constant=constant,
-        constant_value=float(values[0, constant[0]]) if len(constant) else math.nan,
+        constant_value=float(last[0, constant[0]]) if len(constant) else math.nan,
         repeats=repeats,
-        pairs=int(pairs.sum()),
-        nonzero=int(finite_nonzero.any(axis=1).sum()),
+        pairs=int(some.follows[1:].sum()),
+        nonzero=nonzero,
         at_limits=at_limits,
         lows=lows,
         highs=highs,
@@ -305,23 +342,30 @@ def measure(
 
 
 def _at_limits(
-    values: Values,
+    blocks: list[Values],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Share of each component on its lowest or highest value, and these values."""
-    finite = np.isfinite(values)
-    if finite.all():
-        lows, highs = values.min(axis=0), values.max(axis=0)
-    else:
-        lows = np.where(finite, values, np.inf).min(axis=0)
-        highs = np.where(finite, values, -np.inf).max(axis=0)
-    counts = np.maximum(1, finite.sum(axis=0))
-    shares = ((values == lows) | (values == highs)).sum(axis=0) / counts
-    ordered = np.sort(values[:FEW_ROWS], axis=0)
-    num_values = 1 + (ordered[1:] != ordered[:-1]).sum(axis=0)
-    shares[(num_values <= FEW_VALUES) | ~np.isfinite(lows)] = 0
-    return (
-        shares.astype(np.float64), lows.astype(np.float64), highs.astype(np.float64),
-    )  # fmt: skip
+    """Share of each component on its lowest or highest value, and these values.
+
+    Args:
+        blocks: Of rows ``[n, components]``; some components at a time are copied.
+    """
+    num_components = blocks[0].shape[1]
+    shares, lows, highs = (np.zeros(num_components) for _ in range(3))
+    num_rows = sum(map(len, blocks))
+    step = max(1, BLOCK_NBYTES // (blocks[0].dtype.itemsize * num_rows))
+    for first in range(0, num_components, step):
+        some = slice(first, first + step)
+        values = np.concatenate([block[:, some] for block in blocks])
+        finite = np.isfinite(values)
+        low = np.where(finite, values, np.inf).min(axis=0)
+        high = np.where(finite, values, -np.inf).max(axis=0)
+        counts = np.maximum(1, finite.sum(axis=0))
+        shares[some] = ((values == low) | (values == high)).sum(axis=0) / counts
+        ordered = np.sort(values[:FEW_ROWS], axis=0)
+        num_values = 1 + (ordered[1:] != ordered[:-1]).sum(axis=0)
+        shares[some][(num_values <= FEW_VALUES) | ~np.isfinite(low)] = 0
+        lows[some], highs[some] = low, high
+    return shares, lows, highs
 
 
 def component_name(path: str, component: int, shape: tuple[int, ...]) -> str:
