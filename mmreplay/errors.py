@@ -25,6 +25,7 @@ caused them: ``FullError(message, errno_=errno.ENOSPC)``. The warnings are
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -114,12 +115,27 @@ class _SystemError(ReplayError, OSError):
 class LockedError(_SystemError):
     """Another writer holds the buffer.
 
+    Attributes:
+        pid: The process that holds it; None where it is not known.
+        host: The host of that process, likewise.
+
     Example:
         >>> writer = mr.ReplayBuffer.open("runs/cartpole", "r+")
         >>> mr.ReplayBuffer.open("runs/cartpole", "r+")
         Traceback (most recent call last):
         mmreplay.errors.LockedError: ...runs/cartpole is already open for writing ...
     """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        errno_: int | None = None,
+        pid: int | None = None,
+        host: str | None = None,
+    ) -> None:
+        super().__init__(message, errno_=errno_)
+        self.pid, self.host = pid, host
 
 
 class ForkedError(ReplayError, RuntimeError):
@@ -153,7 +169,7 @@ class AutoresetWarning(UserWarning):
 
 
 class DurabilityWarning(UserWarning):
-    """The file system lacks what a guarantee of docs/guarantees.md needs.
+    """Rows, priorities or an episode's end will not be there after the process.
 
     Example:
         >>> import warnings
@@ -385,3 +401,11 @@ def shown(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else type(value).__name__
     return "{}" if isinstance(value, dict) and not value else type(value).__name__
+
+
+def frames_to_caller() -> int:
+    """Return the ``stacklevel`` that makes a warning name the user's line."""
+    frame, count = sys._getframe(1), 0
+    while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
+        frame, count = frame.f_back, count + 1
+    return count + 1

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels, process
 from mmreplay.buffer.flag_rules import EpisodeFlags, as_rows, expand, with_final_rows
-from mmreplay.buffer.validation import StepValidator, frames_to_caller, note_progress
+from mmreplay.buffer.validation import StepValidator, note_progress
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
@@ -34,7 +34,12 @@ from mmreplay.episodes.rules import (
     MIN_KNOWN_ENDS,
     find_reset_rows,
 )
-from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError
+from mmreplay.errors import (
+    AutoresetWarning,
+    ReplayError,
+    SchemaError,
+    frames_to_caller,
+)
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
@@ -73,6 +78,7 @@ class Appender:
         validator: Checks and casts what users pass.
         checks_ends: Whether rows after episode ends are still to be checked for
             resets of next-step mode, which another ``autoreset`` takes for steps.
+        warns_of_ends: Whether `close` warns of `unstored_ends`.
         before_overwrite: Called before rows are overwritten, with heads, tails, the
             heads that are needed and the new limits; it may return lower limits.
     """
@@ -114,6 +120,9 @@ class Appender:
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
         self._fast_append = fast_append_of(store, commit)
+        # Environments whose end was asked for by `end_episodes`, and not by an opening.
+        self._ended = np.zeros(ring.num_envs, bool)
+        self.warns_of_ends = True
         self._set_published(commit.heads, commit.limits, commit.tails)
 
     def start_from(self, heads: Array, tails: Array) -> None:
@@ -127,7 +136,8 @@ class Appender:
         other._recover_interrupted()
         self._flags.continue_from(other._flags)
         self.before_overwrite = other.before_overwrite
-        self.checks_ends = other.checks_ends
+        self.checks_ends, self._ended = other.checks_ends, other._ended
+        self.warns_of_ends = other.warns_of_ends
         self._num_ends, self._check_at = other._num_ends, other._check_at
         # Warn once per buffer, also after a resize.
         self.validator.unrounded &= other.validator.unrounded
@@ -170,6 +180,17 @@ class Appender:
         unfinished &= (self._heads > self._tails)[begun]
         truncated = np.uint8(CUT if how == "truncate" else 0)
         self._flags.interrupt(begun, np.uint8(START | BREAK) | (unfinished * truncated))
+
+    def end_episodes(self, env_ids: Array | None) -> None:
+        """Truncate unfinished episodes; see `ReplayBuffer.end_episodes`."""
+        self.resume("truncate", env_ids)
+        self._ended[slice(None) if env_ids is None else env_ids] = True
+
+    @property
+    def unstored_ends(self) -> Array:
+        """Environments whose episode `end_episodes` ended, and no row stores it yet."""
+        pending = (self._flags.pending & CUT) != 0
+        return np.flatnonzero(self._ended & pending & (self._heads > self._tails))
 
     def _continue_episodes(self) -> None:
         """Read the flags of the newest rows, also of dropped rows still on disk.

@@ -375,8 +375,20 @@ class GenerationReader(StartView):
         )  # fmt: skip
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
-        """Legal starts by rank; see `StartView.start_at`."""
-        return self._index.start_at(ranks)
+        """Legal starts by rank; see `StartView.start_at`.
+
+        Raises:
+            StaleError: There are fewer legal starts.
+        """
+        self._indexed_rows()
+        try:
+            return self._index.start_at(ranks)
+        except IndexError as error:
+            count = int(self._index.starts.lengths.sum()) - self._index.num_illegal
+            raise StaleError(
+                f"ranks must be below {count}, the number of legal starts, got "
+                f"{int(np.max(ranks))}. Draw ranks after a look at `view.starts`."
+            ) from error
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
         """Ranks of positions; see `StartView.legal_before`."""

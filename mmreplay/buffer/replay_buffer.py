@@ -43,11 +43,13 @@ from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import (
+    DurabilityWarning,
     FailedError,
     ForkedError,
     FullWarning,
     RemovedError,
     SchemaError,
+    frames_to_caller,
     shown,
 )
 from mmreplay.format.metadata import Autoreset, Engine, Metadata
@@ -373,6 +375,10 @@ class ReplayBuffer:
                 group too, so that it holds every row; False leaves their rows to
                 the next writer, where only this library reads them.
 
+        Warns:
+            DurabilityWarning: `end_episodes` ended an episode, and no row followed
+                that stores it; all is closed.
+
         Raises:
             FullError: All is committed and closed, but no space is left to put the
                 newest rows into the group.
@@ -384,12 +390,24 @@ class ReplayBuffer:
         with self._turn:
             opened = self._files
             store, closed = opened.store, opened.closed
+            ended = None
             if opened.appender is not None and not closed:
                 opened.appender.owner.check()
+                if opened.appender.warns_of_ends:
+                    ended = opened.appender.unstored_ends.tolist()
             opened.seal = seal
             self._close_files()
             if isinstance(store, ZarrStore) and not closed:
                 store.sealing.raise_if_unsealed()
+            if ended and self.path is not None:
+                count = len(ended)
+                envs = f"environments {ended}" if count < 9 else f"{count} environments"
+                warnings.warn(
+                    f"{self.path}: the end_episodes of {envs} is not stored, as no row "
+                    "followed it. Open the buffer with on_resume='truncate' instead.",
+                    DurabilityWarning,
+                    stacklevel=frames_to_caller(),
+                )
 
     def _close_files(self) -> None:
         """Close everything: files, columns of samplers, and the part in a limiter."""
@@ -841,12 +859,13 @@ class ReplayBuffer:
             limit.await_insert()
 
     def skip_autoreset_check(self) -> None:
-        """Do not check rows after episode ends for a wrong ``autoreset``.
+        """Do not check rows after episode ends, nor warn of ends that no row stores.
 
         For adapters: their library states what its environments do, and their users
-        cannot answer otherwise.
+        cannot answer otherwise; it resets all environments when it goes on.
         """
-        self._appender().checks_ends = False
+        appender = self._appender()
+        appender.checks_ends = appender.warns_of_ends = False
 
     def hold_rows(self, callback: BeforeOverwrite | None) -> None:
         """Register a callback that runs before rows are overwritten and may delay it.
@@ -1095,14 +1114,15 @@ class ReplayBuffer:
         """Truncate unfinished episodes; the next row of each environment starts one.
 
         The next row of an environment stores the truncation. Until then nothing on
-        disk does: after a close or a kill, ``on_resume`` of the next open decides.
+        disk does: after a close, which warns of it, or a kill, ``on_resume`` of the
+        next open decides.
 
         Args:
             env_ids: As in `clear`.
         """
         with self._turn:
             appender = self._appender()
-            appender.resume("truncate", appender.validator.env_ids(env_ids))
+            appender.end_episodes(appender.validator.env_ids(env_ids))
 
     def cut(self, env_ids: ArrayLike | None = None) -> None:
         """Truncate unfinished episodes; see `end_episodes`, the new name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, frames_to_caller
 from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
@@ -385,14 +384,6 @@ def _is_list(values: object) -> bool:
     """Whether values is a list of observations, rather than the numbers of one."""
     objects = isinstance(values, np.ndarray) and values.dtype == object
     return objects or isinstance(values, list)
-
-
-def frames_to_caller() -> int:
-    """Return the ``stacklevel`` that makes a warning name the user's line."""
-    frame, count = sys._getframe(1), 0
-    while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
-        frame, count = frame.f_back, count + 1
-    return count + 1
 
 
 def _scalars(field: Field) -> dict[type, tuple[float, float]]:

@@ -14,6 +14,7 @@ import socket
 import time
 import weakref
 from pathlib import Path
+from typing import TypedDict, cast
 
 from mmreplay import strict_json
 from mmreplay.disk import files
@@ -63,14 +64,17 @@ class WriterLock:
             raise LockedError(
                 f"{folder} is already open for writing in this process (pid "
                 f"{os.getpid()}). Close that buffer first, or open this one with "
-                "mode='r'."
+                "mode='r'.",
+                pid=os.getpid(),
+                host=socket.gethostname(),
             )
         try:
             files.disk.lock(self._file.fd)
         except BlockingIOError as error:
             raise LockedError(
                 f"{folder} is being written by {holder(folder)}. Wait until it "
-                "closes, or open with mode='r'."
+                "closes, or open with mode='r'.",
+                **writer_of(folder),
             ) from error
         except OSError as error:
             raise FailedError(
@@ -115,6 +119,19 @@ def holder(folder: Path) -> str:
     return f"pid {text['pid']} on {text['host']}"
 
 
+class _Holder(TypedDict, total=False):
+    pid: int
+    host: str
+
+
+def writer_of(folder: Path) -> _Holder:
+    """The last writer, as arguments of a `LockedError`; empty where it is not known."""
+    text = held_by(folder)
+    if text is None:
+        return {}
+    return {"pid": cast(int, text["pid"]), "host": cast(str, text["host"])}
+
+
 def held_by(folder: Path) -> dict[str, object] | None:
     """Return the lock's text, which is for information, or None where it is not valid.
 
@@ -151,18 +168,34 @@ def locked(folder: Path) -> bool:
     To try the lock would, for a moment, turn a writer away. Where the system does
     not list its locks, or hides other containers', the answer is False.
     """
-    path = folder / FILE_NAME
+    return lock_pid(folder / FILE_NAME) is not None
+
+
+def lock_pid(path: Path) -> int | None:
+    """Return the process that holds a flock on a file, as the system lists it.
+
+    Returns:
+        None where no process holds it, or where the system does not say; 0 for a
+        process of another container.
+    """
     try:
         status = os.stat(path)
         table = Path("/proc/locks").read_text("ascii")
     except OSError:
-        return False
-    inodes = [line.split()[5] for line in table.splitlines() if " FLOCK " in line]
+        return None
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-    if file_system(path) == "?":
-        # Subvolumes and overlays have a number of their own, the table their disk's.
-        return any(entry.rpartition(":")[2] == str(status.st_ino) for entry in inodes)
-    return f"{device}:{status.st_ino}" in inodes
+    # Subvolumes and overlays have a number of their own, the table their disk's.
+    any_device = file_system(path) == "?"
+    for line in table.splitlines():
+        # Such as "1: FLOCK  ADVISORY  WRITE 1234 fe:00:2293766 0 EOF"; a process that
+        # waits for a lock has a line with "->".
+        if " FLOCK " not in line or "->" in line:
+            continue
+        _, _, _, _, pid, inode, *_ = line.split()
+        on_device, _, number = inode.rpartition(":")
+        if number == str(status.st_ino) and (any_device or on_device == device):
+            return max(0, int(pid))
+    return None
 
 
 def _forget_in_child() -> None:

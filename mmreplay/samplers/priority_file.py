@@ -13,8 +13,8 @@ process that draws, also where that process only reads the buffer. The folder ho
   takes back. docs/format.md has the byte offsets;
 - ``LOCK``, held by the process that draws.
 
-Without the right to write, or the lock, priorities stay in RAM, and
-`PriorityColumn.where` says why.
+Without the right to write, or the lock, priorities stay in RAM. `PriorityColumn.where`
+says why, and the sampler warns of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 import struct
 import weakref
 from collections.abc import Callable
@@ -42,7 +43,7 @@ from mmreplay.disk.files import (
     refuse_link,
     rename,
 )
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import lock_pid, locked
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
@@ -450,9 +451,13 @@ def _lock(folder: Path) -> File:
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError):
+            pid = lock_pid(path)
+            whose = f" of pid {pid}" if pid else ""
             raise LockedError(
-                f"{path} is locked by another sampler. Close that sampler, or give "
-                "this one another name."
+                f"{path} is locked by another sampler{whose}. Close that sampler, or "
+                "give this one another name.",
+                pid=pid or None,
+                host=socket.gethostname() if pid else None,
             ) from error
         raise FailedError(
             f"cannot lock {path}: {error.strerror}. Use a file system that supports "

@@ -7,6 +7,7 @@ overwritten rows. So no one has to notify it, and the writer may be another proc
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,13 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.episodes.starts import BufferIdentity, StartView
-from mmreplay.errors import FormatError, SchemaError, StaleError
+from mmreplay.errors import (
+    DurabilityWarning,
+    FormatError,
+    SchemaError,
+    StaleError,
+    frames_to_caller,
+)
 from mmreplay.ring import Ring, Span
 from mmreplay.samplers.base import State
 from mmreplay.samplers.priority_distribution import PriorityDistribution, RunningMaximum
@@ -169,7 +176,20 @@ class PriorityStore:
                 seen = home.known(old.seen, former.generation, former.cut_epoch)
                 column = PriorityColumn(ring, values, seen, old.where)
             self._leave()
-        self.column = open_column(home, self._name) if column is None else column
+        if column is None:
+            column = open_column(home, self._name)
+            # A learner that restarts while the old one still runs draws on with new
+            # priorities: warned of before anything here is changed.
+            if column.where.startswith("RAM: "):
+                reason = column.where.removeprefix("RAM: ").rstrip(".")
+                warnings.warn(
+                    f"the priorities {self._name!r} of {home.folder} start anew in RAM "
+                    f"and end with this process: {reason}. To have them in RAM on "
+                    "purpose, pass name=None.",
+                    DurabilityWarning,
+                    stacklevel=frames_to_caller(),
+                )
+        self.column = column
         self._ring_shape = home.ring.shape
         if self._pending is not None and self._pickled:
             others = self._pending[0].uuid != home.uuid

@@ -29,6 +29,7 @@ class Episodes:
         self.ring = ReplayBuffer.create(
             path, schema, capacity, envs, autoreset="same_step", commit_every=None
         )
+        self.ring.skip_autoreset_check()  # as the adapter does
         self.once, self.envs, self.number = once, envs, 0
         self.closed = np.full(envs, -1)
         self.hindsight = sb3_goals.Hindsight("achieved_goal")

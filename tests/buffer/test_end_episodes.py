@@ -5,7 +5,7 @@ import pytest
 
 from mmreplay import Field, NStep, ReplayBuffer, Schema, verify_buffer
 from mmreplay.episodes import BREAK, CUT, START, TERMINATED
-from mmreplay.errors import FailedError
+from mmreplay.errors import DurabilityWarning, FailedError
 
 SCHEMA = Schema(
     {
@@ -103,3 +103,48 @@ def test_only_a_writer_ends_episodes(tmp_path):
         pytest.raises(FailedError, match=r".* is open with mode='r'"),
     ):
         reader.end_episodes()
+
+
+def test_an_end_that_no_row_stores_is_warned_of_by_close(tmp_path):
+    path = tmp_path / "ring"
+    buffer = ReplayBuffer.create(path, SCHEMA, 10, 3, autoreset="disabled")
+    add(buffer, 0, [False, False, True])
+    buffer.end_episodes()
+    told = (
+        rf"{path}: the end_episodes of environments \[0, 1\] is not stored, as no row "
+        r"followed it\. Open the buffer with on_resume='truncate' instead\."
+    )
+    with pytest.warns(DurabilityWarning, match=told):
+        buffer.close()
+    assert buffer.closed
+    buffer.close()  # says nothing more
+    # What the warning is of: the episodes of 0 and 1 go on.
+    with ReplayBuffer.open(path, "r+", on_resume="continue") as buffer:
+        add(buffer, 1, [False, False, False])
+        flags = buffer.flags(np.arange(2), np.zeros(2, np.int64))
+        assert not (flags & CUT).any()
+    # An opening that truncates needs no warning, nor do rows in memory.
+    with ReplayBuffer.open(path, "r+", on_resume="truncate"):
+        pass
+    memory = ReplayBuffer.create(None, SCHEMA, 10, 1, engine="memory")
+    add(memory, 0, [False])
+    memory.end_episodes()
+    memory.close()
+
+
+def test_a_row_after_end_episodes_stores_it_and_close_is_silent(tmp_path):
+    ring = tmp_path / "ring"
+    with ReplayBuffer.create(ring, SCHEMA, 10, 2, autoreset="disabled") as buffer:
+        add(buffer, 0, [False, False])
+        buffer.end_episodes()
+        add(buffer, 1, [False, False])
+        buffer.end_episodes([0])
+        buffer.resize(20)
+        buffer.clear()
+    buffer = ReplayBuffer.open(ring, "r+", on_resume="continue")
+    add(buffer, 2, [False, False])
+    buffer.end_episodes()
+    buffer.resize(30)
+    buffer.clear([0])
+    with pytest.warns(DurabilityWarning, match=r"environments \[1\] is not stored"):
+        buffer.close()

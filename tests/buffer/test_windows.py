@@ -245,3 +245,17 @@ def test_a_sampler_without_priorities_says_so(tmp_path):
     batch = twin.buffer.sample(2)
     with pytest.raises(SchemaError, match=r"update_priorities.*got UniformSampler"):
         twin.buffer.update_priorities(batch, [1, 2])
+
+
+def test_starts_by_rank_need_no_look_before_and_say_how_many_there_are(tmp_path):
+    path = tmp_path / "ring"
+    with mr.ReplayBuffer.create(path, mr.Schema({"n": mr.Field((), "int64")}), 9) as w:
+        for number in range(12):
+            w.add(n=number)
+    with mr.ReplayBuffer.open(path) as buffer:
+        env_ids, positions = buffer.view.start_at(np.array([0, 8]))
+        assert (env_ids.tolist(), positions.tolist()) == ([0, 0], [3, 11])
+    with mr.ReplayBuffer.open(path) as buffer:
+        told = "ranks must be below 9, the number of legal starts, got 9. Draw"
+        with pytest.raises(StaleError, match=told):
+            buffer.view.start_at(np.array([0, 9]))

@@ -3,7 +3,12 @@
 import errno
 import multiprocessing
 import os
+import pickle
+import re
 import shutil
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -205,7 +210,8 @@ class TestReopening:
         assert again.where == "disk"
         # Another opening's column is its own, until that is closed.
         taken = make(name="inside")
-        mark(ring, taken, [31])
+        with pytest.warns(mr.DurabilityWarning, match="'inside' .* locked by another"):
+            mark(ring, taken, [31])
         assert taken.where != "disk"
         other.close()
         free = make(name="inside")
@@ -249,12 +255,55 @@ class TestInMemory:
     def test_a_second_sampler_of_a_name_stays_in_ram_and_says_so(self, ring):
         first, second = make(), make()
         mark(ring, first, [30])
-        mark(ring, second, [31])
+        path = re.escape(str(ring.path))
+        told = (
+            rf"the priorities 'prioritized' of {path} start anew in RAM and end "
+            rf"with this process: .*LOCK is locked by another sampler of pid "
+            rf"{os.getpid()}\. Close that sampler, or give this one another name\. To "
+            r"have them in RAM on purpose, pass name=None\."
+        )
+        with pytest.warns(mr.DurabilityWarning, match=told):
+            mark(ring, second, [31])
         assert first.where == "disk"
         assert second.where.startswith("RAM: ")
         assert "is locked by another sampler" in second.where
         assert (own(ring, first)[31], own(ring, second)[30]) == (1.0, 1.0)
         first.close()
+
+    def test_the_warning_names_another_process(self, ring):
+        code = (
+            "import sys, numpy as np, mmreplay as mr\n"
+            "sampler = mr.PrioritizedSampler()\n"
+            "buffer = mr.ReplayBuffer.open(sys.argv[1], sampler=sampler)\n"
+            "buffer.sample(4)\n"
+            "print(sampler.where, flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        ring.commit()
+        command = [sys.executable, "-c", code, str(ring.path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as other:
+            assert other.stdout.readline() == "disk\n"
+            sampler = make()
+            with pytest.warns(mr.DurabilityWarning, match=f"of pid {other.pid}\\."):
+                mark(ring, sampler, [30])
+            with pytest.raises(mr.LockedError) as caught:
+                priority_file._lock(ring.path / "samplers" / "prioritized")
+            assert caught.value.pid == other.pid
+            assert caught.value.host == socket.gethostname()
+            again = pickle.loads(pickle.dumps(caught.value))
+            assert (again.pid, again.host) == (caught.value.pid, caught.value.host)
+            other.stdin.close()
+
+    def test_a_warning_that_is_an_error_leaves_the_sampler_as_it_was(self, ring):
+        first, second = make(), make()
+        mark(ring, first, [30])
+        with pytest.raises(mr.DurabilityWarning):
+            mark(ring, second, [31])
+        first.close()
+        mark(ring, second, [31])
+        assert second.where == "disk"
+        second.close()
 
     @pytest.mark.parametrize("name", ["mkdir", "open", "truncate", "allocate", "lock"])
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
@@ -263,7 +312,8 @@ class TestInMemory:
     ):
         sampler = make()
         settle(ring)
-        with using(FaultyDisk(OSError(number, os.strerror(number)), names=(name,))):
+        fault = FaultyDisk(OSError(number, os.strerror(number)), names=(name,))
+        with using(fault), pytest.warns(mr.DurabilityWarning, match="anew in RAM"):
             mark(ring, sampler, [30])
         assert sampler.where.startswith("RAM: cannot ")
         assert os.strerror(number) in sampler.where
@@ -277,7 +327,10 @@ class TestInMemory:
     def test_a_network_file_system_leaves_them_in_ram(self, ring, monkeypatch):
         monkeypatch.setattr(priority_file, "file_system", lambda path: "nfs4")
         sampler = make()
-        mark(ring, sampler, [30])
+        with pytest.warns(
+            mr.DurabilityWarning, match=r"on a network file system \(nfs"
+        ):
+            mark(ring, sampler, [30])
         assert sampler.where.endswith("is on a network file system (nfs4)")
 
     def test_where_no_space_can_be_reserved_they_are_written(self, ring, monkeypatch):
