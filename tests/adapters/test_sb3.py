@@ -470,7 +470,7 @@ def test_priorities_that_nobody_updates_are_said_once(tmp_path, rng):
         for _ in range(adapter.PATIENCE - 1):
             ours.sample(2)
     with pytest.warns(
-        UserWarning, match=r"call replay_buffer\.update_priorities\(samp"
+        UserWarning, match=r"Call replay_buffer\.update_priorities\(samp"
     ):
         ours.sample(2)
     with warnings.catch_warnings():
