@@ -151,7 +151,7 @@ class Scan:
         return read_ahead(self._read())
 
     def _read(self) -> Iterator[dict[str, NDArray[np.generic]]]:
-        """The same, valid until the block after the next."""
+        """Read a block; its arrays are valid until the block after the next."""
         streams = {name: column.open() for name, column in self._columns.items()}
         block_rows = min(self._rows, self._count)
         # Two sets of arrays: one is used while the other is read.

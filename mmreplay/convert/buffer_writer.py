@@ -65,7 +65,7 @@ def warm(paths: Sequence[Path]) -> Worker[None] | None:
 
 def _read(paths: list[Path], _: Worker[None]) -> None:
     for path in paths:
-        # Removed meanwhile, or on a device that fails: sampling raises the error.
+        # A removed file or a failing device: sampling raises the error.
         with suppress(ReplayError):
             file = File.open(path, None)
             try:
@@ -324,7 +324,7 @@ class BufferWriter(Writer):
 
 @cache
 def legal_flags(final_follows: bool) -> NDArray[np.bool_]:
-    """Which flags may follow which, bool ``[65, 256]``.
+    """Return which flags may follow which, bool ``[65, 256]``.
 
     Args:
         final_follows: The autoreset is ``"next_step"``.

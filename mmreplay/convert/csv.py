@@ -610,7 +610,7 @@ class _TableSurvey:
 
 
 def _inexact(texts: Any, values: Any) -> bool:
-    """Whether the cells have an integer that float64 cannot hold."""
+    """Return whether the cells have an integer that float64 cannot hold."""
     found = values.to_numpy(zero_copy_only=False)
     large = np.abs(found.astype(np.float64)) >= 2**53
     if not large.any():
@@ -814,7 +814,7 @@ class Sidecar:
         return json.dumps(value, separators=(",", ":")).encode()
 
     def fits(self, file: File) -> bool:
-        """Whether a csv file has this size and checksum; reads all of it."""
+        """Return whether a csv file has this size and checksum; reads all of it."""
         return file.nbytes == self.nbytes and checksum(file) == self.crc
 
 
@@ -918,7 +918,7 @@ def remove_stale(target: Path) -> None:
 
 
 def _ours(target: Path) -> bool:
-    """Whether the file at a sidecar's path is one of mmreplay's, even if damaged."""
+    """Return whether the file at a sidecar's path is mmreplay's, damaged or not."""
     path = sidecar_path(target)
     try:
         value = strict_json.parse(files.read_bytes(path, MAX_SIDECAR_NBYTES), str(path))

@@ -385,7 +385,7 @@ def _is_integer(cell: str, low: int, high: int) -> bool:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is the text of a float, NaN and infinities included."""
+    """Return whether a cell is the text of a float, NaN and infinities included."""
     try:
         float(cell)
     except ValueError:

@@ -567,8 +567,8 @@ class DirectOutput:
             try:
                 self._direct.pwrite(data, offset)
             except FailedError:
-                # A device of larger blocks, or one that fails: a write through the
-                # cache works, or raises the error that the caller is to see.
+                # The device has larger blocks, or fails: a write through the cache
+                # works, or raises the error for the caller.
                 self._direct_works = False
         return self._direct_works
 

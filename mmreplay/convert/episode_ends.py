@@ -170,7 +170,7 @@ class EpisodeStarts:
         self.orphans = np.zeros(num_envs, bool)
 
     def look(self, block: Block) -> NDArray[np.bool_]:
-        """Which rows begin an episode, bool ``[N]``."""
+        """Return which rows begin an episode, bool ``[N]``."""
         ids, places = first_rows(block.env_ids)
         check_env_ids(ids, len(self._seen))
         begins: NDArray[np.bool_] = (block.flags & START) != 0
@@ -315,13 +315,13 @@ def first_rows(env_ids: Ids) -> tuple[Ids, Ids]:
 
 
 def one_env(env_ids: Ids) -> bool:
-    """Whether all rows, at least one, are of one environment."""
+    """Return whether all rows, at least one, are of one environment."""
     # The first and last row of several environments are seldom of the same one.
     return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())
 
 
 def inside(block: Block, span: Span) -> NDArray[np.bool_]:
-    """Which rows lie in a span, bool ``[N]``.
+    """Return which rows lie in a span, bool ``[N]``.
 
     Raises:
         SourceError: One is of an unknown environment.

@@ -188,7 +188,7 @@ def planned(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds parquet files."""
+    """Return whether a folder holds parquet files."""
     return path.is_dir() and any(map(_is_data_file, path.iterdir()))
 
 
@@ -208,8 +208,8 @@ class ParquetReader(Reader):
         if rows != description.rows:
             raise CorruptError(
                 f"{path} holds {rows} rows, but its description says "
-                f"{description.rows}. Restore the file that is missing, or remove the "
-                "one that was added."
+                f"{description.rows}. Restore the missing file, or remove the added "
+                "file."
             )
         refuse_wide(description.row_nbytes, path)
         refuse_expansion(path, rows * description.row_nbytes, stored, allowed)
@@ -420,7 +420,7 @@ def _data_files(path: Path) -> list[Path]:
 
 
 def _is_data_file(path: Path) -> bool:
-    """Whether a file is of a dataset; ``.`` and ``_`` begin hidden files and logs."""
+    """Return whether a file is data; ``.`` and ``_`` begin hidden files and logs."""
     return path.suffix in SUFFIXES and not path.name.startswith((".", "_"))
 
 
@@ -677,7 +677,7 @@ def file_name(number: int) -> str:
 
 
 def owns(folder: Path) -> bool:
-    """Whether a folder holds part files, from the first on, and nothing else."""
+    """Return whether a folder holds part files, from the first on, and nothing else."""
     names = {each.name for each in folder.iterdir()}
     return names == {file_name(number) for number in range(len(names))}
 
@@ -888,7 +888,7 @@ def decode(array: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic
 
 
 def fits(kind: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether arrays of an Arrow type hold a field, one value a row."""
+    """Return whether arrays of an Arrow type hold a field, one value a row."""
     count = int(np.prod(shape, dtype=object))
     kind = _stored_type(kind)
     if pa.types.is_fixed_size_binary(kind):
@@ -942,7 +942,7 @@ def lengths_differ(array: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def has_nulls(array: Any) -> bool:
-    """Whether a row, or a value in one, is missing."""
+    """Return whether a row, or a value in one, is missing."""
     array = _storage(array)
     while _is_list(array.type):
         if array.null_count:
@@ -959,7 +959,7 @@ def fill_missing(array: Any) -> Any:
 
 
 def is_variable(kind: Any) -> bool:
-    """Whether rows of a type may differ in length."""
+    """Return whether rows of a type may differ in length."""
     kind = _stored_type(kind)
     while _is_list(kind):
         if not pa.types.is_fixed_size_list(kind):
@@ -969,7 +969,7 @@ def is_variable(kind: Any) -> bool:
 
 
 def holds_numbers(kind: Any) -> bool:
-    """Whether a type is numbers, lists of them, or bytes of one length."""
+    """Return whether a type is numbers, lists of them, or bytes of one length."""
     kind = _stored_type(kind)
     while _is_list(kind):
         kind = _stored_type(kind.value_type)

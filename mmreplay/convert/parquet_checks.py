@@ -315,7 +315,7 @@ class Thrift:
         raise MalformedThrift(f"a value of kind {kind} at byte {self.at}")
 
     def _fitting(self, size: int) -> int:
-        """The number of a list's elements, each of which takes a byte or more."""
+        """Return the number of a list's elements; each takes at least a byte."""
         if size > len(self._data) - self.at:
             raise MalformedThrift(f"a list of {size} at byte {self.at}, past the end")
         return size

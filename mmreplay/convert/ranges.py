@@ -136,7 +136,7 @@ class RangesReader(Reader):
         """Wrap a reader, which is closed with this one.
 
         Raises:
-            SchemaError: None of the rows is there.
+            SchemaError: The source has none of the rows.
         """
         self.report = reader.report
         self._reader = reader

@@ -138,7 +138,7 @@ FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """How another library names and arranges the arrays in files of our formats.
+    """Names and arrangement of another library's arrays in files of our formats.
 
     Attributes:
         name: The value of ``layout=``.
@@ -159,7 +159,7 @@ class LayoutModule(Protocol):
     """The functions of a layout's module; each takes the name of the format first."""
 
     def recognizes(self, path: Path, /) -> bool:
-        """Whether a file or folder is of this layout."""
+        """Return whether a file or folder is of this layout."""
 
     def open_reader(self, format: str, path: Path, /, **options: Any) -> Reader:
         """Open a source."""

@@ -161,7 +161,7 @@ def planned(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds parts, or files of another library's layout."""
+    """Return whether a folder holds parts, or files of another library's layout."""
     if (path / INDEX).is_file():
         return True
     return registry.find_layout("safetensors", None, path) is not None
@@ -691,7 +691,7 @@ def rows_per_shard(description: Description, part_bytes: float) -> int:
 
 
 def owns(folder: Path) -> bool:
-    """Whether a folder holds parts and their index, and no other files."""
+    """Return whether a folder holds parts and their index, and no other files."""
     names = {each.name for each in folder.iterdir()}
     count = len(names) - 1
     return names == {INDEX, *(shard_name(k + 1, count) for k in range(count))}

@@ -129,7 +129,7 @@ class Staging:
         refuse_open(target, True)
 
     def _known(self) -> bool:
-        """Whether the target is a buffer, or a folder of this format."""
+        """Return whether the target is a buffer, or a folder of this format."""
         return is_buffer(self.target) or self._owns(self.target)
 
     def _sweep(self) -> None:
@@ -287,7 +287,7 @@ def leftover(target: Path) -> Path | None:
 
 
 def holds_more(target: Path) -> bool:
-    """Whether a path is a folder with other files than a buffer's."""
+    """Return whether a path is a folder with other files than a buffer's."""
     is_folder = target.is_dir() and not target.is_symlink()
     return is_folder and not is_buffer(target) and any(target.iterdir())
 

@@ -293,7 +293,7 @@ class EpisodeChanges:
 
 
 def has_position_columns(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> bool:
-    """Whether a file has the columns of environments, positions and flags.
+    """Return whether a file has the columns of environments, positions and flags.
 
     Raises:
         SourceError: It has them, but not as integers.

@@ -47,7 +47,7 @@ def _check_texts(options: Mapping[str, str | None]) -> None:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder or zip file is a Zarr group."""
+    """Return whether a folder or zip file is a Zarr group."""
     return source_of(path) is not None
 
 

@@ -81,7 +81,7 @@ class SurvivingRows:
                 self.counts.append(len(part))
 
     def sources(self, head: int, positions: Array) -> Array:
-        """Where the rows of new positions come from; the newest one stays where it is.
+        """Return the old positions of new positions; the newest row does not move.
 
         Args:
             head: The environment's.
@@ -329,7 +329,7 @@ class DroppedRows:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What `repair` made.
+    """Result of `repair`.
 
     Attributes:
         path: Where the damaged buffer is.

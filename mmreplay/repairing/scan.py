@@ -197,7 +197,7 @@ def shard_index_nbytes(metadata: Metadata) -> int:
 def _open_shard_index(
     folder: Path, metadata: Metadata, mapped: bool, rows: int
 ) -> ShardStates:
-    """What that file says; where it ends before, rows are where a shard is for them.
+    """Return the states of that file; beyond its end they follow from the shards.
 
     Args:
         folder: Of the data.

@@ -61,7 +61,7 @@ def check_columns(
 
 
 def _inside(root: Path, notes: Notebook) -> list[Path]:
-    """What is in a folder of ours; a link in its place leads nowhere."""
+    """Return the names in a folder of the buffer; a link instead has none."""
     if root.is_symlink():
         notes.note(
             "unknown", root.name, None, f"{root.name} must be a folder, got a link"

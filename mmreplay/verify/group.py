@@ -176,7 +176,7 @@ def _listed(names: list[str]) -> str:
 
 
 class GroupFlags:
-    """What a group's shards say of the rows' flags, beside flags.bin."""
+    """Compares the flags in a group's shards with flags.bin."""
 
     def __init__(self, flags: File, metadata: Metadata) -> None:
         """Look at a generation, whose flags are open."""

@@ -1,4 +1,4 @@
-"""What a check found, as values."""
+"""Findings of a check, as values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One claim that does not hold.
+    """A claim of the files that is false.
 
     Attributes:
         kind: ``"metadata"``, ``"statistics"`` (the JSON files), ``"file"`` (missing,
@@ -53,13 +53,13 @@ class Finding:
 
     @property
     def damage(self) -> bool:
-        """Whether data or claims are lost, rather than something to know of."""
+        """Whether it is damage, not a note."""
         return self.kind not in NOTES
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify_buffer` found.
+    """Result of `verify_buffer`.
 
     Attributes:
         path: The buffer's folder.

@@ -259,7 +259,7 @@ def stripes(
 
 
 def _present_blocks(blocks: range, num_blocks: int, num_present: int) -> Iterator[int]:
-    """Those blocks of at most a lap that lie in the first places."""
+    """Return the blocks of at most a lap that lie first on disk."""
     lap = blocks.start // num_blocks * num_blocks
     for base in (lap, lap + num_blocks):
         low, high = max(blocks.start, base), min(blocks.stop, base + num_blocks)

@@ -28,7 +28,7 @@ Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What COMMIT vouches for.
+    """The rows that COMMIT vouches for.
 
     Attributes:
         firsts: int64 ``[E]``, the oldest position alive.
@@ -209,7 +209,7 @@ class CommitFile:
             )  # fmt: skip
 
     def _claim(self, slots: Slots, durable: Record, live: Record | None) -> Claim:
-        """What is committed and alive; see `recovery.settle`."""
+        """Return what is committed and alive; see `recovery.settle`."""
         ring = self._metadata.ring
         limits = commit.highest_limit(slots)
         newest = durable if live is None else live

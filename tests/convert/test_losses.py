@@ -192,7 +192,7 @@ def test_ends_without_a_role_are_recognized_by_their_name(
             for target, (name, options) in TARGETS.items()
             if "skrl" not in target
         }
-    # The newest step is left out where nobody knows what followed it.
+    # The newest step is left out: its next observation is unknown.
     known = 8 if stored else 7
     pair = load_file(tmp_path / "v" / "buffer_state.safetensors")
     assert pair["dones"].ravel()[:known].tolist() == DONES[:known]

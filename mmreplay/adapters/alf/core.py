@@ -45,11 +45,11 @@ class RingSpec:
 
     Attributes:
         fields: Of the nest's leaves, by path.
-        names: Leaves that tell of episodes.
+        names: Leaves that mark episodes.
         num_envs: Environments.
         capacity: Rows of each.
         draw_options: How batches are drawn; None where none are.
-        keep: Episodes are told apart.
+        keep: Episodes are kept apart.
         rule: Returns are stored.
     """
 
@@ -377,9 +377,9 @@ class Core:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, which has the samplers; rows are in the folder.
+        """Continue from a state with the samplers; the rows are in the folder.
 
-        Or read in one that alf wrote, which holds the rows.
+        A state that alf wrote holds the rows, which are added.
         """
         if isinstance(state, Mapping) and checkpoint.HEADS in state:
             self._read_in(

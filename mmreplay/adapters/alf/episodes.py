@@ -235,11 +235,11 @@ class Log:
         """Return a row of every environment with its episode fields, the fast way.
 
         Args:
-            columns: Leaves of the row, an array the one that tells of episodes.
+            columns: Leaves of the row; the step type must be an array.
             heads: int64 ``[E]``, what the ring published last.
 
         Returns:
-            All columns; None where episodes begin or end, or more is to be told.
+            All columns; None where episodes begin or end, or more columns are needed.
         """
         if not self._plain:
             return None
@@ -263,7 +263,7 @@ class Log:
         """Account for the row of `plain` after it was added.
 
         Args:
-            heads: int64 ``[E]``, what the ring published with it; nobody changes them.
+            heads: int64 ``[E]``, what the ring published with it; must not be changed.
         """
         if not self._no_boundary:
             self._fresh[:] = self._over[:] = False
@@ -349,8 +349,8 @@ class Log:
 def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:
     """Return the newest row of each row's episode, int64 of the same shape.
 
-    The buffer's index tells them where every row after a LAST one is FIRST. Where it
-    is mistaken, they are found by bisection: beginnings grow along a ring.
+    The buffer's index has them where every row after a LAST one is FIRST. Elsewhere
+    they are found by bisection: beginnings grow along a ring.
     """
     ids, rows = env_ids.reshape(-1), positions.reshape(-1)
     begins = buffer.get_field(BEGIN, ids, rows)

@@ -161,7 +161,7 @@ def _numbers(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a torch file names what alf's rings have; torch is not asked."""
+    """Return whether a torch file names what alf's rings have; torch is not asked."""
     return torch_files.names(path, POSITIONS.encode(), SIZES.encode())
 
 

@@ -100,10 +100,10 @@ class ReplayBuffer(RingBuffer):
             enable_checkpoint: Kept, for alf's checkpointer.
             name: Kept.
             path: Folder of the buffer; see `BufferLocation`.
-            resume: Go on with the buffer that is there.
+            resume: Continue the existing buffer.
 
         Raises:
-            FormatError: A buffer is there, and resume is False.
+            FormatError: A buffer exists, and resume is False.
             RefusedError: Returns without episodes, or leaves that they need.
             UnfitError: The spec is none, or the buffer there is of another one.
         """
@@ -139,7 +139,7 @@ class ReplayBuffer(RingBuffer):
         """Add one step of each environment; see `RingBuffer.enqueue`.
 
         Raises:
-            RefusedError: Also where it is to wait while episodes are told apart.
+            RefusedError: Also where it is to wait and keeps episodes apart.
         """
         if blocking and self._keep:
             raise RefusedError(
@@ -262,7 +262,7 @@ class ReplayBuffer(RingBuffer):
             env_ids: int, of their shape.
 
         Raises:
-            RefusedError: Episodes are not told apart, or a step is not in the buffer.
+            RefusedError: Episodes are not kept apart, or a step is not in the buffer.
         """
         return self._tensor(self._core.begins(array(env_ids), array(pos)))
 

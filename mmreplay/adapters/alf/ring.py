@@ -73,11 +73,11 @@ class RingBuffer:
             allow_multiprocess: Let children call, and calls wait.
             name: Kept.
             path: Folder of the buffer; see `BufferLocation`.
-            resume: Go on with the buffer that is there.
+            resume: Continue the existing buffer.
 
         Raises:
-            FormatError: A buffer is there, and resume is False.
-            UnfitError: The spec is none, or the buffer there is of another one.
+            FormatError: A buffer exists, and resume is False.
+            UnfitError: The spec is none, or the existing buffer has another spec.
         """
         self._begin(
             data_spec, num_environments, max_length, device, allow_multiprocess, name,
@@ -111,7 +111,7 @@ class RingBuffer:
         self._remote: Remote | None = None
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
-        # What tells of episodes is looked at here.
+        # Leaves that mark episodes are read here.
         episodic: dict[str, Look] = {}
         episodic |= {path: array_as_is for path in (names.step_type,) if path}
         # A tensor of uint16 would be taken for the bits of one of bfloat16.

@@ -132,8 +132,8 @@ class WindowSampling:
 class _OverOpen(Wrapper):
     """Draws by priority, with weights over the mean of priorities above 0.
 
-    And not over that of all: where it is one of two samplers, the other's steps are
-    not to be multiplied by what tells one from the other.
+    The mean of all priorities would also scale the steps of the other sampler where
+    two samplers are mixed.
     """
 
     def __init__(self, sampler: PrioritizedSampler) -> None:

@@ -1,7 +1,7 @@
 """Calls from children of the process that owns a ring, through a socket to it.
 
 Only one process writes a buffer. Its children's calls go to a thread of it, a thread
-for each connection, so that one that waits keeps no other from being served.
+for each connection, so that a waiting call does not block the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_let_go)
 def hung_up() -> bool:
     """Return whether the client that this thread serves has disconnected.
 
-    It sends nothing while it waits: what is there to be read is the end.
+    The other process sends nothing while it waits: readable data is its end.
     """
     connection: Connection | None = getattr(_serving, "connection", None)
     return connection is not None and connection.poll()
@@ -64,8 +64,8 @@ def serves() -> bool:
 class Server:
     """Serves the calls of other processes on one object.
 
-    Who connects must be of this process's user and know its `multiprocessing` key,
-    which its children are born with. The socket has a name of Linux's own and no file.
+    A client must run as this process's user and know its `multiprocessing` key, which
+    its children inherit. The socket has an abstract Linux name and no file.
 
     Attributes:
         address: Where it listens.
@@ -109,7 +109,7 @@ def _accept(
             try:
                 _begin(listener.accept(), target, key)
             except (OSError, RuntimeError) as error:
-                # Who connects waits in line meanwhile; to ask at once would spin.
+                # Clients wait in the backlog; accepting again at once would spin.
                 warned = warned or _reported(error)
                 closed.wait(PAUSE_S)
 

@@ -120,7 +120,7 @@ class SegmentTree:
         return {"_values": self._tensor(whole)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the leaves of a state, also of one that alf wrote.
+        """Load the leaves of a state, also of a state that alf wrote.
 
         Raises:
             RefusedError: It is of another capacity, or a leaf cannot be.

@@ -1,4 +1,4 @@
-"""What several adapters share.
+"""Code that several adapters share.
 
 - `location`: the folder of an adapter's buffer, and pickling by its path
 - `values`: values of other libraries as arrays

@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def nothing(self) -> float:
-        """What stands where no value came: NaN, or 0 where there is none."""
+        """Return the value of cells that were not written: NaN, or 0 without NaNs."""
         return math.nan if self.dtype.is_floating_point else 0
 
     def empty(self, *lead: int) -> torch.Tensor:

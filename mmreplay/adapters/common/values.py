@@ -1,4 +1,4 @@
-"""What other libraries' code hands over, as arrays."""
+"""Values of other libraries' code as arrays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _seeded: Counter[int] = Counter()
 
 
 def seed_of_draws() -> int:
-    """A seed for the draws of one memory, in ``[0, 2**62)``, different each time.
+    """Return a seed for the draws of one memory, in ``[0, 2**62)``.
 
-    It is torch's for the first one that this process makes under it, and mixed with
-    their number for those that follow: two agents' memories draw other rows, and a
-    program that is run again draws what it drew.
+    The first memory of a process under torch's seed takes that seed; each later one
+    mixes it with its number. So two agents' memories draw different rows, and a second
+    run of the program draws the same rows.
     """
     seed = torch.initial_seed() % (1 << 62)
     number = _seeded[seed]

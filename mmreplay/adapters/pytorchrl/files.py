@@ -25,7 +25,7 @@ from mmreplay.errors import FormatError, SchemaError
 from mmreplay.schema.naming import left_out
 
 NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
-"""What pytorchrl calls a field, and what it is called here."""
+"""Names of fields there, and here."""
 NEXT, DONE, NEXT_DONE = "NextObservation", "Done", "NextDone"
 SIZE, STEP = "size", "step"
 
@@ -142,7 +142,7 @@ def _tensors(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a torch file names what pytorchrl's storages have; torch is not asked."""
+    """Return whether a torch file has the names of a pytorchrl storage."""
     return torch_files.names(path, NEXT.encode(), NEXT_DONE.encode())
 
 

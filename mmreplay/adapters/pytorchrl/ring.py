@@ -1,4 +1,4 @@
-"""What pytorchrl's storages have in common: transitions in a ring, slices in and out.
+"""The base of pytorchrl's storages: transitions in a ring, slices in and out.
 
 A step holds a row of each environment: every value is ``[num_proc, *shape]``. Rows are
 numbered from the oldest, whatever the ring has overwritten.
@@ -53,12 +53,12 @@ class RingStorage(RowStorage):
             algorithm: The algorithm.
             envs: The environments.
             path: The ring's folder; see `BufferLocation`.
-            resume: Go on with the ring that is there.
+            resume: Continue the existing ring.
 
         Raises:
-            FormatError: A ring is there, and resume is False.
-            SchemaError: The size is not positive, or less than that of the ring that
-                is there.
+            FormatError: A ring exists, and resume is False.
+            SchemaError: The size is not positive, or less than that of the existing
+                ring.
         """
         self._check("size", size)
         self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
@@ -119,7 +119,7 @@ class RingStorage(RowStorage):
         resume: bool = False,
         **named: Any,
     ) -> Maker:
-        """What makes storages, of (device, actor, algorithm, envs) each; pickles.
+        """Return a maker of storages from (device, actor, algorithm, envs); it pickles.
 
         Raises:
             SchemaError: An option is out of range.
@@ -216,7 +216,7 @@ class RingStorage(RowStorage):
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Let what comes next not follow what is there."""
+        """Mark a break: the next row does not follow the last one."""
         if self._ring is not None:
             self._ring.end_episodes()
             self._cut_at = int(self._ring.heads[0])
@@ -230,7 +230,7 @@ class RingStorage(RowStorage):
         self._ring.extend(self._known(self._narrowed(columns)))
 
     def _owns(self, rows: tuple[int, int]) -> bool:
-        """Whether these are the rows that were forgotten."""
+        """Return whether these are the rows that were forgotten."""
         return rows == self._forgotten
 
     def _keep(self, coming: int) -> None:
@@ -245,7 +245,7 @@ class RingStorage(RowStorage):
 
         Returns:
             float32 ``[T, num_proc, *shape]`` by key, or dicts of them; None for keys
-            that nobody inserted.
+            that were never inserted.
         """
         self._settle()
         first, stop = self._alive()
@@ -317,7 +317,7 @@ class RingStorage(RowStorage):
             self._ring.dequeue(gone)
 
     def _retained_columns(self, first: int, stop: int) -> Columns:
-        """What rows are copied with beside pytorchrl's keys."""
+        """Return what is copied with rows beside pytorchrl's keys."""
         return {}
 
     def update_storage_parameter(

@@ -32,7 +32,7 @@ from mmreplay.transforms.base import Transform
 
 
 class RowStorage(Hooks, PickledByPath):
-    """What `RingStorage` keeps, by pytorchrl's keys; the ring is made of the first."""
+    """The rows of `RingStorage` by pytorchrl's keys; the first row declares them."""
 
     storage_tensors: ClassVar[tuple[str, ...]] = ()
     _unstored: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class RowStorage(Hooks, PickledByPath):
         )  # fmt: skip
 
     def _recall(self) -> None:
-        """Know again what a ring that is there does not store."""
+        """Restore the state that an existing ring does not store."""
         assert self._ring is not None
         unstored = self._ring.metadata.user.get(KEY, {}).get(UNSTORED, {})
         for path, shape in unstored.items():

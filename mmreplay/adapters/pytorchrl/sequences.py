@@ -2,7 +2,7 @@
 
 As in pytorchrl, rows form sequences one after the other; where one is full, its last
 rows are inserted again, so that they begin the next. The *grid* says where sequences
-begin: it starts anew with each reset, and with each writer.
+begin: it restarts with each reset, and with each writer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Grid:
     """Where sequences begin.
 
     Attributes:
-        origins: Positions at which the grid starts anew, ascending.
+        origins: Positions at which the grid restarts, ascending.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Grid:
 
         Args:
             length: Rows of a sequence.
-            origins: Where it starts anew.
+            origins: Positions at which it restarts.
             overlap: Rows of a sequence that are those of the one before again.
             n_step: Steps that each row of a sequence is followed for.
         """
@@ -57,12 +57,12 @@ class Grid:
         self.origins = origins
 
     def start(self, position: int) -> None:
-        """Start anew at a position: what was there before does not lead to it."""
+        """Restart at a position: the rows before do not lead to it."""
         if position != self.origins[-1]:
             self.origins.append(position)
 
     def moved(self, shift: int, mark: int) -> None:
-        """Follow rows that were copied forward, up to a mark where it starts anew."""
+        """Follow rows that were copied forward, up to a mark where it restarts."""
         kept = [origin + shift for origin in self.origins if origin + shift < mark]
         self.origins = kept or [mark]
         self.start(mark)
@@ -111,8 +111,8 @@ class Grid:
             stop: One past the newest row.
 
         Returns:
-            int64 and bool ``[S, length, n_step]``; in place of a step beyond its part
-            stands the last one that is there.
+            int64 and bool ``[S, length, n_step]``; a step beyond its part is replaced
+            by the last step of the part.
         """
         begin = np.array(self.origins)
         part = np.searchsorted(begin, starts, side="right") - 1
@@ -193,7 +193,7 @@ class SequenceStorage(RingStorage):
         super().update_storage_parameter(parameter_name, new_parameter_value)
 
     def _recall(self) -> None:
-        """Know the grid again; whoever writes now begins a part of it."""
+        """Restore the grid; a new writer begins a part of it."""
         super()._recall()
         if self._grid is not None:
             assert self._ring is not None
@@ -216,7 +216,7 @@ class SequenceStorage(RingStorage):
         self._ring.set_statistics({**self._ring.statistics, KEY: state})
 
     def _start(self, position: int) -> None:
-        """Begin the grid anew."""
+        """Restart the grid."""
         assert self._grid is not None
         self._grid.start(position)
         self._note()
@@ -280,7 +280,7 @@ class SequenceStorage(RingStorage):
         return self._sliced(first, stop - (stop - first) % self.sequence_length)
 
     def _owns(self, rows: tuple[int, int]) -> bool:
-        """Whether these are the rows that were forgotten, but for half a sequence."""
+        """Return whether these are the forgotten rows, except half a sequence."""
         if self._grid is None or self._forgotten is None:
             return super()._owns(rows)
         return rows[0] == self._forgotten[0] and rows[1] <= self._forgotten[1]
@@ -323,7 +323,7 @@ class SequenceStorage(RingStorage):
         return self._tensors(fields) | extra
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
-        """Sequences drawn uniformly: environments, starts, and what a batch tells."""
+        """Draw sequences uniformly: environments, starts, and the batch's extras."""
         assert self._ring is not None
         chosen = starts[self._random.integers(len(starts), size=count)]
         return self._random.integers(self._ring.num_envs, size=count), chosen, {}
@@ -331,10 +331,10 @@ class SequenceStorage(RingStorage):
     def _folded(
         self, env_ids: Ids, starts: Ids, stop: int, fields: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Rewards over n steps up to the first end, and what the last of them led to.
+        """Return rewards over n steps up to the first end, and the last next values.
 
-        As `NStep` does, but that a row's steps may lie in two sequences. Where steps
-        are missing, ``n_step`` is there too and says how many were summed.
+        As `NStep` does, except that a row's steps may lie in two sequences. Where steps
+        are missing, ``n_step`` counts the summed steps.
         """
         assert self._ring is not None
         assert self._grid is not None

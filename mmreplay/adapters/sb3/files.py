@@ -1,4 +1,4 @@
-"""What Stable-Baselines3's save_replay_buffer writes: a pickled buffer."""
+"""Files of Stable-Baselines3's save_replay_buffer: a pickled buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmreplay.datasets.common.rows import Array, ColumnRows, ring_rows, scalar
 from mmreplay.errors import CorruptError, FormatError
 
 NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
-"""What it calls a field, and what it is called here."""
+"""Names of fields there, and here."""
 NEXT, DONES, TIMEOUTS = "next_observations", "dones", "timeouts"
 
 
@@ -189,7 +189,7 @@ def _apart(ends: Ends) -> Ends:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a pickle names Stable-Baselines3; it is not run."""
+    """Return whether a pickle names Stable-Baselines3; it is not run."""
     return b"stable_baselines3" in pickles.head(path)
 
 

@@ -74,12 +74,12 @@ class EndedStarts(NarrowedStarts):
 
     @property
     def starts(self) -> Span:
-        """Where the legal starts lie."""
+        """Positions that may be legal starts, per environment."""
         return self._starts
 
     @property
     def table(self) -> StartTable | None:
-        """What the kernel looks legal starts up in."""
+        """The kernel's table of legal starts."""
         return self.base.table
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Stable-Baselines3's replay buffers on disk; give one as ``replay_buffer_class=``.
 
-``replay_buffer_kwargs=dict(path="runs/pong")`` says where. What differs from the
-buffers of Stable-Baselines3 is told in docs/migrating/sb3.md.
+``replay_buffer_kwargs=dict(path="runs/pong")`` says where. docs/migrating/sb3.md lists
+the differences from the buffers of Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     def ring(self) -> Ring | None:
         """The `mmreplay.ReplayBuffer`; None before the first `add`.
 
-        One that is there already is opened when it is first asked for, not when a
-        model is made or loaded.
+        An existing buffer is opened at the first access, not when a model is made or
+        loaded.
         """
         return self._ready() if self._ring is None and self.home.resumed else self._ring
 
@@ -211,7 +211,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         return self._ring
 
     def __repr__(self) -> str:
-        """Say what it is, and where."""
+        """Name the class, the size and the folder."""
         held = "not open yet" if self._ring is None else self.size()
         return f"<sb3.{type(self).__name__} {held} x {self.n_envs}, {self.home}>"
 
@@ -455,8 +455,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
     """`stable_baselines3.her.HerReplayBuffer` in files.
 
     Draws are uniform over the transitions of whole episodes that have ended. The last
-    ``int(her_ratio * batch_size)`` transitions of a batch get another desired goal,
-    one that their own episode achieved, and the reward that ``compute_reward`` of the
+    ``int(her_ratio * batch_size)`` transitions of a batch get a goal that their own
+    episode achieved as the desired goal, and the reward that ``compute_reward`` of the
     first environment gives for it.
 
     A buffer that is opened with `resume` ends the episodes that were running, as

@@ -63,7 +63,7 @@ class Steps:
         self.extra: Arrays = {}
         self.schema = Schema.from_flat(fields)
         self._action = action
-        # What the last step led to, by which a step that does not follow is told.
+        # What the last step led to, to detect a step that does not follow it.
         self._led_to: dict[str, bytes] = {}
         self._over = self._none_over = np.zeros(num_envs, bool)
         self._plain = [
@@ -85,12 +85,12 @@ class Steps:
     def plain(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any
     ) -> dict[str, Any] | None:
-        """One step of the only environment, as it mostly comes, in few calls.
+        """Return an ordinary step of a single environment, in few calls.
 
         Returns:
-            Values by path, of which the ring is asked whether it takes them as they
-            are, and what it leads to is remembered; None where something is to be
-            looked at: an end, a step that does not follow.
+            Values by path for the ring, which may refuse them as they are; the next
+            observation is remembered. None where the step needs more checks: it ends
+            an episode, or does not follow the last one.
         """
         if (
             self._num_envs > 1
@@ -126,7 +126,7 @@ class Steps:
         return step
 
     def exact(self, step: dict[str, Any]) -> bool:
-        """Whether the arrays of a step that `plain` gave are as they are stored."""
+        """Return whether the arrays of a step of `plain` are as they are stored."""
         return all(
             step[path].dtype == dtype and step[path].shape == shape
             for path, (dtype, shape) in self._arrays.items()

@@ -1,4 +1,4 @@
-"""Where the next sample of a memory goes: memories over one ring share a cursor."""
+"""The cursor of a memory, its next cell; memories over one ring share it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def open_reader(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether skrl or rofunc named a file."""
+    """Return whether skrl or rofunc named a file."""
     return FILE_NAME.fullmatch(path.name) is not None
 
 
@@ -85,7 +85,7 @@ def open_writer(
         format: Name of the file's format.
         target: The file.
         description: What will come.
-        overwrite: Replace what is there.
+        overwrite: Replace an existing file.
         force: Write rows of more than 4,096 columns in csv.
     """
     if format == "csv":

@@ -94,7 +94,7 @@ class Memory(PickledByPath):
     shaped: ClassVar[bool] = False
     """Whether spaces and numbers keep dimensions as well, not sequences only."""
     strict: ClassVar[bool] = False
-    """Whether a name that is no tensor's is a KeyError, and not None among samples."""
+    """Whether an unknown name is a KeyError, and not None among samples."""
     held = "ring"
     memory_size: int = fixed("memory_size", "Make another memory with another path.")
     num_envs: int = fixed("num_envs", "Make another memory with another path.")
@@ -131,8 +131,7 @@ class Memory(PickledByPath):
 
         Raises:
             SchemaError: The format is unknown, a number is not at least 1, another
-                argument is of a wrong type, or the buffer that is there has another
-                size.
+                argument is of a wrong type, or the existing buffer has another size.
             FormatError: The path holds a buffer, and resume is False.
         """
         check_format(export_format)
@@ -169,7 +168,7 @@ class Memory(PickledByPath):
         self.ring = self._opened(sampler)
 
     def _opened(self, sampler: Sampler | None) -> ReplayBuffer | None:
-        """The ring, if it is there, and its cursor.
+        """Return the ring, if it exists, and read its cursor.
 
         Raises:
             SchemaError: It is of another size, as after a resize.
@@ -232,7 +231,7 @@ class Memory(PickledByPath):
         return self.memory_index * self.num_envs + self.env_index
 
     def __repr__(self) -> str:
-        """Say what it is, and where."""
+        """Name the class, the size and the folder."""
         return (
             f"<{self.system}.{type(self).__name__} {len(self):,} of "
             f"{self.memory_size:,} x {self.num_envs}, {self.home}>"
@@ -307,7 +306,7 @@ class Memory(PickledByPath):
         return True
 
     def _joined(self, ring: ReplayBuffer, tensor: Tensor) -> Tensor:
-        """A tensor of a ring that is there: its field, or a new one of nothing."""
+        """Return a tensor of an existing ring: its field, or a new empty field."""
         path = tensor.path
         if path not in ring.schema:
             if ring.metadata.user.get("adapter") not in MEMORIES:
@@ -345,7 +344,7 @@ class Memory(PickledByPath):
             self._cursor.reset(self.ring)
 
     def add_samples(self, **tensors: torch.Tensor) -> None:
-        """Add samples, cell by cell from the one that is next.
+        """Add samples, cell by cell from the next cell on.
 
         ``[num_envs, *size]`` is a row; fewer are cells of it, and of the next one; more
         are rows of a memory with one environment; without the first axis it is one
@@ -523,7 +522,7 @@ class Memory(PickledByPath):
         Raises:
             KeyError: There is none of that name.
             SchemaError: It is not mutable; see ``mutable=``.
-            EmptyError: No sample is there.
+            EmptyError: The memory has no samples.
         """
         known = self._known(name)
         if self.ring is None:
@@ -615,7 +614,7 @@ class Memory(PickledByPath):
     def sample_all(
         self, names: Sequence[str], mini_batches: int = 1, sequence_length: int = 1
     ) -> Samples:
-        """Read every sample that is there.
+        """Read all samples.
 
         Args:
             names: Of tensors.
@@ -682,7 +681,7 @@ class Memory(PickledByPath):
         self.save(self.export_directory, self.export_format)
 
     def load(self, path: str) -> None:
-        """Give up all samples and read others from a file of `save`'s, or skrl's.
+        """Discard all samples and read others from a file of `save`'s, or skrl's.
 
         Tensors are those that are declared; the file may hold more. Of more rows than
         memory_size the newest stay. A load that is cut short leaves no sample.

@@ -95,7 +95,7 @@ def load(
 ) -> None:
     """Replace the samples of a ring with those of a file.
 
-    A load that fails leaves the ring empty, and so does one that is killed.
+    A load that fails or is killed leaves the ring empty.
 
     Args:
         path: A file of `save`'s, or of skrl's or rofunc's own, of a legal suffix.
@@ -113,7 +113,7 @@ def load(
     with open_source(source, found, {"layout": "skrl"}) as opened:
         reader: Reader = opened
         if found.name == "csv":
-            # A line a sample, of which a memory may have fewer than environments.
+            # A line a sample; a memory may have fewer samples than environments.
             reader = InterleavedReader(
                 opened, rows_per_environment(opened.describe().rows, num_envs)
             )

@@ -107,7 +107,7 @@ class SkrlReader(Reader):
         return 0
 
     def _is_written(self, first: int, stop: int) -> NDArray[np.bool_]:
-        """Whether rows of all environments in turns are steps, bool ``[N]``."""
+        """Return whether rows of all environments in turns are steps, bool ``[N]``."""
         steps, env_ids = np.divmod(np.arange(first, stop), self._num_envs)
         written: NDArray[np.bool_] = steps < self._stop[env_ids]
         return written
@@ -216,9 +216,9 @@ class SkrlWriter(StagedWriter):
 
     @property
     def cells(self) -> int:
-        """Cells of those steps, less those of the last one that none came for.
+        """Number of cells of those steps, without the empty cells of the last step.
 
-        As skrl counts them: those are of the last environments.
+        As skrl counts them: the empty cells are those of the last environments.
         """
         left_out = np.flatnonzero(self._counts[::-1] == self.steps)
         return self.steps * len(self._counts) - int(left_out[0])
@@ -314,7 +314,7 @@ class SkrlWriter(StagedWriter):
 class InterleavedReader(Reader):
     """Deals the rows of a reader of one environment out to several; see `Reader`.
 
-    Ends are those that the reader tells; what begins after them is found anew.
+    Episode ends are those of the reader; starts are derived again.
     """
 
     def __init__(self, reader: Reader, stop: Ids, start: int = 0) -> None:
@@ -369,7 +369,7 @@ def rows_per_environment(rows: int, num_envs: int) -> Ids:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype has NaNs, which stand where nothing was written."""
+    """Return whether a dtype has NaNs, which stand where nothing was written."""
     return dtype == "bfloat16" or dtype.startswith("float")
 
 

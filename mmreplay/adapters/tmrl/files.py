@@ -134,7 +134,7 @@ def _array(path: Path, name: str, values: list[Any], alike: Any = None) -> Array
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a file goes by the name that tmrl gives, and begins as a pickle."""
+    """Return whether a file has the name that tmrl gives, and begins as a pickle."""
     return path.name == "data.pkl" and bool(pickles.head(path))
 
 

@@ -266,8 +266,8 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
 
         Raises:
             FormatError: As in `Memory`; or the pickle is another memory's.
-            SchemaError: A number is not legal, the memory that is there is of another
-                size, or there is a pickle that is not allowed.
+            SchemaError: A number is not legal, the existing memory has another size,
+                or there is a pickle that is not allowed.
         """
         check_counts(memory_size=memory_size, batch_size=batch_size)
         check_counts(imgs_obs=1 if imgs_obs is None else imgs_obs)

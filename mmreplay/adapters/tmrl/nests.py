@@ -17,7 +17,7 @@ COMPONENTS = (
     "previous observation", "action", "observation", "reward", "terminated",
     "truncated",
 )  # fmt: skip
-"""What a sample's CRCs are of, in order."""
+"""The parts of a sample that have CRCs, in order."""
 REWARD = COMPONENTS.index("reward")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -42,7 +42,7 @@ def components_of(nest: Any) -> dict[str, Any] | None:
 
 
 def structure(nest: Any) -> Any:
-    """What a nest is made of, as JSON values; None of a leaf."""
+    """Return the structure of a nest as JSON values; None for a leaf."""
     parts = components_of(nest)
     if parts is None:
         return None

@@ -122,7 +122,7 @@ class Rows:
         return tuple(made)
 
     def describe(self, samples: list[Any]) -> Schema:
-        """Take the structure of samples, of which one at least has an action."""
+        """Return the schema of samples; at least one must have an action."""
         act = next(sample[0] for sample in samples if sample[0] is not None)
         _, obs, reward, *_ = samples[0]
         self._obs, self._act = structure(obs), structure(act)

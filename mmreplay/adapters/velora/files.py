@@ -66,7 +66,7 @@ def open_reader(_: str, path: Path) -> Reader:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder is velora's by its names, or a file by its tensors as well.
+    """Return whether a folder is velora's by its names, or a file by its tensors.
 
     Anybody's file may be called so, and lie beside some metadata.json.
     """
@@ -275,7 +275,7 @@ class VeloraWriter(StagedWriter):
         note = self.notes.note
         if self._lost:
             note(
-                f"{self._lost:,} steps were left out: nobody knows what followed them "
+                f"{self._lost:,} steps were left out: their next states are unknown "
                 "(cut off, truncated without a final observation, or the newest)"
             )
         if not self._widths["hiddens"]:

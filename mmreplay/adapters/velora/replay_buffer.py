@@ -420,7 +420,7 @@ class ReplayBuffer(BufferBase):
         """Fill the buffer up to exactly so many steps, of copies of the environment.
 
         What an environment returns for a reset is no step, and is left out; the hidden
-        state begins anew with the episode.
+        state is reset with the episode.
 
         Args:
             agent: Has ``env``, ``device`` and ``predict`` as velora's agents do.

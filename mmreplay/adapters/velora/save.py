@@ -1,4 +1,4 @@
-"""The two files of a velora buffer: what its metadata may say, and of which rows."""
+"""The two files of a velora buffer: checks of its metadata against its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the readers and writers of several datasets share.
+"""Code that the readers and writers of several datasets share.
 
 - `rows`: columns of a source, read a range of rows at a time
 - `fragments`: rows of a buffer from consecutive steps
