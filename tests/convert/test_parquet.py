@@ -172,7 +172,7 @@ def test_a_part_that_is_missing_is_noticed(source, folder):
     parts = sorted(folder.iterdir())
     parts[-1].rename(folder / "last.txt")
     with pytest.raises(
-        CorruptError, match="the file that is missing, or remove the one that was"
+        CorruptError, match="the missing file, or remove the added file"
     ):
         load(folder)
     (folder / "last.txt").rename(parts[-1])
