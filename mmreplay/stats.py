@@ -19,6 +19,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.episodes import BREAK, CUT, END, EnvironmentEpisodes
 from mmreplay.errors import StaleError, called
 from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
 
 BLOCK_NBYTES = 8 << 20
 MAX_BLOCK_ROWS = 1 << 16
@@ -578,10 +579,3 @@ def _blocks(
         first = stop
         counter.add(len(which))
         yield which, {p: widen(v, fields[p]) for p, v in columns.items()}
-
-
-def widen(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
-    """Return values that numpy can compute with: bits of bfloat16 become float32."""
-    if field.dtype != "bfloat16":
-        return values
-    return (values.astype(np.uint32) << 16).view(np.float32)

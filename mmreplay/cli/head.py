@@ -97,9 +97,9 @@ def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
     """A scalar or short array as it is, a long one by its range and mean."""
     import numpy as np
 
-    array = np.asarray(value)
-    if field.dtype == "bfloat16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+    from mmreplay.schema.convert import widen
+
+    array = widen(np.asarray(value), field)
     if array.size <= INLINE_ELEMENTS:
         return array.tolist()
     wide = array.astype(np.float64)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.page.requests import NOT_IN_RING, TOO_LARGE, Refusal
-from mmreplay.stats import widen
+from mmreplay.schema.convert import widen
 
 MAX_BUCKETS, MAX_COMPONENTS = 4096, 64
 MAX_NBYTES = 256 << 20

@@ -24,7 +24,8 @@ from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.page.requests import NOT_IN_RING, Query, Refusal
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import BackgroundReader, ShownBuffer, version_of
-from mmreplay.stats import EpisodeTable, read_returns, reward_field, widen
+from mmreplay.schema.convert import widen
+from mmreplay.stats import EpisodeTable, read_returns, reward_field
 
 KINDS = ("terminated", "truncated", "both", "broken off", "running")
 KIND_TERMINATED, KIND_TRUNCATED, KIND_BOTH, KIND_BROKEN, KIND_RUNNING = range(5)

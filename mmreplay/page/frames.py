@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.stats import widen
+from mmreplay.schema.convert import widen
 
 MAX_NBYTES = 4 << 20
 """Of the pixels of one answer."""

@@ -19,7 +19,8 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL, START
 from mmreplay.page.frames import ImageLayout
 from mmreplay.schema import Field
-from mmreplay.stats import Moments, count_values, edges_of, moments_of, widen
+from mmreplay.schema.convert import widen
+from mmreplay.stats import Moments, count_values, edges_of, moments_of
 
 SAMPLE_ROWS = 1 << 16
 SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from mmreplay.errors import SchemaError
-from mmreplay.schema.dtypes import WAYS_OUT, bfloat16_bits, describe
+from mmreplay.schema.dtypes import WAYS_OUT, bfloat16_bits, describe, from_bfloat16_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,8 +83,13 @@ def convert(
     if field.dtype == "bfloat16":
         return _cast_bfloat16(got, brain, path)
     if brain:
-        got = (got.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        got = from_bfloat16_bits(got)
     return _cast(field, got, path)
+
+
+def widen(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
+    """Return stored values as numbers that numpy knows: bfloat16 becomes float32."""
+    return from_bfloat16_bits(values) if field.dtype == "bfloat16" else values
 
 
 def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:

@@ -135,6 +135,11 @@ def bfloat16_bits(values: NDArray[np.floating]) -> NDArray[np.uint16]:
     return np.where(nan, quiet, rounded).astype(np.uint16).reshape(values.shape)
 
 
+def from_bfloat16_bits(bits: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Values of bits of bfloat16, exactly; float32 of the same shape."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def _to_odd(
     bits: NDArray[np.uint32], values: NDArray[np.floating]
 ) -> NDArray[np.uint32]:

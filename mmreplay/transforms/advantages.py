@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, shown
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
-from mmreplay.transforms.checks import label, numbers, real
+from mmreplay.transforms.checks import label, real
 from mmreplay.transforms.outline import Outline, ReadAt
 
 BLOCK_STEPS = 128
@@ -379,7 +380,7 @@ class _Estimated(Over):
             within = steps < stops[active, None]
             flat = np.minimum(steps, stops[active, None] - 1).reshape(-1)
             found = rows.read((self._reward,), np.repeat(env_ids[active], count), flat)
-            terms = numbers(found[self._reward], field).astype(np.float64)
+            terms = widen(found[self._reward], field).astype(np.float64)
             terms = terms.reshape(*steps.shape, *self._shape)
             at_end = within & (steps == ends[active, None] - 1)
             over = at_end & terminated[active, None]
@@ -435,7 +436,7 @@ class _Estimated(Over):
             some = known & ~terminated
             if some.any():
                 read = rows.read((source,), env_ids[some], ends[some] - shift)
-                tails[some] = numbers(read[source], outline.fields[source])
+                tails[some] = widen(read[source], outline.fields[source])
             return tails, terminated, known
         known = final if outline.derived else np.ones(len(ends), bool)
         some = (known & ~terminated)[:, None]
@@ -465,7 +466,7 @@ class _Estimated(Over):
         env_ids = np.broadcast_to(self.base_steps.env_ids[:, None], rows.shape)[wanted]
         found = self.base_steps.rows.read((source,), env_ids, rows[wanted])[source]
         field = self._outline.fields[source]
-        return numbers(found, field).astype(np.float64)
+        return widen(found, field).astype(np.float64)
 
     def _asked(
         self, function: ValueFunction, rows: Ids, wanted: NDArray[np.bool_],
@@ -488,7 +489,7 @@ class _Estimated(Over):
         }
         found = self.below.read(tuple(names), rows)
         given = {
-            path: numbers(found[name][wanted], outline.fields[name])
+            path: widen(found[name][wanted], outline.fields[name])
             for name, path in names.items()
         }
         who = type(self._spec).__name__

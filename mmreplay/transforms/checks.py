@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmreplay.arguments import DEFAULT
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field
@@ -20,13 +17,6 @@ def label(name: str, value: object) -> None:
         raise SchemaError(
             f"{name} must be the name of a field, got {shown(value)}. {DEFAULT}"
         )
-
-
-def numbers(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
-    """Values that numpy can reckon with: bfloat16 is stored as its bits."""
-    if field.dtype != "bfloat16":
-        return values
-    return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def real(field: Field) -> Field:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import under
 from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps
-from mmreplay.transforms.checks import label, numbers
+from mmreplay.transforms.checks import label
 from mmreplay.transforms.outline import Outline, ReadAt
 
 _SIGNED = {
@@ -101,8 +102,8 @@ class _Deltas(Over):
         for path, name in mine.items():
             field = self._outline.fields[path]
             dtype = Field((), _SIGNED.get(field.dtype, field.dtype)).numpy
-            then = numbers(next_obs[path][:, 0], field).astype(dtype)
-            fields[name] = then - numbers(here[path][:, 0], field).astype(dtype)
+            then = widen(next_obs[path][:, 0], field).astype(dtype)
+            fields[name] = then - widen(here[path][:, 0], field).astype(dtype)
         return fields
 
     def _next_obs(self, paths: tuple[str, ...]) -> Fields:

@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.outline import Outline
 
 Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
@@ -138,7 +138,7 @@ class Cast:
                 )
 
         def change(path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
-            return self._cast(path, numbers(values, fields[path]), target)
+            return self._cast(path, widen(values, fields[path]), target)
 
         def field_of(path: str, field: Field) -> Field:
             return Field(field.shape, target.dtype)

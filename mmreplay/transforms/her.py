@@ -13,9 +13,9 @@ from mmreplay import kernels
 from mmreplay.arguments import number, one_of
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
-from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.outline import Outline
 
 _kernel = kernels.load("steps")
@@ -193,11 +193,11 @@ class _Goals:
         """Goals of what was achieved, of the dtype of those desired."""
         if self._goal.dtype == self._achieved.dtype:
             return achieved
-        return numbers(achieved, self._achieved).astype(self._goal.numpy)
+        return widen(achieved, self._achieved).astype(self._goal.numpy)
 
     def numbers(self, goal: NDArray[np.generic]) -> NDArray[np.generic]:
         """Goals as numbers that numpy has."""
-        return numbers(goal, self._goal)
+        return widen(goal, self._goal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class _Relabelled(Over):
             info = self.below.read(tuple(goals.her.info), rows)
             fields = goals.outline.fields
             told = {
-                p: _flat(numbers(a.take(which, 0), fields[p])) for p, a in info.items()
+                p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()
             }
         given = _flat(achieved), desired, told
         made = np.asarray(called("HER reward_fn", goals.her.reward_fn, *given))

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.arguments import number
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound
-from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.elementwise import elementwise
 from mmreplay.transforms.outline import Outline
 
@@ -196,7 +196,7 @@ class Normalize:
 
         def change(path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
             field, mean, std = shifts[path]
-            wide = (numbers(values, field).astype(np.float64) - mean) / std
+            wide = (widen(values, field).astype(np.float64) - mean) / std
             if self.clip is not None:
                 np.clip(wide, -self.clip, self.clip, out=wide)
             return wide.astype(_normalized(path, field).numpy)
@@ -212,7 +212,7 @@ def _measured(batch: ByName, path: str) -> Floats:
     """Numbers of a field, which of bfloat16 a batch holds the bits of."""
     values = np.asarray(batch[path])
     if path in getattr(batch, "bfloat16", ()):
-        values = numbers(values, Field(values.shape[1:], "bfloat16"))
+        values = widen(values, Field(values.shape[1:], "bfloat16"))
     return values.astype(np.float64)
 
 

@@ -13,9 +13,10 @@ from mmreplay import kernels
 from mmreplay.arguments import integer, number
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Layer, Over, Sums
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import numbers, real
+from mmreplay.transforms.checks import real
 from mmreplay.transforms.outline import Outline, ReadAt
 
 _kernel = kernels.load("steps")
@@ -187,6 +188,6 @@ class _Folded(Over):
 
 def _wide(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
     """Numbers as float32 or float64, one after the other."""
-    some = numbers(values, field)
+    some = widen(values, field)
     exact = some.dtype == np.float32 or some.dtype == np.float64
     return np.ascontiguousarray(some, some.dtype if exact else np.float64)

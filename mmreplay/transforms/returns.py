@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
+from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
-from mmreplay.transforms.checks import label, numbers, real
+from mmreplay.transforms.checks import label, real
 from mmreplay.transforms.outline import Outline, ReadAt
 
 TIME_LIMITS = ("default", "none", "bootstrap")
@@ -236,7 +237,7 @@ class _Returns(Over):
             paths = tuple({reward: 0, **({spec.discount: 0} if spec.discount else {})})
             fields = rows.read(paths, np.repeat(env_ids[active], steps.shape[1]), flat)
             here, after, zero = self._weights(fields, within)
-            some = numbers(fields[reward], self._outline.fields[reward])
+            some = widen(fields[reward], self._outline.fields[reward])
             wide = some.astype(np.float64).reshape(*steps.shape, *shape)
             if spec.clip is not None:
                 np.clip(wide, *spec.clip, out=wide)
@@ -260,7 +261,7 @@ class _Returns(Over):
         discounts = np.ones(within.shape)
         if spec.discount is not None:
             field = self._outline.fields[spec.discount]
-            values = numbers(fields[spec.discount], field).astype(np.float64)
+            values = widen(fields[spec.discount], field).astype(np.float64)
             discounts = values.reshape(within.shape)
         factors = np.where(within, spec.gamma * discounts, 1.0)
         products = np.cumprod(factors, axis=1)
@@ -301,7 +302,7 @@ class _Returns(Over):
         names = {(p if outline.derived else outline.next_obs[p]): p for p in top}
         found = self.base_steps.rows.read(tuple(names), env_ids, ends - shift)
         given = {
-            names[n]: numbers(a, outline.schema.fields[names[n]])
+            names[n]: widen(a, outline.schema.fields[names[n]])
             for n, a in found.items()
         }
         assert spec.value_fn is not None

@@ -30,6 +30,7 @@ from mmreplay.disk.files import File
 from mmreplay.episodes import END, FINAL, START, TERMINATED
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.nesting import under
+from mmreplay.schema.dtypes import from_bfloat16_bits
 from mmreplay.strict_json import Json
 
 METADATA, STATE = "metadata.json", "state.safetensors"
@@ -220,7 +221,7 @@ class VeloraWriter(StagedWriter):
 
     def _floats(self, path: str, column: NDArray[np.generic]) -> Floats:
         if self._tensors_of.fields[path].dtype == "bfloat16":
-            return (column.astype(np.uint32) << 16).view(np.float32)
+            return from_bfloat16_bits(column)
         with np.errstate(over="ignore"):
             found: Floats = column.astype(np.float32)
         if column.dtype.itemsize >= 4 and column.dtype != np.float32:
