@@ -134,10 +134,15 @@ class Page:
 
     def states(self) -> list[dict[str, Any]]:
         """Return the state of each buffer, as JSON values."""
-        return [
-            {"id": number, "name": shown.buffer.name, **shown.buffer.state()}
-            for number, shown in enumerate(self.shown)
-        ]
+        states = []
+        for number, shown in enumerate(self.shown):
+            try:
+                state = shown.buffer.state()
+            except Exception as error:  # one buffer must not hide the others
+                logger.exception("no state of %s", shown.buffer.path)
+                state = {"state": "unreadable", "text": str(error), "repair": ""}
+            states.append({"id": number, "name": shown.buffer.name, **state})
+        return states
 
     def answer(self, path: str, query: str, tag: str = "") -> PageAnswer:
         """Answer a request.

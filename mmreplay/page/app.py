@@ -2,7 +2,7 @@
 
 Requests are answered by `api.Page` in threads, three at a time beside the one that
 reads in the background. A response is sent in small pieces and has a minute to arrive.
-Of all responses that are being sent, 32 MiB are in memory at most: beyond, the oldest
+Of all responses that are being sent, 16 MiB are in memory at most: beyond, the oldest
 one is dropped, so that slow clients hold no memory and keep no one waiting.
 """
 
@@ -45,7 +45,7 @@ COMMENT_S = 15.0
 RESPONSE_S = 60.0
 """A response must arrive within so many seconds."""
 CHUNK_NBYTES = 64 << 10
-MAX_SENDING_NBYTES = 32 << 20
+MAX_SENDING_NBYTES = 16 << 20
 """Of all responses that are being sent."""
 MIN_GZIP_NBYTES = 1024
 FIRST_PORT, TRIED_PORTS = 8642, 20
@@ -134,17 +134,17 @@ class PatientResponse(Response):
             outbox.add(sending, len(self.body))
             try:
                 await send(start)
-                body = memoryview(self.body)
-                for first in range(0, len(body), CHUNK_NBYTES):
-                    chunk = bytes(body[first : first + CHUNK_NBYTES])
-                    more = first + CHUNK_NBYTES < len(body)
+                size = len(self.body)
+                for first in range(0, max(size, 1), CHUNK_NBYTES):
+                    chunk = bytes(self.body[first : first + CHUNK_NBYTES])
+                    more = first + CHUNK_NBYTES < size
                     await send(
                         {"type": "http.response.body", "body": chunk, "more_body": more}
                     )
-                if not len(body):
-                    await send({"type": "http.response.body", "body": b""})
             finally:
                 outbox.remove(sending)
+                # A traceback of the cancellation may hold the response for a while.
+                self.body = b""
 
 
 class Live:
@@ -404,7 +404,8 @@ def make_server(
         ws="none",
         lifespan="off",
         loop="asyncio",
-        log_level="error",
+        # It would print a line for each client that was dropped.
+        log_level="critical",
         access_log=False,
         server_header=False,
         date_header=False,

@@ -24,8 +24,8 @@ from mmreplay.stats import Moments, count_values, edges_of, moments_of
 
 SAMPLE_ROWS = 1 << 16
 SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20
-"""Of one field: fewer rows of large ones are looked at, down to 64 rows while they take
-no more than the latter, or to one."""
+"""Of one field: fewer rows of large ones are looked at. Where they need not be together
+in memory, at least 64 rows, while they take no more than the latter."""
 BLOCK_NBYTES = 4 << 20
 """Of rows that are in memory at a time."""
 RUN_ROWS = 64
@@ -111,10 +111,15 @@ def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
     return Sample(env_ids, positions, follows, complete)
 
 
-def rows_of(field: Field) -> int:
-    """Rows of a field that a sample reads at most."""
+def rows_of(field: Field, together: bool = False) -> int:
+    """Rows of a field that a sample reads at most.
+
+    Args:
+        field: The field.
+        together: All of them are in memory together.
+    """
     row_nbytes = max(1, field.nbytes)
-    minimum = min(RUN_ROWS, MAX_SAMPLE_NBYTES // row_nbytes)
+    minimum = 1 if together else min(RUN_ROWS, MAX_SAMPLE_NBYTES // row_nbytes)
     return max(1, minimum, min(SAMPLE_ROWS, SAMPLE_NBYTES // row_nbytes))
 
 
@@ -143,9 +148,9 @@ def sample_values(
     Returns:
         ``[N, components]``, N as `rows_of` has it; bfloat16 as float32.
     """
-    some = sample.at_most(rows_of(buffer.schema[path]))
+    some = sample.at_most(rows_of(buffer.schema[path], together=True))
     blocks = sample_blocks(buffer, path, some)
-    return np.concatenate([values[:, :components] for _, values in blocks])
+    return np.concatenate([values[:, :components].copy() for _, values in blocks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +280,12 @@ def measure(
         image: How frames lie in it, if it is an image.
     """
     field = buffer.schema[path]
-    some = sample.at_most(rows_of(field))
+    counted = role in ("action", "reward") and image is None
+    some = sample.at_most(rows_of(field, together=counted))
     moments, num_nan, repeats, nonzero = Moments(), 0, 0, 0
     blocks: list[Values] = []
     changing: NDArray[np.bool_] | None = None
     last: Values | None = None
-    counted = role in ("action", "reward") and image is None
     for rows, values in sample_blocks(buffer, path, some):
         block_moments = moments_of(values)
         moments = moments.merge(block_moments)
