@@ -41,7 +41,7 @@ read_wanted(Buffers *buffers, PyObject *rows, PyObject *out, Py_ssize_t stride,
     wanted->stride = stride;
     if (fits)
         return 0;
-    refuse(buffers, "expected rows that there are, and room for all");
+    refuse(buffers, "rows must exist, and out must hold all of them");
     return -1;
 }
 
@@ -83,7 +83,7 @@ copy_rows(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OnOO:copy_rows", &array, &stride, &rows, &out))
         return NULL;
     if (stride < 1)
-        return refuse(&buffers, "expected rows of a byte at least");
+        return refuse(&buffers, "rows must have at least one byte");
     if (!(from = acquire(&buffers, array, 0, &nbytes, 1)) ||
         read_wanted(&buffers, rows, out, stride, nbytes / stride, &wanted) < 0)
         return release(&buffers, NULL);
@@ -212,7 +212,7 @@ read_rows(PyObject *module, PyObject *args)
                           &read_ahead))
         return NULL;
     if (stride < 1)
-        return refuse(&buffers, "expected rows of a byte at least");
+        return refuse(&buffers, "rows must have at least one byte");
     if (read_wanted(&buffers, rows, out, stride, PY_SSIZE_T_MAX / stride, &wanted) < 0)
         return release(&buffers, NULL);
     Fragment *fragments = malloc(((size_t)wanted.count + 1) * sizeof *fragments);
@@ -241,7 +241,7 @@ populate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 2)
-        return PyErr_Format(PyExc_TypeError, "populate: got %zd arguments, expected 2",
+        return PyErr_Format(PyExc_TypeError, "populate takes 2 arguments, got %zd",
                             nargs);
     void *address = PyLong_AsVoidPtr(args[0]);
     size_t nbytes = PyLong_AsSize_t(args[1]);

@@ -86,7 +86,7 @@ read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
         return 0;
     }
     PyBuffer_Release(&ends->view);
-    PyErr_Format(PyExc_ValueError, "mark: expected bools [%zd, %zd]", steps, envs);
+    PyErr_Format(PyExc_ValueError, "mark: ends must be bools [%zd, %zd]", steps, envs);
     return -1;
 }
 
@@ -145,9 +145,9 @@ mark_views(Py_buffer *out, Py_buffer *before, PyObject *terminated,
     Py_ssize_t envs = before->len, steps = envs ? out->len / envs : 0;
     if (envs < 1 || steps * envs != out->len)
         return PyErr_Format(PyExc_ValueError,
-                            "mark: got room for %zd rows of %zd environments, expected "
-                            "whole steps",
-                            out->len, envs);
+                            "mark: out must hold whole steps of %zd environments, got "
+                            "%zd rows",
+                            envs, out->len);
     if (read_ends(terminated, &first, steps, envs) < 0)
         return NULL;
     if (read_ends(truncated, &second, steps, envs) < 0) {

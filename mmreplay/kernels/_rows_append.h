@@ -51,11 +51,11 @@ Append_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (first < 0 || second < 0)
         return NULL;
     if (!first || !second)
-        return PyErr_Format(PyExc_TypeError, "Append: expected a RecordPacker and a Slot");
+        return PyErr_Format(PyExc_TypeError, "Append takes a RecordPacker and a Slot");
     if (((RecordPacker *)packer)->num_envs != ((Slot *)slot)->num_envs)
         return PyErr_Format(PyExc_ValueError,
-                            "Append: got a packer of %zd environments and a slot of %zd, "
-                            "expected as many",
+                            "Append: packer and slot must have the same environments, "
+                            "got %zd and %zd",
                             ((RecordPacker *)packer)->num_envs, ((Slot *)slot)->num_envs);
     Append *self = (Append *)alloc(type, 0);
     if (self == NULL)
@@ -119,7 +119,7 @@ Append_reserve(Append *self, PyObject *args)
     if (!reservation_fits(self)) {
         release_views(self);
         return PyErr_Format(PyExc_ValueError,
-                            "reserve: expected rows of the files, packed together");
+                            "reserve: rows must be in the files, packed together");
     }
     self->reserved = 1;
     Py_RETURN_NONE;
@@ -186,7 +186,7 @@ Append_add(Append *self, PyObject *const *args, Py_ssize_t nargs)
     RecordPacker *packer = self->packer;
     Slot *slot = self->slot;
     if (nargs != 5)
-        return PyErr_Format(PyExc_TypeError, "add: got %zd arguments, expected 5",
+        return PyErr_Format(PyExc_TypeError, "add takes 5 arguments, got %zd",
                             nargs);
     Py_ssize_t row = PyLong_AsSsize_t(args[1]), offset = PyLong_AsSsize_t(args[2]);
     unsigned long long number = PyLong_AsUnsignedLongLong(args[3]);
@@ -196,7 +196,7 @@ Append_add(Append *self, PyObject *const *args, Py_ssize_t nargs)
         !in_time(self))
         Py_RETURN_FALSE;
     if (offset < 0 || offset > self->views[COMMIT].len - slot->view.len)
-        return PyErr_Format(PyExc_ValueError, "add: expected an offset of a publication");
+        return PyErr_Format(PyExc_ValueError, "add: offset must be of a publication");
     long ends = prepare(packer, args[0]);
     if (ends == FAILED_STEP)
         return NULL;
@@ -239,7 +239,7 @@ extend_files(Append *self, PyObject *const *args, const Py_buffer *flags,
         return -1;
     if (!block_fits(self, flags, files, first, row, offset)) {
         PyErr_Format(PyExc_ValueError,
-                     "extend: expected rows of the files, and an offset of a publication");
+                     "extend: rows must be in the files, and offset of a publication");
         return -1;
     }
     char *out = (char *)files[RECORDS].buf + row * packer->stride;
@@ -266,8 +266,8 @@ Append_extend(Append *self, PyObject *const *args, Py_ssize_t nargs)
     Py_buffer flags, files[FILES];
     int acquired = 0, done = -1;
     if (nargs != NUM_ARGS)
-        return PyErr_Format(PyExc_TypeError, "extend: got %zd arguments, expected %d",
-                            nargs, NUM_ARGS);
+        return PyErr_Format(PyExc_TypeError, "extend takes %d arguments, got %zd",
+                            NUM_ARGS, nargs);
     if (contiguous(args[COLUMN_FLAGS], &flags, 0) < 0)
         return NULL;
     while (acquired < FILES && contiguous(args[at[acquired]], &files[acquired], 1) == 0)

@@ -438,9 +438,8 @@ acquire_columns(RecordPacker *self, PyObject *columns, Py_buffer *views, Py_ssiz
             return i;
         if (views[i].len / member->nbytes < stop) {
             PyErr_Format(PyExc_ValueError,
-                         "pack: got %zd bytes for %zd rows of %zd bytes in %R, "
-                         "expected whole rows",
-                         views[i].len, stop, member->nbytes, member->path);
+                         "pack: %R must have %zd rows of %zd bytes, got %zd bytes",
+                         member->path, stop, member->nbytes, views[i].len);
             PyBuffer_Release(&views[i]);
             return i;
         }
@@ -492,9 +491,8 @@ pack_with(RecordPacker *self, PyObject *args, PackRows way)
     if (self->stride < 1 || first < 0 || first > stop ||
         out.len / self->stride < stop - first)
         PyErr_Format(PyExc_ValueError,
-                     "pack: got %zd bytes for rows %zd to %zd of %zd bytes, expected "
-                     "room for each",
-                     out.len, first, stop, self->stride);
+                     "pack: out must hold rows %zd to %zd of %zd bytes, got %zd bytes",
+                     first, stop, self->stride, out.len);
     else
         done = pack_columns(self, columns, out.buf, first, stop, way);
     PyBuffer_Release(&out);

@@ -50,7 +50,7 @@ Slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!slot_fits(self)) {
         Py_DECREF(self);
         return PyErr_Format(PyExc_ValueError,
-                            "Slot: expected a record of %zd environments with zeros up "
+                            "Slot: the record must have %zd environments, and zeros up "
                             "to its checksum",
                             num_envs);
     }
@@ -78,8 +78,9 @@ put_column(Slot *self, Py_ssize_t which, PyObject *array)
     if (contiguous(array, &view, 0) < 0)
         return -1;
     if (view.len != nbytes) {
-        PyErr_Format(PyExc_ValueError, "Slot: got %zd bytes, expected int64 [%zd]",
-                     view.len, self->num_envs);
+        PyErr_Format(PyExc_ValueError,
+                     "Slot: values must be int64 [%zd], got %zd bytes",
+                     self->num_envs, view.len);
         PyBuffer_Release(&view);
         return -1;
     }

@@ -59,7 +59,7 @@ pick(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         !(positions = acquire(&buffers, args[5], 1, &num_positions, 8)))
         return release(&buffers, NULL);
     if (count != num_positions)
-        return refuse(&buffers, "expected room for as many environments as positions");
+        return refuse(&buffers, "env_ids and positions must have one length");
     pick_some(&random, &spans, count, env_ids, positions);
     return release(&buffers, Py_NewRef(Py_None));
 }
@@ -71,8 +71,8 @@ typedef struct {
     Ring ring;
 } StartTable;
 
-#define STRAY "expected known environments and positions of at least 0"
-#define MISFIT "expected flags of every row, and arrays of one length"
+#define STRAY "environments must be known, and positions at least 0"
+#define MISFIT "flags must have every row, and arrays one length"
 
 /* Flags, slots, environments, time_major, verdicts, heads and after. */
 static int
@@ -310,14 +310,15 @@ locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         !(positions = acquire(&buffers, args[6], 1, &num_positions, 8)))
         return release(&buffers, NULL);
     if (envs != ring.num_envs || count != out_count || count != num_positions)
-        return refuse(&buffers, "expected a stop of each environment, and room for all");
+        return refuse(&buffers, "stops must have each environment, and outputs one "
+                      "length");
     int alone = ring.num_envs == 1, time_major = ring.of_slot > 1;
     /* Divisions take longer than all else here: one environment needs one in all. */
     int64_t newest = stops[0] - 1, last = newest % ring.slots;
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t row = rows[i], slot = row, env_id = 0;
         if (row < 0 || row >= ring.slots * ring.num_envs)
-            return refuse(&buffers, "expected rows of the ring");
+            return refuse(&buffers, "rows must be in the ring");
         if (!alone) {
             env_id = time_major ? row % ring.of_slot : row / ring.slots;
             slot = time_major ? row / ring.of_slot : row - env_id * ring.slots;

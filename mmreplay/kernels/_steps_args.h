@@ -5,8 +5,8 @@ expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
 {
     if (nargs == wanted)
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, expected %zd", name, nargs,
-                 wanted);
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, got %zd", name, wanted,
+                 nargs);
     return -1;
 }
 
@@ -26,7 +26,7 @@ read_ring(PyObject *const *args, Ring *ring)
         return -1;
     if (ring->slots < 1 || ring->num_envs < 1 ||
         ring->slots > INT64_MAX / ring->num_envs) {
-        PyErr_SetString(PyExc_ValueError, "expected slots and environments");
+        PyErr_SetString(PyExc_ValueError, "slots and num_envs must be at least 1");
         return -1;
     }
     ring->inverse = UINT64_MAX / (uint64_t)ring->slots;

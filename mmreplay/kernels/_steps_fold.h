@@ -247,8 +247,8 @@ read_folding(Buffers *buffers, PyObject *const *args, Folding *f)
         (f->count == 0 || bytes / f->count == 1 + f->num_marks) &&
         bytes == f->count * (1 + f->num_marks))
         return 0;
-    refuse(buffers, "expected flags of every row, a window that the ring holds, and room "
-           "for all");
+    refuse(buffers, "flags must have every row, the ring the window, and out "
+           "all steps");
     return -1;
 }
 
@@ -445,11 +445,11 @@ columns(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return release(&buffers, NULL);
     if (stride < 1 || nbytes % stride || count < 0 || numbers % OF_FIELD ||
         !fields_fit(fields, numbers / OF_FIELD, stride, count, num_rows, out_nbytes))
-        return refuse(&buffers, "expected fields of records, and room for all");
+        return refuse(&buffers, "fields must be in the records, and out must hold all");
     int64_t num_records = nbytes / stride;
     for (Py_ssize_t i = 0; i < num_rows; i++)
         if (rows[i] < 0 || rows[i] >= num_records)
-            return refuse(&buffers, "expected rows of the ring");
+            return refuse(&buffers, "rows must be in the ring");
     waits |= num_rows >= LONG_BATCH;
     PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
     copy_columns(records, (size_t)stride, rows, count, fields, numbers / OF_FIELD, out);
@@ -523,10 +523,10 @@ take_fields(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         numbers % OF_FIELD || p.count > PY_SSIZE_T_MAX / 2 ||
         !fields_fit(fields, numbers / OF_FIELD, stride, p.count, wide * p.count,
                     out_nbytes))
-        return refuse(&buffers, "expected fields of every row, and room for all");
+        return refuse(&buffers, "fields and out must have every row");
     for (Py_ssize_t f = 0; f < numbers / OF_FIELD; f++)
         if (fields[f].width != 1 || fields[f].start >= wide)
-            return refuse(&buffers, "expected fields of every row, and room for all");
+            return refuse(&buffers, "fields and out must have every row");
     p.paired = wide == 2;
     waits |= p.count >= LONG_BATCH;
     int status = 0;
@@ -584,7 +584,7 @@ read_folded(Buffers *buffers, PyObject *const *args, Folded *f)
         return -1;
     if (f->count == num_lasts)
         return 0;
-    refuse(buffers, "expected a last step for each");
+    refuse(buffers, "each position must have a last step");
     return -1;
 }
 
@@ -610,11 +610,12 @@ weighted_sums(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         (f.count && (out_nbytes / wide_out % f.count ||
                      nbytes / wide / f.num_powers != out_nbytes / wide_out ||
                      nbytes / wide % f.num_powers)))
-        return refuse(&buffers, "expected a number of each step folded, and room for all");
+        return refuse(&buffers, "each folded step must have a number, and out must "
+                      "hold all");
     Py_ssize_t width = f.count ? out_nbytes / wide_out / f.count : 0;
     for (Py_ssize_t i = 0; i < f.count; i++)
         if (f.lasts[i] < f.positions[i] || f.lasts[i] - f.positions[i] >= f.num_powers)
-            return refuse(&buffers, "expected last steps among those folded");
+            return refuse(&buffers, "last steps must be among the folded ones");
     for (Py_ssize_t i = 0; i < f.count; i++) {
         Py_ssize_t steps = (Py_ssize_t)(f.lasts[i] - f.positions[i]) + 1;
         for (Py_ssize_t w = 0; w < width; w++) {
@@ -645,10 +646,10 @@ discounts(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (out == NULL)
         return release(&buffers, NULL);
     if (ends != f.count || out_count != f.count)
-        return refuse(&buffers, "expected room for a number of each step");
+        return refuse(&buffers, "out must hold a number for each step");
     for (Py_ssize_t i = 0; i < f.count; i++) {
         if (f.lasts[i] < f.positions[i] || f.lasts[i] - f.positions[i] >= f.num_powers - 1)
-            return refuse(&buffers, "expected last steps among those folded");
+            return refuse(&buffers, "last steps must be among the folded ones");
         double power = f.powers[f.lasts[i] - f.positions[i] + 1];
         out[i] = terminated[i] ? 0.0f : (float)power;
     }
@@ -865,10 +866,10 @@ fold_fields(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         !fields_fit(g.fields, g.num_fields, stride, f.count, f.num_columns * f.count,
                     out_nbytes) ||
         !sums_fit(&g, &f, out_nbytes))
-        return refuse(&buffers, "expected fields of every row, and room for all");
+        return refuse(&buffers, "fields and out must have every row");
     for (Py_ssize_t p = 0; p < g.num_fields; p++)
         if (!together(&f, g.fields[p].start, g.fields[p].width))
-            return refuse(&buffers, "expected fields of every row, and room for all");
+            return refuse(&buffers, "fields and out must have every row");
     waits |= f.count >= LONG_BATCH;
     PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
     int status = fold_and_fill(&f, &g);

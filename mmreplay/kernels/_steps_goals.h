@@ -26,7 +26,8 @@ locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (numbers % 2 || envs[1] != envs[0] || envs[2] != envs[0] ||
         envs[3] != envs[0] || envs[4] != envs[0] || same[0] != count ||
         same[1] != count || same[2] != count)
-        return refuse(&buffers, "expected queues of each environment, and room for all");
+        return refuse(&buffers, "queues must have each environment, and outputs one "
+                      "length");
     const int64_t *closed = starts + numbers / 2;
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t env_id = env_ids[i];
@@ -34,7 +35,7 @@ locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
             return refuse(&buffers, STRAY);
         int64_t low = firsts[env_id], stop = stops[env_id], first = low;
         if (low < 0 || low > stop || stop > numbers / 2)
-            return refuse(&buffers, "expected queues within their array");
+            return refuse(&buffers, "queues must be within their array");
         int64_t left = stop - low;
         while (left > 1) {
             int64_t half = left / 2;
@@ -125,7 +126,7 @@ hindsight(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     Py_ssize_t count = counts[0];
     for (int at = 1; at < 7; at++)
         if (counts[at] != count)
-            return refuse(&buffers, "expected arrays of one length");
+            return refuse(&buffers, "arrays must have one length");
     for (Py_ssize_t i = 0; i < count; i++)
         if (begins[i] < 0 || starts[i] < 0 || stops[i] < 0)
             return refuse(&buffers, STRAY);
@@ -161,14 +162,14 @@ replace(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return release(&buffers, NULL);
     if (rows < 0 || (rows ? out_nbytes % rows : out_nbytes) ||
         (count ? nbytes % count : nbytes))
-        return refuse(&buffers, "expected whole rows");
+        return refuse(&buffers, "arrays must hold whole rows");
     Py_ssize_t wide = rows ? out_nbytes / rows : 0;
     Py_ssize_t item_nbytes = count ? nbytes / count : 0;
     if (count && (item_nbytes ? wide % item_nbytes : wide))
-        return refuse(&buffers, "expected whole rows");
+        return refuse(&buffers, "arrays must hold whole rows");
     for (Py_ssize_t i = 0; i < count; i++)
         if (which[i] < 0 || which[i] >= rows)
-            return refuse(&buffers, "expected rows that there are");
+            return refuse(&buffers, "rows must exist");
     for (Py_ssize_t i = 0; item_nbytes && i < count; i++)
         for (Py_ssize_t at = 0; at < wide; at += item_nbytes)
             copy_short(out + which[i] * wide + at, values + i * item_nbytes,

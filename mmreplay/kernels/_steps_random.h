@@ -82,7 +82,7 @@ read_spans(Buffers *buffers, PyObject *const *args, Spans *spans)
         return -1;
     if (spans->count == same && same > 0 && spans->ends[same - 1] > 0)
         return 0;
-    refuse(buffers, "expected an end and a stop of each environment, and a row at least");
+    refuse(buffers, "each environment must have an end and a stop, and one a row");
     return -1;
 }
 

@@ -68,7 +68,7 @@ split(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (stride < 1 || first < 0 || count < 0 || first > num_records ||
         count > num_records - first || numbers % 3 ||
         !split_fields_fit(fields, numbers / 3, stride, count, out_nbytes))
-        return refuse(&buffers, "expected records of the ring, and room for all");
+        return refuse(&buffers, "records must be in the ring, and out must hold all");
     int64_t max_records = stride < SPLIT_NBYTES ? SPLIT_NBYTES / stride : 1;
     PyThreadState *state = count >= LONG_BATCH ? PyEval_SaveThread() : NULL;
     for (int64_t done = 0; done < count; done += max_records) {

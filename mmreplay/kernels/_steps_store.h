@@ -46,7 +46,7 @@ store(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return release(&buffers, NULL);
     if (all != ring.slots * ring.num_envs || envs != ring.num_envs || same != envs ||
         counts[0] != s.count || counts[1] != s.count || counts[2] != s.count)
-        return refuse(&buffers, "expected a number of every row, and one for each step");
+        return refuse(&buffers, "each row and each step must have a number");
     int valid = proper(&s, &ring, column);
     for (Py_ssize_t i = 0; valid && i < s.count; i++)
         column[s.rows[i]] = s.numbers[i];

@@ -89,7 +89,7 @@ take(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     t.stride = (size_t)stride;
     if (!fits_records(&ring, nbytes, stride) || out_nbytes % stride ||
         !(out_nbytes / stride == p.count || out_nbytes / stride == 2 * p.count))
-        return refuse(&buffers, "expected whole records of every row, and room for all");
+        return refuse(&buffers, "records must have every row, and out must hold all");
     p.paired = out_nbytes / stride == 2 * p.count;
     waits |= p.count >= LONG_BATCH;
     PyThreadState *state = waits ? PyEval_SaveThread() : NULL;

@@ -129,7 +129,7 @@ class Append:
         fits = 0 <= low <= high <= len(flags) and stride > 0
         fits = fits and high <= len(records) // stride and len(packer.rows) > 0
         if not fits or not len(limits) == len(tails) == packer.num_envs:
-            raise ValueError("reserve: expected rows of the files, packed together")
+            raise ValueError("reserve: rows must be in the files, packed together")
         self._reserved = records, flags, commit, limits, tails, low, high, until
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ class Append:
         if not low <= row <= high - envs or monotonic() >= until:
             return False
         if not 0 <= offset <= len(commit) - len(self._slot.data):
-            raise ValueError("add: expected an offset of a publication")
+            raise ValueError("add: offset must be of a publication")
         if packer.prepare(data) != 0:
             return False
         publication = self._slot.publish(number, heads, limits, tails)
@@ -169,7 +169,7 @@ class Append:
         fits = fits and 0 <= row <= min(len(marks), len(records) // stride) - count
         if not fits or not 0 <= offset <= len(commit) - len(self._slot.data):
             raise ValueError(
-                "extend: expected rows of the files, and an offset of a publication"
+                "extend: rows must be in the files, and offset of a publication"
             )
         out = memoryview(records)[row * stride : (row + count) * stride]
         self._packer.stream(out, columns, first, first + count)

@@ -112,8 +112,8 @@ def _read(fd: int, target: memoryview, offset: int) -> bool:
 
 def _check(name: str, nbytes: int, stride: int, rows: Ids, out: Array) -> None:
     if stride < 1:
-        raise ValueError(f"{name}: expected rows of a byte at least")
+        raise ValueError(f"{name}: rows must have at least one byte")
     there = nbytes // stride
     fits = out.nbytes == len(rows) * stride
     if not fits or (len(rows) and not 0 <= rows.min() <= rows.max() < there):
-        raise ValueError(f"{name}: expected rows that there are, and room for all")
+        raise ValueError(f"{name}: rows must exist, and out must hold all of them")

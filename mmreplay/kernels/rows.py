@@ -184,8 +184,8 @@ def mark(
     envs = before.size
     if envs < 1 or out.size % envs:
         raise ValueError(
-            f"mark: got room for {out.size} rows of {envs} environments, expected "
-            "whole steps"
+            f"mark: out must hold whole steps of {envs} environments, got {out.size} "
+            "rows"
         )
     flags = out.reshape(-1, envs)
     flags[...] = 0
@@ -194,7 +194,7 @@ def mark(
             continue
         alone = 1 in flags.shape and ends.shape == (flags.size,)
         if ends.shape != flags.shape and not alone:
-            raise ValueError(f"mark: expected bools {list(flags.shape)}")
+            raise ValueError(f"mark: ends must be bools {list(flags.shape)}")
         flags |= (ends.reshape(flags.shape) != 0) * np.uint8(bit)
     if len(flags):
         _bound(flags, before, final_follows)
@@ -399,8 +399,8 @@ class RecordPacker:
         flat, stride = out.reshape(-1), self.stride
         if stride < 1 or not 0 <= first <= stop or flat.size // stride < stop - first:
             raise ValueError(
-                f"pack: got {flat.size} bytes for rows {first} to {stop} of {stride} "
-                "bytes, expected room for each"
+                f"pack: out must hold rows {first} to {stop} of {stride} bytes, got "
+                f"{flat.size} bytes"
             )
         copied = []
         for path, _, _, _, itemsize, shape, offset, _ in self._members:
@@ -410,8 +410,8 @@ class RecordPacker:
             raw: Bytes = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
             if raw.size // nbytes < stop:
                 raise ValueError(
-                    f"pack: got {raw.size} bytes for {stop} rows of {nbytes} bytes in "
-                    f"{path!r}, expected whole rows"
+                    f"pack: {path!r} must have {stop} rows of {nbytes} bytes, got "
+                    f"{raw.size} bytes"
                 )
             copied.append((offset, nbytes, raw[first * nbytes : stop * nbytes]))
         records = flat[: (stop - first) * stride].reshape(-1, stride)

@@ -48,7 +48,7 @@ class Slot:
         fits = num_envs >= 1 and 0 <= sequence <= columns - 8
         if not fits or end > len(template) - 4 or any(template[end:-4]):
             raise ValueError(
-                f"Slot: expected a record of {num_envs} environments with zeros up to "
+                f"Slot: the record must have {num_envs} environments, and zeros up to "
                 "its checksum"
             )
         self.data = bytearray(template)
@@ -63,7 +63,8 @@ class Slot:
         for column, values in zip(self._columns, (heads, limits, tails), strict=False):
             if values.shape != column.shape:
                 raise ValueError(
-                    f"Slot: got {values.nbytes} bytes, expected int64 [{len(column)}]"
+                    f"Slot: values must be int64 [{len(column)}], got "
+                    f"{values.nbytes} bytes"
                 )
             column[...] = values
         struct.pack_into("<Q", self.data, self._sequence, number)

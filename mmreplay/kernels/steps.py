@@ -53,9 +53,9 @@ def pick(
         ValueError: Shapes do not fit each other, or there is no row.
     """
     if not len(ends) == len(stops) >= 1 or len(env_ids) != len(positions):
-        raise ValueError("pick: expected an end and a stop of each environment")
+        raise ValueError("pick: each environment must have an end and a stop")
     if ends[-1] < 1:
-        raise ValueError("pick: expected rows to pick from")
+        raise ValueError("pick: there must be rows to pick from")
     # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
     numbers = np.empty(len(positions))
     shares(seed, step, numbers)
@@ -95,7 +95,7 @@ def pick_legal(
         ValueError: See `pick` and `legal`.
     """
     if len(env_ids) != len(positions):
-        raise ValueError("pick_legal: expected room for as many of both")
+        raise ValueError("pick_legal: env_ids and positions must have one length")
     some_ids, some = np.empty((2, max(0, tries)), np.int64)
     pick(seed, step, ends, stops, some_ids, some)
     good = np.empty(len(some), bool)
@@ -135,7 +135,7 @@ def legal(
     fits = len(env_ids) == len(positions) == len(out) and len(heads) == num_envs
     fits &= len(flags) == slots * num_envs and len(verdicts) == (ALL_FLAGS + 1) ** 2
     if not fits or not 0 <= after < slots + (slots == 1):
-        raise ValueError("legal: expected flags of every row, and arrays of one length")
+        raise ValueError("legal: flags must have every row, and arrays one length")
     rows, following = _rows(env_ids, positions, slots, num_envs, time_major)
     here = flags.take(rows).astype(np.uint16) & ALL_FLAGS
     out[:] = (here & FINAL) == 0
@@ -183,7 +183,7 @@ def locate_rows(
     fits &= rows.size in (count, 2 * count) and ends.size == len(bits) * count
     if not fits or len(flags) != slots * num_envs:
         raise ValueError(
-            "locate_rows: expected flags of every row, and arrays of one length"
+            "locate_rows: flags must have every row, and arrays one length"
         )
     first, following = _rows(env_ids, positions, slots, num_envs, time_major)
     here = flags.take(first)
@@ -230,7 +230,7 @@ def store(
     fits = len(env_ids) == len(positions) == len(numbers) == len(rows)
     fits &= len(column) == slots * num_envs
     if not fits or not len(firsts) == len(stops) == num_envs:
-        raise ValueError("store: expected a number of every row, and one for each step")
+        raise ValueError("store: each row and each step must have a number")
     known = (env_ids >= 0) & (env_ids < num_envs)
     if not known.all() or not ((numbers >= 0) & (numbers < np.inf)).all():
         return False
@@ -278,7 +278,7 @@ def take(
         or rest
         or num_records not in (count, 2 * count)
     ):
-        raise ValueError("take: expected whole records of every row, and room for all")
+        raise ValueError("take: records must have every row, and out must hold all")
     rows = np.empty(count if num_records == count else (count, 2), np.int64)
     locate_rows(
         flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
@@ -315,7 +315,7 @@ def split(
         fits &= offset >= 0 and 1 <= nbytes <= stride - offset
         fits &= 0 <= start <= out.nbytes - count * nbytes
     if not fits:
-        raise ValueError("split: expected records of the ring, and room for all")
+        raise ValueError("split: records must be in the ring, and out must hold all")
     raw = records.reshape(-1).view(np.uint8)[first * stride : (first + count) * stride]
     table = raw.reshape(count, stride)
     for offset, nbytes, start in fields:
@@ -381,11 +381,11 @@ def fold_steps(
         fits &= 0 <= at < wide and 0 <= start <= len(kinds) - wide
     if not fits:
         raise ValueError(
-            "fold_steps: expected flags of every row, a window that the ring holds, "
-            "and room for all"
+            "fold_steps: flags must have every row, the ring the window, and out all "
+            "steps"
         )
     if count and positions.max() > np.iinfo(np.int64).max - steps - 1:
-        raise ValueError("fold_steps: expected positions with room for the steps after")
+        raise ValueError("fold_steps: positions must leave numbers for the steps after")
     own, _ = _rows(env_ids, positions, slots, num_envs, time_major)
     of_slot = num_envs if time_major else 1
     base = own - positions % slots * of_slot
@@ -462,9 +462,11 @@ def columns(
         fits &= start >= 0 and width >= 1 and (start + width) * count <= len(rows)
         fits &= 0 <= start_at <= out.nbytes - count * width * nbytes
     if not fits:
-        raise ValueError("columns: expected fields of records, and room for all")
+        raise ValueError(
+            "columns: fields must be in the records, and out must hold all"
+        )
     if len(rows) and not 0 <= rows.min() <= rows.max() < records.nbytes // stride:
-        raise ValueError("columns: expected rows of the ring")
+        raise ValueError("columns: rows must be in the ring")
     table, flat = records.view(np.uint8).reshape(-1, stride), out.reshape(-1)
     for offset, nbytes, start, width, start_at in fields:
         some = rows[start * count : (start + width) * count]
@@ -502,13 +504,13 @@ def weighted_sums(
         )
     if not fits:
         raise ValueError(
-            "weighted_sums: expected a number of each step folded, and room"
+            "weighted_sums: each folded step must have a number, and out must hold all"
         )
     if (
         count
         and not 0 <= (last - positions).min() <= (last - positions).max() < num_steps
     ):
-        raise ValueError("weighted_sums: expected last steps among those folded")
+        raise ValueError("weighted_sums: last steps must be among the folded ones")
     if not count:
         return
     numbers = values.reshape(-1).view(f"f{wide}").reshape(count, num_steps, -1)
@@ -537,10 +539,10 @@ def discounts(
         ValueError: Shapes do not fit each other, or more steps are folded.
     """
     if not len(positions) == len(last) == len(terminated) == out.size:
-        raise ValueError("discounts: expected room for a number of each step")
+        raise ValueError("discounts: out must hold a number for each step")
     steps = last - positions + 1
     if len(steps) and not 1 <= steps.min() <= steps.max() < len(powers):
-        raise ValueError("discounts: expected last steps among those folded")
+        raise ValueError("discounts: last steps must be among the folded ones")
     out[:] = np.where(terminated, 0.0, powers[steps])
 
 
@@ -603,7 +605,7 @@ def fold_fields(
     if wanted or discount >= 0:
         fits &= len(powers) == steps + 1
     if not fits or discount > fields.nbytes - 4 * count:
-        raise ValueError("fold_fields: expected fields of every row, and room for all")
+        raise ValueError("fold_fields: fields and out must have every row")
     fold_steps(
         flags, env_ids, positions, heads, slots, num_envs, time_major, before, steps,
         columns, marks, out, ends,
@@ -664,7 +666,7 @@ def take_fields(
     for _, _, start, width, _ in copied.reshape(-1, 5).tolist() if fits else []:
         fits &= width == 1 and start < wide
     if not fits:
-        raise ValueError("take_fields: expected fields of every row")
+        raise ValueError("take_fields: fields must have every row")
     count = len(env_ids)
     rows = np.empty(count if wide == 1 else (count, 2), np.int64)
     locate_rows(
@@ -701,14 +703,14 @@ def locate(
     fits = envs == len(stops) == len(alive) == len(newest) == len(seen)
     fits &= queues.size % 2 == 0
     if not fits or not count == len(positions) == len(begin) == len(end):
-        raise ValueError("locate: expected queues of each environment")
+        raise ValueError("locate: queues must have each environment")
     if count and not 0 <= env_ids.min() <= env_ids.max() < envs:
-        raise ValueError("locate: expected known environments")
+        raise ValueError("locate: environments must be known")
     starts, closed = queues.reshape(2, -1)
     for env_id in np.unique(env_ids).tolist():
         first, stop = int(firsts[env_id]), int(stops[env_id])
         if not 0 <= first <= stop <= len(starts):
-            raise ValueError("locate: expected queues within their array")
+            raise ValueError("locate: queues must be within their array")
         here = np.flatnonzero(env_ids == env_id)
         after = np.searchsorted(starts[first:stop], positions[here], "right") + first
         begin[here] = np.where(
@@ -739,7 +741,7 @@ def known(
     """
     fits = len(flags) == slots * num_envs and len(heads) == num_envs
     if not fits or len(env_ids) != len(ends):
-        raise ValueError("known: expected flags of every row, and arrays of one length")
+        raise ValueError("known: flags must have every row, and arrays one length")
     rows, _ = _rows(env_ids, ends, slots, num_envs, time_major)
     ends -= (ends >= heads[env_ids]) | ((flags[rows] & FINAL) == 0)
 
@@ -769,9 +771,9 @@ def hindsight(
     """
     arrays = (begins, stops, starts, lasts, chosen, rows, later)
     if len({len(array) for array in arrays}) != 1:
-        raise ValueError("hindsight: expected arrays of one length")
+        raise ValueError("hindsight: arrays must have one length")
     if len(begins) and min(array.min() for array in arrays[:3]) < 0:
-        raise ValueError("hindsight: expected positions of at least 0")
+        raise ValueError("hindsight: positions must be at least 0")
     philox = np.random.Philox(key=key + (stream << 64))
     chance, share = np.random.Generator(philox).random((2, len(begins)))
     chosen[:] = (chance < ratio) & (lasts < stops)
@@ -800,9 +802,9 @@ def replace(
     fits &= (rows > 0 or not out.nbytes) and (count > 0 or not values.nbytes)
     wide, value_nbytes = out.nbytes // (rows or 1), values.nbytes // (count or 1)
     if not fits or (count and (wide % value_nbytes if value_nbytes else wide)):
-        raise ValueError("replace: expected whole rows")
+        raise ValueError("replace: arrays must hold whole rows")
     if count and not 0 <= which.min() <= which.max() < rows:
-        raise ValueError("replace: expected rows that there are")
+        raise ValueError("replace: rows must exist")
     if count and value_nbytes:
         table = out.reshape(-1).view(np.uint8).reshape(rows, -1, value_nbytes)
         table[which] = values.reshape(-1).view(np.uint8).reshape(count, 1, value_nbytes)
@@ -835,9 +837,9 @@ def locate_positions(
         ValueError: Shapes do not fit each other, or there is no such row.
     """
     if len(stops) != num_envs or not len(rows) == len(env_ids) == len(positions):
-        raise ValueError("locate_positions: expected a stop of each environment")
+        raise ValueError("locate_positions: stops must have each environment")
     if len(rows) and not 0 <= rows.min() <= rows.max() < slots * num_envs:
-        raise ValueError("locate_positions: expected rows of the ring")
+        raise ValueError("locate_positions: rows must be in the ring")
     slots_of, env_ids[:] = np.divmod(rows, num_envs)
     if not time_major:
         env_ids[:], slots_of = np.divmod(rows, slots)
@@ -863,7 +865,7 @@ def _rows(
     """Rows of positions, and of those after them."""
     strays = (env_ids < 0) | (env_ids >= num_envs) | (positions < 0)
     if strays.any():
-        raise ValueError("expected known environments and positions of at least 0")
+        raise ValueError("environments must be known and positions of at least 0")
     of_env, of_slot = (1, num_envs) if time_major else (slots, 1)
     first = positions % slots
     after = first + 1

@@ -151,14 +151,14 @@ def test_rows_and_times_that_are_not_reserved_are_left(bench, rng):
 def test_a_row_outside_is_refused(bench, rng, offset):
     bench.reserve()
     for where in (offset, 3 * bench.size + 1):
-        with pytest.raises(ValueError, match="add: expected an offset of a publicat"):
+        with pytest.raises(ValueError, match="add: offset must be of a publicat"):
             bench.add(bench.step(rng), 0, where)
     assert bench.untouched()
 
 
 def test_heads_of_other_environments_are_refused(bench, rng):
     bench.reserve()
-    with pytest.raises(ValueError, match=r"Slot: got \d+ bytes, expected int64"):
+    with pytest.raises(ValueError, match=r"Slot: values must be int64"):
         bench.add(bench.step(rng), 0, heads=np.zeros(bench.num_envs + 1, np.int64))
     assert bench.untouched()
 
@@ -177,7 +177,7 @@ def test_heads_of_other_environments_are_refused(bench, rng):
 )
 def test_a_reservation_beyond_what_is_there_is_refused(bench, rng, changes):
     bench.reserve()
-    with pytest.raises(ValueError, match="reserve: expected rows of the files"):
+    with pytest.raises(ValueError, match="reserve: rows must be in the files"):
         bench.reserve(**changes)
     # And the former reservation is over.
     assert bench.add(bench.step(rng), 0) is False
@@ -236,7 +236,7 @@ def test_a_block_is_stored_as_the_packer_packs_it_and_the_slot_publishes_it(benc
 )
 def test_a_block_outside_the_files_is_refused(bench, rng, row, first, count, offset):
     flags = np.zeros(count, np.uint8)
-    with pytest.raises(ValueError, match="extend: expected rows of the files, and an"):
+    with pytest.raises(ValueError, match="extend: rows must be in the files, and off"):
         extend(bench, block(bench, rng, 8), first, flags, row, offset)
     assert bench.untouched()
 
@@ -244,7 +244,7 @@ def test_a_block_outside_the_files_is_refused(bench, rng, row, first, count, off
 def test_a_block_of_too_few_rows_is_not_published(bench, rng):
     before = bytes(bench.commit)
     for first in (1, (1 << 62)):
-        with pytest.raises(ValueError, match="bytes for"):
+        with pytest.raises(ValueError, match=r"pack: .* must have .* rows"):
             extend(bench, block(bench, rng, 8), first, np.zeros(8, np.uint8), 0)
     assert bytes(bench.commit) == before
 
@@ -278,12 +278,10 @@ def test_an_append_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch
     if rows is twin:
         pytest.skip("the kernels in C are not built here")
     one, three = (Bench(rows, n, monkeypatch, rng) for n in ENVS)
-    with pytest.raises(
-        ValueError, match="got a packer of 1 environments and a slot of 3"
-    ):
+    with pytest.raises(ValueError, match=r"packer and slot must have .*, got 1 and 3"):
         rows.Append(one.packer, three.slot)
     for given in ((one.slot, one.packer), (one.packer, None), (object(), one.slot)):
-        with pytest.raises(TypeError, match="expected a RecordPacker and a Slot"):
+        with pytest.raises(TypeError, match="takes a RecordPacker and a Slot"):
             rows.Append(*given)
-    with pytest.raises(TypeError, match="add: got 1 arguments, expected 5"):
+    with pytest.raises(TypeError, match="add takes 5 arguments, got 1"):
         one.append.add({})

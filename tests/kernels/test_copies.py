@@ -130,10 +130,10 @@ def test_no_descriptor_is_left_open(kernel, opened):
 def test_rows_that_are_none_are_refused(kernel, rows):
     source = np.zeros((9, 16), np.uint8)
     out = np.full((len(rows), 16), MARK, np.uint8)
-    with pytest.raises(ValueError, match="copy_rows: expected rows that there are"):
+    with pytest.raises(ValueError, match="copy_rows: rows must exist"):
         kernel.copy_rows(source, 16, np.array(rows), out)
     if min(rows) < 0 or max(rows) > 9:
-        with pytest.raises(ValueError, match="read_rows: expected rows that there"):
+        with pytest.raises(ValueError, match="read_rows: rows must exist"):
             kernel.read_rows(0, 16, np.array(rows), out, False)
     assert (out == MARK).all()
 
@@ -142,11 +142,11 @@ def test_rows_that_are_none_are_refused(kernel, rows):
 @pytest.mark.parametrize(
     ("stride", "size", "message"),
     [
-        (0, 32, "expected rows of a byte at least"),
-        (-8, 32, "expected rows of a byte at least"),
-        (16, 31, "expected rows that there are, and room for all"),
-        (16, 33, "expected rows that there are, and room for all"),
-        (16, 48, "expected rows that there are, and room for all"),
+        (0, 32, "rows must have at least one byte"),
+        (-8, 32, "rows must have at least one byte"),
+        (16, 31, "rows must exist, and out must hold all of them"),
+        (16, 33, "rows must exist, and out must hold all of them"),
+        (16, 48, "rows must exist, and out must hold all of them"),
     ],
 )
 def test_an_array_of_another_size_is_refused(kernel, stride, size, message):

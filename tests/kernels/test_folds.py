@@ -543,7 +543,7 @@ REFUSALS = [
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("name", "arguments"), REFUSALS)
 def test_what_does_not_fit_is_refused(kernel, name, arguments):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="must"):
         getattr(kernel, name)(*arguments)
 
 
@@ -558,7 +558,7 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
     ],
 )  # fmt: skip
 def test_c_counts_its_arguments_and_wants_arrays(name, count):
-    with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected {count}"):
+    with pytest.raises(TypeError, match=rf"{name} takes {count} arguments, got 1"):
         getattr(C, name)(1)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

@@ -62,11 +62,13 @@ def test_a_schema_without_ends_never_ends(rows, final_follows):
 
 def test_ends_of_another_shape_are_refused(rows):
     out, before = np.zeros((3, 2), np.uint8), np.zeros(2, np.uint8)
-    with pytest.raises(ValueError, match=r"mark: expected bools \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"mark: ends must be bools \[3, 2\]"):
         rows.mark(out, before, np.zeros((2, 3), bool), None, False)
-    with pytest.raises(ValueError, match=r"mark: expected bools \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"mark: ends must be bools \[3, 2\]"):
         rows.mark(out, before, None, np.zeros((3, 1), bool), False)
-    with pytest.raises(ValueError, match="mark: got room for 5 rows of 2 environments"):
+    with pytest.raises(
+        ValueError, match=r"mark: out must hold whole steps of 2 .* got 5"
+    ):
         rows.mark(np.zeros(5, np.uint8), before, None, None, False)
 
 
@@ -120,14 +122,14 @@ def test_flags_set_in_the_data_are_published(rows, rng):
 def test_a_template_that_is_no_record_is_refused(rows, num_envs, rng):
     data = bytearray(record(1, rng).encode())
     data[170] = 1
-    with pytest.raises(ValueError, match=f"Slot: expected a record of {num_envs} env"):
+    with pytest.raises(ValueError, match=f"Slot: the record must have {num_envs} env"):
         rows.Slot(bytes(data), 16, 128, num_envs)
 
 
 def test_heads_of_other_environments_are_refused(rows, rng):
     first = record(2, rng)
     slot = rows.Slot(first.encode(), 16, 128, 2)
-    with pytest.raises(ValueError, match=r"Slot: got 24 bytes, expected int64 \[2\]"):
+    with pytest.raises(ValueError, match=r"Slot: values must be int64 \[2\], got 24"):
         slot.publish(1, first.heads, np.zeros(3, np.int64), first.tails)
 
 

@@ -404,7 +404,7 @@ def test_records_are_split_into_columns(kernel, count):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("name", "arguments"), REFUSALS)
 def test_what_does_not_fit_is_refused(kernel, name, arguments):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="must"):
         getattr(kernel, name)(*arguments)
 
 
@@ -424,7 +424,7 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
     ],
 )
 def test_c_counts_its_arguments_and_wants_arrays(name):
-    with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
+    with pytest.raises(TypeError, match=rf"{name} takes \d+ arguments, got 1"):
         getattr(C, name)(1)
     counts = {
         "shares": 3,
