@@ -285,6 +285,82 @@ def test_an_entity_tag_saves_the_answer_until_the_buffer_changes(ask, path, rng)
         assert client.answer(name, query, tags[name]).status == 200, name
 
 
+def test_an_entity_tag_changes_with_what_is_still_read(ask, path, stored, monkeypatch):
+    monkeypatch.setattr("mmreplay.page.episodes.AT_ONCE_STEPS", 0)
+    monkeypatch.setattr("mmreplay.page.episodes.SLICE_STEPS", 2 * LENGTH)
+    client = ask(path)
+    # The background thread waits, so that each look finds a share that is known.
+    submitted = []
+    monkeypatch.setattr(
+        client.page.background, "submit", lambda _key, job: submitted.append(job)
+    )
+    tag, shares = "", []
+    for _ in range(30):
+        answer = client.answer("episodes", "sort=return&limit=500", tag)
+        assert answer.status == 200, "304 hides progress"
+        tag = answer.headers["etag"]
+        shares.append(json.loads(answer.body)["done"])
+        if shares[-1] == 1:
+            break
+        again = client.answer("episodes", "sort=return&limit=500", tag)
+        assert again.status == 304
+        submitted[-1]()
+    assert shares[0] == 0
+    assert shares == sorted(set(shares))
+    assert len(shares) > 3
+    assert client.answer("episodes", "sort=return&limit=500", tag).status == 304
+    rows = client.json("episodes", "sort=return&desc=0&limit=500")["rows"]
+    returns = np.sort(mr.episode_table(stored).returns)
+    np.testing.assert_allclose([row[3] for row in rows], returns, atol=1e-4)
+
+
+def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, rng):
+    fields = {
+        "observation": mr.Field((5,), "float32"),
+        "action": mr.Field((2,), "float64"),
+        "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    other = tmp_path / "other"
+    values = {
+        "observation": np.zeros((90, 5), np.float32),
+        "action": rng.normal(size=(90, 2)) * 9,
+        "reward": rng.normal(size=90).astype(np.float32),
+        "terminated": np.arange(90) % 9 == 8,
+    }
+    with mr.ReplayBuffer.create(
+        other, mr.Schema(fields), 100, autoreset="disabled"
+    ) as buffer:
+        buffer.extend(values)
+    answer = ask(path, other).json("compare", "c=1")
+    assert answer["names"] == ["robot", "other"]
+    assert answer["schema"] == [
+        "observation/pixels is in the first buffer only.",
+        "observation/joints is in the first buffer only.",
+        "action has the dtypes float32 and float64.",
+        "truncated is in the first buffer only.",
+        "observation is in the second buffer only.",
+        "The truncated is truncated in the first buffer and not there in the second.",
+    ]
+    histograms = {entry["name"]: entry for entry in answer["histograms"]}
+    assert {"return", "length", "reward", "action[0]", "action[1]"} == set(histograms)
+    rows = stored.gather_all()
+    steps = ~rows.fields["final"]
+    for name, first, second in (
+        ("action[1]", rows["action"][steps][:, 1], values["action"][:, 1]),
+        ("reward", rows["reward"][steps], values["reward"]),
+    ):
+        edges = np.array(histograms[name]["edges"])
+        assert edges[0] <= min(first.min(), second.min())
+        assert edges[-1] >= max(first.max(), second.max())
+        for counts, numbers in zip(
+            histograms[name]["counts"], (first, second), strict=True
+        ):
+            assert counts == np.histogram(numbers, edges)[0].tolist()
+    assert histograms["length"]["values"] == [9.0, 30.0]
+    assert histograms["length"]["counts"] == [[0, 20], [10, 0]]
+
+
 def test_frames_of_a_known_generation_are_cached_by_the_browser(ask, path):
     query = "field=observation/pixels&env=0&first=0"
     known = ask(path).answer("frames", f"{query}&v=1.0").headers

@@ -218,7 +218,7 @@ def test_the_browser_is_not_waited_for(monkeypatch):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["flags.bin", "records.bin", "COMMIT", "all"])
-def test_files_that_are_cut_while_they_are_shown(serve, tmp_path, rng, name):
+def test_files_that_become_shorter_while_they_are_shown(serve, tmp_path, rng, name):
     bad = make_buffer(tmp_path / "bad", rng)
     server = serve(bad, make_buffer(tmp_path / "good", rng))
     for route in ROUTES:
@@ -250,7 +250,7 @@ def test_a_fault_of_the_servers_own_is_words(ask, path, monkeypatch, caplog):
     assert client.json("overview")["steps"] == 600
 
 
-def test_buffers_of_one_name_are_told_apart_by_their_paths(ask, tmp_path, rng):
+def test_buffers_of_one_name_are_shown_by_their_paths(ask, tmp_path, rng):
     one = make_buffer(tmp_path / "one" / "robot", rng, count=30)
     two = make_buffer(tmp_path / "two" / "robot", rng, count=30)
     states = ask(one, two).page.states()

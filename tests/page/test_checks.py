@@ -152,6 +152,15 @@ def test_a_component_that_never_changes(ask, tmp_path, rng):
     assert "is 0.25" in found["never changes"]["text"]
 
 
+def test_an_action_that_never_changes(ask, tmp_path, rng):
+    def change(steps):
+        steps["action"][..., 1] = -1
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["never changes"]
+    assert found["never changes"]["title"] == "Never changes: action[1]"
+
+
 def test_images_that_never_change(ask, tmp_path, rng):
     def change(steps):
         steps["observation"]["pixels"][:] = 7
@@ -338,6 +347,23 @@ def test_few_rows_take_most_draws(ask, tmp_path, rng):
         effective = masses.sum() ** 2 / (masses**2).sum() / len(masses)
         assert priorities["effective"] == pytest.approx(float(effective))
         assert sum(priorities["counts"]) == len(masses)
+
+
+def test_draws_that_are_worth_few_rows(ask, tmp_path, rng):
+    path = make_buffer(tmp_path / "a", rng)
+    sampler = mr.PrioritizedSampler(seed=0)
+    values = rng.random(620).astype(np.float32) * 1e-6
+    # 30 rows of the same high priority: the top 1 % of rows have a fifth of the mass.
+    values[::21] = 1000 + rng.random(30)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        buffer.sample(1)
+        env_ids, positions = np.repeat([0, 1], 310), np.tile(np.arange(310), 2)
+        sampler.update_priorities(buffer.view, env_ids, positions, values)
+    client = ask(path)
+    priorities = client.json("overview")["priorities"]
+    assert priorities["top_share"] < 0.3
+    assert priorities["effective"] < 0.1
+    assert findings(client)["priorities"]["title"] == "Few rows take most draws"
 
 
 def test_spread_priorities_are_fine(ask, tmp_path, rng):
