@@ -246,10 +246,11 @@ def to_pixels(
     scaled = (frames.astype(np.float32) - np.float32(low)) / np.float32(
         max(high - low, 1e-30)
     )
-    np.nan_to_num(scaled, copy=False, nan=0.0)
+    np.nan_to_num(scaled, copy=False, nan=0.0, posinf=1.0, neginf=0.0)
+    scaled.clip(0, 1, out=scaled)
     scaled *= 255
     scaled += 0.5
-    levels: Pixels = scaled.clip(0, 255, out=scaled).astype(np.uint8)
+    levels: Pixels = scaled.astype(np.uint8)
     if not colours:
         return levels
     pixels = _viridis()[levels[..., 0]]

@@ -1,5 +1,8 @@
 """Each finding appears on a buffer made for it, and on none of the healthy ones."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -399,6 +402,18 @@ def test_an_empty_buffer_has_no_findings(ask, tmp_path):
     assert client.json("episodes")["rows"] == []
     assert client.refused("draws", "sampler=UniformSampler")[0] == 409
     assert client.refused("episode", "env=0&at=0")[0] == 410
+
+
+def test_the_documented_findings_are_those_of_the_page():
+    root = Path(mr.__file__).parent
+    made = re.findall(
+        r'PageFinding\(\s*(?:"\w+"|level),\s*"([a-z ]+)"',
+        (root / "page" / "checks.py").read_text(),
+    )
+    text = (root.parent / "docs" / "view.md").read_text()
+    documented = re.findall(r"^\| ([a-z ]+) \|", text, re.M)
+    assert documented[0] == "finding"
+    assert sorted(documented[1:]) == sorted(set(made))
 
 
 def test_edges_of_the_rules():
