@@ -2,7 +2,8 @@
 # versions of constraints.txt, and does its work. pip's own settings (PIP_INDEX_URL,
 # PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) decide where packages come from.
 #
-#   make demo    record, kill, reopen and train: the main job, from end to end
+#   make demo    record, kill, reopen and train: the main job, from end to end; leaves the
+#                recording in build/demo
 #   make test    the tests, without the slow ones
 #   make docs    the documentation site, with the API reference, into build/site
 #   make check   format, lint, types, import floors, all tests; prints the layout
@@ -16,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 # What `make test` installs includes what `make demo` and `make docs` need, so that
 # these install nothing after it.
-DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl.ready)
+DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
 .PHONY: demo test docs check install clean
@@ -45,10 +46,13 @@ install: .venv/dev.ready
 # built where there is a compiler, and again when their source changes.
 BUILT_OF := pyproject.toml setup.py constraints.txt \
   $(wildcard mmreplay/kernels/*.c mmreplay/kernels/*.h)
+# Several extras are joined by + in the name of the file.
+comma := ,
+EXTRAS = $(subst +,$(comma),$*)
 .venv/%.ready: $(BUILT_OF) | .venv/bin/python
-	@echo "installing mmreplay[$*] into .venv; the first time takes minutes"
+	@echo "installing mmreplay[$(EXTRAS)] into .venv; the first time takes minutes"
 	$(PIP) setuptools wheel
-	$(PIP) --no-build-isolation --editable ".[$*]"
+	$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:

@@ -1,10 +1,14 @@
 """The demo notices lost and changed rows."""
 
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from tools.demo import crash, play
+from tools.demo.__main__ import view_command
 
 
 def written(path, steps=40):
@@ -66,3 +70,13 @@ def test_frames_are_means_of_two_by_two_pixels():
     assert (small[:, [0, 1, 82, 83]] == 0).all()
     assert env.observation_space.contains(small)
     env.close()
+
+
+def test_it_ends_by_the_command_that_opens_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *_, command = view_command(tmp_path / "my demo" / "pong").splitlines()
+    program, *arguments = shlex.split(command)
+    assert arguments == ["view", "my demo/pong"]
+    assert program == "mmreplay" or Path(program).exists()
+    recorded = (Path(__file__).parents[2] / "docs" / "demo.md").read_text()
+    assert "mmreplay view build/demo/pong\n```" in recorded

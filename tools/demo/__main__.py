@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
-import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -14,17 +17,20 @@ from tools.demo.learn import Learned
 from tools.demo.processes import apart
 
 MIB = 1 << 20
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "demo"
+"""The recording of the last run stays here, to be looked at."""
 
 
 def main() -> None:
-    """Run every step, in a temporary folder unless one is named."""
+    """Run every step, in a new build/demo unless another folder is named."""
     if len(sys.argv) > 2:
         sys.exit("python -m tools.demo: got too many arguments, expected one folder")
     if len(sys.argv) == 2:
         run(Path(sys.argv[1]))
         return
-    with tempfile.TemporaryDirectory(prefix="mmreplay-demo-") as folder:
-        run(Path(folder) / "pong")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    run(FOLDER / "pong")
 
 
 def run(path: Path) -> None:
@@ -51,6 +57,26 @@ def run(path: Path) -> None:
         sys.exit("demo: steps that were published are lost or damaged, expected all")
     if not learned.last < learned.first:
         sys.exit("demo: the loss did not fall, expected the last 50 updates below")
+    print(f"\nLook at the recording in a browser:\n\n  {view_command(path)}")
+
+
+def view_command(path: Path) -> str:
+    """Return what opens the page on a buffer, from the current folder."""
+    program = Path(sys.executable).with_name("mmreplay")
+    words = [_near(program)] if program.exists() else ["mmreplay"]
+    command = shlex.join([*words, "view", _near(path)])
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        install = shlex.join([_near(Path(sys.executable)), "-m", "pip", "install"])
+        return f"{install} starlette uvicorn\n  {command}"
+    return command
+
+
+def _near(path: Path) -> str:
+    """A path as seen from the current folder, where it lies below."""
+    # Not resolved: the interpreter of an environment is a link out of it.
+    absolute = Path(os.path.abspath(path))
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else path)
 
 
 def say(title: str) -> None:
