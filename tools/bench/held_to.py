@@ -171,6 +171,26 @@ TRANSFORMS = (
           "contiguous speedup_of_mmreplay cpprb", 3),
 )  # fmt: skip
 
+VIEW = (
+    at_most("the page, KiB", "bench_view", "page_kib", 200),
+    at_most("wheels of its extra, MiB", "bench_view", "wheels_mib", 2),
+    at_most("first paint, s", "bench_view", "opening first_paint_s", 0.3),
+    at_most("overview of a ring of 100 million rows, s", "bench_view",
+         "opening overview_s", 1),
+    at_most("curve of a million rows x 4, s", "bench_view", "curve curve_drawn_s", 0.1),
+    at_least("frames of 84 x 84 a second", "bench_view", "frames_s 84x84 *", 45),
+    at_least("frames of 480 x 640 x 3 a second", "bench_view", "frames_s 480x640x3 *",
+          25),
+    at_most("from add until the page shows it, s", "bench_view",
+         "live added_shown_longest_s", 1),
+    at_most("from kill -9 until the page shows it, s", "bench_view",
+         "live killed_shown_longest_s", 1),
+    at_most("memory of the server with that overview, MiB over 64 B an episode",
+         "bench_view", "server over_64_b_an_episode_mib", 150),
+    at_least("rate of a watched writer over its rate alone", "bench_view",
+          "writer_share watched", 0.95),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     at_least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     at_least("add 1, over Stable-Baselines3", "bench_add",
@@ -213,4 +233,5 @@ TARGETS: tuple[Target, ...] = (
          "learner_waits vectors_256 *", 0.05),
     at_most("share that a learner of 5 ms waits, pixels", "bench_loader",
          "learner_waits pixels_256 *", 0.05),
+    *VIEW,
 )  # fmt: skip

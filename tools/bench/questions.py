@@ -608,6 +608,31 @@ print them.""",
     ),
 )
 
+VIEW = Question(
+    "The page of `mmreplay view`",
+    "bench_view",
+    "",
+    """The server in a process of its own, over a sparse ring of 100 million rows and
+a million episodes, a curve of a million rows of four components, frames of noise,
+and a writer that adds 84 x 84 frames one at a time. Headless Chromium runs on the
+same machine without a graphics card: the first paint, the overview (until the
+episode returns are drawn), a curve (from a new zoom until it is drawn) and frames
+are timed in the page. A watched writer shares its two cores with the server;
+"browser" adds Chromium, which draws the page there too.""",
+    figures=(
+        Figure("page, KiB", "page_kib"),
+        Figure("wheels of the extra `web`, MiB", "wheels_mib"),
+        Figure("server alone: s, and MiB of its own memory", "server"),
+        Figure("overview of the ring, server just started, s", "opening"),
+        Figure("curve, s", "curve"),
+        Figure("frames a second, 84 x 84", "frames_s 84x84"),
+        Figure("frames a second, 480 x 640 x 3", "frames_s 480x640x3"),
+        Figure("from `add` or `kill -9` until the page shows it, s", "live"),
+        Figure("steps/s of the writer", "writer_steps_s"),
+        Figure("rate of the writer over its rate alone", "writer_share"),
+    ),
+)
+
 LIMITS = Question(
     "What the machine gives",
     "bench_limits",
@@ -641,5 +666,6 @@ TorchRL's replay buffer (`LazyMemmapStorage`, repeated `dumps`): how many of
 QUESTIONS = (
     KILLS, ADD, SAMPLE, PRIORITIZED, TREE, SEQUENCES, TRANSFORMS, SHUFFLED, PIXELS,
     COLD, BEYOND, BEYOND_8, BEYOND_SMALL, MEMORY, LOADER, CONVERT, BYTES, ZARR,
-    ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, DURABILITY, LOOKING, LIMITS,
+    ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, DURABILITY, LOOKING, VIEW,
+    LIMITS,
 )  # fmt: skip

@@ -25,6 +25,7 @@
     leave: null, // what ends the present screen
     keys: null, // what the present screen does with a key; returns whether it did
     onstate: null,
+    recolour: null, // what draws by itself in other colours
     player: null,
     shown: null, // the address of the screen that is drawn
   });
@@ -60,7 +61,7 @@
     const own = ++turn;
     const { hash } = location;
     app.leave?.();
-    app.leave = app.keys = app.onstate = app.player = null;
+    app.leave = app.keys = app.onstate = app.recolour = app.player = null;
     app.id = id;
     picker.value = String(id);
     showState();
@@ -172,6 +173,7 @@
     theme.setAttribute("aria-pressed", String(name === "dark"));
     theme.textContent = name === "dark" ? "☀" : "☾";
     mmr.redrawCharts();
+    app.recolour?.();
   }
 
   function switchTheme() {

@@ -5,6 +5,7 @@
   const SPEEDS = [1, 2, 5, 10, 20, 30, 60];
   const COMPONENTS = 8;
   const VALUES_ROWS = 256;
+  const VALUES_PAUSE_MS = 80;
   const MAX_CURVES = 12;
   const MAX_CURVE_NBYTES = 1 << 16;
   const WORDS = {
@@ -172,7 +173,7 @@
       time.textContent = `${count(step)} / ${count(last)}`;
       showFrame(way);
       showValues();
-      for (const plot of plots) plot.plot?.redraw(false, false);
+      for (const { plot } of plots) placePlayhead(plot);
       clearTimeout(addressTimer);
       addressTimer = setTimeout(() => {
         if (!stopped) history.replaceState(null, "", app.link(`e=${env}:${begin}&t=${step}`));
@@ -223,28 +224,43 @@
       scale.textContent = `${height} × ${width}${stacked}${limits}`;
     }
 
-    // Values of the step, read in blocks.
+    // Values of the step, read in blocks: one request at a time, and while the playhead is
+    // dragged not for each step, as frames come first.
     const rows = new Map();
-    const reading = new Set();
+    let reading = false;
     async function showValues() {
-      const position = begin + step;
-      const first = begin + Math.floor(step / VALUES_ROWS) * VALUES_ROWS;
-      if (!rows.has(position) && !reading.has(first)) {
-        reading.add(first);
-        try {
-          const answer = await mmr.json(mmr.path(id, "values", { env: String(env), first: String(first), count: String(VALUES_ROWS) }));
-          answer.flags.forEach((flags, i) => {
-            const row = Object.entries(answer.values).map(([path, columns]) => [path, columns[i]]);
-            rows.set(answer.first + i, Object.fromEntries(row));
-          });
-        } catch (error) {
-          if (!stopped) values.replaceChildren(el("dt", {}, "values"), el("dd", {}, error.message));
-        }
-        reading.delete(first);
-        while (rows.size > 16 * VALUES_ROWS) rows.delete(rows.keys().next().value);
+      if (rows.has(begin + step)) {
+        drawValues(rows.get(begin + step));
+        return;
       }
-      const row = rows.get(begin + step);
-      if (!row || stopped) return;
+      if (reading) return;
+      reading = true;
+      try {
+        while (!stopped && !rows.has(begin + step)) {
+          const wanted = step;
+          await readValues(begin + Math.floor(wanted / VALUES_ROWS) * VALUES_ROWS);
+          if (rows.has(begin + step)) break;
+          if (wanted === step) throw new Error("This step is not in the buffer any more.");
+          await new Promise((resolve) => setTimeout(resolve, VALUES_PAUSE_MS));
+        }
+        if (!stopped) drawValues(rows.get(begin + step));
+      } catch (error) {
+        if (!stopped) values.replaceChildren(el("dt", {}, "values"), el("dd", {}, error.message));
+      }
+      reading = false;
+    }
+
+    async function readValues(first) {
+      const query = { env: String(env), first: String(first), count: String(VALUES_ROWS) };
+      const answer = await mmr.json(mmr.path(id, "values", query));
+      answer.flags.forEach((flags, i) => {
+        const row = Object.entries(answer.values).map(([path, columns]) => [path, columns[i]]);
+        rows.set(answer.first + i, Object.fromEntries(row));
+      });
+      while (rows.size > 16 * VALUES_ROWS) rows.delete(rows.keys().next().value);
+    }
+
+    function drawValues(row) {
       const roleOf = (path) => overview.fields.find((each) => each.path === path)?.role;
       const rank = (path) => (ORDER.indexOf(roleOf(path)) + 1 || 9);
       const paths = Object.keys(row).sort((a, b) => rank(a) - rank(b));
@@ -322,22 +338,21 @@
     // Curves.
 
     // The playhead over each chart; a click moves it, a double click shows all.
+    const heads = new WeakMap();
+    function placePlayhead(plot) {
+      const head = heads.get(plot);
+      const left = plot.valToPos(step, "x");
+      head.hidden = !(left >= 0 && left <= plot.over.clientWidth);
+      head.style.left = `${left}px`;
+    }
     const playhead = {
       hooks: {
-        draw: (plot) => {
-          const x = plot.valToPos(step, "x", true);
-          const { left, top, width, height } = plot.bbox;
-          if (x < left || x > left + width) return;
-          const { ctx } = plot;
-          ctx.save();
-          ctx.strokeStyle = token("playhead");
-          ctx.lineWidth = 2 * devicePixelRatio;
-          ctx.beginPath();
-          ctx.moveTo(x, top);
-          ctx.lineTo(x, top + height);
-          ctx.stroke();
-          ctx.restore();
+        init: (plot) => {
+          const head = el("div", { class: "playhead" });
+          heads.set(plot, head);
+          plot.over.append(head);
         },
+        draw: placePlayhead,
         ready: (plot) => {
           let from = 0;
           plot.over.addEventListener("pointerdown", (event) => (from = event.clientX));
@@ -683,8 +698,9 @@
       clearTimeout(addressTimer);
     };
     app.onstate = null;
+    app.recolour = drawTicks;
     // For tests that measure how fast frames are shown.
-    app.player = { move, shown: () => shown, curves: () => curves };
+    app.player = { move, shown: () => shown, curves: () => curves, zoom };
 
     move(step);
     drawTicks();
