@@ -29,7 +29,7 @@ SHOTS = {
     "overview": ("overview", 758, "light", "document.querySelector('#returns .uplot')"),
     "episode": (
         "{episode}",
-        760,
+        830,
         "light",
         "document.querySelector('.curve:nth-child(2) .uplot')",
     ),

@@ -109,7 +109,9 @@
 
   // Frames of one episode. One request at a time, and the newest wish is next. Every frame
   // that arrives for a wish is shown, also where a newer wish waits: a playhead that is
-  // dragged without a pause still shows frames. Neighbours are read when nothing waits.
+  // dragged without a pause still shows frames. Neighbours are read when nothing waits and
+  // the playhead moves step by step: those of a jump would delay the next one.
+  const NEAR = 8;
   class Reel {
     constructor(id, field, env, begin, end) {
       Object.assign(this, { id, field: field.path, env, begin, end });
@@ -127,7 +129,9 @@
     }
 
     async want(step, direction, show) {
-      this.wish = { step, direction, show };
+      const near = Math.abs(step - (this.last ?? step)) <= NEAR;
+      this.last = step;
+      this.wish = { step, direction, show, near };
       if (this.busy) return;
       this.busy = true;
       try {
@@ -136,7 +140,7 @@
           this.wish = null;
           if (!this.get(wish.step)) await this.read(this.begin + wish.step, 1);
           wish.show(wish.step, this.get(wish.step));
-          if (this.wish) continue;
+          if (this.wish || !wish.near) continue;
           const missing = this.nextMissing(wish.step, wish.direction);
           if (missing == null) continue;
           const back = wish.direction < 0;
