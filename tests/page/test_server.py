@@ -445,6 +445,12 @@ def test_a_host_that_is_not_ours_is_named(path):
         app.make_server(Page([path]), "192.0.2.1", 0)
 
 
+def test_small_answers_are_sent_at_once():
+    # asyncio sets TCP_NODELAY for sockets that name their protocol.
+    with app.bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_without_a_port_the_first_free_one_is_bound(path):
     one, two = app.bind("127.0.0.1", None), app.bind("127.0.0.1", None)
     try:
