@@ -259,8 +259,8 @@ class FileCopy:
     def _forget_lost(self) -> None:
         """Clear the flags of an environment's newest row where that is lost too."""
         flags = next(t for _, t in self._pairs if t.path.name == FLAGS)
-        gone = (self.lost >= self.heads) & (self.heads > 0)
-        for env_id in np.flatnonzero(gone).tolist():
+        newest_lost = (self.lost >= self.heads) & (self.heads > 0)
+        for env_id in np.flatnonzero(newest_lost).tolist():
             flags.pwrite(b"\0", self._ring.row(env_id, int(self.heads[env_id]) - 1))
 
     def sum(self) -> None:
@@ -271,9 +271,12 @@ class FileCopy:
             stop = int(self.heads[env_id]) // size
             first = min(int(tails[env_id]) // size, stop)
             # From here on blocks were copied whole, with checksums if committed.
-            whole = -(-int(self.lost[env_id]) // size)
-            summed = max(whole, int(self._summed[env_id]) // size)
-            for begin, end in ((first, min(whole, stop)), (max(summed, first), stop)):
+            complete = -(-int(self.lost[env_id]) // size)
+            summed = max(complete, int(self._summed[env_id]) // size)
+            for begin, end in (
+                (first, min(complete, stop)),
+                (max(summed, first), stop),
+            ):
                 sums = [self._store.checksum(env_id, b) for b in range(begin, end)]
                 if sums:
                     self._store.write_sums(env_id, begin, np.array(sums, np.uint32))

@@ -313,18 +313,18 @@ def compact(
         >>> len(mr.ReplayBuffer.open("runs/compact")) > 0
         True
     """
-    where, place = opening.absolute(source), opening.absolute(target)
+    source_path, target_path = opening.absolute(source), opening.absolute(target)
     with ExitStack() as stack:
-        opened = opening.open_reader(where)
+        opened = opening.open_reader(source_path)
         stack.callback(opened.store.unmap)
         stack.callback(opened.close)
-        opening.refuse_inside(place, where)
+        opening.refuse_inside(target_path, source_path)
         metadata = _described(opened.metadata, codec, level, chunk_crc32c)
-        stack.enter_context(new_folder(place, allow_network))
+        stack.enter_context(new_folder(target_path, allow_network))
         reader = GenerationReader(opened)
         # All rows that are to be copied are alive here, or the copy is refused below.
         span = reader.span
-        with NewGeneration(place, metadata) as new:
+        with NewGeneration(target_path, metadata) as new:
             tails = copy_rows(reader, new.store, progress=progress)
             refuse_discarded(opened.commit)
             reader.refresh()
@@ -337,15 +337,15 @@ def compact(
                 )
             new.sum_blocks(tails, span.stop)
             new.finish(span.stop, tails)
-        if (where / STATISTICS).exists():
-            write_statistics(place, read_statistics(where))
+        if (source_path / STATISTICS).exists():
+            write_statistics(target_path, read_statistics(source_path))
         new.publish()
         _, before = opened.store.disk_nbytes()
-    fresh = opening.open_reader(place)
+    fresh = opening.open_reader(target_path)
     try:
-        nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
+        nbytes, left = fresh.store.disk_nbytes()[1], left_behind(source_path)
         rows = int((span.stop - tails).sum())
-        return CompactReport(place, rows, before, nbytes, tuple(left))
+        return CompactReport(target_path, rows, before, nbytes, tuple(left))
     finally:
         fresh.close()
 

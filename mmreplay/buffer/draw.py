@@ -174,7 +174,7 @@ def num_drawn(draw: Draw) -> int:
 
 
 def left_of(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
-    """Return places of the good steps or windows of a draw, and a draw of those alone.
+    """Return indices of the good steps or windows of a draw, and a draw of those alone.
 
     Args:
         draw: Steps, windows or whole episodes.
@@ -183,11 +183,11 @@ def left_of(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
     offsets = draw.offsets
     if offsets is not None:
         lengths = np.diff(offsets)
-        whole = np.logical_and.reduceat(good, offsets[:-1])
-        good = np.repeat(whole, lengths)
-        offsets = np.append(0, np.cumsum(lengths[whole]))
-    places = np.flatnonzero(good)
-    return places, replace(draw.taken(places), offsets=offsets)
+        complete = np.logical_and.reduceat(good, offsets[:-1])
+        good = np.repeat(complete, lengths)
+        offsets = np.append(0, np.cumsum(lengths[complete]))
+    indices = np.flatnonzero(good)
+    return indices, replace(draw.taken(indices), offsets=offsets)
 
 
 def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
@@ -196,7 +196,7 @@ def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
     Raises:
         SchemaError: There is none of some path.
     """
-    found = []
+    selected = []
     for path in paths:
         below = [name for name in fields if f"{name}/".startswith(f"{path}/")]
         if not below:
@@ -204,5 +204,5 @@ def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
                 f"first_only must name fields of the batch ({list(fields)}), got "
                 f"{path!r}. Check the spelling."
             )
-        found += below
-    return found
+        selected += below
+    return selected

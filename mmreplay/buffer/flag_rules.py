@@ -294,7 +294,7 @@ def with_final_rows(
     columns: Columns, final: Columns | None, layout: Expansion
 ) -> Columns:
     """Columns of a block in the order of its rows, final rows put in."""
-    found: dict[str, NDArray[np.generic]] = {}
+    ordered: dict[str, NDArray[np.generic]] = {}
     for path, column in columns.items():
         steps, envs, *shape = column.shape
         flat = column.reshape(steps * envs, *shape)
@@ -303,5 +303,5 @@ def with_final_rows(
         if final is not None and path in final and layout.final.any():
             last = final[path].reshape(steps * envs, *shape)
             flat[layout.final] = last[layout.source[layout.final]]
-        found[path] = flat
-    return found
+        ordered[path] = flat
+    return ordered

@@ -161,7 +161,7 @@ class ReadPlan:
                 agents, which depend on the flags of the next row too.
         """
         store, count = self._store, len(positions)
-        places = np.empty((self._rows, count), INT64)
+        rows_found = np.empty((self._rows, count), INT64)
         ends = np.empty((self._ends, count), BOOL)
         env_ids = np.ascontiguousarray(env_ids)
         positions = np.ascontiguousarray(positions)
@@ -169,12 +169,18 @@ class ReadPlan:
         around: dict[Where, Fields] = {where: {} for where in self._wheres}
         if self._records is None:
             _kernel.fold_steps(
-                store.all_flags, env_ids, positions, heads, *self._fixed, places, ends
+                store.all_flags,
+                env_ids,
+                positions,
+                heads,
+                *self._fixed,
+                rows_found,
+                ends,
             )
         else:
             packed = self._records.fold_fields(
                 store.all_flags, env_ids, positions, heads, self._fixed,
-                self._num_packed, places, ends, self._layout, self._powers,
+                self._num_packed, rows_found, ends, self._layout, self._powers,
             )  # fmt: skip
             for number, where, path, name in self._fields:
                 if name is None:
@@ -184,7 +190,7 @@ class ReadPlan:
             for number, name in self._made:
                 fields[name] = packed[number]
         for start, width, paths, apart in self._apart:
-            rows = places[3 + start : 3 + start + width].reshape(-1)
+            rows = rows_found[3 + start : 3 + start + width].reshape(-1)
             store.prefetch(rows, paths, now=True)
             gathered = store.gather(rows, paths)
             for where, path, name in apart:
@@ -203,9 +209,9 @@ class ReadPlan:
                 fields[name] = ends[1 + mark]
         for where, path, name in self._truncated:
             ahead = positions[:, None] + np.array(where.ahead)
-            cap = places[2 if where.beyond else 1]
+            cap = rows_found[2 if where.beyond else 1]
             rows = np.minimum(ahead, cap[:, None]) - np.array(where.back)
-            rows = np.maximum(rows, places[0][:, None]).reshape(-1)
+            rows = np.maximum(rows, rows_found[0][:, None]).reshape(-1)
             ids = np.repeat(env_ids, len(where.ahead))
             array = read((path,), ids, rows, heads)[path]
             if name is None:
@@ -213,8 +219,8 @@ class ReadPlan:
             else:
                 fields[name] = array
         if self._sums is not None and (self._added or self._discount is not None):
-            self._sum(positions, places[1], ends[0], around, fields)
-        return FoundRows(places, ends[0], fields, around)
+            self._sum(positions, rows_found[1], ends[0], around, fields)
+        return FoundRows(rows_found, ends[0], fields, around)
 
     def _sum(
         self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],

@@ -496,20 +496,20 @@ class GenerationReader(StartView):
                 another draw would be what comes next.
         """
         sampler, draw, before = pending.sampler, pending.draw, pending.before
-        now, gone = self.limits_before, None
+        now, overwritten = self.limits_before, None
         if now[0] is not before[0] or now[1] is not before[1]:
-            gone = self.stale(draw.env_ids, oldest_steps(draw), before)
+            overwritten = self.stale(draw.env_ids, oldest_steps(draw), before)
         if pending.home is not self.home:
             # The new generation holds what was alive at the resize, and no more.
             lost = oldest_steps(draw) < self.span.first[draw.env_ids]
             lost |= self._reaches_dropped(pending)
-            gone = lost if gone is None else gone | lost
-        if gone is not None and gone.any():
-            places, left = left_of(draw, ~gone)
+            overwritten = lost if overwritten is None else overwritten | lost
+        if overwritten is not None and overwritten.any():
+            indices, left = left_of(draw, ~overwritten)
             once = draws_once(sampler)
-            if once and skip and not len(places):
+            if once and skip and not len(indices):
                 return None
-            if once and len(places):
+            if once and len(indices):
                 draw = left
             else:
                 fresh = self.draw(sampler, pending.count)
@@ -543,13 +543,13 @@ class GenerationReader(StartView):
         once = draws_once(sampler)
         for _ in range(MAX_REDRAWS):
             if once:
-                places, left = left_of(draw, ~stale)
-                if len(places):
-                    return left, {path: a[places] for path, a in fields.items()}
-            draw, fields, gone = self._try_sample(sampler, count)
-            if gone is None:
+                indices, left = left_of(draw, ~stale)
+                if len(indices):
+                    return left, {path: a[indices] for path, a in fields.items()}
+            draw, fields, overwritten = self._try_sample(sampler, count)
+            if overwritten is None:
                 return draw, fields
-            stale = gone
+            stale = overwritten
         raise StarvedError(
             f"gave up after {MAX_REDRAWS} attempts: the writer overwrote "
             f"{np.count_nonzero(stale)} of the {len(stale)} drawn steps before they "
@@ -592,8 +592,8 @@ class GenerationReader(StartView):
 
     def take(self, env_ids: ArrayLike, positions: ArrayLike, key: int) -> Batch:
         """Gather given steps; see `ReplayBuffer.take`."""
-        ids, places = self._check_rows(env_ids, positions)
-        return self.gather_draw(draw_of(ids.ravel(), places.ravel(), key))
+        ids, pos = self._check_rows(env_ids, positions)
+        return self.gather_draw(draw_of(ids.ravel(), pos.ravel(), key))
 
     def _batch(self, draw: Draw, fields: Fields) -> Batch:
         windows = draw.windows
@@ -636,17 +636,17 @@ class GenerationReader(StartView):
         if self._foreign_commit is not None:
             self.check_uncut()
         limits, tails = self._commit.limits, self._commit.tails
-        folds = self._transform is not None
-        if limits is before[0] and (not folds or tails is before[1]):
+        transformed = self._transform is not None
+        if limits is before[0] and (not transformed or tails is before[1]):
             return None
         oldest = limits[env_ids] - self._ring.slots
         dead = positions - self._before < oldest
-        if folds and dead.any():
+        if transformed and dead.any():
             # Where the episode begins later, nothing before it was read.
             with self.lock:
                 begun = self.index.begun(env_ids, positions)
             dead = np.maximum(positions - self._before, begun) < oldest
-        if folds:
+        if transformed:
             # Transforms ask the index for episodes, which knows no dropped row.
             dead |= positions < self.span.first[env_ids]
         return dead if dead.any() else None
@@ -696,23 +696,25 @@ class GenerationReader(StartView):
         if windows is None:
             if transform is None:
                 return self.copy_steps(draw.env_ids, draw.positions, contiguous)
-            found = transform.gather(self, draw.env_ids, draw.positions, draw.key, None)
-            return _contiguous(found) if contiguous else found
+            fields = transform.gather(
+                self, draw.env_ids, draw.positions, draw.key, None
+            )
+            return _contiguous(fields) if contiguous else fields
         shape = windows.positions.shape
         env_ids, positions = steps_of(draw)
         if transform is None:
-            found = self.copy_steps(env_ids, positions, contiguous)
+            fields = self.copy_steps(env_ids, positions, contiguous)
         else:
-            found = transform.gather(self, env_ids, positions, draw.key, shape[1])
+            fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
             if contiguous:
-                found = _contiguous(found)
-        found = {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
-        for path in fields_under(windows.first_only, found):
-            found[path] = found[path][:, 0]
+                fields = _contiguous(fields)
+        fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
+        for path in fields_under(windows.first_only, fields):
+            fields[path] = fields[path][:, 0]
             if contiguous:
-                found[path] = np.ascontiguousarray(found[path])
+                fields[path] = np.ascontiguousarray(fields[path])
         if windows.is_first is not None:
-            if "is_first" in found and not self._warned_of_is_first:
+            if "is_first" in fields and not self._warned_of_is_first:
                 self._warned_of_is_first = True
                 warnings.warn(
                     "field 'is_first' has the name of the marks of episode starts "
@@ -721,8 +723,8 @@ class GenerationReader(StartView):
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            found.setdefault("is_first", windows.is_first)
-        return found
+            fields.setdefault("is_first", windows.is_first)
+        return fields
 
     def copy_steps(
         self, env_ids: Ids, positions: Ids, contiguous: bool = False
@@ -747,13 +749,13 @@ class GenerationReader(StartView):
                 records, env_ids, positions, heads, index, contiguous
             )
         if self.derived:
-            found = self._with_next(env_ids, positions, heads, index)
+            fields = self._with_next(env_ids, positions, heads, index)
         else:
             rows = np.empty(len(positions), np.int64)
             ends = self._find_rows(env_ids, positions, heads, index, rows)
-            found = self._fetch(rows, self._schema.paths)
-            found = self._add_ends(found, ends, env_ids, positions, heads, index)
-        return _contiguous(found) if contiguous else found
+            fields = self._fetch(rows, self._schema.paths)
+            fields = self._add_ends(fields, ends, env_ids, positions, heads, index)
+        return _contiguous(fields) if contiguous else fields
 
     def _from_mapped_records(
         self,
@@ -770,18 +772,18 @@ class GenerationReader(StartView):
             np.ascontiguousarray(positions), heads, self._bits, index.bare,
             self._num_records,
         )  # fmt: skip
-        found: Fields = {}
+        fields: Fields = {}
         if contiguous:
             packed, ends = records.take_fields(*steps, self._columns)
             for number, name in self._numbered:
-                found[name] = packed[number]
+                fields[name] = packed[number]
         else:
             packed, ends = records.take(*steps)
             for path in self._packed:
-                found[path] = packed[path]
+                fields[path] = packed[path]
             for path, name in self._afters.items():
-                found[name] = packed[path]
-        return self._add_ends(found, ends, env_ids, positions, heads, index)
+                fields[name] = packed[path]
+        return self._add_ends(fields, ends, env_ids, positions, heads, index)
 
     def _find_rows(
         self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex, rows: Ids
@@ -801,20 +803,20 @@ class GenerationReader(StartView):
         pairs = np.empty((len(positions), 2), np.int64)
         ends = self._find_rows(env_ids, positions, heads, index, pairs)
         rows = pairs[:, 0]
-        found: Fields = {}
+        fields: Fields = {}
         if self._single:
-            found = self._fetch(rows, self._single)
+            fields = self._fetch(rows, self._single)
         if self._apart:
             next_obs = self._fetch(pairs[:, 1], self._apart)
-            found |= {self.next_paths[path]: next_obs[path] for path in self._apart}
+            fields |= {self.next_paths[path]: next_obs[path] for path in self._apart}
         if self._packed:
             # The row after lies beside the row: both are read by one call.
             rows = pairs.reshape(-1) if self._pairs else rows
             packed = self._fetch(rows, self._packed)
             for path, array in packed.items():
-                found[path] = array[::2] if self._pairs else array
-            found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
-        return self._add_ends(found, ends, env_ids, positions, heads, index)
+                fields[path] = array[::2] if self._pairs else array
+            fields |= {name: packed[path][1::2] for path, name in self._pairs.items()}
+        return self._add_ends(fields, ends, env_ids, positions, heads, index)
 
     def _fetch(self, rows: Ids, paths: tuple[str, ...]) -> Fields:
         self._store.prefetch(rows, paths, now=True)
@@ -930,12 +932,12 @@ class GenerationReader(StartView):
         """Where what is known of episodes ends; see `transforms.base.BufferRows`."""
         if not self.derived:
             return ends
-        found = ends.copy()
+        known_ends = ends.copy()
         env_ids = np.ascontiguousarray(env_ids)
         heads = self._indexed_rows()[0].stop
         flags, shape = self._store.all_flags, self._ring.shape
-        _kernel.known(flags, *shape, heads, env_ids, found)
-        return found
+        _kernel.known(flags, *shape, heads, env_ids, known_ends)
+        return known_ends
 
     # Read-ahead: asking the disk for the rows of draws that are gathered later.
 
@@ -963,10 +965,10 @@ class GenerationReader(StartView):
             )
         together: dict[str, list[Ids]] = {}
         asked = 0
-        for paths, ids, places in reads:
+        for paths, ids, pos in reads:
             # Some may have been overwritten since; others are still to be written.
             last = np.maximum(span.first, span.stop - 1)
-            alive = np.clip(places, span.first[ids], last[ids])
+            alive = np.clip(pos, span.first[ids], last[ids])
             rows = self._ring.rows(ids, alive)
             apart = tuple(path for path in paths if path not in packed)
             if apart:
@@ -984,17 +986,17 @@ class GenerationReader(StartView):
 
     def _check_rows(self, env_ids: ArrayLike, positions: ArrayLike) -> tuple[Ids, Ids]:
         """Broadcast and check what a user names rows with."""
-        ids, places = integers("env_ids", env_ids), integers("positions", positions)
+        ids, pos = integers("env_ids", env_ids), integers("positions", positions)
         try:
-            ids, places = np.broadcast_arrays(ids, places)
+            ids, pos = np.broadcast_arrays(ids, pos)
         except ValueError:
             raise SchemaError(
                 "env_ids and positions must have shapes that broadcast, got "
-                f"{list(ids.shape)} and {list(places.shape)}. Pass one environment "
+                f"{list(ids.shape)} and {list(pos.shape)}. Pass one environment "
                 "for each position."
             ) from None
-        self.check_alive(ids.ravel(), places.ravel())
-        return ids, places
+        self.check_alive(ids.ravel(), pos.ravel())
+        return ids, pos
 
     def get_fields(
         self, paths: tuple[str, ...], env_ids: ArrayLike, positions: ArrayLike
@@ -1002,21 +1004,23 @@ class GenerationReader(StartView):
         """Some fields of given rows; see `ReplayBuffer.get_fields`."""
         fields = [self._schema[path] for path in paths]
         before = self.limits_before
-        ids, places = self._check_rows(env_ids, positions)
-        found = self.read(paths, ids.ravel(), places.ravel())
-        self._check_not_overwritten(ids.ravel(), places.ravel(), before)
+        ids, pos = self._check_rows(env_ids, positions)
+        columns = self.read(paths, ids.ravel(), pos.ravel())
+        self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
-            path: np.ascontiguousarray(found[path]).reshape((*ids.shape, *field.shape))
+            path: np.ascontiguousarray(columns[path]).reshape(
+                (*ids.shape, *field.shape)
+            )
             for path, field in zip(paths, fields, strict=True)
         }
 
     def get_flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
         """Flags of given rows; see `ReplayBuffer.flags`."""
         before = self.limits_before
-        ids, places = self._check_rows(env_ids, positions)
-        found = self.flags(ids, places)
-        self._check_not_overwritten(ids, places, before)
-        return found
+        ids, pos = self._check_rows(env_ids, positions)
+        flags = self.flags(ids, pos)
+        self._check_not_overwritten(ids, pos, before)
+        return flags
 
     def gather_rows(self, env_ids: Ids, positions: Ids, before: LimitsBefore) -> Batch:
         """Stored fields of rows, and which are final.
@@ -1123,9 +1127,9 @@ class GenerationReader(StartView):
                 f"field {path!r} is not mutable, and published rows of other fields "
                 "never change. Declare it with Field(..., mutable=True)."
             )
-        ids, places = self._check_rows(env_ids, positions)
+        ids, pos = self._check_rows(env_ids, positions)
         column = field.convert(values, path, ids.shape)
-        rows = self._ring.rows(ids.ravel(), places.ravel())
+        rows = self._ring.rows(ids.ravel(), pos.ravel())
         if len(rows):
             self._store.set(path, rows, column.reshape(-1, *field.shape))
 

@@ -346,20 +346,20 @@ class EpisodeIndex:
         closed = self._starts.values(env_id, 1)
         last = int(self._last[env_id])
         end = np.append(closed, stop - ((last & FINAL) != 0))
-        headless = len(starts) == 0 or starts[0] != first
-        if headless:
+        missing_start = len(starts) == 0 or starts[0] != first
+        if missing_start:
             begin = np.concatenate([[first], starts])
         else:
             begin, end = starts.copy(), end[1:]
         if first == stop:
             begin, end = begin[:0], end[:0]
-        running = np.zeros(len(begin), bool)
-        running[-1:] = (last & (END | FINAL)) == 0
-        cut = np.zeros(len(begin), bool)
-        cut[:1] = headless
+        unfinished = np.zeros(len(begin), bool)
+        unfinished[-1:] = (last & (END | FINAL)) == 0
+        without_start = np.zeros(len(begin), bool)
+        without_start[:1] = missing_start
         alive = end > begin
         return EnvironmentEpisodes(
-            env_id, begin[alive], end[alive], cut[alive], running[alive]
+            env_id, begin[alive], end[alive], without_start[alive], unfinished[alive]
         )
 
     def locate(self, env_ids: Ids | int, positions: Ids) -> tuple[Ids, Ids]:

@@ -120,10 +120,10 @@ def find_reset_rows(
     if len(after) > CHECKED_ENDS:
         after = after[np.arange(CHECKED_ENDS) * len(after) // CHECKED_ENDS]
     # The row before is the end, or its final row with the end before it.
-    between = (flags[after - 1] & FINAL) != 0
-    ends = after - 1 - between
+    has_final = (flags[after - 1] & FINAL) != 0
+    ends = after - 1 - has_final
     known = (env_ids[ends] == env_ids[after]) & (ends >= 0)
-    known &= between | bool(next_observation)
+    known &= has_final | bool(next_observation)
     observed: list[tuple[NDArray[np.generic], ...]] = [(), (), ()]
     if known.any():
         # Sorted, fields of the two observations stand side by side.
@@ -144,8 +144,8 @@ def find_reset_rows(
     if bfloat16:
         # Stored as bits; the shift drops the sign, so that -0 equals 0.
         rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
-    found = next_step_signature(rewards[0], rewards[1], known, *observed)
-    return found, len(after)
+    signature = next_step_signature(rewards[0], rewards[1], known, *observed)
+    return signature, len(after)
 
 
 def after_ends(

@@ -156,8 +156,8 @@ class StartView(Protocol):
         high: Ids = np.minimum(rows, total)
         while (low < high).any():
             middle = (low + high) // 2
-            envs, found = self.start_at(np.minimum(middle, total - 1))
-            less = (envs < env_ids) | ((envs == env_ids) & (found < inside))
+            envs, middle_positions = self.start_at(np.minimum(middle, total - 1))
+            less = (envs < env_ids) | ((envs == env_ids) & (middle_positions < inside))
             less &= low < high
             high = np.where(less, high, np.minimum(middle, high))
             low = np.where(less, middle + 1, low)
@@ -277,8 +277,8 @@ class LaterStarts(RangeStarts):
         if base_starts is not self._base_starts:
             edges = rank_edges(self.base)
             every = np.arange(len(edges) - 1)
-            kept = self.base.span.first + self._count
-            self._set_ranks(self.base.legal_before(every, kept), edges[1:])
+            firsts = self.base.span.first + self._count
+            self._set_ranks(self.base.legal_before(every, firsts), edges[1:])
             self._base_starts = base_starts
         return self._starts
 
@@ -674,11 +674,11 @@ class WindowStarts(NarrowedStarts):
             # The first step may be alive and yet before what the base shows.
             has_start = self._newest[some] >= lows[some]
             some, unfinished = some[has_start], unfinished[has_start]
-        kept = np.zeros(len(starts), bool)
-        kept[some] = episodes.keep(self._index, some, lows[some], unfinished)
+        accepted = np.zeros(len(starts), bool)
+        accepted[some] = episodes.keep(self._index, some, lows[some], unfinished)
         # Episodes that are left out may yet be drawn when they are over.
-        self._settled = np.where(kept, stops, self._newest)
-        return np.where(kept, until, starts)
+        self._settled = np.where(accepted, stops, self._newest)
+        return np.where(accepted, until, starts)
 
     def _drop_overwritten(self, base_starts: Span) -> None:
         """Drop the runs that have left the ring."""
@@ -963,7 +963,7 @@ def first_known(view: StartView, env_ids: Ids, firsts: Ids, stops: Ids) -> Ids:
     Returns:
         int64 ``[N]``; stops where there is none.
     """
-    found = np.maximum(firsts, stops)
+    result = np.maximum(firsts, stops)
     todo, width = np.flatnonzero(stops > firsts), 1
     lows = firsts[todo]
     while len(todo):
@@ -974,8 +974,8 @@ def first_known(view: StartView, env_ids: Ids, firsts: Ids, stops: Ids) -> Ids:
         known = view.legal(ids, flat) | ((view.flags(ids, flat) & START) != 0)
         known = known.reshape(rows.shape)
         hit = known.any(1)
-        found[todo[hit]] = rows[hit, known[hit].argmax(1)]
+        result[todo[hit]] = rows[hit, known[hit].argmax(1)]
         left = np.flatnonzero(~hit & inside[:, -1])
         todo, lows = todo[left], lows[left] + width
         width = min(MAX_WIDTH, 4 * width)
-    return found
+    return result

@@ -90,7 +90,7 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     Raises:
         SchemaError: Their windows differ, or some are ragged episodes.
     """
-    found = [draw.windows for draw in draws if draw.windows is not None]
+    windows = [draw.windows for draw in draws if draw.windows is not None]
     if len(draws) == 1:
         return replace(draws[0], key=key)
     lengths = [
@@ -108,14 +108,14 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
             f"{lengths}. Wrap the mixture in one SequenceSampler instead."
         )
     if pad:
-        found = padded(found)
+        windows = padded(windows)
     return Draw(
         np.concatenate([draw.env_ids for draw in draws]),
         np.concatenate([draw.positions for draw in draws]),
         np.concatenate([draw.probabilities for draw in draws]),
         np.concatenate([draw.weights for draw in draws]),
         key,
-        Windows.joined(found) if found else None,
+        Windows.joined(windows) if windows else None,
     )
 
 
@@ -335,13 +335,13 @@ class Shares:
 
     def split(self, batch_size: int) -> list[int]:
         """Say how many each part is to draw, their sum being batch_size."""
-        owed = self.fractions * (int(self._drawn.sum()) + batch_size) - self._drawn
-        owed = np.maximum(owed, 0)
+        due = self.fractions * (int(self._drawn.sum()) + batch_size) - self._drawn
+        due = np.maximum(due, 0)
         # What was held back at 0 above is taken from the others alike.
-        owed *= batch_size / owed.sum()
-        counts = np.floor(owed + 1e-9).astype(np.int64)
+        due *= batch_size / due.sum()
+        counts = np.floor(due + 1e-9).astype(np.int64)
         rest = batch_size - int(counts.sum())
-        counts[np.argsort(counts - owed, kind="stable")[:rest]] += 1
+        counts[np.argsort(counts - due, kind="stable")[:rest]] += 1
         return [int(count) for count in counts]
 
     def count(self, drawn: Sequence[int]) -> None:

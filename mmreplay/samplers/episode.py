@@ -126,11 +126,11 @@ def return_within(
 
 def _ends_in(known: dict[int, Ids], rows: EpisodeRows) -> NDArray[np.bool_]:
     """Tell which episodes end where one of those known does."""
-    found, none = np.zeros(len(rows.end), bool), np.empty(0, np.int64)
+    matches, none = np.zeros(len(rows.end), bool), np.empty(0, np.int64)
     for env_id in np.unique(rows.env_ids).tolist():
         here = rows.env_ids == env_id
-        found[here] = np.isin(rows.end[here], known.get(env_id, none))
-    return found
+        matches[here] = np.isin(rows.end[here], known.get(env_id, none))
+    return matches
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class Permutation:
             int64 ``[B]``, in ``[0, size)``.
         """
         if self._table is not None:
-            found: NDArray[np.int64] = self._table[indices]
-            return found
+            permuted: NDArray[np.int64] = self._table[indices]
+            return permuted
         values = self._once(indices.astype(np.uint64))
         beyond = np.flatnonzero(values >= self.size)
         while len(beyond):

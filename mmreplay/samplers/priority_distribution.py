@@ -424,8 +424,8 @@ class RankBased(TreeDistribution):
 
     def is_open(self, rows: Ids) -> NDArray[np.bool_]:
         """Tell which rows have a mass above 0, bool ``[N]``."""
-        found: NDArray[np.bool_] = self._index_of[rows] != CLOSED
-        return found
+        is_open: NDArray[np.bool_] = self._index_of[rows] != CLOSED
+        return is_open
 
     def draw(
         self, shares: Masses, stratified: bool, scale: float

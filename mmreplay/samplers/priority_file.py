@@ -571,14 +571,14 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> StateRecord | None:
     slot = decode_slot(data, MAGIC, HEADER, num_envs, 1)
     if slot is None:
         return None
-    (flags, sequence, generation, boot, own_uuid, device, inode, cut_epoch,
+    (flags, sequence, generation, boot_id, own_uuid, device, inode, cut_epoch,
      birth), (seen,) = slot  # fmt: skip
     if own_uuid != uuid or sequence >= MAX_COUNT:
         return None
     if (seen < 0).any() or (seen >= MAX_COUNT).any():
         return None
     return StateRecord(
-        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch,
+        sequence, generation, flags, boot_id, own_uuid, device, inode, seen, cut_epoch,
         birth,
     )  # fmt: skip
 
@@ -586,8 +586,8 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> StateRecord | None:
 def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, StateRecord] | None:
     """The slot and record of the highest sequence, or None where both are void."""
     slots = _records(data, uuid, num_envs)
-    whole = [(slot, record) for slot, record in enumerate(slots) if record is not None]
-    return max(whole, key=lambda item: item[1].sequence, default=None)
+    valid = [(slot, record) for slot, record in enumerate(slots) if record is not None]
+    return max(valid, key=lambda item: item[1].sequence, default=None)
 
 
 def trusted(
@@ -608,11 +608,11 @@ def trusted(
         is_locked: Returns whether another process draws with the column now; see
             `commit.same_birth`.
     """
-    whole = [record for record in _records(data, uuid, num_envs) if record is not None]
-    whole.sort(key=lambda record: record.sequence)
-    last = whole.pop() if whole else None
+    valid = [record for record in _records(data, uuid, num_envs) if record is not None]
+    valid.sort(key=lambda record: record.sequence)
+    last = valid.pop() if valid else None
     clean = last is not None and bool(last.flags & CLEAN)
-    before = whole.pop() if whole and clean else None
+    before = valid.pop() if valid and clean else None
     for record in (before, last):
         if record is not None and _is_here(record, boot_id, identity, is_locked):
             return record

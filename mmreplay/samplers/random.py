@@ -109,11 +109,11 @@ class StepGenerator:
             Stretch and position, int64 ``[N]`` each, N at most count.
         """
         env_ids, positions = np.empty(count, INT64), np.empty(count, INT64)
-        found = _steps.pick_legal(
+        num_found = _steps.pick_legal(
             self.seed, step, ends, stops, *table, tries, env_ids, positions
         )
-        if found < count:
-            return env_ids[:found], positions[:found]
+        if num_found < count:
+            return env_ids[:num_found], positions[:num_found]
         return env_ids, positions
 
     def key(self, step: int) -> int:

@@ -297,11 +297,11 @@ class ShuffledSampler(Sampler):
             EmptyError: There is no legal start, or too few for a batch.
             FormatError: The epoch was begun on another buffer.
         """
-        found = self._next(view, batch_size)
-        while found is None:
+        batch = self._next(view, batch_size)
+        while batch is None:
             self._end_epoch()
-            found = self._next(view, batch_size)
-        frozen, (env_ids, positions, done) = self._begun(view), found
+            batch = self._next(view, batch_size)
+        frozen, (env_ids, positions, done) = self._begun(view), batch
         if self._done == 0:
             self.skipped = 0
         self.skipped += done - self._done - len(positions)
@@ -366,16 +366,16 @@ class ShuffledSampler(Sampler):
 
     def _next(self, view: View, batch_size: int) -> tuple[Ids, Ids, int] | None:
         """Find the next batch: env_ids, positions, and how far the epoch is then."""
-        running = self._frozen is not None
+        has_begun = self._frozen is not None
         frozen = self._begun(view)
         size, done = self._size(frozen), self._done
         if size < self._minimum(batch_size):
             # Only an epoch that has as many can give a batch: where a new one would
             # not have them either, one that runs goes on with smaller batches.
-            size = self._size(EpochSnapshot.of(view)) if running else size
-            if running and size >= self._minimum(batch_size):
+            size = self._size(EpochSnapshot.of(view)) if has_begun else size
+            if has_begun and size >= self._minimum(batch_size):
                 return None
-            if not running:
+            if not has_begun:
                 self._frozen = None
             raise self._too_few(batch_size, size)
         envs, steps, have = [], [], 0

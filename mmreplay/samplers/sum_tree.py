@@ -82,8 +82,8 @@ class SegmentTree:
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         usual = self.identity == _IDENTITIES[self.op]
-        told = "" if usual else f", identity={self.identity!r}"
-        return f"SegmentTree({self.capacity}, {self.op!r}{told})"
+        identity = "" if usual else f", identity={self.identity!r}"
+        return f"SegmentTree({self.capacity}, {self.op!r}{identity})"
 
     @property
     def leaves(self) -> NDArray[np.float64]:
@@ -329,14 +329,14 @@ class SumTree:
         Raises:
             ValueError: All leaves are 0.
         """
-        found, ratios = np.empty(len(shares), np.int64), np.empty(len(shares))
+        leaves, ratios = np.empty(len(shares), np.int64), np.empty(len(shares))
         tree = self._tree
         bad = tree._kernel.draw_leaves(
-            tree._nodes, self.capacity, shares, stratified, scale, found, ratios
+            tree._nodes, self.capacity, shares, stratified, scale, leaves, ratios
         )
         if bad >= 0:
             raise self._cannot_fall(float(shares[0]))
-        return found, ratios
+        return leaves, ratios
 
     def set_powers(
         self,

@@ -218,10 +218,10 @@ class UniformSampler(Sampler):
 
     def state_dict(self) -> State:
         """Seed and step."""
-        found: State = {
+        state: State = {
             "kind": "UniformSampler", "seed": self._random.seed, "step": self._step,
         }  # fmt: skip
-        return found | ({"block": self._block} if self._block > 1 else {})
+        return state | ({"block": self._block} if self._block > 1 else {})
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
