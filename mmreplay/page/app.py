@@ -29,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmreplay.errors import FailedError
 from mmreplay.page.api import NOT_MODIFIED, Page
@@ -44,6 +45,8 @@ TICK_S = 0.5
 COMMENT_S = 15.0
 RESPONSE_S = 60.0
 """A response must arrive within so many seconds."""
+SILENT_S = 10.0
+"""A connection that sent no request for so long, or twice as long, is closed."""
 CHUNK_NBYTES = 64 << 10
 MAX_SENDING_NBYTES = 16 << 20
 """Of all responses that are being sent."""
@@ -84,6 +87,30 @@ class Guarded:
             await response(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections that send no whole request, not only those that sent one.
+
+    Whoever reaches the port can open connections: without the key, too.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Watch a connection from its beginning."""
+        super().connection_made(transport)
+        self._former: object = self
+        self.loop.call_later(SILENT_S, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        waiting = cycle is None or cycle.response_complete
+        if waiting and cycle is self._former:
+            self.transport.close()
+            return
+        self._former = cycle
+        self.loop.call_later(SILENT_S, self._look)
 
 
 class Outbox:
@@ -402,7 +429,7 @@ def make_server(
     )
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=ImpatientProtocol,
         ws="none",
         lifespan="off",
         loop="asyncio",

@@ -410,6 +410,32 @@ def test_a_slow_client_holds_no_thread(serve, path):
         client.close()
 
 
+def test_connections_that_send_no_request_are_closed(serve, path, monkeypatch):
+    monkeypatch.setattr(app, "SILENT_S", 0.2)
+    browser = serve(path)
+    events = browser.events()
+    assert next(events)[0]["state"] == "closed"
+    address = ("127.0.0.1", browser.port)
+    host = f"Host: 127.0.0.1:{browser.port}\r\n".encode()
+    silent = [socket.create_connection(address, 20) for _ in range(60)]
+    for number, client in enumerate(silent):
+        if number % 3 == 1:
+            client.sendall(b"GET / HTTP/1.1\r\n" + host)
+        elif number % 3 == 2:
+            # Refused without the key, and half of another request.
+            client.sendall(b"GET / HTTP/1.1\r\n" + host + b"\r\nGET /")
+    for client in silent:
+        while client.recv(1 << 16):
+            pass
+        client.close()
+    # A stream is no silent connection.
+    overview = browser.json("/api/b/0/overview")
+    assert overview["steps"] == 600
+    buffer = mr.ReplayBuffer.open(path, "r+")
+    assert next(events)[0]["state"] == "live"
+    buffer.close()
+
+
 def test_at_most_four_threads_work(serve, path):
     browser = serve(path)
     before = threading.active_count()
