@@ -311,14 +311,19 @@ def answer_curve(request: Request) -> PageAnswer:
     low = query.integer("c0", 0, 1 << 40, 0)
     high = query.integer("c1", 1, 1 << 40, low + 1)
     if not low < high <= low + MAX_COMPONENTS:
-        raise Refusal(BAD, f"c1 must be 1 to {MAX_COMPONENTS} above c0.")
+        raise Refusal(
+            BAD, f"c1 must be 1 to {MAX_COMPONENTS} above c0, got {high - low}."
+        )
     version = request.shown.buffer.version()
     known = request.known(version)
     if known is not None:
         return known
     field_ = request.buffer.schema[path]
     if low >= max(1, math.prod(field_.shape)):
-        raise Refusal(BAD, f"{path} has {math.prod(field_.shape):,} components.")
+        raise Refusal(
+            BAD, f"c0 must be below {math.prod(field_.shape):,}, the components of "
+            f"{path}, got {low:,}.",
+        )  # fmt: skip
     curve = read_curve(request.buffer, path, env_id, first, stop, buckets, (low, high))
     count = len(curve.mean)
     head = {
@@ -344,13 +349,16 @@ def answer_frames(request: Request) -> PageAnswer:
     layout = layouts(buffer, request.shown.buffer.images).get(path)
     if layout is None:
         raise Refusal(
-            BAD, f"{path} is not shown as an image. State how it lies: --image "
+            BAD, f"{path} is not shown as an image. State its axes: --image "
             f"{path}=HWC.",
         )  # fmt: skip
     side = query.integer("side", 8, MAX_SIDE, MAX_SIDE)
     number = query.integer("frame", 0, MAX_STACK - 1, layout.stack - 1)
     if number >= layout.stack:
-        raise Refusal(BAD, f"{path} has {layout.stack} stacked frames.")
+        raise Refusal(
+            BAD, f"frame must be below {layout.stack}, the stacked frames of {path}, "
+            f"got {number}.",
+        )  # fmt: skip
     if "at" in query:
         rows = query.rows("at", MAX_FRAMES)
     else:

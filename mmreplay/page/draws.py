@@ -218,8 +218,12 @@ class _Parser:
             named["name"] = None
         if function is WindowStartsSampler:
             steps = [bound.get(n, 0) for n in ("length", "burn_in", "bootstrap")]
-            if any(isinstance(n, int) and n > MAX_WINDOW for n in steps):
-                raise Refusal(BAD, f"Windows must have at most {MAX_WINDOW:,} steps.")
+            longest = max(n for n in (*steps, 0) if isinstance(n, int))
+            if longest > MAX_WINDOW:
+                raise Refusal(
+                    BAD,
+                    f"Windows must have at most {MAX_WINDOW:,} steps, got {longest:,}.",
+                )
         made = function(*arguments, **named)
         if isinstance(made, ColumnSampler):
             self.by_column.append(made)

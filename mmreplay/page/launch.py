@@ -184,7 +184,9 @@ def view(
         Open http://127.0.0.1:8642/?token=... in a browser.
     """
     if not paths:
-        raise SchemaError("view: got no path. Pass the folder of a buffer.")
+        raise SchemaError(
+            "view needs at least one path, got none. Pass the folder of a buffer."
+        )
     page = make_page([absolute(path) for path in paths], images, sampler)
     server = make_server(page, port=port)
     server.start()

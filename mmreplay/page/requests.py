@@ -81,7 +81,7 @@ class Query:
         text = self.text(name, longest=24)
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit()):
-            raise Refusal(BAD, f"{name} must be a whole number.")
+            raise Refusal(BAD, f"{name} must be a whole number, got {text!r}.")
         value = int(text)
         if not low <= value <= high:
             raise Refusal(BAD, f"{name} must be between {low} and {high}, got {value}.")
@@ -123,7 +123,8 @@ class Query:
         """
         value = self.values.get(name, default)
         if value not in choices:
-            raise Refusal(BAD, f"{name} must be one of {', '.join(choices)}.")
+            words = ", ".join(choice or "(empty)" for choice in choices)
+            raise Refusal(BAD, f"{name} must be one of {words}, got {value[:40]!r}.")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -150,7 +151,9 @@ class Query:
                 )
             pairs.append((int(env_id), int(position)))
         if len(pairs) > maximum:
-            raise Refusal(BAD, f"{name} must name at most {maximum} rows.")
+            raise Refusal(
+                BAD, f"{name} must name at most {maximum} rows, got {len(pairs)}."
+            )
         return pairs
 
 
@@ -160,5 +163,5 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise Refusal(BAD, f"{name} must be a number.")
+        raise Refusal(BAD, f"{name} must be a number, got {text[:40]!r}.")
     return value

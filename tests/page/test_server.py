@@ -533,7 +533,7 @@ def test_view_in_a_notebook_prints_a_link(path, capsys):
                 time.sleep(0.05)
     finally:
         page.close()
-    with pytest.raises(mr.SchemaError, match="got no path"):
+    with pytest.raises(mr.SchemaError, match="at least one path, got none"):
         mr.view()
     with pytest.raises(mr.FormatError, match="does not exist"):
         mr.view("nowhere")
@@ -566,3 +566,51 @@ def test_the_command_serves_until_ctrl_c(path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_an_ipv6_address_is_served(path):
+    try:
+        server = app.make_server(Page([path]), "::1", 0)
+    except FailedError:
+        pytest.skip("this machine has no ::1")
+    server.start()
+    port = server.listener.getsockname()[1]
+    try:
+        assert server.url.startswith(f"http://[::1]:{port}/?token=")
+        connection = http.client.HTTPConnection("::1", port, timeout=20)
+        connection.request(
+            "GET", "/api/buffers", headers={
+                "Host": f"[::1]:{port}", "Cookie": f"mmreplay-{port}={token_of(server)}"
+            },
+        )  # fmt: skip
+        response = connection.getresponse()
+        assert (response.status, "content-encoding" in response.headers) == (200, False)
+        connection.close()
+    finally:
+        server.close()
+
+
+def test_a_notebook_without_the_extra_hears_what_to_install(path, monkeypatch):
+    import mmreplay.page
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "mmreplay.page.app")
+    monkeypatch.delattr(mmreplay.page, "app")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmreplay\[web\]'"):
+        mr.view(path)
+
+
+def test_a_notebooks_page_ends_with_its_block(path):
+    with mr.view(path, port=0, sampler="UniformSampler()") as page:
+        port = page._server.listener.getsockname()[1]
+        assert repr(page) == f"<ServedPage {page.url}>"
+        browser = Browser(page._server)
+        for _ in range(100):
+            try:
+                assert browser.json("/api/b/0/draws")["sampler"] == "UniformSampler()"
+                break
+            except ConnectionError:
+                time.sleep(0.05)
+    page.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5).close()
