@@ -9,23 +9,7 @@ import threading
 import pytest
 
 from mmreplay.process import ProcessGuard, Worker, run_both
-
-
-def in_child(call):
-    """What a call returns in a forked child, or raises there, as text."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            text = repr(call())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(pid, 0)
-    with open(read, "rb") as pipe:
-        return pipe.read().decode()
+from tests.forks import in_child
 
 
 def refuse(*_):

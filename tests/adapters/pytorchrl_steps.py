@@ -1,9 +1,12 @@
 """Transitions and actors like pytorchrl's, in which everything tells its number."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+
+from mmreplay.adapters.pytorchrl import ReplayBuffer
 
 ALGORITHM = SimpleNamespace(gamma=0.9, update_every=5)
 KEYS = ("Observation", "Done", "Action", "Reward", "NextObservation", "NextDone")
@@ -68,3 +71,18 @@ def numbers(data):
 def slice_of(values, envs=1):
     steps = [transition(v, envs) for v in values]
     return {key: np.stack([np.asarray(step[key]) for step in steps]) for key in KEYS}
+
+
+@contextmanager
+def storages(folder):
+    """A function that makes storages below a folder; they are closed at the end."""
+    made = []
+
+    def make(kind=ReplayBuffer, size=10, *options, name="ring", with_=None, **named):
+        build = kind.create_factory(size, *options, path=folder / name, **named)
+        made.append(build("cpu", with_ or actor(), ALGORITHM, None))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        storage.close()

@@ -6,30 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
+from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer
 from mmreplay.errors import SchemaError
 from tests.adapters.pytorchrl_steps import (
-    ALGORITHM,
     actor,
     numbers,
     slice_of,
+    storages,
     transition,
 )
 
 
 @pytest.fixture
 def make(tmp_path):
-    made = []
-
-    def make(kind=ReplayBuffer, size=10, *options, name="ring", with_=None, **named):
-        folder = tmp_path / name
-        build = kind.create_factory(size, *options, path=folder, **named)
-        made.append(build("cpu", with_ or actor(), ALGORITHM, None))
-        return made[-1]
-
-    yield make
-    for storage in made:
-        storage.close()
+    with storages(tmp_path) as make:
+        yield make
 
 
 def test_n_step_draws_stop_at_ends_and_bootstrap_nothing_across(make):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mmreplay.cli.run import run
 from mmreplay.convert import direct_writer
 
 PAGE = 4096
@@ -13,3 +14,16 @@ def small(monkeypatch):
     monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 0)
     monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 4 * PAGE)
     monkeypatch.setattr(direct_writer, "MIN_SLAB_NBYTES", 4 * PAGE)
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run ``mmreplay convert``; return its exit code, stdout and stderr."""
+
+    def call(*args):
+        code = run(["convert", *map(str, args)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.run import run
 from tests.convert.support import every_kind, same_rows
 
 
@@ -14,19 +13,6 @@ from tests.convert.support import every_kind, same_rows
 def source(tmp_path):
     every_kind(tmp_path / "source").close()
     return tmp_path / "source"
-
-
-@pytest.fixture
-def cli(capsys):
-    """Run ``mmreplay convert``; return its exit code, stdout and stderr."""
-
-    def call(*args):
-        code = run(["convert", *map(str, args)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 def test_a_buffer_goes_through_every_format_and_back(cli, source, tmp_path):

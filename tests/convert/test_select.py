@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
-from mmreplay.cli.run import run
 from mmreplay.convert import buffer_reader as buffers
 from mmreplay.convert.select import Selection, select
 from mmreplay.disk import files
@@ -207,17 +206,6 @@ def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
     with select(reader, Selection(rows=slice(3, 7))) as part:
         assert sum(len(each) for each in part.blocks()) == 4
     assert sum(asked) == 4
-
-
-@pytest.fixture
-def cli(capsys):
-    def call(*args):
-        code = run(["convert", *map(str, args)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 def test_the_command_line_chooses_likewise(cli, source, tmp_path):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import mmreplay as mr
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import EmptyError, FailedError, ForkedError
+from tests.forks import in_child
 from tests.loader.support import CtrlC, fill, same_as_take, steps
 
 ROOT = Path(__file__).parents[2]
@@ -316,23 +317,6 @@ def test_a_program_ends_at_ctrl_c(path):
     assert child.returncode in (1, -signal.SIGINT, 130)
     assert told.rstrip().endswith("KeyboardInterrupt")
     assert "Fatal" not in told
-
-
-def in_child(call):
-    """What a call raises in a forked child, as text."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            told = repr(call())
-        except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        os.write(write, told.encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(pid, 0)
-    with open(read, "rb") as pipe:
-        return pipe.read().decode()
 
 
 def test_a_loader_in_a_forked_child_is_refused(buffer):

@@ -12,14 +12,6 @@ from tests.loader.support import fill, steps
 from tests.loader.test_workers import WORKERS, options
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("several")
-    fill(folder / "a")
-    fill(folder / "b", count=60)
-    return [folder / "a", folder / "b"]
-
-
 def opened(paths, seed=0):
     """Two buffers whose samplers have seeds."""
     buffers = [

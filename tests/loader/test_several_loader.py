@@ -15,14 +15,6 @@ from tests.loader.test_loader import SAMPLERS, TRANSFORMS, same
 SHARES = {"exact": [3, 1], "random": None}
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("several")
-    fill(folder / "a")
-    fill(folder / "b", count=60)
-    return [folder / "a", folder / "b"]
-
-
 def opened(paths, kind="uniform", shares=(3, 1), transforms=()):
     buffers = [
         mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind](), transforms=transforms)
