@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.arguments import integer
+from mmreplay.arguments import integer, one_of
 from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -33,12 +33,20 @@ from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import (
     PADDED,
     Draw,
+    Sampler,
     State,
     form_of,
     keeps_priorities,
     padded,
 )
 from mmreplay.samplers.combine import Shares, check_each, state_of
+from mmreplay.samplers.joint import (
+    DrawAtShares,
+    JointSampler,
+    JointWeights,
+    not_alike,
+    plan,
+)
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.schema import Schema
@@ -53,6 +61,7 @@ def concat(
     sources: Sequence[ReplayBuffer | StrPath],
     shares: Sequence[float] | None = None,
     *,
+    by: Literal["rows", "priority"] = "rows",
     seed: int | None = None,
 ) -> Concat:
     """Draw from several buffers as if they were one.
@@ -63,10 +72,15 @@ def concat(
         shares: Exact shares of each batch, above 0; only their ratios count. By default
             every batch is divided at random, in proportion to the steps that each
             buffer has: with uniform samplers, the draws of one large buffer.
+        by: ``"priority"`` divides in proportion to the priorities instead: the draws
+            and importance weights of one large buffer with a `PrioritizedSampler`.
+            Each buffer needs one, or a `SequenceSampler` around one, with the same
+            arguments but name and seed. New rows enter at the highest priority of all.
         seed: Seed of that division; None takes one from the system.
 
     Raises:
-        SchemaError: There is no source, schemas differ, or a share is not above 0.
+        SchemaError: There is no source, schemas differ, a share is not above 0, or
+            samplers cannot draw by priority as one.
         FormatError: There is no buffer at a path.
 
     Example:
@@ -74,7 +88,7 @@ def concat(
         >>> np.bincount(both.sample(32).buffer_ids)
         array([24,  8])
     """
-    return Concat(sources, shares, seed)
+    return Concat(sources, shares, seed, by)
 
 
 class Concat:
@@ -101,8 +115,15 @@ class Concat:
         sources: Sequence[ReplayBuffer | StrPath],
         shares: Sequence[float] | None,
         seed: int | None,
+        by: str = "rows",
     ) -> None:
         """Open the folders among the sources; see `concat`."""
+        one_of("by", by, ("rows", "priority"), "Leave it out to divide by steps.")
+        if by == "priority" and shares is not None:
+            raise SchemaError(
+                f"by must be 'rows' where shares are given, got {by!r}. Leave one of "
+                "both out."
+            )
         single = isinstance(sources, ReplayBuffer | PathLike | str | bytes)
         if single or not len(sources):
             raise SchemaError(
@@ -118,6 +139,9 @@ class Concat:
         self._shares = None if shares is None else Shares(shares)
         self._random = StepGenerator(seed)
         self._step = 0
+        self._by = by
+        self._weights: JointWeights | None = None
+        self._highest = 0.0
         with ExitStack() as stack:
             self.buffers = tuple(
                 source
@@ -127,18 +151,22 @@ class Concat:
             )
             for number, buffer in enumerate(self.buffers):
                 check_schema(number, buffer, self.buffers[0])
+            if by == "priority":
+                self._joint_samplers()
             self._opened = stack.pop_all()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the buffers, which are pickled themselves, and the next draw."""
         return {
             "buffers": self.buffers, "_shares": self._shares, "_random": self._random,
-            "_step": self._step,
+            "_step": self._step, "_by": self._by,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the buffers, which unpickling opened, and close them with this."""
-        self.__dict__.update(state)
+        self.__dict__.update(
+            {"_by": "rows", "_weights": None, "_highest": 0.0, **state}
+        )
         self.lock = threading.RLock()
         self._opened = ExitStack()
         for buffer in self.buffers:
@@ -147,7 +175,8 @@ class Concat:
     def __repr__(self) -> str:
         """Show the buffers and their shares."""
         shares = "" if self._shares is None else f", shares={self.shares}"
-        return f"<Concat of {list(self.buffers)}{shares}>"
+        by = "" if self._by == "rows" else f", by={self._by!r}"
+        return f"<Concat of {list(self.buffers)}{shares}{by}>"
 
     @property
     def schema(self) -> Schema:
@@ -195,21 +224,43 @@ class Concat:
         Returns:
             numpy arrays ``[batch_size, *shape]``, buffer by buffer. Probabilities
             are of a step among those of all buffers; weights are those of the buffer's
-            sampler.
+            sampler, or with ``by="priority"`` of the whole.
 
         Raises:
             EmptyError: A buffer that has a share has nothing to draw.
             SchemaError: Transforms or windows of the buffers do not fit together.
         """
-        return self.each(
-            batch_size, self._sample, lambda some: join_batches(some, pad=self.pads)
-        )
+
+        def join(batches: list[Batch]) -> Batch:
+            return self.weighed(join_batches(batches, pad=self.pads))
+
+        return self.each(batch_size, self._sample, join)
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
-        return self.each(
-            batch_size, self._draw, lambda some: join_draws(some, pad=self.pads)
-        )
+
+        def join(draws: list[BufferDraw]) -> ConcatDraw:
+            if self._weights is not None:
+                probabilities = [one.draw.probabilities for one in draws]
+                weights = self._weights.of(np.concatenate(probabilities))
+                stops = np.cumsum([len(each) for each in probabilities])[:-1]
+                for one, own in zip(draws, np.split(weights, stops), strict=True):
+                    one.draw.weights = own
+            return join_draws(draws, pad=self.pads)
+
+        return self.each(batch_size, self._draw, join)
+
+    def weighed(self, batch: Batch, weights: JointWeights | None = None) -> Batch:
+        """Return a joined batch with its weights, which depend on all of its steps.
+
+        Args:
+            batch: Its probabilities are of a step among those of all buffers.
+            weights: Of the draw; by default of the last one.
+        """
+        weights = weights or self._weights
+        if weights is None:
+            return batch
+        return replace(batch, weights=weights.of(batch.probabilities))
 
     @property
     def pads(self) -> bool:
@@ -219,25 +270,27 @@ class Concat:
     def each(
         self,
         batch_size: int,
-        one: Callable[[int, int, float], T],
+        one: Callable[[int, int, float, Sampler], T],
         join: Callable[[list[T]], U],
     ) -> U:
         """Draw from each buffer, or from none: a failed draw counts for no buffer.
 
         Args:
             batch_size: Steps of all buffers together.
-            one: Draws from one buffer; gets its number, the steps to draw, and its
-                share in all steps. The length of its result is the steps drawn.
+            one: Draws from one buffer; gets its number, the steps to draw, its share
+                in all steps and what draws them. The length of its result is the steps
+                drawn.
             join: Joins the results; may fail as well.
         """
         with self.lock:
-            counts, fractions = self._split(batch_size)
+            counts, fractions, samplers = self._split(batch_size)
             drawn: list[T] = []
             states = [buffer.sampler.state_dict() for buffer in self.buffers]
             try:
                 for number, count in enumerate(counts):
                     if count:
-                        drawn.append(one(number, count, fractions[number]))
+                        share = fractions[number], samplers[number]
+                        drawn.append(one(number, count, *share))
                 result = join(drawn)
             except BaseException as error:
                 if isinstance(error, EmptyError):
@@ -252,32 +305,43 @@ class Concat:
                 self._shares.count([next(lengths) if count else 0 for count in counts])
             return result
 
-    def _sample(self, number: int, count: int, fraction: float) -> Batch:
-        batch = self.buffers[number].sample(count, contiguous=True)
+    def _sample(
+        self, number: int, count: int, fraction: float, sampler: Sampler
+    ) -> Batch:
+        batch = self.buffers[number].sample_by(sampler, count, contiguous=True)
         buffer_ids = np.full(len(batch), number)
         probabilities = batch.probabilities * fraction
         return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)
 
-    def _draw(self, number: int, count: int, fraction: float) -> BufferDraw:
-        buffer = self.buffers[number]
-        view = buffer.view
+    def _draw(
+        self, number: int, count: int, fraction: float, sampler: Sampler
+    ) -> BufferDraw:
+        view = self.buffers[number].view
         with view.lock:
-            draw = buffer.sampler.draw(view, count)
+            draw = sampler.draw(view, count)
         probabilities = draw.probabilities * fraction
         draw = replace(draw, probabilities=probabilities, buffer=view.home.uuid)
         return BufferDraw(number, draw)
 
-    def _split(self, batch_size: int) -> tuple[list[int], list[float]]:
-        """Divide the next batch: the steps of each buffer, and its share in all steps.
+    def _split(
+        self, batch_size: int
+    ) -> tuple[list[int], list[float], Sequence[Sampler]]:
+        """Divide the next batch.
+
+        Returns:
+            The steps of each buffer, its share in all steps, and what draws them.
 
         Raises:
             EmptyError: No buffer has a step to draw.
             SchemaError: The batch_size is no integer of at least 1.
         """
         integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
+        samplers = [buffer.sampler for buffer in self.buffers]
+        if self._by == "priority":
+            return self._split_by_priority(int(batch_size))
         if self._shares is not None:
             counts = self._shares.split(int(batch_size))
-            return counts, self._shares.fractions.tolist()
+            return counts, self._shares.fractions.tolist(), samplers
         sizes = np.array([num_legal(buffer.view) for buffer in self.buffers])
         if sizes.sum() == 0:
             raise EmptyError(
@@ -286,7 +350,55 @@ class Concat:
             )
         fractions = sizes / sizes.sum()
         rng = self._random.at(self._step)
-        return rng.multinomial(batch_size, fractions).tolist(), fractions.tolist()
+        counts = rng.multinomial(batch_size, fractions).tolist()
+        return counts, fractions.tolist(), samplers
+
+    def _split_by_priority(
+        self, batch_size: int
+    ) -> tuple[list[int], list[float], Sequence[Sampler]]:
+        """Divide the next batch by `plan`; see the module of it for the proof."""
+        samplers, step = self._joint_samplers(), self._step
+        masses = []
+        for buffer, sampler in zip(self.buffers, samplers, strict=True):
+            sampler.enter_at(self._highest)
+            view = buffer.view
+            with view.lock:
+                masses.append(sampler.mass(view, step))
+        # The highest priority of all buffers is where the next new row enters.
+        self._highest = max(mass.highest for mass in masses)
+        totals = np.array([mass.total for mass in masses])
+        if not totals.sum() > 0:
+            legal = sum(mass.num_legal for mass in masses)
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: the {len(masses)} buffers have "
+                f"{legal} legal starts, and all of them priority 0. Add steps, or "
+                "update the priorities."
+            )
+        points = samplers[0].points(self._random.shares(step, batch_size))
+        fractions, shares = plan(totals, points)
+        self._weights = weights = samplers[0].joint_weights(step, masses)
+        key = self._random.key(step)
+        parts = [
+            DrawAtShares(sampler, own, key, weights)
+            for sampler, own in zip(samplers, shares, strict=True)
+        ]
+        return [len(own) for own in shares], fractions.tolist(), parts
+
+    def _joint_samplers(self) -> list[JointSampler]:
+        """The samplers of the buffers, which a user may have replaced.
+
+        Raises:
+            SchemaError: They cannot draw by priority as one.
+        """
+        samplers = [buffer.sampler for buffer in self.buffers]
+        why = not_alike(samplers)
+        if why is not None:
+            raise SchemaError(
+                "by='priority' needs a PrioritizedSampler, or a SequenceSampler around "
+                f"one, with equal arguments in all buffers, but {why}. Open the "
+                "buffers with such samplers, or leave `by` out."
+            )
+        return cast(list[JointSampler], samplers)
 
     def take(
         self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike
@@ -397,6 +509,7 @@ class Concat:
             "seed": self._random.seed,
             "step": self._step,
             "exact": shares is not None,
+            **({"by": self._by} if self._by != "rows" else {}),
             "parts": [state_of(b.sampler, priorities) for b in self.buffers],
             **(shares or {}),
         }
@@ -413,6 +526,7 @@ class Concat:
         check_kind(state, "Concat")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "exact", self._shares is not None)
+        same({"by": "rows", **state}, "by", self._by)
         others = parts(state, "parts", len(self.buffers))
         before = self.state_dict(priorities=True)
         try:

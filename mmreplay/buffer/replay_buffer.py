@@ -926,17 +926,23 @@ class ReplayBuffer:
                 "as elsewhere. Create a sampler with its own seed there, or use "
                 "ReplayStream or ReplayDataset in workers of a DataLoader."
             )
+        return self.sample_by(self.sampler, batch_size, contiguous=contiguous)
+
+    def sample_by(
+        self, sampler: Sampler, batch_size: int, *, contiguous: bool = False
+    ) -> Batch:
+        """Draw a batch with another sampler, in any process; see `sample`."""
         limit = self.limit
         if limit is not None:
             limit.await_sample()
-        batch = self._sample(batch_size, contiguous)
+        batch = self._sample(sampler, batch_size, contiguous)
         if limit is not None:
             limit.count(len(batch.env_ids))
         return batch
 
     @_retry_replaced
-    def _sample(self, batch_size: int, contiguous: bool) -> Batch:
-        return self._current().sample(self.sampler, batch_size, contiguous)
+    def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
+        return self._current().sample(sampler, batch_size, contiguous)
 
     @_retry_replaced
     def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:

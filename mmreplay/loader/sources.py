@@ -21,6 +21,7 @@ from mmreplay.loader.prefetch import Drawable, PendingBatch, PendingShare
 from mmreplay.process import owned_by_thread
 from mmreplay.samplers.base import Sampler, State, View, epochs_of
 from mmreplay.samplers.combine import state_of
+from mmreplay.samplers.joint import DrawAtShares
 from mmreplay.schema import Schema
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.apply import Apply
@@ -150,17 +151,28 @@ class BufferSource:
                 pending.shares = (PendingShare(0, 1.0, reader, drawn),)
                 return True
 
-    def draw_share(self, buffer_id: int, count: int, fraction: float) -> PendingShare:
+    def draw_share(
+        self, buffer_id: int, count: int, fraction: float, sampler: Sampler
+    ) -> PendingShare:
         """Draw as one of several buffers.
 
         Args:
             buffer_id: Number of this buffer.
             count: Steps of the batch that are this buffer's.
             fraction: Share of this buffer in all steps.
+            sampler: Draws them: the buffer's own, or a part of a joint draw.
         """
-        pending = PendingBatch()
-        self.draw(pending, count)
-        return replace(pending.shares[0], buffer_id=buffer_id, fraction=fraction)
+        if not isinstance(sampler, DrawAtShares):
+            pending = PendingBatch()
+            self.draw(pending, count)
+            return replace(pending.shares[0], buffer_id=buffer_id, fraction=fraction)
+        while True:
+            reader = self._buffer.reading
+            try:
+                drawn = reader.draw(sampler, count)
+            except ReplacedError:
+                continue
+            return PendingShare(buffer_id, fraction, reader, drawn)
 
     def gather(self, pending: PendingBatch) -> Batch | None:
         """Copy the data of a draw; None where nothing is left of one of an epoch."""
@@ -311,8 +323,11 @@ class ConcatSource:
             pending.shares = concat.each(count, self._draw_share, tuple)
         return True
 
-    def _draw_share(self, buffer_id: int, count: int, fraction: float) -> PendingShare:
-        return self._sources[buffer_id].draw_share(buffer_id, count, fraction)
+    def _draw_share(
+        self, buffer_id: int, count: int, fraction: float, sampler: Sampler
+    ) -> PendingShare:
+        source = self._sources[buffer_id]
+        return source.draw_share(buffer_id, count, fraction, sampler)
 
     def gather(self, pending: PendingBatch) -> Batch | None:
         """Copy the data of all draws, and join it."""
@@ -323,7 +338,11 @@ class ConcatSource:
             batch.buffer_ids = np.full(len(batch), share.buffer_id)
             batch.probabilities = batch.probabilities * share.fraction
             batches.append(batch)
-        return join_batches(batches, self._concatenate, pad=self._concat.pads)
+        joined = join_batches(batches, self._concatenate, pad=self._concat.pads)
+        sampler = pending.shares[0].drawn.sampler
+        if isinstance(sampler, DrawAtShares):
+            joined = self._concat.weighed(joined, sampler.weights)
+        return joined
 
     def _concatenate(
         self, arrays: Sequence[NDArray[Any]], axis: int = 0

@@ -7,6 +7,7 @@ priorities (`PrioritizedSampler`) or by their order (`RankPrioritizedSampler`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -19,6 +20,7 @@ from mmreplay.episodes.starts import StartView, nothing_to_draw
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, Sampler, State, call_repr
+from mmreplay.samplers.joint import JointWeights, Mass
 from mmreplay.samplers.priority_distribution import (
     MAX_ALPHA,
     Proportional,
@@ -224,6 +226,32 @@ class PriorityBasedSampler(Sampler):
             )
         return ids, steps, numbers
 
+    def mass(self, view: StartView, step: int) -> Mass:
+        """What there is to draw from; see `ShareSampler.mass`."""
+        store = self._priorities
+        store.follow(view)
+        distribution = store.distribution
+        if not distribution.ready(step, store.column.values):
+            store.reopen(view)
+        # The least mass of all rows is looked for only where weights need it.
+        buffer = self._options.normalize == "buffer"
+        lowest = distribution.lowest() if buffer else np.inf
+        return Mass(distribution.total, store.num_legal, lowest, store.highest())
+
+    def draw_at(self, view: StartView, shares: Masses) -> Draw:
+        """Draw the steps that shares fall on; see `ShareSampler.draw_at`."""
+        store = self._priorities
+        store.follow(view)
+        if not store.num_legal or not store.distribution.total > 0:
+            raise nothing_to_draw(view, len(shares))
+        rows, _ = store.distribution.draw(shares, stratified=False, scale=0.0)
+        env_ids, positions = store.steps_of(rows)
+        return Draw(env_ids, positions, shares, np.ones(len(rows), np.float32))
+
+    def enter_at(self, priority: float) -> None:
+        """See `ShareSampler.enter_at`; below the initial priority it has no effect."""
+        self._priorities.initial = max(float(self._options.initial_priority), priority)
+
     def _common_arguments(self) -> dict[str, object]:
         """Arguments that all prioritized samplers take, by name, for a `repr`."""
         names = ("initial_priority", "stratified", "normalize", "eta", "name")
@@ -345,6 +373,40 @@ class PrioritizedSampler(PriorityBasedSampler):
         self._eps, self._alpha_every = floor, every
         distribution = partial(Proportional, alpha=power, eps=floor, every=every)
         super().__init__(distribution, options, seed)
+
+    @property
+    def joint_settings(self) -> dict[str, object]:
+        """What has to be equal in buffers that are drawn from as one; see `concat`."""
+        options = self._options
+        return {
+            "alpha": self._alpha, "beta": self._beta, "eps": self._eps,
+            "alpha_every": self._alpha_every, "normalize": options.normalize,
+            "stratified": options.stratified,
+            "initial_priority": options.initial_priority,
+        }  # fmt: skip
+
+    def points(self, numbers: Masses) -> Masses:
+        """Points of a batch; see `JointSampler.points`."""
+        if not self._options.stratified:
+            return numbers
+        # As a draw from one buffer does, to the last bit.
+        return (numbers + np.arange(len(numbers))) / len(numbers)
+
+    def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
+        """Weights of a batch that is drawn from several buffers as one.
+
+        Args:
+            step: The batch's.
+            masses: Of each buffer.
+        """
+        options = self._options
+        total = sum(mass.total for mass in masses)
+        scale = 0.0
+        if options.normalize == "mean":
+            scale = 1.0 / sum(mass.num_legal for mass in masses)
+        elif options.normalize == "buffer":
+            scale = min(mass.lowest for mass in masses) / total
+        return JointWeights(options.beta.at(step), scale)
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""

@@ -28,7 +28,7 @@ What a window may reach over is its *boundary*:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.combine import NarrowingSampler, state_of
+from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
 from mmreplay.samplers.states import FormerObject as FormerObject
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
@@ -268,6 +269,42 @@ class SequenceSampler(WindowSampler):
             "ask for shorter windows or boundary='pad'",
         )
         return drawn.around(self._around(self.shown(view), drawn))
+
+    def mass(self, view: View, step: int) -> Mass:
+        """That of the windows' starts; see `ShareSampler.mass`."""
+        starts, inner = self.shown(view), self._inner()
+        starts.look()
+        return inner.mass(starts, step)
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw the windows that shares fall on; see `ShareSampler.draw_at`."""
+        starts = self.shown(view)
+        starts.look()
+        drawn = self._inner().draw_at(starts, shares)
+        return drawn.around(self._around(starts, drawn))
+
+    def enter_at(self, priority: float) -> None:
+        """See `ShareSampler.enter_at`."""
+        self._inner().enter_at(priority)
+
+    def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
+        """Weights of a batch from several buffers; see `PrioritizedSampler`."""
+        return self._inner().joint_weights(step, masses)
+
+    def points(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Points of a batch; see `JointSampler.points`."""
+        return self._inner().points(numbers)
+
+    @property
+    def joint_settings(self) -> dict[str, object] | None:
+        """What has to be equal in buffers drawn from as one; None: none can be."""
+        inner = getattr(self.parts[0], "joint_settings", None)
+        if inner is None:
+            return None
+        return {**self._arguments, "first_only": self._first_only, **inner}
+
+    def _inner(self) -> JointSampler:
+        return cast(JointSampler, self.parts[0])
 
     def update_priorities(
         self,

@@ -17,6 +17,7 @@ from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.joint import Mass
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import same
@@ -215,6 +216,23 @@ class UniformSampler(Sampler):
         shares = self._random.shares(self._step, count + spare + missing)
         ids, more = view.start_at(_below(num_legal, shares[-missing:]))
         return np.concatenate([env_ids, ids]), np.concatenate([positions, more])
+
+    def mass(self, view: View, step: int) -> Mass:
+        """A legal start has the mass 1; see `ShareSampler.mass`."""
+        num_legal = int(view.starts.lengths.sum()) - view.num_illegal
+        return Mass(float(num_legal), num_legal, 1.0, 0.0)
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw the steps that shares fall on; see `ShareSampler.draw_at`."""
+        count, num_legal = len(shares), self.mass(view, 0).num_legal
+        if num_legal < 1:
+            raise nothing_to_draw(view, count)
+        env_ids, positions = view.start_at(_below(num_legal, shares))
+        probabilities, weights = self._equal(count, num_legal)
+        return Draw(env_ids, positions, probabilities.copy(), weights.copy())
+
+    def enter_at(self, priority: float) -> None:
+        """Do nothing, without priorities; see `ShareSampler.enter_at`."""
 
     def state_dict(self) -> State:
         """Seed and step."""
