@@ -179,8 +179,9 @@ class PriorityStore:
         if column is None:
             column = open_column(home, self._name)
             # A learner that restarts while the old one still runs draws on with new
-            # priorities: warned of before anything here is changed.
-            if column.where.startswith("RAM: "):
+            # priorities: warned of before anything here is changed. Those of a copy or
+            # of a state are not new.
+            if column.where.startswith("RAM: ") and self._pending is None:
                 reason = column.where.removeprefix("RAM: ").rstrip(".")
                 warnings.warn(
                     f"the priorities {self._name!r} of {home.folder} start anew in RAM "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,7 +27,13 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.episodes import FINAL
-from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
+from mmreplay.errors import (
+    DurabilityWarning,
+    EmptyError,
+    FormatError,
+    SchemaError,
+    StaleError,
+)
 from mmreplay.samplers.base import (
     Draw,
     Sampler,
@@ -909,8 +916,10 @@ def check_sampler(
     @contextmanager
     def make_case(own: Path) -> Iterator[SamplerCase]:
         case = SamplerCase(make_sampler, own, draws_every_start, depends_on_seed)
-        # No power is cut here, and every buffer would wait for the device.
-        with using(QuickDisk()):
+        # No power is cut here, and every buffer would wait for the device. Samplers of
+        # one folder of priorities are compared: the second has them in RAM.
+        with using(QuickDisk()), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DurabilityWarning)
             try:
                 yield case
             finally:

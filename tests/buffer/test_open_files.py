@@ -84,6 +84,8 @@ def quick():
         yield
 
 
+# Priorities are in RAM where their files cannot be opened.
+@pytest.mark.filterwarnings("ignore::mmreplay.DurabilityWarning")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_whatever_runs_out_of_descriptors_says_so_and_can_be_called_again(
     tmp_path, name

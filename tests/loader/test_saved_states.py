@@ -59,6 +59,8 @@ def test_a_loader_goes_on_from_a_state_that_torch_saved(tmp_path, kind):
         assert batch.positions.tolist() == expected[0][1]
 
 
+# The second sampler finds the priorities of the first open.
+@pytest.mark.filterwarnings("ignore::mmreplay.DurabilityWarning")
 @pytest.mark.parametrize("kind", ["shuffled", "windows, shuffled", "prioritized"])
 def test_draws_go_on_from_a_state_that_torch_saved(tmp_path, kind):
     dataset = mr.ReplayDataset(filled(tmp_path / "a"))
