@@ -291,8 +291,8 @@ def compact(
     what sealing takes.
 
     Args:
-        source: The buffer, which nobody should be writing: a row that is given up
-            meanwhile is an error.
+        source: The buffer, without a writer: a row that is dropped during the copy is
+            an error.
         target: A new or empty folder, which is a buffer only once it is whole.
         codec: Of the Zarr engine; None for the memmap engine's files.
         level: The codec's; None for its own.

@@ -2,11 +2,11 @@
 
 The read path, in this order: a sampler draws steps from the reader, which is its view
 of the buffer; their rows are copied; the reader rechecks which of the copied rows may
-have been overwritten meanwhile; what remains is a batch.
+have been overwritten during the copy; the others are the batch.
 
 Rows are copied first and checked afterwards because the writer may live in another
-process and waits for nobody. Before it overwrites a row it publishes a limit, so that
-the limits read after the copy say exactly which rows may be torn.
+process and waits for no reader. Before it overwrites a row it publishes a limit, so
+that the limits read after the copy say exactly which rows may be torn.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class GenerationReader(StartView):
         self._store, self._commit, self._schema, self._ring = (
             files.store, commit, schema, ring
         )  # fmt: skip
-        # Only somebody else's record changes without a call of this process.
+        # Only another process's record changes without a call of this process.
         self._foreign_commit = commit if isinstance(commit, CommitReader) else None
         epoch = commit.cut_epoch
         self.home = BufferIdentity(

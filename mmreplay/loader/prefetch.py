@@ -396,9 +396,9 @@ class Prefetcher:
                 result, pending.result = pending.result, None
                 if result is not None:
                     return result
-            # The traceback of an error holds the frames of whoever called, and the
-            # loader with them: held here, it would keep the loader and its threads
-            # alive when everybody else has dropped it.
+            # The traceback of an error holds the frames of the callers, and the loader
+            # with them: held here, it would keep the loader and its threads alive after
+            # the last other reference is gone.
             error, pending.error = pending.error, None
             try:
                 raise _raisable(error)
@@ -522,7 +522,7 @@ class Prefetcher:
         of the sampler.
         """
         if self._source.owned_by_thread():
-            # Nobody else draws meanwhile; a thread that began to may hold the lock.
+            # No other thread can draw now; one that began to may hold the lock.
             return self._state_before()
         with self._lock:
             return self._state_before()
@@ -638,8 +638,8 @@ class Prefetcher:
                 self._draws_on = False
                 self._wake_learner()
                 return
-            # In this order: whoever finds it as the oldest drawn batch finds it among
-            # the ungathered ones, too.
+            # In this order: a thread that sees it as the oldest drawn batch also sees
+            # it among the ungathered ones.
             self._ungathered.append(pending)
             self._drawn.append(pending)
         except BaseException as error:

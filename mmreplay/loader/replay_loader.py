@@ -247,8 +247,8 @@ class ReplayLoader:
     def state_dict(self, priorities: bool = False) -> State:
         """Return the state to continue with the next batch.
 
-        It is the sampler's state of before that batch was drawn. Loaded over a buffer
-        that nobody wrote meanwhile, the batches are the same. With priorities they are
+        It is the sampler's state before that batch was drawn. If the buffer was not
+        written since, the batches after a load are the same. With priorities they are
         the same if none was updated since the next batch was drawn.
 
         Args:

@@ -219,7 +219,7 @@ class ConcatDraws:
 class ConcatStream(InterleavedStream):
     """Batches of `concat` for torch's DataLoader, drawn in its workers.
 
-    As with a `ReplayStream`, over buffers that nobody writes the batches of a rank are
+    As with a `ReplayStream`, on buffers without a writer the batches of a rank are
     the same with any number of workers, and the batches of all ranks are those of one
     process. There are no epochs, whatever the buffers' samplers have: an iteration has
     num_batches, or no end. Each worker follows writers at its own pace. Samplers with

@@ -139,9 +139,9 @@ class ReplayStream(InterleavedStream):
 
     All draws form one sequence, which follows from the sampler's seed. Rank r of R
     takes draws r, r + R, ... of it; of those, worker w of W takes every W-th. Each
-    worker makes all draws, which is cheap, and gathers its own. So over a buffer that
-    nobody writes the batches of a rank are the same, in the same order, with any number
-    of workers, and the batches of all ranks are those of one process.
+    worker makes all draws, which is cheap, and gathers its own. So on a buffer without
+    a writer the batches of a rank are the same, in the same order, with any number of
+    workers, and the batches of all ranks are those of one process.
 
     **Iterations.** Where the sampler has epochs, an iteration ends with the epoch;
     otherwise after num_batches, or never. The first iteration draws as the sampler does

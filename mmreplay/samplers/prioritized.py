@@ -263,7 +263,7 @@ class PriorityBasedSampler(Sampler):
 
         Args:
             priorities: Also the priorities, as arrays: with them a run over a buffer
-                that nobody writes continues exactly where it was.
+                without a writer continues exactly where it was.
         """
         state: State = {
             "kind": self._kind, "seed": self._random.seed, "step": self._step,

@@ -321,9 +321,9 @@ class RankBased(TreeDistribution):
     """Rows in proportion to ``rank ** -alpha``, rank 1 being the highest priority.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3 and appendix
-    B.2.1: the order is sorted anew only now and then. Between two sorts a row whose
+    B.2.1: the order is sorted again only now and then. Between two sorts a row whose
     priority changed keeps its rank, and the j-th row to enter gets the mass of rank
-    j, whatever other row has it. Probabilities are exact for the masses as they are.
+    j, even if another row has it. Probabilities are exact for the masses as they are.
     Rows lie in the tree by rank, so that strata are segments of like priorities.
 
     16.7 bytes a row (24.7 in rings of 2**31 rows); twice 8 more during a sort.

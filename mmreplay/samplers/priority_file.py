@@ -659,10 +659,10 @@ def _records(data: bytes, uuid: bytes, num_envs: int) -> list[StateRecord | None
 def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
     """Heads that no power cut takes back, int64 ``[E]``; 0 where they are not known.
 
-    They never fall: what is kept of the rows below holds in every copy of the buffer.
+    They never fall: priorities of rows below hold in every copy of the buffer.
 
     Args:
-        home: The buffer; its COMMIT is read anew.
+        home: The buffer; its COMMIT is read again.
     """
     num_envs = home.ring.num_envs
     unknown = np.zeros(num_envs, np.int64)

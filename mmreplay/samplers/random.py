@@ -1,4 +1,4 @@
-"""Random numbers by (seed, step): a generator whose counter is set, not built anew.
+"""Random numbers by (seed, step): one generator whose counter is set for each step.
 
 Building a generator costs as much as gathering a batch; setting the counter of a
 Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,

@@ -193,8 +193,8 @@ class ShuffledSampler(Sampler):
     Ranks of a distributed run take every num_ranks-th step of one common order:
     disjoint, and together everything, sizes differing by one at most. With
     ``drop_last=True`` all ranks draw equally many batches. They must see the same
-    buffer when an epoch begins: one that nobody writes, or the state of one rank
-    loaded into the others.
+    buffer when an epoch begins: use one without a writer, or load the state of one
+    rank into the others.
 
     Attributes:
         rank: This process's, in ``[0, num_ranks)``.

@@ -7,7 +7,7 @@ time, to the leaf in which it falls, and never reaches a leaf of value zero.
 
 A tree takes 8.54 bytes a leaf. Setting or finding a batch of B costs
 O(B log16 capacity), `fill` O(capacity). Trees are not thread-safe: one may be set
-while nobody else reads it (long batches release the GIL).
+only while no other thread reads it (long batches release the GIL).
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Committer:
         The page cache, whose pages count as clean now, would pass for the disk there.
         """
         if any(file.unsynced for file in self._store.files):
-            # On a disk that takes nothing any more nobody can be told.
+            # A disk that takes no write cannot record it either.
             with self._slot_lock, contextlib.suppress(OSError):
                 self._commit_state.distrust_page_cache()
 
@@ -323,8 +323,8 @@ class _Poisoning:
     ) -> None:
         if error is not None:
             self._committer.rows_modified = True
-        # A write that found the disk full harmed nothing, and may be made again; what
-        # failed beside the rows is told again by each call, and commits go on.
+        # A write that found the disk full harmed nothing, and may be made again; a
+        # failure beside the rows is raised again by each call, and commits continue.
         harmless = isinstance(error, FullError | ShardError)
         if isinstance(error, OSError) and not harmless:
             self._committer.poison(str(error))

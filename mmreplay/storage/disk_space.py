@@ -93,7 +93,7 @@ def warn_where_short(
     try:
         free = free_nbytes(path)
     except OSError:
-        # A folder that may not be passed through, which is told by who goes there.
+        # A folder without permission to enter: opening a file there reports it.
         return
     if left > free:
         warnings.warn(

@@ -142,8 +142,8 @@ class MappedRows:
         if self.pages.reads(len(rows)):
             if _read_rows(self._file, self._nbytes, rows, out, ask=True):
                 return out
-            # A mapping outlives its file, which another thread closed; all else is to
-            # be told.
+            # A mapping outlives its file, which another thread closed; any other
+            # failure is raised.
             if self._file.fd >= 0:
                 return _read_each(self._file, self._nbytes, rows, out)
         if out.nbytes < PAST_NBYTES or self._nbytes < SMALL_ROW_NBYTES:
@@ -587,7 +587,7 @@ def gathered(
     """Copy records out; their fields by path.
 
     Of many that lie one after another, and are mapped, each field is an array of its
-    own: whoever writes them elsewhere would copy them again.
+    own: to write them elsewhere would copy them again.
     """
     count, record = len(rows), placement.record
     assert record is not None
@@ -661,7 +661,7 @@ def _next(pool: list[T], at: int) -> tuple[T, int]:
 
 # Measured: up to Python 3.13 the argument of getrefcount counts beside the name,
 # later it may not. Never more than two: a debugger that holds the object as well
-# would let arrays be handed out that somebody still reads.
+# would let arrays be handed out that are still read.
 UNSHARED = min(2, _next([object()], 0)[1])
 
 Make = Callable[[tuple[int, ...], np.dtype[np.generic]], NDArray[Any]]
@@ -734,8 +734,8 @@ class BufferPool:
                 array, references = _next(pool, at)
             except IndexError:
                 break
-            # Nobody else refers to it, nor can anybody get at it: it is out of its pool
-            # while it is counted, so that two threads never get the same array.
+            # No other reference exists, and none can be made: the array is out of its
+            # pool while it is counted, so that two threads never get the same one.
             if references == UNSHARED:
                 return array
         # New memory costs a page fault for every 4 KiB and the zeroing of each: for

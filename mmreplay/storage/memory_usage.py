@@ -78,7 +78,7 @@ class MemoryUsage:
         shared: Of it, pages that this process has looked at and that are in memory:
             counted in its RSS, and the kernel's to take back at any time.
         private: What the process has of its own, all of it, buffers or not.
-        page_cache: Pages of the buffer's files in memory, whoever read or wrote them;
+        page_cache: Pages of the buffer's files in memory, of all processes;
             None where this user may not know.
 
     Example:

@@ -173,7 +173,7 @@ class Pages:
         return False
 
     def drop(self, rows: NDArray[np.int64]) -> None:
-        """Let go of the rows' pages, those that nobody has mapped or changed."""
+        """Let the kernel drop the rows' pages that are neither mapped nor changed."""
         for offset, nbytes in self._ranges(rows):
             os.posix_fadvise(self._file.fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 

@@ -133,7 +133,7 @@ def create(
 def _reserve_next(path: Path, ring: Ring, heads: NDArray[np.int64]) -> None:
     """Reserve the flags behind the newest rows, which are looked at with these.
 
-    Nobody wrote them, and to look at a hole is a SIGBUS where tmpfs is full.
+    They were never written, and to read a hole is a SIGBUS where tmpfs is full.
     """
     file = File.open(path, ring.num_rows, writable=True)
     try:
@@ -164,7 +164,7 @@ def settle(
         raise no_durable(folder)
     live = commit.newest_live(slots, identity)
     limits = commit.highest_limit(slots)
-    # Rows that these limits gave up may hold later rows, whoever's they are.
+    # Rows below these limits may have been overwritten, by any writer.
     lost = limits - metadata.ring.slots
     how = _how(live, durable)
     interrupted = live is not None and _interrupted(live, durable)
@@ -458,7 +458,7 @@ class FolderWatch:
 def mark_half(folder: Path) -> None:
     """Mark a new folder as one that is being filled."""
     # On the disk before the first file: after a power cut a folder without the mark is
-    # somebody's own, and is never emptied.
+    # the user's own, and is never emptied.
     File.create(folder / HALF, 0).close()
     files.sync_folder(folder)
 
@@ -485,7 +485,7 @@ def withdraw(folder: Path, data: str, there: bool, error: BaseException) -> None
     Called with the folder's lock held. What Ctrl-C interrupted is left for the next
     creation, which continues from there.
     """
-    # Why it failed is what is told, not what could not be removed.
+    # The error says why the creation failed, not which file could not be removed.
     with suppress(OSError):
         if isinstance(error, Exception) and not (folder / FILE_NAME).exists():
             files.remove_tree(folder / data)
@@ -508,7 +508,7 @@ def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:
         # metadata.json says which of them counts.
         generation = GENERATION.fullmatch(path.name)
         if generation and path.name != metadata.folder:
-            # What cannot be told costs readers the news, not the data.
+            # If this fails, readers of the old folder miss the switch, and no data.
             with suppress(ReplayError):
                 _tell_moved(path, int(generation[1]), metadata)
         elif not path.name.startswith("tmp-"):

@@ -352,7 +352,7 @@ class MappedWriter:
         return near or self._approach(offset, stop, fresh_stop)
 
     def _approach(self, offset: int, stop: int, fresh_stop: int) -> bool:
-        # What nobody wrote in this opening is on the disk alone, and slow to store
+        # A page not written in this opening is on the disk only, and slow to store
         # into, unless it is fresh: then there is nothing to read.
         known = self._reached if self._reached > fresh_stop else fresh_stop
         # Steps above 4 KiB are copied for most of their time, by either way.

@@ -228,7 +228,7 @@ class GroupMapper:
             )
         stored_ends: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
         ends = stored_ends.astype(np.int64)
-        # Of what was told, too: a number past 2**63 is another one as int64.
+        # The stored numbers are checked too: one past 2**63 is another one as int64.
         outside = (stored_ends < 0) | (stored_ends > self.rows)
         wrong = np.flatnonzero(outside | (np.diff(ends, prepend=0) < 0))
         if len(wrong):

@@ -398,7 +398,7 @@ class Sealing:
             first: int64 ``[E]``, oldest positions.
             stop: int64 ``[E]``, the next positions.
             seal: Seal every range that holds a row alive before.
-            fresh: Nobody had the others in a buffer.
+            fresh: Rows that are not alive were never in a buffer.
         """
         alive = self._alive(first, stop) if seal else []
         if seal:
@@ -420,7 +420,7 @@ class Sealing:
                 alive_before = (
                     self._alive(first // block * block, stop) if fresh else None
                 )
-                # All is told and whole by now; a sync that failed the commit tells.
+                # The group is complete now; if a sync fails, the commit raises it.
                 with suppress(OSError):
                     self._give_back(stop, alive_before)
 

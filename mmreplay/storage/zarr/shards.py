@@ -227,7 +227,7 @@ class Shard:
         size = 16 * array.num_chunks + 4
         if file.nbytes < size:
             raise self.damaged(f"it has {file.nbytes} bytes, its index alone {size}")
-        # Whoever still unpacks holds the shard, and with it the file or its mapping.
+        # A thread that still unpacks refers to the shard, and so to file and mapping.
         self._file, self.pages = file, None
         self._data = memoryview(b"")
         if mapped:
