@@ -313,6 +313,7 @@ def test_samplers_within_samplers(ask, prioritized):
         "SequenceSampler(length=10, sampler='x')",
         "EpisodeSampler(where=UniformSampler())",
         "EpisodeSampler(where=print)",
+        "PrioritizedSampler(name='../../../etc')",
         "MixtureSampler([UniformSampler()])",
         "MixtureSampler([(UniformSampler(), 1), (SequenceSampler(3), open)])",
         "concat()",
