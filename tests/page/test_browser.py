@@ -423,7 +423,7 @@ def test_the_system_says_whether_colours_are_dark(tab, serve, path):
     assert background == "rgb(16, 20, 26)"
 
 
-def test_a_range_of_returns_is_kept_by_mouse_and_by_keys(tab, serve, path, stored):
+def test_a_range_of_returns_is_chosen_by_mouse_and_by_keys(tab, serve, path, stored):
     returns = mr.episode_table(stored).returns
     tab.open(serve(path), "episodes")
     tab.wait("return document.querySelectorAll('.erow').length > 5")
@@ -484,7 +484,7 @@ def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     assert tab.text('[data-fact="steps"]').startswith("600")
 
 
-def test_a_server_that_ended_is_told(tab, serve, path):
+def test_a_server_that_ended_is_named(tab, serve, path):
     url = serve(path)
     tab.open(url)
     tab.wait("return document.getElementById('state').textContent === "

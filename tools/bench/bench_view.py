@@ -413,11 +413,11 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, Any]:
     return _rounded(found)
 
 
-def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _rounded(value) if isinstance(value, dict)
         else value if isinstance(value, int) else rounded(value)
-        for name, value in found.items()
+        for name, value in figures.items()
     }  # fmt: skip
 
 
