@@ -318,3 +318,33 @@ def test_an_address_leads_to_the_step(tab, serve, tmp_path, rng):
     tab.driver.get("about:blank")
     tab.driver.get(shared)
     tab.wait("return document.querySelector('.time')?.textContent.startsWith('38 /')")
+
+
+def test_steps_in_view_are_selected(tab, serve, path, stored):
+    tab.open(serve(path), "e=1:290")
+    curves_drawn(tab, 3)
+    locate = stored.episodes.locate(np.array([1]), np.array([290]))
+    begin = int(locate[0][0])
+    tab.key("s")
+    assert tab.text("[aria-label=Selection] h2") == "1 episode selected"
+    # The final observation of the episode goes with it.
+    assert tab.text("[aria-label=Selection] .note") == "31 rows"
+    tab.run("mmr.app.player.zoom(4, 9)")
+    tab.key("s")
+    words = "1 episode and 1 range selected"
+    tab.wait(
+        "return document.querySelector('[aria-label=Selection] h2').textContent === "
+        f"'{words}'"
+    )
+    command = tab.text(".cmd")
+    assert command.startswith("mmreplay convert ")
+    assert command.endswith(" selected.npz --select selection.json")
+    tab.go("episodes")
+    assert tab.text("[aria-label=Selection] h2") == words
+    tab.wait(f"return document.querySelector('.erow a[href*=\"e=1:{begin}\"]')")
+    tab.wait(
+        f"return document.querySelector('.erow a[href*=\"e=1:{begin}\"]')"
+        ".closest('.erow').querySelector('input').checked"
+    )
+    tab.run("document.querySelector('[aria-label=\"Clear the selection\"]').click()")
+    assert tab.run("return document.querySelectorAll('.erow :checked').length") == 0

@@ -81,6 +81,8 @@
     mmr.dropCharts();
     main.removeAttribute("aria-busy");
     showBanner();
+    // What had the focus is gone with the screen before: keys go on in this one.
+    if (app.shown && document.activeElement === document.body) main.focus({ preventScroll: true });
     app.shown = hash;
     document.title = `${buffer?.name ?? "mmreplay"} · ${TITLES[screen] ?? "Episode"} · mmreplay`;
   }
@@ -148,8 +150,11 @@
     const kind = mmr.isSaved() ? "saved" : app.lost ? "lost" : state.state;
     const rate = kind === "live" && state.rate != null ? `, ${number(+state.rate.toPrecision(3))} steps/s` : "";
     pill.className = `pill ${kind}`;
-    const text = WORDS[kind] + rate;
-    if (pill.textContent !== text) pill.textContent = text;
+    // The rate is no news to be spoken twice a second.
+    const [word, speed] = pill.firstChild.children;
+    pill.hidden = false;
+    if (word.textContent !== WORDS[kind]) word.textContent = WORDS[kind];
+    if (speed.textContent !== rate) speed.textContent = rate;
   }
 
   function takeStates(states) {
@@ -196,6 +201,7 @@
     ["N P", "Next, previous episode"],
     ["+ −", "Faster, slower"],
     ["X Z", "Zoom in at the playhead, show all of the episode"],
+    ["S", "Select the steps in view"],
     ["↑ ↓ Enter S", "In the table: rows, open, select"],
     ["T", "Dark or light"],
     ["?", "This list"],

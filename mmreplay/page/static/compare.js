@@ -49,7 +49,7 @@
             ),
           );
           const head = el("tr", {}, ["value", first, second].map((name, i) => el("th", { scope: "col", class: i ? "num" : "" }, name)));
-          box.append(el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
+          box.append(el("table", { class: "names" }, el("thead", {}, head), el("tbody", {}, rows)));
         } else {
           // Shares in percent: the buffers may hold different numbers of rows.
           const series = each.counts.map((counts, k) => ({

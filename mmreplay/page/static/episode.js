@@ -60,6 +60,7 @@
     const slider = el("input", { type: "range", id: "step", min: "0", max: String(last), step: "1", "aria-label": "Step" });
     const values = el("dl", { class: "now", "aria-label": "Values at this step" });
     const chartBox = el("div");
+    const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
     const scale = el("span", { class: "muted" });
     const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
     const rate = el(
@@ -118,6 +119,7 @@
           chartBox,
           more > 0 ? mmr.nothing(`${count(more)} more fields are not drawn.`) : null,
         ),
+        exportBox,
       );
     }
 
@@ -375,6 +377,15 @@
       for (const { plot } of plots) plot?.setScale("x", { min: view[0], max: view[1] });
     }
 
+    // The steps in view, or the whole episode with its final row.
+    function selectSteps() {
+      const [first, until] = [begin + view[0], begin + view[1] + 1];
+      const whole = first === begin && until >= end;
+      const stop = whole ? end + (episode.final_row ? 1 : 0) : until;
+      mmr.selectionOf(id).set(whole ? `${env}:${begin}` : `${env}:${first}-${stop}`, [env, first, stop]);
+      mmr.drawSelection(exportBox, id, overview);
+    }
+
     function zoomIn() {
       const quarter = Math.max(1, (view[1] - view[0]) / 4);
       const low = Math.max(0, Math.min(step - quarter, last - 2 * quarter));
@@ -423,6 +434,7 @@
           { class: "pair" },
           button("Zoom in", "Zoom in at the playhead (X); or drag over a curve", zoomIn, "btn small"),
           button("Show all", "Show all of the episode (Z); or double click", () => zoom(0, last), "btn small"),
+          button("Select steps", "Select steps in view, to take them away (S)", selectSteps, "btn small"),
         ),
       );
     }
@@ -689,6 +701,7 @@
         rate.value = String(speed);
       } else if (event.key === "z") zoom(0, last);
       else if (event.key === "x") zoomIn();
+      else if (event.key === "s") selectSteps();
       else return false;
       return true;
     };
@@ -702,6 +715,7 @@
     // For tests that measure how fast frames are shown.
     app.player = { move, shown: () => shown, curves: () => curves, zoom };
 
+    mmr.drawSelection(exportBox, id, overview);
     move(step);
     drawTicks();
     await drawCharts();

@@ -8,11 +8,41 @@
   const MAX_ENVS = 512;
   const KINDS = ["terminated", "truncated", "both", "broken off", "running"];
 
-  // Ranges of rows that are selected, by buffer: "env:begin" to [env, first, stop].
+  // Ranges of rows that are selected, by buffer: [env, first, stop] by "env:begin" of an
+  // episode, or "env:first-stop" of some of its steps.
   const selections = new Map();
   const selectionOf = (id) => {
     if (!selections.has(id)) selections.set(id, new Map());
     return selections.get(id);
+  };
+  mmr.selectionOf = selectionOf;
+
+  const quoted = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+  // What is selected as a file, and the command that takes it.
+  mmr.drawSelection = (box, id, overview, cleared = () => {}) => {
+    const selected = selectionOf(id);
+    box.hidden = !selected.size;
+    if (!selected.size) return;
+    const rows = [...selected.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+    const value = { format: "mmreplay selection", version: 1, uuid: overview.storage.uuid, rows };
+    const blob = new Blob([JSON.stringify(value)], { type: "application/json" });
+    const name = "selection.json";
+    const steps = rows.reduce((sum, [, first, stop]) => sum + stop - first, 0);
+    const ranges = [...selected.keys()].filter((key) => key.includes("-")).length;
+    const episodes = selected.size - ranges;
+    const words = [episodes ? plural(episodes, "episode") : null, ranges ? plural(ranges, "range") : null];
+    const save = el("a", { class: "btn main", download: name, href: URL.createObjectURL(blob) }, `Save ${name}`);
+    const clear = mmr.button("Clear", "Clear the selection", () => {
+      selected.clear();
+      cleared();
+      mmr.drawSelection(box, id, overview, cleared);
+    });
+    const command = `mmreplay convert ${quoted(overview.storage.path)} selected.npz --select ${name}`;
+    box.replaceChildren(
+      el("header", {}, el("h2", {}, `${words.filter(Boolean).join(" and ")} selected`), el("span", { class: "note" }, plural(steps, "row"))),
+      el("div", { class: "filters" }, save, clear, el("code", { class: "cmd" }, command)),
+    );
   };
 
   // A saved page holds few episodes: they are sorted and filtered here.
@@ -74,6 +104,11 @@
     const table = el("div", { role: "table", "aria-label": "Episodes" }, el("div", { role: "rowgroup" }, head), list);
     const histogramBox = el("div");
     const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
+
+    const drawExport = () =>
+      mmr.drawSelection(exportBox, id, overview, () => {
+        for (const { node } of drawn.values()) node.querySelector("input").checked = false;
+      });
 
     const option = (value, text) => el("option", { value }, text);
     const measure = el(
@@ -368,28 +403,6 @@
       event.stopPropagation();
     });
     list.addEventListener("scroll", () => draw(), { passive: true });
-
-    // What is selected as a file, and the command that takes it.
-    function drawExport() {
-      exportBox.hidden = !selected.size;
-      if (!selected.size) return;
-      const rows = [...selected.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-      const value = { format: "mmreplay selection", version: 1, uuid: overview.storage.uuid, rows };
-      const blob = new Blob([JSON.stringify(value)], { type: "application/json" });
-      const name = "selection.json";
-      const steps = rows.reduce((sum, [, first, stop]) => sum + stop - first, 0);
-      const save = el("a", { class: "btn main", download: name, href: URL.createObjectURL(blob) }, `Save ${name}`);
-      const clear = mmr.button("Clear", "Clear the selection", () => {
-        selected.clear();
-        for (const { node } of drawn.values()) node.querySelector("input").checked = false;
-        drawExport();
-      });
-      const command = `mmreplay convert ${overview.storage.path} selected.npz --select ${name}`;
-      exportBox.replaceChildren(
-        el("header", {}, el("h2", {}, `${plural(selected.size, "episode")} selected`), el("span", { class: "note" }, plural(steps, "row"))),
-        el("div", { class: "filters" }, save, clear, el("code", { class: "cmd" }, command)),
-      );
-    }
 
     app.leave = () => {
       stopped = true;
