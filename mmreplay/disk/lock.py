@@ -119,12 +119,12 @@ def holder(folder: Path) -> str:
     return f"pid {text['pid']} on {text['host']}"
 
 
-class _Holder(TypedDict, total=False):
+class _WriterProcess(TypedDict, total=False):
     pid: int
     host: str
 
 
-def writer_of(folder: Path) -> _Holder:
+def writer_of(folder: Path) -> _WriterProcess:
     """The last writer, as arguments of a `LockedError`; empty where it is not known."""
     text = held_by(folder)
     if text is None:

@@ -19,8 +19,8 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-class _Holder:
-    """What numpy takes a capsule from."""
+class _CapsuleSource:
+    """An object from which numpy takes a capsule."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule
@@ -49,7 +49,7 @@ def shown(value: object, alone: bool) -> NDArray[Any] | None:
     if not ctypes.c_void_p.from_address(_pointer(value, NAME)).value:
         return None
     try:
-        array: NDArray[Any] = np.from_dlpack(_Holder(value))  # type: ignore[arg-type]  # a capsule
+        array: NDArray[Any] = np.from_dlpack(_CapsuleSource(value))  # type: ignore[arg-type]  # a capsule
     except (BufferError, RuntimeError, TypeError, ValueError):
         return None
     if array.ndim > MOST_AXES:

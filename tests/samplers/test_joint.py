@@ -284,7 +284,7 @@ def test_a_state_continues_the_draws_and_fits_no_other_division(rng):
 
 
 @pytest.mark.parametrize(
-    ("samplers", "told"),
+    ("samplers", "reason"),
     [
         ([mr.UniformSampler(0)] * 2, "buffer 0 has a UniformSampler"),
         (
@@ -312,13 +312,13 @@ def test_a_state_continues_the_draws_and_fits_no_other_division(rng):
         ([mr.SequenceSampler(2)] * 2, "buffer 0 has a SequenceSampler"),
     ],
 )
-def test_samplers_that_cannot_draw_as_one_are_named(samplers, told):
+def test_samplers_that_cannot_draw_as_one_are_named(samplers, reason):
     buffers = [made(np.arange(9)) for _ in samplers]
     for buffer, sampler in zip(buffers, samplers, strict=True):
         buffer.sampler = sampler
     with pytest.raises(SchemaError) as error:
         mr.concat(buffers, by="priority")
-    assert told in str(error.value)
+    assert reason in str(error.value)
     assert "Open the buffers with such samplers, or leave `by` out." in str(error.value)
 
 
