@@ -57,7 +57,7 @@ from mmreplay.page.sample import (
     sample_blocks,
     take_sample,
 )
-from mmreplay.page.shown import BackgroundReader, ShownBuffer
+from mmreplay.page.shown import BackgroundReader, ShownBuffer, rows_version
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
 from mmreplay.stats import Moments, moments_of
 
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 NOT_MODIFIED, OK, FAILED = 304, 200, 500
 ON_CHANGE = "private, no-cache"
 FOR_AN_HOUR = "private, max-age=3600, immutable"
-"""Of rows that never change: their address contains generation and cut epoch."""
+"""Of rows that never change: their address contains the version of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,8 +385,7 @@ def answer_frames(request: Request) -> PageAnswer:
     }
     if limits is not None:
         head |= {"low": limits[0], "high": limits[1]}
-    home = buffer.view.home
-    same = query.text("v", "") == f"{home.generation}.{home.cut_epoch}"
+    same = query.text("v", "") == rows_version(buffer)
     caching = FOR_AN_HOUR if same and not field_.mutable else "private, no-cache"
     return PageAnswer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
 

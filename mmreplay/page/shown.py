@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shlex
 import threading
 import time
@@ -33,6 +34,8 @@ RETRY_S = 1.0
 """An opening that failed is tried again after so many seconds."""
 RATE_S = 6.0
 """Steps per second are a mean over so many seconds."""
+
+PROCESS = secrets.token_hex(4)
 
 T = TypeVar("T")
 
@@ -118,6 +121,9 @@ class ShownBuffer:
         try:
             self._buffer = ReplayBuffer.open(self.path)
             self._error, self._files = None, DataFiles()
+            # It may be another buffer than the one that was shown before.
+            self._heads.clear()
+            self._was_live = False
         except Exception as error:  # files of any content: the page shows what is wrong
             # What was removed while it was shown stays so until the path leads to a
             # buffer again: the last state is shown, not that there is no folder.
@@ -302,16 +308,25 @@ class DataFiles:
         self._generation = generation
 
 
+def rows_version(buffer: ReplayBuffer) -> str:
+    """Return a text that stays while the rows alive are the same rows.
+
+    It names the buffer and this process as well as generation and cut rows: another
+    page may have this one's port later, and a browser keeps frames by their address.
+    """
+    home = buffer.view.home
+    return f"{home.uuid.hex()[:8]}{PROCESS}-{home.generation}.{home.cut_epoch}"
+
+
 def version_of(buffer: ReplayBuffer) -> str:
-    """Return a text that changes with generation, cut rows, heads and oldest rows.
+    """Return a text that changes with buffer, cut rows, heads and oldest rows.
 
     Values of mutable fields change without any of these: the version of a buffer that
     has some changes every second as well.
     """
-    view = buffer.view
-    span = view.span
+    span = buffer.view.span
     digest = hashlib.blake2s(span.stop.tobytes() + span.first.tobytes(), digest_size=8)
-    version = f"{view.home.generation}.{view.home.cut_epoch}.{digest.hexdigest()}"
+    version = f"{rows_version(buffer)}.{digest.hexdigest()}"
     if any(field.mutable for field in buffer.schema.fields.values()):
         version += f".{int(time.time())}"
     return version

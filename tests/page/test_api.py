@@ -2,12 +2,17 @@
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page.api import Page
+from mmreplay.page.shown import rows_version
 from mmreplay.page.wire import encode_json, pack, unpack
 from tests.page.conftest import (
     LENGTH,
@@ -363,11 +368,34 @@ def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, r
 
 def test_frames_of_a_known_generation_are_cached_by_the_browser(ask, path):
     query = "field=observation/pixels&env=0&first=0"
-    known = ask(path).answer("frames", f"{query}&v=1.0").headers
+    client = ask(path)
+    (state,) = client.page.states()
+    # As the page's script makes it of a version.
+    same = ".".join(state["version"].split(".")[:2])
+    known = client.answer("frames", f"{query}&v={same}").headers
     assert "immutable" in known["cache-control"]
-    for other in ("", "&v=2.0", "&v=1.7"):
+    for other in ("", "&v=1.0", f"&v={same}1"):
         headers = ask(path).answer("frames", query + other).headers
         assert headers["cache-control"] == "private, no-cache"
+
+
+def test_versions_of_another_buffer_or_page_are_others(path, tmp_path, rng):
+    with Page([path]).shown[0].buffer.buffer() as buffer:
+        version = rows_version(buffer)
+    # A buffer that is made again has other rows at the same positions.
+    shutil.rmtree(path)
+    make_buffer(path, rng)
+    with Page([path]).shown[0].buffer.buffer() as buffer:
+        assert rows_version(buffer) != version
+    code = (
+        "import sys, mmreplay as mr\n"
+        "from mmreplay.page.shown import rows_version\n"
+        "with mr.ReplayBuffer.open(sys.argv[1]) as buffer: print(rows_version(buffer))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    versions = {subprocess.check_output(command, text=True) for _ in range(2)}
+    # Another page on the same port: a browser keeps answers by their addresses.
+    assert len(versions) == 2
 
 
 def test_not_finite_numbers_are_null():
