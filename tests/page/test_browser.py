@@ -539,7 +539,8 @@ return [document.querySelectorAll('[data-reached]').length, visible && outlined]
 
 
 @pytest.mark.parametrize(
-    "screen", ["overview", "episodes", "e=0:0", "compare&c=1", "overview&b=2"]
+    "screen",
+    ["overview", "episodes", "e=0:0", "draws", "compare&c=1", "overview&b=2"],
 )
 def test_tab_reaches_everything_and_shows_where_it_is(
     tab, serve, path, tmp_path, rng, screen

@@ -164,9 +164,10 @@
   // Of a buffer that is being written, the number is exact: it is seen to grow.
   function stepsText(overview, state) {
     const live = state?.state === "live";
-    const steps = overview.steps + (state?.rows == null ? 0 : state.rows - overview.rows);
-    const rows = state?.rows ?? overview.rows;
-    const written = state?.head ?? overview.written;
+    // The state may be older than the overview by an event.
+    const written = Math.max(state?.head ?? 0, overview.written);
+    const rows = Math.max(state?.rows ?? 0, overview.rows);
+    const steps = overview.steps + rows - overview.rows;
     const capacity = overview.capacity * overview.num_envs;
     const laps = written / capacity;
     return [
@@ -458,8 +459,8 @@
         el("td", { class: "mono" }, field.dtype),
         el("td", { class: "mono shape" }, field.shape.length ? field.shape.join(" × ") : "scalar"),
         el("td", {}, field.role ? el("span", { class: "tag role" }, field.role) : "", " ", bad),
-        el("td", { class: "num" }, limit(field.low)),
-        el("td", { class: "num" }, limit(field.high)),
+        el("td", { class: "num" }, limit(field, field.low)),
+        el("td", { class: "num" }, limit(field, field.high)),
         el("td", { class: "num" }, count(field.nbytes)),
         el("td", { class: "num" }, share(field.nbytes / total)),
       );
@@ -474,7 +475,7 @@
     return section("c8", "fields", "Fields", `${size(total)} a row`, scroll);
   }
 
-  const limit = (value) => (typeof value === "boolean" ? (value ? "true" : "false") : number(value));
+  const limit = (field, value) => (field.dtype === "bool" && value != null ? (value ? "true" : "false") : number(value));
 
   function storage(overview) {
     const facts = overview.storage;
