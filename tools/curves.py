@@ -3,10 +3,10 @@
 Small agents of four libraries are trained from several seeds with the library's own
 memory, with ours, and with ours by a process that is killed by SIGKILL half way and
 another one that goes on: the rows that it finds must be those that were added. Draws
-differ, so returns agree in distribution only: a run's score is the mean return of its last
-quarter of steps, and the p-value is the share of all ways to deal the scores to two
-sides whose means are as far apart (Fisher's exact permutation test). Libraries that are
-not installed are left out, so run it in each one's environment:
+differ, so returns agree in distribution only: a run's score is the mean return of its
+last quarter of steps, and the p-value is the share of all ways to deal the scores to
+two sides whose means are as far apart (Fisher's exact permutation test). Libraries that
+are not installed are left out, so run it in each one's environment:
 
     python -m tools.curves --seeds 5 --keep skrl.json
     python -m tools.curves --draw skrl.json sb3.json --plot docs/figures/curves.svg
