@@ -402,6 +402,18 @@ def test_the_saved_page_opens_from_disk(tab, path, tmp_path, stored):
     shown = np.array(pixels, np.uint8).reshape(24, 32, 4)[..., :3]
     frame = stored.get_field("observation/pixels", env_id, [begin + step])[0]
     np.testing.assert_array_equal(shown, frame)
+    tab.run(
+        "const s = document.querySelector('select[data-group=action]');"
+        "s.value = 'reward'; s.dispatchEvent(new Event('change'))"
+    )
+    tab.wait("return document.querySelectorAll('.curve .uplot').length === 2")
+    tab.key("x")
+    tab.wait("return mmr.app.player.curves()[0].scale()[0] > 0")
+    tab.go("episodes")
+    tab.run("document.getElementById('highest').focus()")
+    tab.type("-1000")
+    tab.key("Enter")
+    assert "No episode fits these filters." in tab.text(".list .empty")
     tab.go("draws")
     tab.wait("return document.querySelectorAll('.tiles li').length === 256")
     assert [a for a in tab.requests() if a.startswith("http")] == []

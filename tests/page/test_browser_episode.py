@@ -348,3 +348,59 @@ def test_steps_in_view_are_selected(tab, serve, path, stored):
     )
     tab.run("document.querySelector('[aria-label=\"Clear the selection\"]').click()")
     assert tab.run("return document.querySelectorAll('.erow :checked').length") == 0
+
+
+def test_images_of_every_kind_are_shown(tab, serve, tmp_path, rng):
+    count = 12
+    images = {
+        "camera": rng.integers(0, 256, (count, 24, 32, 3), np.uint8),
+        "first": rng.integers(0, 256, (count, 3, 24, 32), np.uint8),
+        "gray": rng.integers(0, 256, (count, 20, 20), np.uint8),
+        "stack": rng.integers(0, 256, (count, 4, 36, 36), np.uint8),
+        "depth": rng.random((count, 18, 16), np.float32),
+    }
+    fields = {
+        name: mr.Field(values.shape[1:], values.dtype.name)
+        for name, values in images.items()
+    }
+    schema = mr.Schema({"observation": fields, "reward": mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
+        reward = np.ones(count, np.float32)
+        buffer.extend({"observation": images, "reward": reward})
+    tab.open(serve(tmp_path / "a"), "e=0:0&t=5")
+    options = tab.wait(
+        "const o = [...document.querySelectorAll('#image option')].map((e) => e.value);"
+        "return o.length && o"
+    )
+    assert options == [f"observation/{name}" for name in images]
+    gray = {"gray": images["gray"][5], "stack": images["stack"][5, -1]}
+    wanted = {
+        "camera": images["camera"][5],
+        "first": images["first"][5].transpose(1, 2, 0),
+        **{name: np.repeat(frame[..., None], 3, 2) for name, frame in gray.items()},
+    }
+    for name, values in images.items():
+        tab.run(
+            "const s = document.getElementById('image'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('change'))",
+            f"observation/{name}",
+        )
+        height, width = wanted[name].shape[:2] if name in wanted else values.shape[1:]
+        tab.wait(
+            "const c = document.querySelector('.screen canvas');"
+            f"return c.width === {width} && c.height === {height} && "
+            "mmr.app.player.shown() === 5"
+        )
+        pixels = tab.run(
+            "const c = document.querySelector('.screen canvas');"
+            "return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+        )
+        shown = np.array(pixels, np.uint8).reshape(height, width, 4)[..., :3]
+        if name in wanted:
+            np.testing.assert_array_equal(shown, wanted[name])
+        else:
+            # Dark violet is near, yellow is far: green grows with the depth.
+            order = np.argsort(values[5], axis=None)
+            assert (np.diff(shown[..., 1].ravel()[order].astype(int)) >= 0).all()
+            assert "to" in tab.text(".transport + .transport .muted")
+    assert tab.errors() == []
