@@ -415,8 +415,7 @@ def frame_limits(
         return low, high
 
     # The first range stays: colours must mean the same in all frames.
-    generation = shown.buffer().metadata.generation
-    return shown.fixed(("limits", path, generation), find)
+    return shown.fixed(("limits", path, rows_version(shown.buffer())), find)
 
 
 def answer_values(request: Request) -> PageAnswer:

@@ -23,7 +23,12 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.page.requests import NOT_IN_RING, Query, Refusal
 from mmreplay.page.sample import Histogram
-from mmreplay.page.shown import BackgroundReader, ShownBuffer, version_of
+from mmreplay.page.shown import (
+    BackgroundReader,
+    ShownBuffer,
+    rows_version,
+    version_of,
+)
 from mmreplay.schema.convert import widen
 from mmreplay.stats import EpisodeTable, read_returns, reward_field
 
@@ -56,6 +61,7 @@ class EpisodeColumns:
 
     Attributes:
         version: Of the buffer.
+        rows: See `rows_version`; of another one, equal positions are other rows.
         env_ids: int32 ``[N]``.
         begin: int64 ``[N]``, position of the first step alive.
         lengths: int32 ``[N]``, steps alive; int64 in a ring of 2^31 rows or more.
@@ -67,6 +73,7 @@ class EpisodeColumns:
     """
 
     version: str
+    rows: str
     env_ids: NDArray[np.int32]
     begin: Ids
     lengths: NDArray[Any]
@@ -171,7 +178,11 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
     """Read all but the returns, from the index and the flags of last rows."""
     view = buffer.view
     with view.lock:
-        index, version = view.index, version_of(buffer)
+        index, version, rows_known = (
+            view.index,
+            version_of(buffer),
+            rows_version(buffer),
+        )
         span = view.span
         parts = deque(index.episodes(env_id) for env_id in range(len(span.stop)))
     count = sum(len(part.begin) for part in parts)
@@ -201,7 +212,7 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
         known[:] = True
     returns = np.full(count, np.nan, np.float32)
     return EpisodeColumns(
-        version, env_ids, begin, lengths, returns, kinds, missing_start, known,
+        version, rows_known, env_ids, begin, lengths, returns, kinds, missing_start, known,
         span.stop,
     )  # fmt: skip
 
@@ -269,7 +280,9 @@ class EpisodeList:
             ):
                 return former
             columns = read_columns(buffer)
-            if former is not None:
+            path = reward_field(buffer)
+            mutable = path is not None and buffer.schema[path].mutable
+            if former is not None and former.rows == columns.rows and not mutable:
                 _carry_returns(former, columns)
             self._columns, self._made = columns, time.monotonic()
             self._seconds = self._made - begin

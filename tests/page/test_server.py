@@ -374,6 +374,50 @@ def test_a_buffer_that_is_made_again_is_opened_again(serve, path, rng):
     assert browser.json("/api/b/0/overview")["steps"] == 120
 
 
+def test_another_buffer_of_the_same_sizes_is_another(serve, path, rng):
+    browser = serve(path)
+
+    def returns():
+        rows = browser.json("/api/b/0/episodes?sort=begin&desc=0&limit=500")["rows"]
+        return [row[3] for row in rows if row[0] == 1]
+
+    def stored():
+        with mr.ReplayBuffer.open(path) as buffer:
+            table = mr.episode_table(buffer)
+        return pytest.approx(table.returns[table.env_ids == 1].tolist(), abs=1e-4)
+
+    before = returns()
+    assert before == stored()
+    shutil.rmtree(path)
+    assert browser.json("/api/buffers")["buffers"][0]["state"] == "removed"
+    # The same ends at the same positions, and other rewards.
+    make_buffer(path, rng)
+    time.sleep(1.1)
+    assert returns() == stored()
+    assert returns() != before
+
+
+def test_rewards_that_are_written_again_are_read_again(serve, tmp_path):
+    fields = {
+        "observation": mr.Field((), "float32"),
+        "reward": mr.Field((), "float32", mutable=True),
+        "terminated": mr.Field((), "bool"),
+    }
+    path = tmp_path / "mutable"
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), 100, autoreset="disabled"
+    ) as buffer:
+        zeros = np.zeros(20, np.float32)
+        ends = np.arange(20) % 10 == 9
+        buffer.extend(observation=zeros, reward=zeros, terminated=ends)
+        browser = serve(path)
+        assert [row[3] for row in browser.json("/api/b/0/episodes")["rows"]] == [0, 0]
+        buffer.write_field("reward", 0, np.arange(10), np.ones(10, np.float32))
+        time.sleep(2.1)
+        rows = browser.json("/api/b/0/episodes?sort=begin&desc=0")["rows"]
+        assert [row[3] for row in rows] == [10, 0]
+
+
 def test_a_resized_buffer_stays_shown(serve, path):
     browser = serve(path)
     before = browser.json("/api/buffers")["buffers"][0]["version"]
