@@ -178,11 +178,8 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
     """Read all but the returns, from the index and the flags of last rows."""
     view = buffer.view
     with view.lock:
-        index, version, rows_known = (
-            view.index,
-            version_of(buffer),
-            rows_version(buffer),
-        )
+        index, version = view.index, version_of(buffer)
+        version_of_rows = rows_version(buffer)
         span = view.span
         parts = deque(index.episodes(env_id) for env_id in range(len(span.stop)))
     count = sum(len(part.begin) for part in parts)
@@ -212,8 +209,8 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
         known[:] = True
     returns = np.full(count, np.nan, np.float32)
     return EpisodeColumns(
-        version, rows_known, env_ids, begin, lengths, returns, kinds, missing_start, known,
-        span.stop,
+        version, version_of_rows, env_ids, begin, lengths, returns, kinds,
+        missing_start, known, span.stop,
     )  # fmt: skip
 
 
