@@ -404,3 +404,28 @@ def test_images_of_every_kind_are_shown(tab, serve, tmp_path, rng):
             assert (np.diff(shown[..., 1].ravel()[order].astype(int)) >= 0).all()
             assert "to" in tab.text(".transport + .transport .muted")
     assert tab.errors() == []
+
+
+def test_a_field_has_one_colour_everywhere(tab, serve, path):
+    def fnv(text):
+        value = 0x811C9DC5
+        for byte in text.encode():
+            value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+        return value % 6
+
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    slots = {"reward": 0, "action": 1, "observation/joints": fnv("observation/joints")}
+    for name, slot in slots.items():
+        colour = tab.run(f"return mmr.token('s{slot}')").lstrip("#")
+        wanted = "rgb({}, {}, {})".format(*bytes.fromhex(colour))
+        key, value = tab.run(
+            "const of = (e) => getComputedStyle(e.querySelector('.swatch'))"
+            ".borderTopColor;"
+            "const dt = [...document.querySelectorAll('dt')].find((e) => e.textContent "
+            "=== arguments[0]);"
+            'return [of(document.querySelector(`[aria-label="Show ${arguments[0]}"]`)),'
+            " of(dt)]",
+            name,
+        )
+        assert key == value == wanted
