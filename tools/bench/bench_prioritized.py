@@ -93,8 +93,9 @@ def _errors(batch: int) -> list[Errors]:
 def _sides(buffer: ReplayBuffer, blocks: int, batch: int) -> dict[str, Side]:
     """Ours: callables that each draw one batch and update it."""
     pool = _endless(_errors(batch))
-    sampler = PrioritizedSampler(ALPHA, BETA, seed=0)
-    ranks = RankPrioritizedSampler(seed=0)
+    # Samplers of the other batch size are open too: each needs a file of its own.
+    sampler = PrioritizedSampler(ALPHA, BETA, seed=0, name=f"prioritized_{batch}")
+    ranks = RankPrioritizedSampler(seed=0, name=f"ranks_{batch}")
     one = iter(range(blocks * BLOCK, 1 << 60))
 
     def turn() -> None:
