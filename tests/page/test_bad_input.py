@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -55,8 +56,8 @@ def run(*arguments, python=(), before=(), env=None):
 
 def as_nobody():
     """Begin of a command that another user runs; skip where that cannot be."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become another user")
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to become another user")
     before = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     probe = [*before, sys.executable, "-Bc", "import mmreplay.page.app"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
