@@ -16,13 +16,15 @@
     follow(main, id, overview);
   };
 
-  // The number of steps follows each event; the rest is read again at most every 2 s.
+  // The number of steps follows each event; the rest is read again at most every 2 s, and
+  // for a tenth of the time at most: the writer's machine has more to do.
   function follow(main, id, first) {
     const app = mmr.app;
     let shown = first;
     let version = app.states[id]?.version;
     let read = performance.now();
     let timer = 0;
+    let took = 0;
 
     const isCurrent = () => app.onstate === take;
     const isUsed = () => main.contains(document.activeElement) && document.activeElement.matches("input, summary");
@@ -31,7 +33,7 @@
       if (state?.head == null) return;
       showSteps(main, shown, state);
       if (timer || (state.version === version && state.head <= shown.written)) return;
-      const pause = shown.rows ? REFRESH_MS : FIRST_MS;
+      const pause = shown.rows ? Math.max(REFRESH_MS, 10 * took) : FIRST_MS;
       timer = setTimeout(refresh, Math.max(0, pause - (performance.now() - read)));
     }
 
@@ -41,6 +43,7 @@
       try {
         if (document.visibilityState === "visible" && !isUsed()) {
           const overview = await app.overview(id, true);
+          took = performance.now() - read;
           if (!isCurrent() || isUsed()) return;
           const focused = document.activeElement?.id;
           const { scrollY } = window;
