@@ -321,7 +321,7 @@ def check_behind(heads: Sequence[int]) -> PageFinding | None:
         )  # fmt: skip
     return PageFinding(
         "fine", "behind", "Environments are in step",
-        f"They differ by at most {lag:,} rows.", "storage",
+        f"They differ by {lag:,} {'row' if lag == 1 else 'rows'} at most.", "storage",
     )  # fmt: skip
 
 

@@ -242,6 +242,12 @@ def test_draws_show_the_samplers_steps(tab, serve, path, stored):
     )
     assert sorted(tab.texts(".tiles .mono")) == wanted
     tab.run(
+        "const t = document.getElementById('sampler'); t.value = 'SequenceSampler(3)';"
+        " t.form.requestSubmit()"
+    )
+    tab.wait("return document.querySelector('main').textContent.includes('of 3 steps')")
+    assert "windows of 3 steps" in tab.text("main")
+    tab.run(
         "const t = document.getElementById('sampler'); t.value = 'open(1)'; t.form"
         ".requestSubmit()"
     )

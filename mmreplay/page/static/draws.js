@@ -84,7 +84,9 @@
           "This batch",
           `seed ${answer.seed}`,
           mmr.pairs([
-            ["steps", `${count(drawn)}, ${count(distinct)} different`],
+            // Of a sampler of windows or episodes, such as "windows of 10 steps".
+            [answer.form ? "starts" : "steps", `${count(drawn)}, ${count(distinct)} different`],
+            ...(answer.form ? [["each of", answer.form]] : []),
             ["probability", range(answer.probabilities)],
             ["weight", range(answer.weights)],
             ["mean age", `${count(mmr.mean(answer.ages))} steps`],
