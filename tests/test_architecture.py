@@ -102,6 +102,43 @@ def test_names_without_a_file_are_defined_somewhere():
         assert name in known or attribute in attributes, name
 
 
+def threads_made():
+    """Name and work of each thread that the package starts, as (name, function).
+
+    The thread within `Worker` is left out: each `Worker` is listed.
+    """
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            made = ast.unparse(node.func)
+            named = {each.arg: each.value for each in node.keywords}
+            if made == "threading.Thread":
+                name, work = named["name"], named["target"]
+            elif made == "Worker":
+                name, work = node.args
+            else:
+                continue
+            if isinstance(work, ast.Call):
+                assert ast.unparse(work.func) == "partial"
+                work = work.args[0]
+            if path.name != "process.py":
+                found.append((name.value, ast.unparse(work).split(".")[-1]))
+    return found
+
+
+def test_each_thread_has_a_row():
+    threads = rows(section("Threads and locks"), "thread", "runs")[1:]
+    shown = [
+        (name.strip("`"), re.match(r"`(?:\w+\.)?(\w+)`", work)[1])
+        for name, work, _ in threads
+    ]
+    made = threads_made()
+    assert len(made) >= 9
+    assert sorted(shown) == sorted(made)
+
+
 def called(call):
     """Qualified names of the package's functions that a call runs, in order."""
     names = []
