@@ -58,6 +58,7 @@ RENAMED = {
     ("mmreplay.adapters.home", "Home"): "BufferLocation",
     ("mmreplay.adapters.home", "_again"): "_reopened",
     ("mmreplay.buffer.compacting", "Compacted"): "CompactReport",
+    ("mmreplay.collect", "Recorded"): "RecordReport",
     ("mmreplay.collect.recorder", "Recorded"): "RecordReport",
     ("mmreplay.repairing.mending", "Cut"): "DroppedRows",
     ("mmreplay.repairing.mending", "Repaired"): "RepairReport",
@@ -73,6 +74,9 @@ RENAMED = {
     ("mmreplay.storage.residency", "Memory"): "MemoryUsage",
 }
 """The new name of each class or function that was renamed as it moved."""
+
+IMPORTED = {"mmreplay.collect"}
+"""Old names of modules that users imported from: a renamed class warns."""
 
 
 class OldModules(MetaPathFinder, Loader):
@@ -101,7 +105,10 @@ def _old_module(old: str) -> ModuleType:
     def look_up(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        return getattr(import_module(MOVED[old]), RENAMED.get((old, name), name))
+        new = RENAMED.get((old, name), name)
+        if old in IMPORTED and new != name:
+            warn_renamed(f"{old}.{name}", f"{MOVED[old]}.{new}")
+        return getattr(import_module(MOVED[old]), new)
 
     module.__getattr__ = look_up  # type: ignore[method-assign]
     return module

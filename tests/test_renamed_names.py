@@ -8,6 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay import moved
 from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import BufferIdentity
 
 FIELDS = {"mark": mr.Field((), "float32", mutable=True)}
 
@@ -92,6 +93,25 @@ def test_a_limiter_of_an_earlier_version_comes_back():
     again = object.__new__(mr.RateLimiter)
     again.__setstate__(["go_on" if value == "proceed" else value for value in old])
     assert again == limiter == pickle.loads(pickle.dumps(limiter))
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("mmreplay.collect", "Recorded", mr.RecordReport),
+        ("mmreplay.repairing", "Cut", mr.DroppedRows),
+        ("mmreplay.repairing", "Repaired", mr.RepairReport),
+        ("mmreplay.samplers.base", "Home", BufferIdentity),
+    ],
+)
+def test_a_class_is_imported_from_a_module_by_its_old_name(module, old, new):
+    imported = {}
+    with pytest.warns(
+        DeprecationWarning, match=rf"^{module}\.{old} is now [\w.]*{new.__name__}\."
+    ) as warned:
+        exec(f"from {module} import {old}", imported)
+    assert imported[old] is new
+    assert {each.filename for each in warned} == {"<string>"}
 
 
 def test_a_module_serves_old_names_and_no_others():

@@ -11,7 +11,6 @@ several formats share, and the threads that work ahead.
 from __future__ import annotations
 
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
 from mmreplay.errors import CorruptError, FormatError, SchemaError, no_thread
+from mmreplay.moved import warn_renamed
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
 
@@ -91,22 +91,13 @@ class Block:
 
     def between(self, first: int, stop: int) -> Block:
         """Deprecated: use `rows`."""
-        _warn_renamed("Block.between", "Block.rows")
+        warn_renamed("Block.between", "Block.rows")
         return self.rows(first, stop)
 
     def taken(self, rows: NDArray[np.bool_]) -> Block:
         """Deprecated: use `select`."""
-        _warn_renamed("Block.taken", "Block.select")
+        warn_renamed("Block.taken", "Block.select")
         return self.select(rows)
-
-
-def _warn_renamed(old: str, new: str) -> None:
-    warnings.warn(
-        f"{old} is now {new}. Use the new name; the old one goes with the next "
-        "version.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
 
 
 class Reader(Protocol):
