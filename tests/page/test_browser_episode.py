@@ -429,3 +429,43 @@ def test_a_field_has_one_colour_everywhere(tab, serve, path):
             name,
         )
         assert key == value == wanted
+
+
+LARGE = {
+    "stamp_ns": 1_700_000_000_000_000_000 + np.arange(50) * 20_000_000,
+    "huge": 2**62 + np.arange(50),
+    "negative": np.full(50, -(2**63)),
+    "unsigned": np.full(50, 2**64 - 1, np.uint64),
+    "rounded": 123_456 + np.arange(50),
+    "float": np.full(50, 1e20),
+    "largest": np.full(50, 1.7e308),
+    "reward": np.full(50, 1e20),
+}
+
+
+def test_large_numbers_are_drawn_and_are_exact_at_the_step(tab, serve, tmp_path):
+    fields = {name: mr.Field((), x.dtype.name) for name, x in LARGE.items()}
+    fields["observation"] = mr.Field((), "float32")
+    fields["terminated"] = mr.Field((), "bool")
+    ends = np.arange(50) % 10 == 9
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
+        buffer.extend(observation=np.zeros(50, np.float32), terminated=ends, **LARGE)
+    tab.driver.set_script_timeout(5)
+    try:
+        tab.open(serve(tmp_path / "a"))
+        for screen in ("episodes", "e=0:3"):
+            tab.go(screen)
+        curves_drawn(tab, 9)
+        for name in ("stamp_ns", "huge", "negative", "unsigned", "rounded"):
+            assert tab.text(f"[data-value={name}]") == f"{int(LARGE[name][3]):,}"
+        for low, high in ((2.0**62, 2.0**62), (1e20, 1e20), (1e300, 1e300)):
+            bottom, top = tab.run("return mmr.limitsOf(arguments)", low, high)
+            assert bottom + (top - bottom) / 10 > bottom
+        # An axis of what is nearly equal has a tick, and labels are short.
+        assert tab.run("return mmr.labels(null, [1.7e18, 0], 0, 0, 1e16)") == [
+            "1.70e18",
+            "0",
+        ]
+    finally:
+        tab.driver.set_script_timeout(60)
+    assert tab.errors() == []

@@ -44,6 +44,17 @@ window.mmr = { screens: {} };
     return (await request(path)).json();
   };
 
+  // JSON in which whole numbers of 16 digits and more stay texts: a number would round them.
+  mmr.exactJson = async (path) => {
+    const text = mmr.isSaved()
+      ? new TextDecoder().decode(bytesOf(path))
+      : await (await request(path)).text();
+    const exact = text.replace(/"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g, (token) =>
+      /^-?\d{16,}$/.test(token) ? `"${token}"` : token,
+    );
+    return JSON.parse(exact);
+  };
+
   // A binary answer: MMRV, length of the head, head as JSON, arrays.
   mmr.binary = async (path) => {
     const body = mmr.isSaved()

@@ -29,6 +29,7 @@
     return values.map((value) => {
       if (value == null) return "";
       if (value !== 0 && largest < 1e-3) return value.toExponential(1);
+      if (value !== 0 && largest >= 1e13) return value.toExponential(2).replace("e+", "e");
       return format.format(value / unit) + (value ? letter : "");
     });
   };
@@ -121,8 +122,14 @@
       high = Math.max(high, value);
     }
     if (low > high) return [0, 1];
-    if (low === high) return [low - 1, high + 1];
-    const margin = (high - low) * 0.06;
+    return rangeOf(low, high);
+  }
+
+  // An axis over two values, with a margin. Of large numbers that are nearly equal it is
+  // wide enough to have ticks: a step of the axis must not be lost in rounding.
+  function rangeOf(low, high) {
+    const largest = Math.max(Math.abs(low), Math.abs(high));
+    const margin = low === high ? Math.max(1, largest * 1e-3) : Math.max((high - low) * 0.06, largest * 1e-9);
     return [low - margin, high + margin];
   }
   mmr.limitsOf = limitsOf;
@@ -213,6 +220,8 @@
         const middles = Array.from({ length }, (_, i) => (log ? i : (edges[i] + edges[i + 1]) / 2));
         const most = Math.max(1, ...all.flatMap((each) => each.counts));
         const width = edges[length] - edges[0];
+        const isWide = width > 1e-9 * Math.max(Math.abs(edges[0]), Math.abs(edges[length]));
+        const limits = isWide ? [edges[0], edges[length]] : rangeOf(edges[0], edges[length]);
         // Bins of whole numbers end between two of them.
         const half = edges.every((edge) => Math.abs(edge % 1) === 0.5);
         const first = (i) => (half ? Math.ceil(edges[i]) : edges[i]);
@@ -234,7 +243,7 @@
           data: [middles, ...all.map((each, i) => (i ? each.counts.map((n) => n || null) : each.counts))],
           options: {
             scales: {
-              x: { time: false, range: log ? [-0.5, length - 0.5] : [edges[0], edges[length]] },
+              x: { time: false, range: log ? [-0.5, length - 0.5] : limits },
               y: { range: [0, most * 1.06] },
             },
             axes: [

@@ -34,6 +34,9 @@
     return digits.format(value);
   };
 
+  // A whole number with all of its digits; of more than 15 it is a text.
+  mmr.exact = (value) => whole.format(typeof value === "string" ? BigInt(value) : value);
+
   mmr.short = (n) => {
     for (const [from, unit, letter] of [[1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) {
       if (Math.abs(n) >= from) return `${digits.format(+(n / unit).toPrecision(3))} ${letter}`;

@@ -254,7 +254,7 @@
 
     async function readValues(first) {
       const query = { env: String(env), first: String(first), count: String(VALUES_ROWS) };
-      const answer = await mmr.json(mmr.path(id, "values", query));
+      const answer = await mmr.exactJson(mmr.path(id, "values", query));
       answer.flags.forEach((flags, i) => {
         const row = Object.entries(answer.values).map(([path, columns]) => [path, columns[i]]);
         rows.set(answer.first + i, Object.fromEntries(row));
@@ -269,16 +269,21 @@
       values.replaceChildren(
         ...paths.flatMap((path) => [
           el("dt", {}, mmr.swatch(path), path),
-          el("dd", { "data-value": path }, valueText(row[path])),
+          el("dd", { "data-value": path }, valueText(path, row[path])),
         ]),
       );
       const reward = overview.fields.find((each) => each.role === "reward");
-      const spoken = reward && row[reward.path] ? `, reward ${number(row[reward.path][0])}` : "";
+      const spoken = reward && row[reward.path] ? `, reward ${valueText(reward.path, row[reward.path])}` : "";
       slider.setAttribute("aria-valuetext", `step ${step} of ${last}${spoken}`);
     }
 
-    function valueText(components) {
-      const one = (value) => (typeof value === "boolean" ? (value ? "yes" : "no") : value == null ? "not finite" : number(value));
+    function valueText(path, components) {
+      const isWhole = /^u?int/.test(overview.fields.find((each) => each.path === path)?.dtype);
+      const one = (value) => {
+        if (typeof value === "boolean") return value ? "yes" : "no";
+        if (value == null) return "not finite";
+        return isWhole ? mmr.exact(value) : number(value);
+      };
       if (components.length === 1) return one(components[0]);
       return `[${components.map(one).join(", ")}${components.length === COMPONENTS ? ", …" : ""}]`;
     }
