@@ -25,6 +25,7 @@ from mmreplay.page.curves import (
     MAX_BUCKETS,
     MAX_COMPONENTS,
     MAX_VALUES_ROWS,
+    nothing_there,
     read_curve,
     read_values,
 )
@@ -338,6 +339,9 @@ def answer_curve(request: Request) -> PageAnswer:
             component_name(path, low + number, field_.shape) for number in range(count)
         ],
     }
+    if curve.offsets:
+        # As text: a number of JavaScript has 53 bits.
+        head["offsets"] = [repr(offset) for offset in curve.offsets]
     body = pack(head, curve.lowest, curve.highest, curve.mean)
     headers = {"etag": request.tag_of(version), "cache-control": ON_CHANGE}
     return PageAnswer(OK, body, BINARY_TYPE, headers)
@@ -368,7 +372,7 @@ def answer_frames(request: Request) -> PageAnswer:
         rows = [(env_id, first + step) for step in range(count)]
     env_ids, positions = alive_rows(buffer, rows)
     if not len(positions):
-        raise Refusal(NOT_IN_RING, "These steps were overwritten.")
+        raise nothing_there(buffer.span, *rows[0])
     field_ = buffer.schema[path]
     limits = None
     if field_.dtype not in ("uint8", "bool"):
@@ -387,6 +391,9 @@ def answer_frames(request: Request) -> PageAnswer:
         head |= {"low": limits[0], "high": limits[1]}
     same = query.text("v", "") == rows_version(buffer)
     caching = FOR_AN_HOUR if same and not field_.mutable else "private, no-cache"
+    if len(positions) < len(rows):
+        # Rows that are not written yet may be there at the next request.
+        caching = "no-store"
     return PageAnswer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
 
 

@@ -1,7 +1,10 @@
 """Curves of a field: lowest, highest and mean value of each bucket of steps.
 
 numpy's ``reduceat`` reduces all buckets of a block at once; no Python loop runs over
-rows, and only one block of rows is in memory.
+rows, and only one block of rows is in memory: a bucket may be larger than a block.
+
+Curves are float32. Of large whole numbers and float64 values that lie close together,
+such as time stamps, the distances from an offset are returned.
 """
 
 from __future__ import annotations
@@ -13,13 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.page.requests import NOT_IN_RING, TOO_LARGE, Refusal
+from mmreplay.page.requests import NOT_FOUND, NOT_IN_RING, TOO_LARGE, Refusal
+from mmreplay.ring import Span
 from mmreplay.schema.convert import widen
 
 MAX_BUCKETS, MAX_COMPONENTS = 4096, 64
 MAX_NBYTES = 256 << 20
 """Of rows that one curve reads."""
-BLOCK_NBYTES = 8 << 20
+BLOCK_NBYTES, BLOCK_ROWS = 2 << 20, 1 << 17
+"""Of the rows that are in memory at a time."""
+FAR = 16
+"""Values this many times as large as the distance between the lowest and the highest
+are returned as distances from the lowest."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 MAX_VALUES_ROWS, MAX_VALUES_NBYTES, MAX_VALUES_COMPONENTS = 256, 512, 8
 """Of the values at the playhead: rows, bytes of a field, components of it."""
@@ -39,6 +47,8 @@ class Curve:
         lowest: float32 ``[C, buckets]``; NaN where no value of a bucket is finite.
         highest: float32 ``[C, buckets]``; likewise.
         mean: float32 ``[C, buckets]``; likewise.
+        offsets: What is to be added to the values of each of the C components, if
+            they are distances; empty if no component needs it.
     """
 
     first: int
@@ -48,6 +58,7 @@ class Curve:
     lowest: Floats
     highest: Floats
     mean: Floats
+    offsets: tuple[int | float, ...] = ()
 
 
 def bucket_edges(count: int, buckets: int) -> NDArray[np.int64]:
@@ -80,12 +91,10 @@ def read_curve(
         Refusal: No row is in the buffer, or the rows take more than 256 MiB.
     """
     field = buffer.schema[path]
-    span = buffer.span
+    span, asked = buffer.span, first
     first, stop = max(first, int(span.first[env_id])), min(stop, int(span.stop[env_id]))
     if stop <= first:
-        raise Refusal(
-            NOT_IN_RING, f"These steps of environment {env_id} were overwritten."
-        )
+        raise nothing_there(span, env_id, asked)
     count, row_nbytes = stop - first, max(1, field.nbytes)
     if count * row_nbytes > MAX_NBYTES:
         raise Refusal(
@@ -95,62 +104,141 @@ def read_curve(
         )
     size = int(np.prod(field.shape, dtype=np.int64))
     low, high = components[0], min(components[1], size)
-    edges = bucket_edges(count, buckets)
-    shape = (high - low, len(edges))
-    lowest, highest, mean = (np.empty(shape, np.float32) for _ in range(3))
-    num_nonfinite = 0
-    # Blocks of whole buckets; a bucket that is larger than a block is read at once,
-    # which the bound on all rows allows.
-    rows_per_block = max(1, BLOCK_NBYTES // row_nbytes)
-    begin = 0
-    while begin < len(edges):
-        end = int(np.searchsorted(edges, edges[begin] + rows_per_block, "right")) - 1
-        end = max(begin + 1, end)
-        if count - edges[begin] <= rows_per_block:
-            end = len(edges)
-        row = int(edges[begin])
-        until = int(edges[end]) if end < len(edges) else count
+    reduction: _Reduction | None = None
+    rows_per_block = max(1, min(BLOCK_ROWS, BLOCK_NBYTES // row_nbytes))
+    for row in range(0, count, rows_per_block):
+        until = min(row + rows_per_block, count)
         positions = np.arange(first + row, first + until)
         values = widen(buffer.get_field(path, env_id, positions), field)
         values = values.reshape(len(positions), -1)[:, low:high]
-        num_nonfinite += _reduce(
-            values, edges[begin:end] - row,
-            (lowest[:, begin:end], highest[:, begin:end], mean[:, begin:end]),
-        )  # fmt: skip
-        begin = end
-    return Curve(first, stop, size, num_nonfinite, lowest, highest, mean)
+        if values.dtype == bool:
+            values = values.view(np.uint8)
+        if reduction is None:
+            edges = bucket_edges(count, buckets)
+            reduction = _Reduction(edges, high - low, values.dtype)
+        reduction.add(row, values)
+    assert reduction is not None
+    lowest, highest, mean, offsets = reduction.curves()
+    return Curve(
+        first, stop, size, reduction.num_nonfinite, lowest, highest, mean, offsets
+    )
 
 
-def _reduce(
-    values: NDArray[Any],
-    edges: NDArray[np.int64],
-    out: tuple[Floats, Floats, Floats],
-) -> int:
-    """Reduce rows ``[N, C]`` to buckets; return how many values are not finite."""
-    lowest, highest, mean = out
-    if values.dtype == bool:
-        values = values.view(np.uint8)
-    sizes = np.diff(edges, append=len(values))[:, None]
-    low, high = values, values
-    num_nonfinite = 0
-    if values.dtype.kind == "f":
-        finite = np.isfinite(values)
-        if not finite.all():
-            num_nonfinite = int(finite.size - np.count_nonzero(finite))
+def nothing_there(span: Span, env_id: int, first: int) -> Refusal:
+    """Return the refusal of steps that the buffer does not hold.
+
+    Args:
+        span: What the buffer holds.
+        env_id: The environment.
+        first: The first position that was asked for.
+    """
+    num_envs = len(span.stop)
+    if env_id >= num_envs:
+        return Refusal(
+            NOT_FOUND,
+            f"There is no environment {env_id}: the buffer has {num_envs}.",
+        )
+    later = first >= int(span.stop[env_id])
+    why = "are not written yet" if later else "were overwritten"
+    return Refusal(NOT_IN_RING, f"These steps of environment {env_id} {why}.")
+
+
+class _Reduction:
+    """Reduces blocks of rows to buckets, one block after the other.
+
+    Attributes:
+        num_nonfinite: NaN and infinite values so far.
+    """
+
+    def __init__(
+        self, edges: NDArray[np.int64], num_components: int, dtype: np.dtype[Any]
+    ) -> None:
+        """Begin without a row.
+
+        Args:
+            edges: See `bucket_edges`.
+            num_components: Values of each row.
+            dtype: Of the values; bool counts as uint8.
+        """
+        self.num_nonfinite = 0
+        self._edges = edges
+        shape = (len(edges), num_components)
+        self._sums, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
+        self._floats = dtype.kind == "f"
+        most, least = np.inf, -np.inf
+        if not self._floats:
+            most, least = np.iinfo(dtype).max, np.iinfo(dtype).min
+        self._lowest = np.full(shape, most, dtype)
+        self._highest = np.full(shape, least, dtype)
+        # float32 holds values of narrower types well enough.
+        self._wide = dtype.itemsize >= 4 and dtype != np.float32
+        self._base: NDArray[np.float64] | None = None
+
+    def add(self, row: int, values: NDArray[Any]) -> None:
+        """Take in the rows ``[N, C]`` that begin at a row."""
+        begin = int(np.searchsorted(self._edges, row, "right")) - 1
+        end = int(np.searchsorted(self._edges, row + len(values), "left"))
+        some = slice(begin, end)
+        starts = np.maximum(self._edges[some] - row, 0)
+        counts: NDArray[Any] = np.diff(starts, append=len(values))[:, None]
+        low, high, finite = values, values, None
+        if self._floats:
+            finite = np.isfinite(values)
+            if finite.all():
+                finite = None
+        if finite is not None:
+            self.num_nonfinite += int(finite.size - np.count_nonzero(finite))
+            counts = np.add.reduceat(finite, starts, axis=0, dtype=np.int64)
             low = np.where(finite, values, np.inf)
-            high = np.where(finite, values, -np.inf)
+        lowest, highest = self._lowest[some], self._highest[some]
+        np.minimum(lowest, np.minimum.reduceat(low, starts, axis=0), out=lowest)
+        if finite is not None:
+            low = high = np.where(finite, values, -np.inf)
+        np.maximum(highest, np.maximum.reduceat(high, starts, axis=0), out=highest)
+        del low, high
+        if self._wide:
+            # Sums of time stamps would lose what distinguishes them: distances from
+            # the first finite value are added up.
+            if self._base is None:
+                rows = 0 if finite is None else finite.argmax(axis=0)
+                first = values[rows, np.arange(values.shape[1])].astype(np.float64)
+                self._base = np.where(np.isfinite(first), first, 0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = values.astype(np.float64) - self._base
+        if finite is not None:
             values = np.where(finite, values, 0)
-            sizes = np.add.reduceat(finite, edges, axis=0, dtype=np.int64)
-    sums = np.add.reduceat(values, edges, axis=0, dtype=np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean[:] = _narrow(sums / sizes).T
-    lowest[:] = _narrow(np.minimum.reduceat(low, edges, axis=0)).T
-    highest[:] = _narrow(np.maximum.reduceat(high, edges, axis=0)).T
-    if num_nonfinite:
-        empty = (sizes == 0).T
-        for array in out:
-            array[empty] = np.nan
-    return num_nonfinite
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.add.reduceat(values, starts, axis=0, dtype=np.float64)
+            self._sums[some] += sums
+        self._counts[some] += counts
+
+    def curves(self) -> tuple[Floats, Floats, Floats, tuple[int | float, ...]]:
+        """Return lowest, highest and mean ``[C, buckets]``, and the offsets."""
+        lowest, highest = self._lowest, self._highest
+        offsets: list[int | float] = [0] * lowest.shape[1]
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            means = self._sums / self._counts
+            if self._base is not None:
+                for number, base in enumerate(self._base.tolist()):
+                    low, high = lowest[:, number].min(), highest[:, number].max()
+                    if _needs_offset(low.item(), high.item()):
+                        offsets[number] = low.item()
+                        lowest[:, number] -= low
+                        highest[:, number] -= low
+                    means[:, number] += base - float(offsets[number])
+            narrow = _narrow(lowest).T, _narrow(highest).T, _narrow(means).T
+        empty = (self._counts == 0).T
+        for curve in narrow:
+            curve[empty] = np.nan
+        return *narrow, tuple(offsets) if any(offsets) else ()
+
+
+def _needs_offset(low: float, high: float) -> bool:
+    """Return whether float32 does not hold what distinguishes values of a range."""
+    if low > high:
+        return False  # None of them is finite.
+    exact = float(np.float32(low)) == low and float(np.float32(high)) == high
+    return not exact and max(abs(low), abs(high)) > FAR * (high - low)
 
 
 def _narrow(values: NDArray[Any]) -> Floats:
@@ -178,13 +266,11 @@ def read_values(
     Raises:
         Refusal: No row is in the buffer.
     """
-    span = buffer.span
+    span, asked = buffer.span, first
     stop = min(first + count, int(span.stop[env_id]))
     first = max(first, int(span.first[env_id]))
     if stop <= first:
-        raise Refusal(
-            NOT_IN_RING, f"These steps of environment {env_id} were overwritten."
-        )
+        raise nothing_there(span, env_id, asked)
     positions = np.arange(first, stop)
     fields = buffer.schema.fields
     paths = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -539,4 +540,38 @@ def test_memory_is_bounded_whatever_the_fields(
     finally:
         stop.set()
         watcher.join()
+    assert highest[0] < 150
+
+
+def test_large_buckets_take_little_memory(serve, tmp_path, rng):
+    count = 200_000
+    path = tmp_path / "wide"
+    fields = {"observation": mr.Field((64,), "float32")}
+    values = rng.random((count, 64), np.float32)
+    values[::1000, ::7] = np.nan
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), count) as buffer:
+        for first in range(0, count, 20_000):
+            buffer.extend(observation=values[first : first + 20_000])
+    server = serve(path)
+    query = f"field=observation&env=0&first=0&stop={count}&c0=0&c1=64"
+    stop, highest = threading.Event(), [0.0]
+
+    def look():
+        while not stop.is_set():
+            highest[0] = max(highest[0], server.anonymous_mib)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for buckets in (1, 64):
+            address = f"/api/b/0/curve?{query}&buckets={buckets}"
+            with ThreadPoolExecutor(3) as pool:
+                answers = list(pool.map(server.get, [address] * 3))
+            assert [status for status, _ in answers] == [200] * 3
+    finally:
+        stop.set()
+        looking.join()
+    curves = np.frombuffer(answers[0][1][-3 * 64 * 64 * 4 :], "<f4").reshape(3, 64, 64)
+    expected = np.nanmin(values.reshape(64, count // 64, 64), axis=1).T
+    np.testing.assert_array_equal(curves[0], expected)
     assert highest[0] < 150
