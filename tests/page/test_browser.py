@@ -612,3 +612,164 @@ def test_keys_open_every_screen_and_change_what_it_shows(tab, serve, path):
     tab.key("Escape")
     tab.wait("return !document.getElementById('keys').open")
     assert tab.errors() == []
+
+
+SLOW = """
+const ask = window.fetch;
+const [part, ms] = arguments;
+window.fetch = async (path) => {
+  const answer = await ask(path);
+  if (path.includes(part)) await new Promise((resolve) => setTimeout(resolve, ms));
+  return answer;
+};
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow", "first", "second", "shown"),
+    [
+        ("at=31", "e=0:31", "e=0:62", "positions 62 to"),
+        ("at=31", "e=0:31", "episodes", "Episodes20"),
+        ("at=31", "e=0:31", "overview", "environment"),
+        ("sampler", "draws", "e=0:62", "positions 62 to"),
+    ],
+)
+def test_a_slow_answer_does_not_take_the_place_of_a_newer_one(
+    tab, serve, path, slow, first, second, shown
+):
+    tab.open(serve(path))
+    tab.run(SLOW, slow, 700)
+    tab.run("location.hash = arguments[0]", f"#{first}")
+    time.sleep(0.05)
+    tab.go(second)
+    assert shown in tab.text(".title")
+    time.sleep(1.2)
+    assert shown in tab.text(".title")
+    hash_ = tab.run("return location.hash")
+    assert hash_.startswith(f"#{second}")
+    tab.key("ArrowRight")
+    time.sleep(0.4)
+    hash_ = tab.run("return location.hash")
+    wanted = "#e=0:62&t=1" if second == "e=0:62" else f"#{second}"
+    assert hash_ == wanted
+    assert tab.errors() == []
+
+
+def test_a_slow_overview_does_not_take_the_place_of_another_screen(tab, serve, path):
+    tab.open(serve(path), "episodes")
+    tab.run(SLOW, "alpha", 700)
+    tab.run("mmr.app.alpha = 0.5; location.hash = '#overview'")
+    time.sleep(0.05)
+    tab.run("mmr.app.alpha = null")
+    tab.go("e=0:62")
+    time.sleep(1)
+    assert "positions 62 to" in tab.text(".title")
+
+
+def choose(tab, name, value):
+    tab.run(
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+        "s.dispatchEvent(new Event('change'))",
+        name,
+        value,
+    )
+
+
+def test_of_two_filters_the_last_one_holds(tab, serve, path):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.run(SLOW, "env=0", 600)
+    choose(tab, "env", "0")
+    time.sleep(0.05)
+    choose(tab, "env", "")
+    choose(tab, "end", "running")
+    tab.wait("return document.querySelector('.note').textContent === '0 of 20'")
+    time.sleep(1)
+    assert tab.text(".note") == "0 of 20"
+    assert tab.text(".list .empty") == "No episode fits these filters."
+    rows = "return document.querySelector('[role=table]').ariaRowCount"
+    assert tab.run(rows) == "1"
+    choose(tab, "end", "")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    assert tab.text(".note") == "20"
+    assert tab.run(rows) == "21"
+    assert tab.errors() == []
+
+
+def test_rows_keep_the_focus_while_returns_are_read(tab, serve, path):
+    tab.open(serve(path))
+    tab.run("""
+      const ask = window.fetch;
+      window.asked = 0;
+      window.fetch = async (path) => {
+        const answer = await ask(path);
+        if (!path.includes("/episodes")) return answer;
+        const table = await answer.json();
+        window.asked++;
+        table.done = window.asked < 4 ? 0.5 : 1;
+        if (window.asked < 3) table.rows[2][3] = null;
+        return new Response(JSON.stringify(table));
+      };
+    """)
+    tab.go("episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.run("window.first = document.querySelector('.erow[data-row=\"1\"]')")
+    # A change starts no second chain of requests.
+    choose(tab, "measure", "length")
+    tab.wait("return window.asked === 2")
+    tab.run("document.querySelector('.erow[data-row=\"1\"]').dataset.same = 1")
+    tab.run("document.querySelector('.erow[data-row=\"2\"] a').focus()")
+    cell = "document.querySelector('.erow[data-row=\"2\"] [role=cell]:nth-child(4)')"
+    assert tab.run(f"return {cell}.textContent") == "\u2013"
+    tab.wait(f"return {cell}.textContent !== '\\u2013'")
+    focused = "return document.activeElement.closest('.erow')?.dataset.row"
+    assert tab.run(focused) == "2"
+    assert tab.run("return document.querySelectorAll('[data-same]').length") == 1
+    tab.wait("return document.querySelector('.note').textContent === '20'")
+    assert tab.run("return window.asked") == 4
+    time.sleep(2.5)
+    assert tab.run("return window.asked") == 4
+    assert tab.run(focused) == "2"
+    assert tab.errors() == []
+
+
+def test_a_refused_table_has_words(tab, serve, path):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    tab.run("""
+      window.ask = window.fetch;
+      window.fetch = async (path) => !path.includes("/episodes") ? ask(path)
+        : new Response('{"error": "The disk is gone."}', {status: 409});
+    """)
+    tab.run("document.querySelector('.ehead button').focus()")
+    tab.key("Enter")
+    assert "The disk is gone." in tab.text(".list .empty")
+    assert tab.run("return document.querySelectorAll('.erow').length") == 0
+    # The head of a column keeps the focus when the table is sorted by it.
+    assert tab.run("return document.activeElement.closest('.ehead') != null")
+    tab.run("window.fetch = window.ask")
+    tab.run("document.querySelector('.list .empty button').click()")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    assert tab.run("return document.querySelector('.list .empty')") is None
+    assert tab.errors() == []
+
+
+def test_a_live_overview_is_drawn_around_the_focus(tab, serve, tmp_path, rng):
+    path = tmp_path / "live"
+    with mr.ReplayBuffer.create(path, schema(), 1000, autoreset="disabled") as writer:
+        steps = squeezed(healthy_steps(rng, 60, 1))
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.open(serve(path))
+        fact = "return document.querySelector('[data-fact=episodes]').textContent"
+        wanted = 2
+        for focus in ("#fine", "#scroll", "#rewards"):
+            tab.run(
+                "const e = document.querySelector(arguments[0]);"
+                "if (!e.matches('summary, .scroll')) e.tabIndex = -1; e.focus()",
+                focus,
+            )
+            writer.extend(steps, final_observation=steps["observation"])
+            wanted += 2
+            tab.wait(f"{fact}.startsWith('{wanted}')")
+            assert "#" + tab.run("return document.activeElement.id") == focus
+    assert tab.errors() == []

@@ -38,12 +38,13 @@
   const overviews = new Map();
   app.overview = async (id, fresh = false) => {
     const version = app.states[id]?.version;
+    const { alpha } = app;
     const known = overviews.get(id);
-    const same = known && known.alpha === app.alpha && (known.version === version || isRemoved(id));
+    const same = known && known.alpha === alpha && (known.version === version || isRemoved(id));
     if (!fresh && same) return known.value;
-    const query = app.alpha == null || mmr.isSaved() ? {} : { alpha: String(app.alpha) };
+    const query = alpha == null || mmr.isSaved() ? {} : { alpha: String(alpha) };
     const value = await mmr.json(mmr.path(id, "overview", query));
-    overviews.set(id, { version, alpha: app.alpha, value });
+    overviews.set(id, { version, alpha, value });
     return value;
   };
 
@@ -55,10 +56,13 @@
     return { id: Number(query.get("b") ?? 0), screen, query };
   }
 
+  // Each address has a turn. A screen whose answers come after the next one's turn has begun
+  // draws nothing and registers nothing.
   let turn = 0;
   async function show() {
     const { id, screen, query } = address();
     const own = ++turn;
+    const isCurrent = () => own === turn;
     const { hash } = location;
     app.leave?.();
     app.leave = app.keys = app.onstate = app.recolour = app.player = null;
@@ -73,11 +77,11 @@
       if (!buffer) throw new Error("There is no such buffer on this page.");
       const state = app.states[id];
       if (state?.state === "unreadable") main.replaceChildren(unreadable(state));
-      else await mmr.screens[screen](main, query);
+      else await mmr.screens[screen](main, query, isCurrent);
     } catch (error) {
-      if (own === turn) main.replaceChildren(refused(error));
+      if (isCurrent()) main.replaceChildren(refused(error));
     }
-    if (own !== turn) return;
+    if (!isCurrent()) return;
     mmr.dropCharts();
     main.removeAttribute("aria-busy");
     showBanner();

@@ -29,7 +29,7 @@
       if (stopped) return;
       note.textContent = answer.done < 1 ? `returns are being read: ${Math.floor(100 * answer.done)} %` : "";
       show(answer);
-      if (answer.done < 1) setTimeout(() => stopped || load(), 2000);
+      if (answer.done < 1) setTimeout(() => stopped || load().catch((error) => (note.textContent = error.message)), 2000);
     }
 
     function show(answer) {

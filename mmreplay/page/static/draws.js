@@ -3,10 +3,11 @@
 (() => {
   const { el, card, count, number, share } = mmr;
 
-  mmr.screens.draws = async (main, query) => {
+  mmr.screens.draws = async (main, query, isCurrent) => {
     const app = mmr.app;
     const id = app.id;
     const overview = await app.overview(id);
+    if (!isCurrent()) return;
     const image = overview.fields.find((f) => f.image && f.role === "observation")
       ?? overview.fields.find((f) => f.image);
     const initial = query.get("sampler") || app.sampler || (overview.priorities ? "PrioritizedSampler(alpha=0.6)" : "UniformSampler()");
@@ -37,11 +38,13 @@
       result,
     );
 
+    let turn = 0;
     async function load() {
+      const own = ++turn;
       result.setAttribute("aria-busy", "true");
       try {
         const answer = await mmr.json(mmr.path(id, "draws", { sampler: text.value, seed: String(seed) }));
-        if (stopped) return;
+        if (stopped || own !== turn) return;
         error.hidden = true;
         show(answer);
         if (!mmr.isSaved()) {
@@ -49,7 +52,7 @@
           history.replaceState(null, "", app.link(address));
         }
       } catch (refused) {
-        if (stopped) return;
+        if (stopped || own !== turn) return;
         error.hidden = false;
         error.textContent = refused.message;
       }

@@ -25,13 +25,13 @@
     return made;
   }
 
-  mmr.screens.episode = async (main, query) => {
+  mmr.screens.episode = async (main, query, isCurrent) => {
     const app = mmr.app;
     const id = app.id;
     const [env, at] = query.get("e").split(":").map(Number);
     const overview = await app.overview(id);
     const episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(at) }));
-    if (app.id !== id) return;
+    if (!isCurrent()) return;
     const { begin, end } = episode;
     const length = end - begin;
     const last = Math.max(0, length - 1);

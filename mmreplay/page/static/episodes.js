@@ -72,10 +72,11 @@
     return mmr.json(mmr.path(id, "episodes", { ...query, ...paging }));
   }
 
-  mmr.screens.episodes = async (main) => {
+  mmr.screens.episodes = async (main, address, isCurrent) => {
     const app = mmr.app;
     const id = app.id;
     const overview = await app.overview(id);
+    if (!isCurrent()) return;
     const image = overview.fields.find((f) => f.image && f.role === "observation")
       ?? overview.fields.find((f) => f.image);
     const query = { sort: "age", desc: "0", hist: "return" };
@@ -189,6 +190,7 @@
     }
 
     function drawHead() {
+      const focused = head.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
       head.replaceChildren(
         ...columns.map(([key, text, className]) => {
           const sorted = key === query.sort;
@@ -201,38 +203,84 @@
             change({ sort: key, desc: sorted ? (query.desc === "1" ? "0" : "1") : first });
           };
           const arrow = sorted ? (query.desc === "1" ? " ↓" : " ↑") : "";
-          return el("span", cell, el("button", { type: "button", on: { click: sort } }, text, arrow));
+          return el("span", cell, el("button", { type: "button", "data-sort": key, on: { click: sort } }, text, arrow));
         }),
       );
+      if (focused) head.querySelector(`[data-sort="${focused}"]`)?.focus();
     }
 
     function page(number_) {
-      if (!pages.has(number_)) pages.set(number_, readPage(id, query, number_));
+      if (!pages.has(number_)) {
+        const reading = readPage(id, query, number_);
+        reading.catch(() => pages.get(number_) === reading && pages.delete(number_));
+        pages.set(number_, reading);
+      }
       return pages.get(number_);
     }
 
-    async function load(stay = false) {
+    // Each query has a turn: answers of one before are left. While returns are read, the
+    // same query is asked again and again, and rows that are drawn keep their elements.
+    const POLL_MS = 2000;
+    let turn = 0;
+    let timer = 0;
+    async function load(again = false) {
+      const own = ++turn;
+      clearTimeout(timer);
       pages.clear();
-      drawHead();
-      if (!stay) list.scrollTop = 0;
-      const table_ = await page(0);
-      if (stopped) return;
+      if (!again) {
+        drawHead();
+        drawRange();
+        list.scrollTop = 0;
+      }
+      try {
+        const table_ = await page(0);
+        if (stopped || own !== turn) return;
+        if (!again) clearRows();
+        showTable(table_);
+        await draw();
+        if (table_.done < 1 && !stopped && own === turn) timer = setTimeout(load, POLL_MS, true);
+      } catch (error) {
+        if (stopped || own !== turn) return;
+        if (again) {
+          // The rows stay; the next answer may be there again.
+          note.textContent = error.message;
+          timer = setTimeout(load, POLL_MS, true);
+        } else showRefusal(error);
+      }
+    }
+
+    function clearRows() {
       for (const { node } of drawn.values()) node.remove();
       drawn.clear();
-      space.replaceChildren();
+    }
+
+    function showTable(table_) {
       total = table_.total;
       all = table_.all;
       note.textContent = noteOf(table_);
       space.style.height = `${Math.min(total * ROW_HEIGHT, TALLEST)}px`;
       table.setAttribute("aria-rowcount", String(total + 1));
-      drawRange();
       drawHistogram(table_);
-      if (!total) {
-        const text = all ? "No episode fits these filters." : "No episode yet: one is listed as soon as its first step is added.";
-        space.replaceChildren(el("p", { class: "empty", role: "row" }, el("span", { role: "cell" }, text)));
-      }
-      await draw();
-      if (table_.done < 1) setTimeout(() => stopped || load(true), 2000);
+      const text = all ? "No episode fits these filters." : "No episode yet: one is listed as soon as its first step is added.";
+      showWords(total ? null : text);
+    }
+
+    // In the place of the rows.
+    function showWords(...content) {
+      space.querySelector(".empty")?.remove();
+      if (content[0] == null) return;
+      clearRows();
+      space.append(el("p", { class: "empty", role: "row" }, el("span", { role: "cell" }, content)));
+    }
+
+    function showRefusal(error) {
+      total = all = 0;
+      note.textContent = "";
+      space.style.height = "";
+      table.setAttribute("aria-rowcount", "1");
+      histogramBox.replaceChildren();
+      drawnHistogram = "";
+      showWords(error.message, " ", mmr.button("Try again", "Try again", () => load(), "btn small"));
     }
 
     function noteOf(table_) {
@@ -255,7 +303,11 @@
       range.setAttribute("aria-label", `Remove the filter ${text}`);
     }
 
+    let drawnHistogram = "";
     function drawHistogram({ histogram }) {
+      const text = query.hist + JSON.stringify(histogram);
+      if (text === drawnHistogram) return;
+      drawnHistogram = text;
       const box = el("div");
       histogramBox.replaceChildren(box);
       if (!histogram.counts.length) return;
@@ -282,9 +334,10 @@
       drawing = true;
       try {
         if (total) await drawRows();
-      } finally {
-        drawing = false;
+      } catch (error) {
+        if (!stopped) note.textContent = error.message;
       }
+      drawing = false;
       if (again && !stopped) {
         again = false;
         await draw();
@@ -300,18 +353,19 @@
     }
 
     async function drawRows() {
+      const own = turn;
       const top = list.scrollTop * scale();
       const first = Math.max(0, Math.floor(top / ROW_HEIGHT) - 2);
       const stop = Math.min(total, first + Math.ceil(list.clientHeight / ROW_HEIGHT) + 5);
       const rows = [];
       for (let n = Math.floor(first / PAGE_ROWS); n <= Math.floor((stop - 1) / PAGE_ROWS); n++) {
         const { rows: some } = await page(n);
+        if (stopped || own !== turn) return;
         some.forEach((row, i) => {
           const at = n * PAGE_ROWS + i;
           if (at >= first && at < stop) rows.push([at, row]);
         });
       }
-      if (stopped) return;
       const wanted = new Map(rows);
       for (const [at, { node }] of drawn) {
         if (wanted.has(at)) continue;
@@ -328,12 +382,17 @@
       for (const [at, row] of rows) {
         const y = `${list.scrollTop + (at * ROW_HEIGHT - top)}px`;
         const old = drawn.get(at);
-        if (old) old.node.style.top = y;
-        else {
-          const node = rowElement(at, row, y);
-          drawn.set(at, { node, row });
-          space.append(node);
+        if (old && String(old.row) === String(row)) {
+          old.node.style.top = y;
+          continue;
         }
+        // Another episode, or the same with its return: what had the focus has it again.
+        const node = rowElement(at, row, y);
+        const focused = old?.node.contains(document.activeElement) ? document.activeElement.tagName : null;
+        if (old) old.node.replaceWith(node);
+        else space.append(node);
+        drawn.set(at, { node, row });
+        if (focused) node.querySelector(focused)?.focus({ preventScroll: true });
       }
     }
 
@@ -406,6 +465,7 @@
 
     app.leave = () => {
       stopped = true;
+      clearTimeout(timer);
     };
     app.onstate = null;
     drawExport();

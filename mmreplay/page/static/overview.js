@@ -7,11 +7,11 @@
   const FIRST_MS = 300; // until a buffer that was empty is read again
   const HEIGHT = 170;
 
-  mmr.screens.overview = async (main, query) => {
+  mmr.screens.overview = async (main, query, isCurrent) => {
     const app = mmr.app;
     const id = app.id;
     const overview = await app.overview(id);
-    if (app.id !== id) return;
+    if (!isCurrent()) return;
     draw(main, overview);
     follow(main, id, overview);
   };
@@ -27,7 +27,11 @@
     let took = 0;
 
     const isCurrent = () => app.onstate === take;
-    const isUsed = () => main.contains(document.activeElement) && document.activeElement.matches("input, summary");
+    // A number that is being typed is not replaced.
+    const isTyped = () => {
+      const { activeElement: input } = document;
+      return main.contains(input) && input.matches("input") && input.value !== input.defaultValue;
+    };
 
     function take(state) {
       if (state?.head == null) return;
@@ -41,17 +45,17 @@
       version = app.states[id]?.version;
       read = performance.now();
       try {
-        if (document.visibilityState === "visible" && !isUsed()) {
+        if (document.visibilityState === "visible" && !isTyped()) {
           const overview = await app.overview(id, true);
           took = performance.now() - read;
-          if (!isCurrent() || isUsed()) return;
-          const focused = document.activeElement?.id;
+          if (!isCurrent() || isTyped()) return;
+          const focused = main.contains(document.activeElement) ? document.activeElement.id : "";
           const { scrollY } = window;
           draw(main, overview);
           shown = overview;
           mmr.dropCharts();
           scrollTo(0, scrollY);
-          if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+          if (focused) focusAgain(document.getElementById(focused));
         }
       } catch {
         // The state says why.
@@ -62,6 +66,14 @@
     }
 
     app.onstate = take;
+  }
+
+  // What a finding leads to has the focus without a place among the tab stops.
+  function focusAgain(element) {
+    element?.focus({ preventScroll: true });
+    if (!element || element === document.activeElement) return;
+    element.setAttribute("tabindex", "-1");
+    element.focus({ preventScroll: true });
   }
 
   function draw(main, overview) {
@@ -210,6 +222,7 @@
         el(
           "a",
           {
+            id: `show:${check.id}`,
             href: mmr.app.link("overview"),
             "aria-label": `Show: ${check.title}`,
             on: {
@@ -474,7 +487,7 @@
       el("thead", {}, el("tr", {}, heads.map((name, i) => el("th", { scope: "col", class: i > 3 ? "num" : "" }, name)))),
       el("tbody", {}, overview.fields.map(row)),
     );
-    const scroll = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" }, table);
+    const scroll = el("div", { class: "scroll", id: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" }, table);
     return section("c8", "fields", "Fields", `${size(total)} a row`, scroll);
   }
 
