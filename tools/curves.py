@@ -60,8 +60,9 @@ def run(name: str, side: str, seed: int, steps: int, folder: Path) -> Curve:
             )  # fmt: skip
             if done.returncode != (-signal.SIGKILL, 0)[number]:
                 raise RuntimeError(
-                    f"{name}, half {number}: exit {done.returncode}, expected it to "
-                    f"be killed and to go on: {done.stderr[-2000:]}"
+                    f"{name}: the first half must be killed and the second must "
+                    f"end, got exit {done.returncode} of half {number}: "
+                    f"{done.stderr[-2000:]}"
                 )
         return sorted_curve(json.loads((folder / "notes.json").read_text()))
     notes: Notes = []

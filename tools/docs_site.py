@@ -83,8 +83,8 @@ def reference_pages() -> dict[str, str]:
         ]
         if len(pages) != 1:
             raise LookupError(
-                f"mmreplay.{name} is on {len(pages)} pages of the reference, expected "
-                f"1; name its module, {module!r}, in tools/docs_site.py, REFERENCE"
+                f"mmreplay.{name} must be on one page of the reference, got "
+                f"{len(pages)}. Name its module, {module!r}, once in REFERENCE."
             )
         names[pages[0]].append(name)
     texts = {

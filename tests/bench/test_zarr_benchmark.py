@@ -17,5 +17,5 @@ def test_every_codec_is_reported_with_ratios(tmp_path):
 
 
 def test_sides_that_differ_are_not_timed():
-    with pytest.raises(ValueError, match="the sides read different rows"):
+    with pytest.raises(ValueError, match="The sides must read the same rows"):
         bench_zarr.check(np.zeros(3), np.ones(3))

@@ -101,8 +101,8 @@ def main() -> None:
     missing = [each for each in (*recorded.NEEDED, "h5py") if find_spec(each) is None]
     if missing:
         raise SystemExit(
-            f"bench_bytes: got no {missing[0]}, expected it for real recordings; make "
-            "the environment of tools/bench/peers.txt"
+            f"bench_bytes: real recordings need {missing[0]}, which is not installed. "
+            "Make the environment of tools/bench/peers.txt."
         )
     run_benchmark(
         __doc__,

@@ -133,7 +133,9 @@ def throughput(buffer: ReplayBuffer, batch_size: int, turns: int) -> dict[str, A
 def check(batch: Any, batch_size: int) -> None:
     """Refuse a batch that is not what was asked for."""
     if len(batch) != batch_size:
-        raise AssertionError(f"got {len(batch)} steps, expected {batch_size}")
+        raise AssertionError(
+            f"The batch must have {batch_size} steps, got {len(batch)}."
+        )
     if "pixels" in batch:
         check_frames(batch)
     if "reward" in batch:

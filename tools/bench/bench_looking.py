@@ -99,7 +99,7 @@ def check(columns: Columns, buffer: mr.ReplayBuffer) -> None:
     found = {name: [m.min, m.max, m.mean, m.std] for name, m in moments.items()}
     same = all(np.allclose(found[name], expected[name], 1e-9) for name in expected)
     if not same or not np.allclose(table.returns, returns):
-        raise SystemExit(f"stats found {found}, numpy {expected}, expected the same")
+        raise SystemExit(f"stats must find what numpy finds, {expected}, got {found}.")
 
 
 def command(name: str, path: Path) -> tuple[float, float]:

@@ -168,7 +168,7 @@ def check(expected: NDArray[Any], actual: NDArray[Any]) -> None:
         ValueError: The rows differ.
     """
     if not np.array_equal(expected, actual):
-        raise ValueError("the sides read different rows, expected the same")
+        raise ValueError("The sides must read the same rows, got different ones.")
 
 
 def writing(folder: Path, sizes: Sizes) -> dict[str, object]:

@@ -112,8 +112,8 @@ def main() -> None:
     missing = [name for name in recorded.NEEDED if find_spec(name) is None]
     if missing:
         raise SystemExit(
-            f"bench_zarr_peers: got no {missing[0]}, expected it for real rows; make "
-            "the environment of tools/bench/peers.txt"
+            f"bench_zarr_peers: real rows need {missing[0]}, which is not installed. "
+            "Make the environment of tools/bench/peers.txt."
         )
     full = (ROWS, BATCH, TURNS)
     run_benchmark(

@@ -121,8 +121,8 @@ def with_block(text: str, name: str, lines: list[str]) -> str:
         return f"{text.rstrip()}\n\n{whole}\n"
     if counts != (1, 1) or text.index(begin) > text.index(end):
         raise ValueError(
-            f"markers of {name!r}: got {counts[0]} and {counts[1]}, expected {begin} "
-            f"once and {end} once after it; mend the document by hand"
+            f"{begin} must be there once, and {end} once after it, got {counts[0]} "
+            f"and {counts[1]}. Correct the document by hand."
         )
     before, after = text.split(begin)[0], text.split(end)[1]
     return before + whole + after

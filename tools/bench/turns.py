@@ -103,8 +103,8 @@ def chosen(modules: Mapping[str, str], wanted: str | None) -> list[str]:
     absent = [name for name in names if name not in here]
     if absent:
         raise SystemExit(
-            f"peers: got {absent}, expected some of {here}, which are installed; make "
-            "the environment of tools/bench/peers.txt (docs/benchmarks.md says how)"
+            f"Peers must be among the installed {here}, got {absent}. Make the "
+            "environment of tools/bench/peers.txt, as docs/benchmarks.md says."
         )
     return names
 

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "demo"
 def main() -> None:
     """Run every step, in a new build/demo unless another folder is named."""
     if len(sys.argv) > 2:
-        sys.exit("python -m tools.demo: got too many arguments, expected one folder")
+        sys.exit("python -m tools.demo: too many arguments. Pass one folder, or none.")
     if len(sys.argv) == 2:
         run(Path(sys.argv[1]))
         return
@@ -54,9 +54,9 @@ def run(path: Path) -> None:
     table(path, done, reported, learned, recorder)
     print(f"\nAll of it in {perf_counter() - started:.0f} s.")
     if comparison.missing or comparison.different or comparison.damage:
-        sys.exit("demo: steps that were published are lost or damaged, expected all")
+        sys.exit("demo: steps that were published are lost or damaged.")
     if not learned.last < learned.first:
-        sys.exit("demo: the loss did not fall, expected the last 50 updates below")
+        sys.exit("demo: the loss did not fall.")
     print(f"\nLook at the recording in a browser:\n\n  {view_command(path)}")
 
 
