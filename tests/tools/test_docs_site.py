@@ -32,7 +32,9 @@ def test_the_reference_shows_every_public_name_once():
 
 def test_a_public_name_of_an_unknown_module_is_refused(monkeypatch):
     monkeypatch.delitem(docs_site.REFERENCE, "errors")
-    with pytest.raises(LookupError, match=r"mmreplay\.\w+ must be on one page .* got 0\."):
+    with pytest.raises(
+        LookupError, match=r"mmreplay\.\w+ must be on one page .* got 0\."
+    ):
         docs_site.reference_pages()
 
 
