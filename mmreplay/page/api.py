@@ -64,6 +64,7 @@ from mmreplay.stats import Moments, moments_of
 
 logger = logging.getLogger(__name__)
 
+STATE_PATH = "/api/buffers"
 NOT_MODIFIED, OK, FAILED = 304, 200, 500
 ON_CHANGE = "private, no-cache"
 FOR_AN_HOUR = "private, max-age=3600, immutable"
@@ -169,7 +170,7 @@ class Page:
             return _refused(FAILED, f"The server failed: {type(error).__name__}.")
 
     def _answer(self, path: str, query: Query, text: str, tag: str) -> PageAnswer:
-        if path == "/api/buffers":
+        if path == STATE_PATH:
             state = {"buffers": self.states(), "sampler": self.sampler}
             return PageAnswer(
                 OK, encode_json(state), headers={"cache-control": "no-store"}

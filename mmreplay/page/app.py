@@ -1,7 +1,8 @@
 """Serves the page over HTTP: the one module that imports Starlette and uvicorn.
 
-Requests are answered by `api.Page` in threads, three at a time beside the one that
-reads in the background. A response is sent in small pieces and has a minute to arrive.
+Requests are answered by `api.Page` in threads, two at a time, beside the one that reads
+in the background. A thread more makes the state of the buffers: it waits for no large
+request. A response is sent in small pieces and has a minute to arrive.
 Of all responses that are being sent, 16 MiB are in memory at most: beyond, the oldest
 one is dropped, so that slow clients hold no memory and keep no one waiting.
 """
@@ -16,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import anyio
@@ -32,12 +33,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmreplay.errors import FailedError
-from mmreplay.page.api import NOT_MODIFIED, Page
+from mmreplay.page.api import NOT_MODIFIED, STATE_PATH, Page
 from mmreplay.page.guard import SECURITY_HEADERS, Guard, is_loopback
 from mmreplay.page.static_files import static_files
 from mmreplay.page.wire import encode_json
 
-MAX_THREADS = 3
+MAX_THREADS, MAX_STATE_THREADS = 2, 1
+"""That answer requests, and that make the state of the buffers."""
 MAX_LIVE_CLIENTS = 16
 MAX_CONNECTIONS = 48
 TICK_S = 0.5
@@ -260,22 +262,18 @@ def make_app(
         closing: Whether the server is to end.
     """
     files = static_files()
-    limiters: list[CapacityLimiter] = []
-
-    def threads() -> CapacityLimiter:
-        # Made within the loop that uses it.
-        if not limiters:
-            limiters.append(CapacityLimiter(MAX_THREADS))
-        return limiters[0]
-
-    live, outbox = Live(page, threads, closing), Outbox()
+    # Made within the loop that uses them.
+    threads = cache(partial(CapacityLimiter, MAX_THREADS))
+    state_threads = cache(partial(CapacityLimiter, MAX_STATE_THREADS))
+    live, outbox = Live(page, state_threads, closing), Outbox()
 
     async def answer(request: Request) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")
         tag = request.headers.get("if-none-match", "")
         path = request.scope["path"]
         work = partial(page.answer, path, query, tag)
-        found = await anyio.to_thread.run_sync(work, limiter=threads())
+        limiter = state_threads() if path == STATE_PATH else threads()
+        found = await anyio.to_thread.run_sync(work, limiter=limiter)
         headers, body = dict(found.headers), found.body
         if (
             compress

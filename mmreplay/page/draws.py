@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
@@ -306,14 +307,16 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
             large to rank its priorities.
     """
     parsed = parse_sampler(text, seed)
-    buffer = shown.buffer()
-    view = buffer.view
+    buffer, view = shown.buffer(), shown.view_to_draw_from()
     by_priority = bool(parsed.by_column or parsed.by_rank)
     try:
-        weighed = _use_columns(shown, buffer, text, parsed)
+        weighed = _use_columns(shown, buffer, view, text, parsed)
+        if parsed.by_rank:
+            check_ranked(view.home.ring.num_rows, len(parsed.by_rank))
         with view.lock:
+            view.refresh()
             for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
-                copy_priorities(buffer, sampler, name)
+                copy_priorities(buffer, view, sampler, name)
             draw = parsed.sampler.draw(view, DRAWN)
             span = view.span
         for number, by_column in enumerate(parsed.by_column):
@@ -343,7 +346,11 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
 
 
 def _use_columns(
-    shown: ShownBuffer, buffer: ReplayBuffer, text: str, parsed: ParsedSampler
+    shown: ShownBuffer,
+    buffer: ReplayBuffer,
+    view: GenerationReader,
+    text: str,
+    parsed: ParsedSampler,
 ) -> dict[int, BlockMasses]:
     """Give samplers their columns, and the masses that an earlier draw weighed.
 
@@ -360,9 +367,12 @@ def _use_columns(
     for number, sampler in enumerate(parsed.by_column):
         sampler.column = column_named(buffer, sampler.wanted)
         sampler.masses = weighed.get(number)
-    if isinstance(parsed.sampler, ColumnSampler) and num_legal(buffer.view) > 0:
+    with view.lock:
+        view.refresh()
+        count = num_legal(view)
+    if isinstance(parsed.sampler, ColumnSampler) and count > 0:
         # Others are shown some of the starts, and weigh them within their draws.
-        parsed.sampler.weigh(buffer.view, buffer.view.lock)
+        parsed.sampler.weigh(view, view.lock)
     return weighed
 
 
@@ -390,30 +400,43 @@ def column_named(buffer: ReplayBuffer, name: str | None) -> StoredColumn | None:
     return read_column(buffer.view.home, name)
 
 
+def check_ranked(num_rows: int, num_samplers: int) -> None:
+    """Check that the priorities of a ring can be ranked in memory.
+
+    Args:
+        num_rows: Of the ring.
+        num_samplers: Samplers of a text that rank them: each keeps ranks of its own.
+
+    Raises:
+        Refusal: The ring is too large for so many.
+    """
+    if num_rows * num_samplers > MAX_RANKED_ROWS:
+        each = f" for each of {num_samplers} samplers" if num_samplers > 1 else ""
+        raise Refusal(
+            TOO_LARGE,
+            f"Draws by rank are shown of rings of at most {MAX_RANKED_ROWS:,} rows, "
+            f"and this one has {num_rows:,}{each}: ranks need all priorities sorted in "
+            "memory. Use PrioritizedSampler.",
+        )
+
+
 def copy_priorities(
-    buffer: ReplayBuffer, sampler: RankPrioritizedSampler, name: str | None
+    buffer: ReplayBuffer,
+    view: GenerationReader,
+    sampler: RankPrioritizedSampler,
+    name: str | None,
 ) -> None:
     """Give a sampler that ranks priorities those of a buffer, if there are any.
 
     Rows without one have the highest of the others, as they would enter at.
 
     Args:
-        buffer: Open to read; the view's lock is held.
+        buffer: Open to read.
+        view: Of the buffer; its lock is held.
         sampler: Keeps priorities in memory; before its first draw.
         name: Of the column.
-
-    Raises:
-        Refusal: The ring is too large.
     """
-    view = buffer.view
     ring, span = view.home.ring, view.span
-    if ring.num_rows > MAX_RANKED_ROWS:
-        raise Refusal(
-            TOO_LARGE,
-            f"Draws by rank are shown of rings of at most {MAX_RANKED_ROWS:,} rows, "
-            f"and this one has {ring.num_rows:,}: ranks need all priorities sorted in "
-            "memory. Use PrioritizedSampler.",
-        )
     column = column_named(buffer, name)
     if column is None or num_legal(view) < 1:
         return

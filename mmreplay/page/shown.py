@@ -7,6 +7,7 @@ with one lock for all, a result that needs another one would wait for itself.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import secrets
@@ -15,10 +16,11 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import held_by, locked
@@ -91,6 +93,7 @@ class ShownBuffer:
         self._was_live = False
         self._fixed: dict[object, Any] = {}
         self._files = DataFiles()
+        self._drawn_from: tuple[GenerationReader, GenerationReader] | None = None
 
     def buffer(self) -> ReplayBuffer:
         """Return the open buffer.
@@ -121,6 +124,7 @@ class ShownBuffer:
         try:
             self._buffer = ReplayBuffer.open(self.path)
             self._error, self._files = None, DataFiles()
+            self._drawn_from = None
             # It may be another buffer than the one that was shown before.
             self._heads.clear()
             self._was_live = False
@@ -141,6 +145,7 @@ class ShownBuffer:
         """Close the buffer and forget all results."""
         with self._lock:
             buffer, self._buffer = self._buffer, None
+            self._drawn_from = None
             self._entries.clear()
         if buffer is not None:
             buffer.close()
@@ -152,6 +157,22 @@ class ShownBuffer:
             Refusal: The buffer cannot be read.
         """
         return version_of(self.buffer())
+
+    def view_to_draw_from(self) -> GenerationReader:
+        """Return a view with an index and a lock of its own, over the same files.
+
+        A draw may take seconds, and holds its view's lock: everything else on the page
+        goes on beside it. Refresh the view before a draw.
+
+        Raises:
+            Refusal: The buffer cannot be read.
+        """
+        reader = self.buffer().reading
+        with self._lock:
+            if self._drawn_from is None or self._drawn_from[0] is not reader:
+                files = replace(reader.files, commit=copy.copy(reader.files.commit))
+                self._drawn_from = reader, GenerationReader(files)
+            return self._drawn_from[1]
 
     def result(
         self,

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import threading
+import time
 import tracemalloc
 from urllib.parse import urlencode
 
@@ -379,6 +381,50 @@ def test_rings_too_large_to_rank_are_refused(ask, tmp_path, rng, monkeypatch):
     assert "at most 100 rows" in text
     assert "Use PrioritizedSampler." in text
     assert ask(path).json("draws", "sampler=PrioritizedSampler")["seed"] == 0
+
+
+def test_rows_that_a_text_ranks_are_counted_together(ask, path, monkeypatch):
+    monkeypatch.setattr("mmreplay.page.draws.MAX_RANKED_ROWS", 5000)
+    one = "(RankPrioritizedSampler(),1)"
+    client = ask(path)
+    text = f"MixtureSampler([{one},{one}])"
+    assert len(client.json("draws", f"sampler={text}")["ages"]) == 256
+    text = f"MixtureSampler([{one},{one},{one}])"
+    status, words = client.refused("draws", f"sampler={text}")
+    assert status == 413
+    assert "at most 5,000 rows, and this one has 2,240 for each of 3" in words
+
+
+def test_state_does_not_wait_for_a_draw(ask, path, rng):
+    client = ask(path)
+    shown = client.page.shown[0].buffer
+    client.json("draws", "sampler=UniformSampler")
+    drawing, done = threading.Event(), threading.Event()
+
+    def draw():
+        with shown.view_to_draw_from().lock:
+            drawing.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert drawing.wait(20)
+    try:
+        begin = time.monotonic()
+        assert client.page.states()[0]["head"] == 620
+        assert client.json("overview")["steps"] == 600
+        assert time.monotonic() - begin < 10
+        assert thread.is_alive()
+    finally:
+        done.set()
+        thread.join()
+    # A draw sees what was added since the draw before.
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        steps = healthy_steps(rng, 5, 2)
+        buffer.extend(steps, final_observation=steps["observation"])
+    answer = client.json("draws", "sampler=RecentSampler(2)")
+    assert max(answer["positions"]) >= 300
+    assert max(answer["ages"]) <= 2
 
 
 def test_steps_of_priority_0_are_not_drawn(ask, path):
