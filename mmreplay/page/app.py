@@ -53,6 +53,9 @@ CHUNK_NBYTES = 64 << 10
 MAX_SENDING_NBYTES = 16 << 20
 """Of all responses that are being sent."""
 MIN_GZIP_NBYTES = 1024
+SEE_OTHER = 303
+HAS_KEY = "has_key"
+"""In the state of a request's scope: the guard let the request through."""
 FIRST_PORT, TRIED_PORTS = 8642, 20
 
 
@@ -83,25 +86,58 @@ class Guarded:
         query = scope.get("query_string", b"").decode("latin-1")
         instead = self._guard.check(scope["method"], scope["path"], query, headers)
         if instead is not None:
+            # Whoever has no key is to hold no connection.
+            ending = {} if instead.status == SEE_OTHER else {"connection": "close"}
             response = Response(
-                instead.text, instead.status, instead.headers, "text/plain"
+                instead.text, instead.status, instead.headers | ending, "text/plain"
             )
             await response(scope, receive, send_guarded)
             return
+        scope["state"][HAS_KEY] = True
         await self._app(scope, receive, send_guarded)
 
 
 class ImpatientProtocol(H11Protocol):
     """Closes connections that send no whole request, not only those that sent one.
 
-    Whoever reaches the port can open connections: without the key, too.
+    Whoever reaches the port can open connections: without the key, too. Where there
+    are too many, the oldest one whose newest request had no key, or that sent none yet,
+    is closed for each new one: they do not keep the key's owner out.
+
+    Attributes:
+        made: When, by the clock of the loop.
     """
+
+    made = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Watch a connection from its beginning."""
+        if self.limit_concurrency is not None:
+            self._close_keyless(self.limit_concurrency)
         super().connection_made(transport)
+        self.made = self.loop.time()
         self._former: object = self
         self.loop.call_later(SILENT_S, self._look)
+
+    @property
+    def has_key(self) -> bool:
+        """The newest request had the key."""
+        scope: Any = self.scope
+        return scope is not None and HAS_KEY in scope["state"]
+
+    def _close_keyless(self, limit: int) -> None:
+        """Close connections without the key until there is one less than the limit."""
+        # uvicorn counts the new one too, and answers 503 at the limit.
+        keyless = [
+            protocol
+            for protocol in self.connections
+            if isinstance(protocol, ImpatientProtocol) and not protocol.has_key
+        ]
+        keyless.sort(key=lambda protocol: protocol.made)
+        too_many = max(0, len(self.connections) + 2 - limit)
+        for protocol in keyless[:too_many]:
+            self.connections.discard(protocol)
+            protocol.transport.close()
 
     def _look(self) -> None:
         if self.transport.is_closing():

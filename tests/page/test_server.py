@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -454,6 +455,41 @@ def test_a_slow_client_holds_no_thread(serve, path):
         client.close()
 
 
+@pytest.mark.parametrize("sent", ["nothing", "no key", "no host", "half"])
+def test_clients_without_the_key_do_not_keep_the_owner_out(serve, path, sent):
+    browser = serve(path)
+    events = browser.events()
+    next(events)
+    address = ("127.0.0.1", browser.port)
+    host = f"127.0.0.1:{browser.port}" if sent != "no host" else "evil.example"
+    request = f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    data = {"nothing": b"", "half": request[:-2]}.get(sent, request)
+    clients = []
+    try:
+        for number in range(3 * 60):
+            client = socket.create_connection(address, 20)
+            client.sendall(data)
+            clients.append(client)
+            if number % 20 == 19:
+                assert browser.json("/api/buffers")["buffers"][0]["head"] == 620
+        assert browser.json("/api/b/0/overview")["steps"] == 600
+        # The oldest of them were closed, those that got an answer too.
+        head = b""
+        while received := clients[0].recv(1 << 16):
+            head += received
+        if data == request:
+            status = b"421" if sent == "no host" else b"403"
+            assert head.startswith(b"HTTP/1.1 " + status)
+            assert b"connection: close" in head.lower()
+        # The owner's stream goes on.
+        buffer = mr.ReplayBuffer.open(path, "r+")
+        assert any(state[0]["state"] == "live" for state in events)
+        buffer.close()
+    finally:
+        for client in clients:
+            client.close()
+
+
 def test_connections_that_send_no_request_are_closed(serve, path, monkeypatch):
     monkeypatch.setattr(app, "SILENT_S", 0.2)
     browser = serve(path)
@@ -469,8 +505,10 @@ def test_connections_that_send_no_request_are_closed(serve, path, monkeypatch):
             # Refused without the key, and half of another request.
             client.sendall(b"GET / HTTP/1.1\r\n" + host + b"\r\nGET /")
     for client in silent:
-        while client.recv(1 << 16):
-            pass
+        # Reset where the rest of what it sent was not read.
+        with suppress(ConnectionResetError):
+            while client.recv(1 << 16):
+                pass
         client.close()
     # A stream is no silent connection.
     overview = browser.json("/api/b/0/overview")
