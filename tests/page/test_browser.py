@@ -1,5 +1,6 @@
 """The page in a real browser: what it shows is what numpy computes."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -603,7 +604,7 @@ def test_keys_open_every_screen_and_change_what_it_shows(tab, serve, path):
     tab.key("2")
     tab.wait("return document.querySelectorAll('.erow').length > 5")
     # A column is sorted from its head.
-    tab.run("document.querySelectorAll('.ehead button')[1].focus()")
+    tab.run("document.querySelector('.ehead [data-sort=length]').focus()")
     tab.key("Enter")
     tab.wait("return document.querySelector('[aria-sort=descending]')?.textContent"
              ".startsWith('Length')")  # fmt: skip
@@ -772,4 +773,99 @@ def test_a_live_overview_is_drawn_around_the_focus(tab, serve, tmp_path, rng):
             wanted += 2
             tab.wait(f"{fact}.startsWith('{wanted}')")
             assert "#" + tab.run("return document.activeElement.id") == focus
+    assert tab.errors() == []
+
+
+def test_alpha_is_chosen_on_the_page(tab, serve, path, rng):
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        for _ in range(4):
+            batch = buffer.sample(256)
+            buffer.update_priorities(batch, rng.random(256))
+    page = Page([path])
+    tab.open(serve(path))
+    shares = {}
+    for alpha in ("0.6", "1.5", "0"):
+        if alpha != "0.6":
+            choose(tab, "alpha", alpha)
+        tab.wait(
+            "return [...document.querySelectorAll('.note')].some((n) => "
+            f"n.textContent === 'with alpha {alpha}')"
+        )
+        assert tab.run("return document.getElementById('alpha').value") == alpha
+        answer = json.loads(page.answer("/api/b/0/overview", f"alpha={alpha}").body)
+        shares[alpha] = round(100 * answer["priorities"]["effective"])
+        rows = tab.texts("dl.now dd")
+        assert f"{shares[alpha]} % of the rows" in rows
+    assert len(set(shares.values())) == 3
+    page.close()
+    assert tab.errors() == []
+
+
+def test_the_table_is_sorted_by_environment(tab, serve, path):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    for direction, env in (("ascending", "0"), ("descending", "1")):
+        tab.run("document.querySelector('[data-sort=env]').click()")
+        tab.wait(
+            "return document.querySelector('[role=columnheader][aria-sort="
+            f"{direction}]')?.textContent.startsWith('Env')"
+        )
+        tab.wait(
+            "const all = [...document.querySelectorAll('.erow .mono')];"
+            "return all.length > 9 && all.slice(0, 10).every((e) => "
+            f"e.textContent.startsWith('{env} :'))"
+        )
+    assert tab.errors() == []
+
+
+def test_draws_are_offered_where_a_step_can_be_drawn(tab, serve, tmp_path, rng):
+    with mr.ReplayBuffer.create(
+        tmp_path / "one", schema(), 100, autoreset="disabled"
+    ) as writer:
+        writer.add(one_step(rng))
+    tab.open(serve(tmp_path / "one"))
+    assert tab.text("[data-fact=steps]").startswith("1")
+    assert tab.texts("#nav a") == ["Overview", "Episodes"]
+    tab.key("3")
+    assert tab.run("return location.hash") == "#overview"
+
+
+def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
+    page = Page([path], sampler="UniformSampler(seed=1)")
+    save_page(page, tmp_path / "page")
+    page.close()
+    tab.open((tmp_path / "page" / "index.html").as_uri(), "episodes")
+    tab.wait("return document.querySelectorAll('.erow a').length > 2")
+    saved = sorted(
+        tuple(int(n.replace(",", "")) for n in text.split(" : "))
+        for text in tab.texts(".erow a")
+    )
+    for env_id in (0, 1):
+        begins = [begin for env, begin in saved if env == env_id]
+        if not begins:
+            continue
+        tab.go(f"e={env_id}:{begins[0]}")
+        for key, order in (("n", begins[1:]), ("p", begins[-2::-1])):
+            for begin in order:
+                tab.key(key)
+                tab.wait(f"return mmr.app.shown === '#e={env_id}:{begin}'")
+                assert f"positions {begin:,} to" in tab.text(".title")
+            tab.key(key)
+            time.sleep(0.3)
+            assert "This cannot be shown" not in tab.text("main")
+    tab.go("draws")
+    tab.wait("return document.querySelectorAll('.tiles li').length === 256")
+    links = tab.texts(".tiles a")
+    assert 0 < len(links) < 256
+    address = tab.run("return document.querySelector('.tiles a').getAttribute('href')")
+    tab.go(address[1:])
+    position = int(address.split(":")[1])
+    words = tab.text(".title").replace(",", "")
+    begin, last = map(int, re.search(r"positions (\d+) to (\d+)", words).groups())
+    assert begin <= position <= last
+    step = position - begin
+    tab.wait(
+        f"return document.querySelector('.time').textContent.startsWith('{step} ')"
+    )
     assert tab.errors() == []

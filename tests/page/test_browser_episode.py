@@ -1,11 +1,14 @@
 """One episode in a real browser: its curves, by hand and by numbers, and its player."""
 
+import re
+import threading
+
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from tests.page.browser import needs_chromium
-from tests.page.conftest import make_buffer
+from tests.page.conftest import healthy_steps, make_buffer, schema
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -468,4 +471,219 @@ def test_large_numbers_are_drawn_and_are_exact_at_the_step(tab, serve, tmp_path)
         ]
     finally:
         tab.driver.set_script_timeout(60)
+    assert tab.errors() == []
+
+
+def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path):
+    count = 10_000
+    rewards = np.zeros(count, np.float32)
+    rewards[:6000:2] = 1
+    rewards[9000] = -3
+    rewards[9500] = np.nan
+    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), count) as buffer:
+        buffer.extend(observation=np.zeros(count, np.float32), reward=rewards)
+    tab.open(serve(tmp_path / "a"), "e=0:0&t=3996")
+    note = tab.text("[data-note=rewards]")
+    assert note == "ticks: first 2,000 of 3,001 rewards"
+    wanted = [(False, 3998), (False, 4000), (True, 3998), (False, 4000), (False, 4002)]
+    for back, step in wanted:
+        tab.key("R" if back else "r", shift=back)
+        tab.wait(
+            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
+        )
+    tab.run("mmr.app.player.move(5998)")
+    for back, step in ((False, 9000), (True, 5998), (True, 5996)):
+        tab.key("R" if back else "r", shift=back)
+        tab.wait(
+            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
+        )
+    # There is no other one behind the last.
+    tab.run("mmr.app.player.move(9000)")
+    tab.key("r")
+    tab.run("mmr.app.player.move(9001)")
+    tab.key("r")
+    tab.key("R", shift=True)
+    tab.wait("return document.querySelector('.time').textContent === '9,000 / 9,999'")
+    assert tab.errors() == []
+
+
+def test_time_stamps_are_drawn_as_distances(tab, serve, tmp_path):
+    stamps = 1_700_000_000_000_000_123 + np.arange(50) * 20_000_000
+    fields = {
+        "observation": mr.Field((), "float32"),
+        "stamp_ns": mr.Field((), "int64"),
+        "received_ns": mr.Field((), "int64"),
+    }
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
+        buffer.extend(
+            observation=np.zeros(50, np.float32),
+            stamp_ns=stamps,
+            received_ns=stamps + 1000,
+        )
+    tab.open(serve(tmp_path / "a"), "e=0:3")
+    curves_drawn(tab, 3)
+    data = tab.run(DATA, "stamp_ns")
+    np.testing.assert_allclose(data["mean"], [stamps - stamps[0]], rtol=1e-6)
+    remark = tab.text('[data-curve="stamp_ns"] header .muted')
+    assert remark == "above 1,700,000,000,000,000,123"
+    x, y, *_ = tab.center("[data-curve=stamp_ns] .u-over")
+    tab.mouse("mouseMoved", x, y, 0)
+    tip = tab.wait(
+        "const t = document.querySelector('[data-tip=stamp_ns]');"
+        "return !t.hidden && t.textContent"
+    )
+    step, value = tip.split(": ")
+    assert abs(int(value.replace(",", "")) - stamps[int(step)]) <= 64
+    # Two of them on one axis have one offset.
+    tab.run(
+        "const s = document.querySelector('select[data-group=received_ns]');"
+        "s.value = 'stamp_ns'; s.dispatchEvent(new Event('change'))"
+    )
+    curves_drawn(tab, 2)
+    data = tab.run(DATA, "stamp_ns + received_ns")
+    distances = np.array([stamps, stamps + 1000]) - stamps[0]
+    np.testing.assert_allclose(data["mean"], distances, atol=64)
+    assert tab.errors() == []
+
+
+def test_e_goes_to_the_end_and_then_to_the_next_one(tab, serve, path):
+    tab.open(serve(path), "e=0:0")
+    number = "return document.querySelector('h1').textContent"
+    at_end = "return document.querySelector('.time')?.textContent === '29 / 29'"
+    for episode in (1, 2, 3):
+        tab.key("e")
+        tab.wait(f"{number} === 'Episode {episode} of 10'")
+        tab.wait(at_end)
+    tab.key("p")
+    tab.wait(f"{number} === 'Episode 2 of 10'")
+    tab.key("P")  # Caps Lock
+    tab.wait(f"{number} === 'Episode 1 of 10'")
+    tab.key("p")
+    tab.key("N")
+    tab.wait(f"{number} === 'Episode 2 of 10'")
+    assert tab.errors() == []
+
+
+def test_keys_work_with_caps_lock(tab, serve, path):
+    tab.open(serve(path), "e=0:0")
+    curves_drawn(tab, 3)
+    theme = "return document.documentElement.dataset.theme"
+    assert tab.run(theme) == "light"
+    tab.key("T")
+    assert tab.run(theme) == "dark"
+    tab.key("t")
+    tab.key("X")
+    tab.wait("return mmr.app.player.curves()[0].scale()[1] < 29")
+    tab.key("Z")
+    tab.wait("return mmr.app.player.curves()[0].scale()[1] === 29")
+    tab.key("S")
+    assert tab.text("[aria-label=Selection] h2") == "1 episode selected"
+    tab.run("document.querySelector('[aria-label=\"Clear the selection\"]').click()")
+    tab.key("E")
+    tab.wait("return document.querySelector('.time').textContent === '29 / 29'")
+    # Shift undoes Caps Lock: the letter is small, and the way is back.
+    tab.key("r", shift=True)
+    tab.wait("return document.querySelector('.time').textContent === '28 / 29'")
+    tab.key("R")
+    tab.wait("return document.querySelector('.time').textContent === '29 / 29'")
+
+
+def test_every_field_can_be_switched_on(tab, serve, tmp_path):
+    fields = {f"f{n:02}": mr.Field((), "float32") for n in range(17)}
+    fields["wide"] = mr.Field((20_000,), "float32")
+    values = {f"f{n:02}": np.full(9, n, np.float32) for n in range(17)}
+    values["wide"] = np.zeros((9, 20_000), np.float32)
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 9) as buffer:
+        buffer.extend(values)
+    tab.open(serve(tmp_path / "a"), "e=0:0")
+    curves_drawn(tab, 12)
+    assert tab.text("details summary") == "5 more fields"
+    assert tab.texts("[aria-label='More fields'] .key") == [
+        f"f{n}" for n in range(12, 17)
+    ]
+    tab.run("document.querySelector('details').open = true")
+    for number in (14, 16):
+        tab.run(f"document.querySelector('[aria-label=\"Show f{number}\"]').click()")
+    curves_drawn(tab, 14)
+    assert floats(tab.run(DATA, "f16")["mean"]).tolist() == [[16.0] * 9]
+    tab.run("document.querySelector('[aria-label=\"Show f14\"]').click()")
+    curves_drawn(tab, 13)
+    words = tab.texts(".nothing")
+    assert words == [
+        "wide is not drawn: a row of it has 78.1 KiB, a curve is read of 64.0 KiB at "
+        "most."
+    ]
+    assert tab.errors() == []
+
+
+def test_an_age_says_how_long_ago_that_is(tab, serve, tmp_path):
+    fields = {
+        "observation": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    stop = threading.Event()
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100_000) as buffer:
+
+        def write():
+            number = 0
+            while not stop.wait(0.004):
+                buffer.add(observation=0.0, terminated=number % 50 == 49)
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            tab.open(serve(tmp_path / "a"))
+            tab.wait(
+                "return mmr.app.states[0].rate > 20 && mmr.app.states[0].head > 99"
+            )
+            tab.go("e=0:0")
+            text = tab.text(".title")
+        finally:
+            stop.set()
+            writer.join()
+    found = re.search(r"([\d,]+) steps ago, about (\d+) s at ([\d.]+) steps/s", text)
+    assert found, text
+    steps, seconds, rate = (float(each.replace(",", "")) for each in found.groups())
+    assert seconds == pytest.approx(steps / rate, abs=1)
+
+
+@pytest.mark.parametrize("kind", ["env_major", "next_step"])
+def test_buffers_of_other_kinds_are_shown(tab, serve, tmp_path, rng, kind):
+    path = tmp_path / "a"
+    if kind == "env_major":
+        make_buffer(path, rng, layout="env_major")
+    else:
+        with mr.ReplayBuffer.create(
+            path, schema(), 1000, 2, autoreset="next_step"
+        ) as buffer:
+            buffer.extend(healthy_steps(rng, 300, 2))
+    tab.open(serve(path))
+    with mr.ReplayBuffer.open(path) as buffer:
+        table = mr.episode_table(buffer)
+        assert f"{buffer.num_envs} environments" in tab.text(".title")
+        assert kind in tab.text(".title")
+        assert tab.text("[data-fact=episodes]").startswith(f"{len(table)}")
+        tab.go("episodes")
+        tab.wait("return document.querySelectorAll('.erow').length > 5")
+        tab.run("document.querySelector('[data-sort=env]').click()")
+        tab.wait("return document.querySelector('[aria-sort=ascending]')")
+        tab.wait(
+            "const r = document.querySelector('.erow[data-row=\"0\"] .mono');"
+            "return r?.textContent === '0 : 0'"
+        )
+        rows = [text.split(" : ") for text in tab.texts(".erow .mono")]
+        shown = [(int(env), int(begin.replace(",", ""))) for env, begin in rows]
+        stored = list(zip(table.env_ids.tolist(), table.begin.tolist(), strict=True))
+        assert shown == sorted(stored)[: len(shown)]
+        for env_id, begin in shown[1], sorted(stored)[-2]:
+            tab.go(f"e={env_id}:{begin}")
+            curves_drawn(tab, 3)
+            end = begin + int(table.lengths[stored.index((env_id, begin))])
+            positions = np.arange(begin, end)
+            for name in ("reward", "action", "observation/joints"):
+                wanted = buffer.get_field(name, env_id, positions)
+                drawn = floats(tab.run(DATA, name)["mean"])
+                np.testing.assert_array_equal(drawn, wanted.reshape(len(wanted), -1).T)
     assert tab.errors() == []

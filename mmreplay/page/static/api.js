@@ -55,6 +55,19 @@ window.mmr = { screens: {} };
     return JSON.parse(exact);
   };
 
+  const isSavedEpisode = (id, env, begin) =>
+    store.has(normalized(`/api/b/${id}/episode?env=${env}&at=${begin}`));
+
+  // The episodes of a saved page, environment by environment: a table may list more.
+  mmr.savedEpisodes = async (id) => {
+    const { rows } = await mmr.json(`/api/b/${id}/episodes`);
+    return rows
+      .map(([env, begin, length, , , , , stop]) => ({ env, begin, stop: stop ?? begin + length }))
+      .filter(({ env, begin }) => isSavedEpisode(id, env, begin))
+      .sort((a, b) => a.env - b.env || a.begin - b.begin);
+  };
+  mmr.canOpen = (id, env, begin) => !mmr.isSaved() || isSavedEpisode(id, env, begin);
+
   // A binary answer: MMRV, length of the head, head as JSON, arrays.
   mmr.binary = async (path) => {
     const body = mmr.isSaved()

@@ -85,6 +85,7 @@
     mmr.dropCharts();
     main.removeAttribute("aria-busy");
     showBanner();
+    showTabs(screen);
     // What had the focus is gone with the screen before: keys go on in this one.
     if (app.shown && document.activeElement === document.body) main.focus({ preventScroll: true });
     app.shown = hash;
@@ -123,12 +124,21 @@
     return el("div", { class: "card empty" }, el("h1", {}, "This cannot be shown"), el("p", {}, error.message), again());
   }
 
+  // An overview says whether any step can be drawn; of a state after it rows are known.
+  function hasStart(state) {
+    const known = overviews.get(app.id);
+    if (!known || known.version !== state.version) return state.rows > 0;
+    // The last step of an episode without an end has no next observation yet.
+    const { steps, storage, ends } = known.value;
+    return steps > storage.never_drawn + ends.running;
+  }
+
   // Tabs only where they can work: a step to draw, a second buffer.
   function tabs() {
     const state = app.states[app.id] ?? {};
     const readable = state.state !== "unreadable";
     return Object.keys(TITLES).filter((screen) => {
-      if (screen === "draws") return readable && state.rows > 0 && (!mmr.isSaved() || app.sampler);
+      if (screen === "draws") return readable && hasStart(state) && (!mmr.isSaved() || app.sampler);
       if (screen === "compare") return app.buffers.length > 1;
       return true;
     });
@@ -201,7 +211,7 @@
     ["← →", "One step back, forward; ten with Shift"],
     ["Home End", "First, last step"],
     ["R Shift+R", "Next, previous reward other than 0"],
-    ["E", "The end of the episode"],
+    ["E", "The end of the episode, then of the next one"],
     ["N P", "Next, previous episode"],
     ["+ −", "Faster, slower"],
     ["X Z", "Zoom in at the playhead, show all of the episode"],
@@ -243,7 +253,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || keys.open || isTyping(event.target)) return;
     const screens = tabs();
     if (event.key === "?") keys.showModal();
-    else if (event.key === "t") switchTheme();
+    else if (event.key.toLowerCase() === "t") switchTheme();
     else if (/^[1-4]$/.test(event.key) && screens[event.key - 1]) location.hash = app.link(screens[event.key - 1]);
     else if (!app.keys?.(event)) return;
     event.preventDefault();

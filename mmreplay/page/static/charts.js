@@ -129,7 +129,7 @@
   // wide enough to have ticks: a step of the axis must not be lost in rounding.
   function rangeOf(low, high) {
     const largest = Math.max(Math.abs(low), Math.abs(high));
-    const margin = low === high ? Math.max(1, largest * 1e-3) : Math.max((high - low) * 0.06, largest * 1e-9);
+    const margin = low === high ? Math.max(1, largest * 1e-3) : Math.max((high - low) * 0.06, largest * 1e-12);
     return [low - margin, high + margin];
   }
   mmr.limitsOf = limitsOf;
@@ -220,7 +220,7 @@
         const middles = Array.from({ length }, (_, i) => (log ? i : (edges[i] + edges[i + 1]) / 2));
         const most = Math.max(1, ...all.flatMap((each) => each.counts));
         const width = edges[length] - edges[0];
-        const isWide = width > 1e-9 * Math.max(Math.abs(edges[0]), Math.abs(edges[length]));
+        const isWide = width > 1e-12 * Math.max(Math.abs(edges[0]), Math.abs(edges[length]));
         const limits = isWide ? [edges[0], edges[length]] : rangeOf(edges[0], edges[length]);
         // Bins of whole numbers end between two of them.
         const half = edges.every((edge) => Math.abs(edge % 1) === 0.5);

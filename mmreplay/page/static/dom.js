@@ -37,6 +37,12 @@
   // A whole number with all of its digits; of more than 15 it is a text.
   mmr.exact = (value) => whole.format(typeof value === "string" ? BigInt(value) : value);
 
+  // Sum and difference of numbers as texts: exact where both are whole.
+  const isWhole = (text) => /^-?\d+$/.test(text);
+  mmr.minus = (a, b) => (isWhole(a) && isWhole(b) ? Number(BigInt(a) - BigInt(b)) : Number(a) - Number(b));
+  mmr.plus = (text, value) =>
+    isWhole(text) ? whole.format(BigInt(text) + BigInt(Math.round(value))) : mmr.number(Number(text) + value);
+
   mmr.short = (n) => {
     for (const [from, unit, letter] of [[1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) {
       if (Math.abs(n) >= from) return `${digits.format(+(n / unit).toPrecision(3))} ${letter}`;

@@ -7,6 +7,7 @@
     const app = mmr.app;
     const id = app.id;
     const overview = await app.overview(id);
+    const saved = mmr.isSaved() ? await mmr.savedEpisodes(id) : null;
     if (!isCurrent()) return;
     const image = overview.fields.find((f) => f.image && f.role === "observation")
       ?? overview.fields.find((f) => f.image);
@@ -130,12 +131,13 @@
           const env = answer.env_ids[i];
           const position = answer.positions[i];
           const name = `${env} : ${count(position)}`;
+          const isSaved = !saved || saved.some((each) => each.env === env && each.begin <= position && position < each.stop);
           return el(
             "li",
             {},
             el(
-              "a",
-              { href: app.link(`e=${env}:${position}`) },
+              isSaved ? "a" : "span",
+              isSaved ? { href: app.link(`e=${env}:${position}`) } : {},
               image && !mmr.isSaved() ? mmr.thumb(id, image.path, env, position) : null,
               el("span", { class: "mono" }, name),
             ),

@@ -16,11 +16,12 @@
 
   // How the curves of a buffer were arranged by hand: it holds for its other episodes too.
   const arrangements = new Map();
+  // At first the first fields are drawn; the others are switched on one by one.
   function arrangementOf(id, fields) {
     const paths = fields.map((each) => each.path);
     const known = arrangements.get(id);
     if (known && known.groups.flat().sort().join() === [...paths].sort().join()) return known;
-    const made = { groups: paths.map((path) => [path]), off: new Set() };
+    const made = { groups: paths.map((path) => [path]), off: new Set(paths.slice(MAX_CURVES)) };
     arrangements.set(id, made);
     return made;
   }
@@ -30,14 +31,20 @@
     const id = app.id;
     const [env, at] = query.get("e").split(":").map(Number);
     const overview = await app.overview(id);
-    const episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(at) }));
+    // A saved page holds some episodes, each by its first position: others are no neighbours.
+    const saved = mmr.isSaved() ? (await mmr.savedEpisodes(id)).filter((each) => each.env === env) : null;
+    const asking = saved?.find((each) => each.begin <= at && at < each.stop)?.begin ?? at;
+    const episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(asking) }));
     if (!isCurrent()) return;
     const { begin, end } = episode;
+    const previous = saved ? saved.findLast((each) => each.begin < begin)?.begin : episode.previous;
+    const next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
     const length = end - begin;
     const last = Math.max(0, length - 1);
     const images = overview.fields.filter((field) => field.image);
     // From a draw, the playhead stands on the step that was drawn.
-    const asked = query.has("t") ? Number(query.get("t")) : at - begin;
+    const at_ = query.get("t");
+    const asked = at_ === "end" ? last : at_ == null ? at - begin : Number(at_);
     let step = Math.max(0, Math.min(last, asked || 0));
     let view = [0, Math.max(1, last)];
     let playing = false;
@@ -46,11 +53,11 @@
     const plots = [];
     const curves = [];
     const roleRank = (each) => ["reward", "action", "observation"].indexOf(each.role) + 1 || 9;
-    const scalars = overview.fields
-      .filter((each) => !each.image && each.nbytes <= MAX_CURVE_NBYTES && !["terminated", "truncated"].includes(each.role))
+    const others = overview.fields.filter((each) => !each.image && !["terminated", "truncated"].includes(each.role));
+    const drawable = others
+      .filter((each) => each.nbytes <= MAX_CURVE_NBYTES)
       .sort((a, b) => roleRank(a) - roleRank(b));
-    const drawable = scalars.slice(0, MAX_CURVES);
-    const more = scalars.length - drawable.length;
+    const wide = others.filter((each) => each.nbytes > MAX_CURVE_NBYTES);
     const arrangement = arrangementOf(id, drawable);
 
     const canvas = el("canvas", { width: 1, height: 1, role: "img", "aria-label": "Frame at the playhead" });
@@ -62,6 +69,7 @@
     const chartBox = el("div");
     const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
     const scale = el("span", { class: "muted" });
+    const rewardsNote = el("span", { class: "muted", role: "status", "data-note": "rewards" });
     const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
     const rate = el(
       "select",
@@ -108,6 +116,7 @@
             el("label", { class: "field" }, "Speed", rate),
             images.length > 1 ? el("label", { class: "field" }, "Image", lens) : null,
             scale,
+            rewardsNote,
           ),
           el("h2", {}, "At this step"),
           values,
@@ -117,7 +126,9 @@
           { class: "card c7", "aria-label": "Curves" },
           drawable.length ? drawCurvesHead() : mmr.nothing("No field can be drawn as a curve."),
           chartBox,
-          more > 0 ? mmr.nothing(`${count(more)} more fields are not drawn.`) : null,
+          wide.map((each) =>
+            mmr.nothing(`${each.path} is not drawn: a row of it has ${mmr.size(each.nbytes)}, a curve is read of ${mmr.size(MAX_CURVE_NBYTES)} at most.`),
+          ),
         ),
         exportBox,
       );
@@ -134,8 +145,6 @@
         to == null
           ? el("button", { class: "btn", type: "button", disabled: true, "aria-label": label }, text)
           : el("a", { class: "btn", href: app.link(`e=${env}:${to}`), "aria-label": label }, text);
-      const previous = mmr.isSaved() ? null : episode.previous;
-      const next = mmr.isSaved() ? null : episode.next;
       return el(
         "div",
         { class: "title" },
@@ -160,7 +169,7 @@
       const steps = `${plural(episode.age, "step")} ago`;
       if (!rateNow || app.states[id]?.state !== "live") return steps;
       const seconds = (episode.age * overview.num_envs) / rateNow;
-      return `${steps}, about ${mmr.ago(seconds)}`;
+      return `${steps}, about ${mmr.ago(seconds)} at ${number(+rateNow.toPrecision(3))} steps/s`;
     }
 
     // The playhead.
@@ -318,10 +327,47 @@
       requestAnimationFrame(run);
     }
 
-    function toReward(way) {
-      const steps = episode.rewards?.at ?? [];
-      const to = way > 0 ? steps.find((each) => each > step) : steps.findLast((each) => each < step);
-      if (to != null) move(to);
+    // The first rewards other than 0 are listed; those after them are searched for.
+    const listed = episode.rewards?.at ?? [];
+    const isListed = listed.length >= (episode.rewards?.count ?? 0);
+    let searching = 0;
+    async function toReward(way) {
+      const own = ++searching;
+      const from = step;
+      const behind = isListed || mmr.isSaved() ? last + 1 : listed.at(-1) + 1;
+      const later = [Math.max(behind, way > 0 ? from + 1 : 0), way > 0 ? last + 1 : from];
+      const inList = () => (way > 0 ? listed.find((each) => each > from) : listed.findLast((each) => each < from));
+      try {
+        const found = way > 0
+          ? (inList() ?? (await findReward(...later, way)))
+          : ((await findReward(...later, way)) ?? inList());
+        if (found != null && own === searching && from === step && !stopped) move(found);
+      } catch (error) {
+        if (!stopped) rewardsNote.textContent = error.message;
+      }
+    }
+
+    // The first or last step of a range with a reward other than 0. Curves say in which
+    // bucket it is, until buckets are steps.
+    const SEARCH_STEPS = 1 << 22;
+    async function findReward(first, stop, way) {
+      if (first >= stop) return null;
+      const length_ = Math.min(stop - first, SEARCH_STEPS);
+      const [low, high] = way > 0 ? [first, first + length_] : [stop - length_, stop];
+      const field_ = overview.fields.find((each) => each.role === "reward").path;
+      const { head, body, start } = await mmr.binary(
+        mmr.path(id, "curve", { env: String(env), field: field_, first: String(begin + low), stop: String(begin + high), buckets: "4096" }),
+      );
+      const n = head.buckets;
+      const column = (k) => new Float32Array(body, start + 4 * n * k, n);
+      const [lowest, highest] = [column(0), column(1)];
+      const offset = Number(head.offsets?.[0] ?? 0);
+      const isReward = (value, i) => value + offset < 0 || highest[i] + offset > 0;
+      const bucket = way > 0 ? lowest.findIndex(isReward) : lowest.findLastIndex(isReward);
+      if (bucket < 0) return way > 0 ? findReward(high, stop, way) : findReward(first, low, way);
+      const edge = (i) => head.first - begin + Math.floor((i * (head.stop - head.first)) / n);
+      const [a, b] = [edge(bucket), edge(bucket + 1)];
+      return b - a <= 1 ? a : findReward(a, b, way);
     }
 
     function drawTicks() {
@@ -334,6 +380,7 @@
       context.globalAlpha = 0.8;
       const { rewards } = episode;
       if (!rewards || rewards.count > length * 0.8) return;
+      if (!isListed) rewardsNote.textContent = `ticks: first ${count(listed.length)} of ${count(rewards.count)} rewards`;
       rewards.at.forEach((each, i) => {
         const left = (each / Math.max(1, last)) * (width - 16) + 8;
         context.fillRect(left - 1, rewards.values[i] > 0 ? 0 : 6, 2, 6);
@@ -428,11 +475,12 @@
         );
         return key;
       };
+      const more = drawable.slice(MAX_CURVES);
       return el(
         "header",
         {},
         el("h2", {}, "Curves"),
-        drawable.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": "Fields" }, drawable.map(fieldKey)) : null,
+        drawable.length > 1 ? el("div", { class: "legend", role: "group", "aria-label": "Fields" }, drawable.slice(0, MAX_CURVES).map(fieldKey)) : null,
         el("span", { class: "grow" }),
         el(
           "span",
@@ -441,6 +489,14 @@
           button("Show all", "Show all of the episode (Z); or double click", () => zoom(0, last), "btn small"),
           button("Select steps", "Select steps in view, to take them away (S)", selectSteps, "btn small"),
         ),
+        more.length
+          ? el(
+              "details",
+              { class: "alone" },
+              el("summary", {}, plural(more.length, "more field")),
+              el("div", { class: "legend", role: "group", "aria-label": "More fields" }, more.map(fieldKey)),
+            )
+          : null,
       );
     }
 
@@ -534,12 +590,17 @@
         const steps = stop - first;
         const plain = buckets === steps;
         const x = Array.from({ length: buckets }, (_, i) => first - begin + Math.floor((i * steps) / buckets));
+        // Large numbers that lie close together come as distances from an offset. They are
+        // drawn as distances if all of a chart are.
+        const offsets = answers.flatMap(({ head: own }) => own.offsets ?? own.names.map(() => "0"));
+        const base = offsets.every((offset) => Number(offset)) ? offsets[0] : "0";
         const lines = fields.flatMap((each, i) => {
           const { head: own, body, start } = answers[i];
           const order = fields.slice(0, i).filter((other) => other.role !== "reward").length;
           const column = (k, c) => {
             const values_ = new Float32Array(body, start + 4 * buckets * (k * own.components + c), buckets);
-            return Array.from(values_, (value) => (Number.isNaN(value) ? null : value));
+            const more = mmr.minus(own.offsets?.[c] ?? "0", base);
+            return Array.from(values_, (value) => (Number.isNaN(value) ? null : value + more));
           };
           return own.names.map((name, c) => ({
             name, path: each.path, component: from.get(each.path) + c, order,
@@ -548,10 +609,11 @@
           }));
         });
         const same = data && data.plain === plain && data.lines.map((line) => line.name).join() === lines.map((line) => line.name).join();
-        data = { x, lines, plain, end: stop - begin };
+        data = { x, lines, plain, base, end: stop - begin };
         const nonfinite = answers.reduce((sum, each) => sum + each.head.nonfinite, 0);
         const means = lines.some((line) => !line.integer && !line.sticks);
         remark.textContent = [
+          base === "0" ? "" : `above ${mmr.plus(base, 0)}`,
           nonfinite ? `${plural(nonfinite, "value")} not finite, drawn as gaps` : "",
           plain ? "" : `${means ? "mean, " : ""}lowest and highest of every ${count(Math.ceil(steps / buckets))} steps`,
         ].filter(Boolean).join("; ");
@@ -666,19 +728,20 @@
 
       // Of a bucket: its steps, and for each component the mean, lowest and highest.
       function tipText(plot_, i) {
+        const textOf = (value) => (data.base === "0" ? number(value) : mmr.plus(data.base, value));
         const lines = data.lines.filter((line) => !hidden.has(line.name));
         const label = (line) => {
           if (data.lines.length < 2) return "";
           return `${several ? line.name : line.name.slice(line.path.length)} `;
         };
         if (data.plain) {
-          const values_ = lines.map((line) => `${several ? label(line) : ""}${line.mean[i] == null ? "gap" : number(line.mean[i])}`);
+          const values_ = lines.map((line) => `${several ? label(line) : ""}${line.mean[i] == null ? "gap" : textOf(line.mean[i])}`);
           return `${count(data.x[i])}: ${values_.join("  ")}`;
         }
         const until = (data.x[i + 1] ?? data.end) - 1;
         const texts = lines.map((line) => {
           if (line.mean[i] == null) return `${label(line)}gap`;
-          return `${label(line)}${number(line.mean[i])}, ${number(line.lowest[i])} to ${number(line.highest[i])}`;
+          return `${label(line)}${textOf(line.mean[i])}, ${textOf(line.lowest[i])} to ${textOf(line.highest[i])}`;
         });
         return [`${count(data.x[i])} to ${count(until)}: mean, lowest to highest`, ...texts].join("\n");
       }
@@ -690,23 +753,24 @@
 
     app.keys = (event) => {
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const key = event.key.toLowerCase(); // also with Caps Lock
       const onButton = ["BUTTON", "A", "SUMMARY"].includes(event.target.tagName);
       if (way) move(step + way * (event.shiftKey ? 10 : 1));
       else if (event.key === "Home") move(0);
       else if (event.key === "End") move(last);
       else if (event.key === " " && !onButton) toggle();
-      else if (event.key === "r") toReward(1);
-      else if (event.key === "R") toReward(-1);
-      else if (event.key === "e") move(last);
-      else if (event.key === "n" && episode.next != null) location.hash = app.link(`e=${env}:${episode.next}`);
-      else if (event.key === "p" && episode.previous != null) location.hash = app.link(`e=${env}:${episode.previous}`);
+      else if (key === "r") toReward(event.shiftKey ? -1 : 1);
+      else if (key === "e" && step < last) move(last);
+      else if (key === "e" && next != null) location.hash = app.link(`e=${env}:${next}&t=end`);
+      else if (key === "n" && next != null) location.hash = app.link(`e=${env}:${next}`);
+      else if (key === "p" && previous != null) location.hash = app.link(`e=${env}:${previous}`);
       else if (event.key === "+" || event.key === "-") {
         const to = SPEEDS.indexOf(speed) + (event.key === "+" ? 1 : -1);
         speed = SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, to))];
         rate.value = String(speed);
-      } else if (event.key === "z") zoom(0, last);
-      else if (event.key === "x") zoomIn();
-      else if (event.key === "s") selectSteps();
+      } else if (key === "z") zoom(0, last);
+      else if (key === "x") zoomIn();
+      else if (key === "s") selectSteps();
       else return false;
       return true;
     };

@@ -90,7 +90,7 @@
     const narrow = innerWidth < 640;
     const columns = [
       [null, el("span", { class: "off" }, "Select"), ""],
-      ["begin", narrow ? "Env : pos" : "Env : position", ""],
+      ["begin", narrow ? "pos" : "position", ""],
       ["length", "Length", "num"],
       ["return", "Return", "num"],
       [null, "End", ""],
@@ -189,21 +189,26 @@
       load();
     }
 
+    function sorter(key, text) {
+      const sorted = key === query.sort;
+      const sort = () => {
+        const first = key === "length" || key === "return" ? "1" : "0";
+        change({ sort: key, desc: sorted ? (query.desc === "1" ? "0" : "1") : first });
+      };
+      const arrow = sorted ? (query.desc === "1" ? " ↓" : " ↑") : "";
+      return el("button", { type: "button", "data-sort": key, on: { click: sort } }, text, arrow);
+    }
+
     function drawHead() {
       const focused = head.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
       head.replaceChildren(
         ...columns.map(([key, text, className]) => {
-          const sorted = key === query.sort;
+          const sorted = key && (key === query.sort || (key === "begin" && query.sort === "env"));
           const direction = query.desc === "1" ? "descending" : "ascending";
           const cell = { class: className, role: "columnheader" };
           if (sorted) cell["aria-sort"] = direction;
-          if (!key) return el("span", cell, text);
-          const sort = () => {
-            const first = key === "length" || key === "return" ? "1" : "0";
-            change({ sort: key, desc: sorted ? (query.desc === "1" ? "0" : "1") : first });
-          };
-          const arrow = sorted ? (query.desc === "1" ? " ↓" : " ↑") : "";
-          return el("span", cell, el("button", { type: "button", "data-sort": key, on: { click: sort } }, text, arrow));
+          if (key === "begin") return el("span", cell, sorter("env", "Env"), " : ", sorter(key, text));
+          return el("span", cell, key ? sorter(key, text) : text);
         }),
       );
       if (focused) head.querySelector(`[data-sort="${focused}"]`)?.focus();
@@ -388,7 +393,7 @@
         }
         // Another episode, or the same with its return: what had the focus has it again.
         const node = rowElement(at, row, y);
-        const focused = old?.node.contains(document.activeElement) ? document.activeElement.tagName : null;
+        const focused = old?.node.contains(document.activeElement) ? (document.activeElement.matches("input") ? "input" : ".mono") : null;
         if (old) old.node.replaceWith(node);
         else space.append(node);
         drawn.set(at, { node, row });
@@ -411,7 +416,9 @@
           },
         },
       });
-      const link = el("a", { href: app.link(`e=${key}`), class: "mono", tabIndex: -1 }, name);
+      const link = mmr.canOpen(id, envId, begin)
+        ? el("a", { href: app.link(`e=${key}`), class: "mono", tabIndex: -1 }, name)
+        : el("span", { class: "mono", tabIndex: -1 }, name);
       const cells = [
         ["pick-row", box],
         ["", link],
@@ -444,7 +451,7 @@
         list.scrollTop = (y + ROW_HEIGHT - list.clientHeight) / scale();
       }
       await draw();
-      const link = drawn.get(current)?.node.querySelector("a");
+      const link = drawn.get(current)?.node.querySelector(".mono");
       link?.focus({ preventScroll: true });
     }
     list.addEventListener("keydown", (event) => {
@@ -455,7 +462,7 @@
       if (event.key in steps) moveTo(current + steps[event.key]);
       else if (event.key === "Home") moveTo(0);
       else if (event.key === "End") moveTo(total - 1);
-      else if (event.key === "Enter" && !row) moveTo(current).then(() => drawn.get(current)?.node.querySelector("a").click());
+      else if (event.key === "Enter" && !row) moveTo(current).then(() => drawn.get(current)?.node.querySelector(".mono").click());
       else if (event.key.toLowerCase() === "s") drawn.get(current)?.node.querySelector("input").click();
       else return;
       event.preventDefault();

@@ -271,7 +271,8 @@
   }
 
   const openEpisode = (series) => (i) => {
-    location.hash = mmr.app.link(`e=${series.env_ids[i]}:${series.begin[i]}`);
+    const [env, begin] = [series.env_ids[i], series.begin[i]];
+    if (mmr.canOpen(mmr.app.id, env, begin)) location.hash = mmr.app.link(`e=${env}:${begin}`);
   };
 
   function legend(window) {
