@@ -172,12 +172,18 @@ def folder_nbytes(folder: Path) -> dict[str, int]:
     return {"apparent": apparent, "allocated": allocated}
 
 
-def commit_facts(buffer: ReplayBuffer) -> dict[str, Any]:
-    """When the newest durable record was written, and its heads."""
+def commit_facts(buffer: ReplayBuffer, folder: Path | None = None) -> dict[str, Any]:
+    """When the newest durable record was written, and its heads.
+
+    Args:
+        buffer: Open from a folder.
+        folder: Where that is now, if it was renamed since.
+    """
     metadata = buffer.metadata
-    assert buffer.path is not None
+    folder = folder or buffer.path
+    assert folder is not None
     num_envs = metadata.ring.num_envs
-    file, data = open_commit(buffer.path / metadata.folder, num_envs, writable=False)
+    file, data = open_commit(folder / metadata.folder, num_envs, writable=False)
     try:
         birth = file.identity()[2]
     finally:

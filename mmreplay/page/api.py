@@ -58,7 +58,13 @@ from mmreplay.page.sample import (
     sample_blocks,
     take_sample,
 )
-from mmreplay.page.shown import BackgroundReader, ShownBuffer, rows_version
+from mmreplay.page.shown import (
+    BackgroundReader,
+    ShownBuffer,
+    last_commit,
+    rows_version,
+    stamp_of,
+)
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
 from mmreplay.stats import Moments, moments_of
 
@@ -267,7 +273,13 @@ def answer_overview(request: Request) -> PageAnswer:
     value = {**overview.value, "priorities": None}
     stamp = ""
     try:
-        written = written_at(request.buffer)
+        buffer = request.buffer
+        commit = last_commit(buffer)
+        if commit is not None:
+            # Rows are committed, and the buffer closed, after the last one was added.
+            value["storage"] = {**value["storage"], "commit": commit}
+            stamp = stamp_of(commit)
+        written = written_at(buffer)
     except Refusal:
         written = 0  # The buffer was removed, and its last overview is shown.
     if written:
@@ -282,7 +294,7 @@ def answer_overview(request: Request) -> PageAnswer:
             value["checks"] = sorted(
                 findings, key=lambda check: LEVELS.index(check["level"])
             )
-            stamp = f".{priorities.made:.3f}"
+            stamp += f".{priorities.made:.3f}"
     return request.json(value, overview.version + stamp)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import OPENINGS, commit_facts, folder_nbytes
+from mmreplay.buffer.statistics import OPENINGS, folder_nbytes
 from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
 from mmreplay.page import checks
@@ -26,7 +26,7 @@ from mmreplay.page.sample import (
     measure,
     take_sample,
 )
-from mmreplay.page.shown import ShownBuffer
+from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
 from mmreplay.schema import Schema
 
 NEWEST_EPISODES = 4096
@@ -277,9 +277,9 @@ def fields_of(
 
 def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
     """Return what whoever looks after the disk wants to know."""
-    metadata = buffer.metadata
+    metadata, folder = buffer.metadata, folder_of(buffer)
     facts: dict[str, Any] = {
-        "path": str(buffer.path or buffer.source),
+        "path": str(folder or buffer.source),
         "uuid": metadata.uuid.hex(),
         "engine": metadata.engine,
         "codec": None if metadata.sharding is None else metadata.sharding.codec,
@@ -291,14 +291,6 @@ def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
         "opening": OPENINGS.get(buffer.recovery.how, buffer.recovery.how),
         "row_nbytes": metadata.schema.row_nbytes,
     }
-    if buffer.path is not None:
-        commit = commit_facts(buffer)
-        facts |= {
-            "disk": folder_nbytes(buffer.path),
-            "commit": {
-                "time": commit["time_ns"] / 1e9,
-                "behind": int(buffer.span.stop.sum()) - sum(commit["heads"]),
-                "clean": commit["clean"],
-            },
-        }
+    if folder is not None:
+        facts |= {"disk": folder_nbytes(folder), "commit": last_commit(buffer)}
     return facts

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -26,6 +27,7 @@ from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import held_by, locked
 from mmreplay.errors import CorruptError, RemovedError, ReplayError
 from mmreplay.page.requests import UNREADABLE, Refusal
+from mmreplay.storage.commit_state import CommitReader
 
 MAX_RESULTS = 64
 MAX_AGE_S = 1.0
@@ -240,7 +242,9 @@ class ShownBuffer:
         Returns:
             ``state`` is ``"live"``, ``"gone"`` (its writer ended without closing it),
             ``"closed"``, ``"removed"`` or ``"unreadable"``. ``rate`` is in rows per
-            second of all environments; None where nothing is known yet.
+            second of all environments; None where nothing is known yet. ``version``
+            changes with rows and commits. ``moved`` is where a folder is now that was
+            renamed while it was shown, and ``text`` says so; else None and empty.
         """
         try:
             buffer = self.buffer()
@@ -262,28 +266,78 @@ class ShownBuffer:
                 self._heads.popleft()
             (begin, first) = self._heads[0]
         seconds = now - begin
-        live = buffer.path is not None and locked(buffer.path)
+        folder = folder_of(buffer)
+        live = folder is not None and locked(folder)
         self._was_live |= live
         state = "live" if live else "closed"
-        if not live and self._ended_without_closing(buffer):
+        # After the lock: a writer commits before it lets go of it.
+        commit = last_commit(buffer)
+        if not live and self._ended_without_closing(buffer, commit):
             state = "gone"
-        writer = (held_by(buffer.path) or {}) if live and buffer.path else {}
+        writer = (held_by(folder) or {}) if live and folder else {}
+        moved = folder is not None and folder != buffer.path
         return {
             "state": state,
+            "text": f"{self.path} leads nowhere: the folder was moved to {folder}. "
+            "The page still follows it."
+            if moved
+            else "",
+            "moved": str(folder) if moved else None,
             "rows": rows,
             "head": head,
             "rate": (head - first) / seconds if seconds > 0.3 else None,
             "pid": writer.get("pid"),
-            "version": version_of(buffer),
+            "version": version_of(buffer) + stamp_of(commit),
         }
 
-    def _ended_without_closing(self, buffer: ReplayBuffer) -> bool:
+    def _ended_without_closing(
+        self, buffer: ReplayBuffer, commit: dict[str, Any] | None
+    ) -> bool:
         if not self._was_live:
             return buffer.recovery.how == "killed"
-        try:
-            return not commit_facts(buffer)["clean"]
-        except (ReplayError, OSError):
-            return True
+        return commit is None or not commit["clean"]
+
+
+def folder_of(buffer: ReplayBuffer) -> Path | None:
+    """Return where the folder of an open buffer is now; None if it has none.
+
+    An open buffer goes on where its folder was renamed, and its path leads nowhere.
+    """
+    path = buffer.path
+    if path is None or os.path.lexists(path):
+        return path
+    commit = buffer.reading.files.commit
+    if isinstance(commit, CommitReader):
+        with suppress(OSError, IndexError):
+            there = Path(os.readlink(f"/proc/self/fd/{commit.file.fd}")).parents[1]
+            if there.is_dir():
+                return there
+    return path
+
+
+def last_commit(buffer: ReplayBuffer) -> dict[str, Any] | None:
+    """Return the last commit; None where there is none, or it cannot be read now.
+
+    Returns:
+        ``time`` (Unix time in seconds), ``behind`` (rows since) and ``clean`` (the
+        writer closed the buffer).
+    """
+    if buffer.path is None:
+        return None
+    try:
+        facts = commit_facts(buffer, folder_of(buffer))
+    except (ReplayError, OSError):
+        return None
+    return {
+        "time": facts["time_ns"] / 1e9,
+        "behind": int(buffer.span.stop.sum()) - sum(facts["heads"]),
+        "clean": facts["clean"],
+    }
+
+
+def stamp_of(commit: dict[str, Any] | None) -> str:
+    """Return a text that changes with the last commit; to add to a version."""
+    return "" if commit is None else f".{commit['time']:.6f}{commit['clean']:d}"
 
 
 class DataFiles:

@@ -17,7 +17,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.page.guard import POLICY, Guard, is_loopback
-from tests.page.conftest import healthy_steps, make_buffer, schema
+from tests.page.conftest import healthy_steps, make_buffer, schema, squeezed
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -352,6 +352,66 @@ def test_hostile_files_give_words(serve, tmp_path, rng, name, damage):
         assert response.status in (200, 400, 404, 409, 410), query
         if response.status != 200:
             assert json.loads(response.data)["error"]
+
+
+def test_the_last_commit_is_followed_after_the_last_row(serve, tmp_path, rng):
+    path = tmp_path / "commits"
+    steps = squeezed(healthy_steps(rng, 500, 1))
+    with mr.ReplayBuffer.create(
+        path, schema(), 1000, autoreset="disabled", commit_every=None
+    ) as writer:
+        writer.extend(steps, final_observation=steps["observation"])
+        browser = serve(path)
+        events = browser.events()
+        first = next(events)[0]
+
+        def commit(tag=""):
+            headers = {"If-None-Match": tag} if tag else {}
+            response = browser.request("/api/b/0/overview", headers=headers)
+            assert response.status == 200
+            value = json.loads(response.data)["storage"]["commit"]
+            return value, response.headers["etag"]
+
+        before, tag = commit()
+        assert before["behind"] > 500
+        writer.commit()
+        versions = (s[0]["version"] for s in events)
+        assert next(v for v in versions if v != first["version"])
+        after, tag = commit(tag)
+        assert (after["behind"], after["clean"]) == (0, False)
+        assert after["time"] > before["time"]
+    closed = next(s[0] for s in events if s[0]["state"] == "closed")
+    assert closed["version"] != first["version"]
+    last, tag = commit(tag)
+    assert (last["behind"], last["clean"]) == (0, True)
+    again = browser.request("/api/b/0/overview", headers={"If-None-Match": tag})
+    assert again.status == 304
+
+
+def test_a_live_buffer_that_is_moved_is_followed(serve, tmp_path, rng):
+    path, elsewhere = tmp_path / "runs" / "x", tmp_path / "elsewhere"
+    steps = squeezed(healthy_steps(rng, 60, 1))
+    path.parent.mkdir()
+    with mr.ReplayBuffer.create(
+        path, schema(), 1000, autoreset="disabled", commit_every=None
+    ) as writer:
+        browser = serve(path)
+        state = browser.json("/api/buffers")["buffers"][0]
+        assert (state["state"], state["moved"], state["text"]) == ("live", None, "")
+        path.rename(elsewhere)
+        writer.extend(steps, final_observation=steps["observation"])
+        state = browser.json("/api/buffers")["buffers"][0]
+        assert (state["state"], state["pid"]) == ("live", os.getpid())
+        assert state["head"] == writer.heads.sum()
+        assert state["moved"] == str(elsewhere)
+        words = f"{path} leads nowhere: the folder was moved to {elsewhere}."
+        assert state["text"].startswith(words)
+        overview = browser.json("/api/b/0/overview")
+        assert overview["steps"] == 60
+        assert overview["storage"]["path"] == str(elsewhere)
+        assert browser.json("/api/b/0/draws?sampler=UniformSampler")["count"] == 256
+    state = browser.json("/api/buffers")["buffers"][0]
+    assert (state["state"], state["moved"]) == ("closed", str(elsewhere))
 
 
 def test_a_deleted_buffer_shows_its_last_state(serve, path):
