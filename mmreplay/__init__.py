@@ -223,22 +223,22 @@ def __getattr__(name: str) -> object:
         return import_module("mmreplay.errors")
     from difflib import get_close_matches
 
-    told = f"module 'mmreplay' has no attribute {name!r}"
+    message = f"module 'mmreplay' has no attribute {name!r}"
     near = [] if name.startswith("_") else get_close_matches(name, _MODULES, 1)
     if not near:
-        raise AttributeError(told, name=name, obj=sys.modules[__name__])
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     from importlib.util import find_spec
 
-    asked = f"Did you mean: {near[0]!r}?"
+    hint = f"Did you mean: {near[0]!r}?"
     # `from mmreplay import name` drops an AttributeError, and what it says instead
     # names nothing near before Python 3.12. Modules of the package are found later.
     if sys._getframe(1).f_code.co_name == "_handle_fromlist" and not find_spec(
         f"{__name__}.{name}"
     ):
         raise ImportError(
-            f"cannot import name {name!r} from 'mmreplay'. {asked}", name=__name__
+            f"cannot import name {name!r} from 'mmreplay'. {hint}", name=__name__
         )
-    raise AttributeError(f"{told}. {asked}")
+    raise AttributeError(f"{message}. {hint}")
 
 
 def __dir__() -> list[str]:

@@ -123,7 +123,7 @@ class Batch:
             return self._drawn[name]
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """What is copied and pickled: each column once, as what it is told to be."""
+        """Return the state to copy or pickle: each column once, as it is used."""
         state = {name: getattr(self, name) for name in self.__slots__}
         return None, state | {"_drawn": None}
 

@@ -309,7 +309,7 @@ def cold_rate(
     """
     seen = []
     sampler = UniformSampler(seed=3 if advise == "always" else 5)
-    # Mapped pages cannot be dropped; the disk is as fast to who reads.
+    # Mapped pages cannot be dropped; reads by pread are as fast.
     with ReplayBuffer.open(path, read_mode="pread", advise=advise) as buffer:
         drop = _dropper(buffer)
 

@@ -20,10 +20,10 @@ LAYOUTS: tuple[Layout, ...] = ("env_major", "time_major")
 # one step of all environments should be one write.
 ENV_MAJOR_NUM_ENVS = 32
 MAX_RESERVE = 4096
-# Small rows come fast: the reserve lasts a few of the device's syncs all the same.
+# Small rows come fast: with so many bytes, the reserve lasts for a few syncs.
 RESERVE_NBYTES = 8 << 20
-# And so does that of a few thousand rows, a sixteenth of which is written within one
-# sync. With fewer rows than these, most of the disk's would be beyond the capacity.
+# A ring of a few thousand rows needs such a reserve too: a sixteenth of its rows is
+# written within one sync. Below this capacity, the reserve would be most of the disk.
 LEAST_CAPACITY = 1024
 LEAST_RESERVE = 512
 LEAST_NBYTES = 1 << 20

@@ -385,7 +385,7 @@ def episode_table(
 
     Args:
         buffer: Open in any mode; of a live one, episodes that leave the ring
-            meanwhile are left out or become headless.
+            during the call are left out or become headless.
         progress: Called with (steps read, steps to read).
         newest: Read rewards of the newest so many whole episodes of each
             environment only, and leave out the others.
@@ -509,7 +509,7 @@ def _scan(
 
 @dataclass(slots=True)
 class _Counter:
-    """Steps read, told to whoever waits."""
+    """Counts the steps read, and reports them to a progress function."""
 
     progress: Progress | None
     total: int

@@ -662,7 +662,7 @@ class ReplayBuffer:
             START 1 (an episode begins here), TERMINATED 2, TRUNCATED 4, FINAL 8 (no
             step: it holds what followed the last one), BREAK 16 (START is a
             resume's or a clear's, not the environment's), CUT 32 (the step before
-            is told as truncated).
+            is reported as truncated).
 
         Raises:
             SchemaError: An environment is unknown.
@@ -974,8 +974,8 @@ class ReplayBuffer:
     def gather_all(self) -> Batch:
         """Gather every row alive, oldest first, environment by environment.
 
-        Final rows are included, and told by ``batch.fields["final"]``, bool
-        ``[B]`` (which a field of that name of the schema's own takes the place of).
+        Final rows are included: they are True in ``batch.fields["final"]``, bool
+        ``[B]``. A field ``final`` of the schema replaces that column.
         """
         return self._current().gather_all()
 
@@ -1202,7 +1202,7 @@ class ReplayBuffer:
             RemovedError: The folder was deleted, or its path leads to another one. It
                 is raised by each add from then on, until the folder is back.
             FailedError: The disk refused, and nothing more is taken; or a shard of a
-                compressed buffer could not be made, told once all is committed.
+                compressed buffer could not be made, raised once all is committed.
             FullError: No space is left.
         """
         opened = self._files

@@ -166,7 +166,7 @@ def folder_nbytes(folder: Path) -> dict[str, int]:
             try:
                 status = os.lstat(os.path.join(where, name))
             except FileNotFoundError:
-                continue  # A writer swept it meanwhile.
+                continue  # A writer has just removed it.
             apparent += status.st_size
             allocated += status.st_blocks * 512
     return {"apparent": apparent, "allocated": allocated}

@@ -337,7 +337,7 @@ class File:
                 size = min(AHEAD_NBYTES, offset + nbytes - first)
                 os.posix_fadvise(self.fd, first, size, os.POSIX_FADV_WILLNEED)
         except OSError as error:
-            if error.errno != errno.EBADF:  # which is for who reads the range to tell
+            if error.errno != errno.EBADF:  # the read itself raises that one
                 raise system_failure("read ahead in", self.path, error) from error
 
     def sync(self) -> None:

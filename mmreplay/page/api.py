@@ -1,8 +1,8 @@
 """Answers the page's requests: parameters in, bytes out, without a server.
 
-Each answer has an entity tag of what it was made of, so that a browser that has it
-already is told so in a few bytes: the version of the buffer, the query, and the
-progress of what the background thread still reads.
+Each answer has an entity tag, made of the version of the buffer, the query and the
+progress of the background thread. A browser that sends the tag back gets a short
+answer without a body (304) while nothing has changed.
 """
 
 from __future__ import annotations

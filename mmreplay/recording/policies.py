@@ -1,4 +1,4 @@
-"""Policies as messages name them: what one did wrong is told as its doing."""
+"""Policies, with their names for messages: errors say what a policy did wrong."""
 
 from __future__ import annotations
 
