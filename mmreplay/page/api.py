@@ -191,7 +191,7 @@ class Page:
             more = "" if progress is None else f".{progress:.6f}"
             return f'"{version}.{digest.hexdigest()}{more}"'
 
-        request = Request(self, shown, query, tag_of, tag)
+        request = PageRequest(self, shown, query, tag_of, tag)
         return ROUTES[parts[4]](request)
 
     def _shown(self, number: str) -> Shown:
@@ -207,7 +207,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PageRequest:
     """One request about one buffer.
 
     Attributes:
@@ -263,7 +263,7 @@ class Request:
         return PageAnswer(NOT_MODIFIED, b"", headers=headers)
 
 
-def answer_overview(request: Request) -> PageAnswer:
+def answer_overview(request: PageRequest) -> PageAnswer:
     """Return the first screen."""
     alpha = request.query.number("alpha", 0, MAX_ALPHA, DEFAULT_ALPHA)
     shown = request.shown
@@ -298,14 +298,14 @@ def answer_overview(request: Request) -> PageAnswer:
     return request.json(value, overview.version + stamp)
 
 
-def answer_episode_table(request: Request) -> PageAnswer:
+def answer_episode_table(request: PageRequest) -> PageAnswer:
     """Return a page of the table of episodes."""
     value = answer_episodes(request.shown.episodes, request.query)
     version = request.shown.episodes.columns().version
     return request.json(value, version, value["done"])
 
 
-def answer_episode(request: Request) -> PageAnswer:
+def answer_episode(request: PageRequest) -> PageAnswer:
     """Return one episode, by any of its positions."""
     env_id = request.env_id()
     position = request.query.integer("at", 0, MAX_POSITION)
@@ -315,7 +315,7 @@ def answer_episode(request: Request) -> PageAnswer:
     )
 
 
-def answer_curve(request: Request) -> PageAnswer:
+def answer_curve(request: PageRequest) -> PageAnswer:
     """Return curves of a field."""
     query, path = request.query, request.path()
     env_id = request.env_id()
@@ -360,7 +360,7 @@ def answer_curve(request: Request) -> PageAnswer:
     return PageAnswer(OK, body, BINARY_TYPE, headers)
 
 
-def answer_frames(request: Request) -> PageAnswer:
+def answer_frames(request: PageRequest) -> PageAnswer:
     """Return frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
@@ -438,7 +438,7 @@ def frame_limits(
     return shown.fixed(("limits", path, rows_version(shown.buffer())), find)
 
 
-def answer_values(request: Request) -> PageAnswer:
+def answer_values(request: PageRequest) -> PageAnswer:
     """Return the small fields of neighbouring rows."""
     env_id = request.env_id()
     first = request.query.integer("first", 0, MAX_POSITION)
@@ -449,7 +449,7 @@ def answer_values(request: Request) -> PageAnswer:
     )
 
 
-def answer_draws(request: Request) -> PageAnswer:
+def answer_draws(request: PageRequest) -> PageAnswer:
     """Return the draws of a sampler."""
     default = request.page.sampler or None
     text = request.query.text("sampler", default)
@@ -459,7 +459,7 @@ def answer_draws(request: Request) -> PageAnswer:
     return PageAnswer(OK, encode_json(value), headers=headers)
 
 
-def answer_compare(request: Request) -> PageAnswer:
+def answer_compare(request: PageRequest) -> PageAnswer:
     """Return the differences from another buffer of the page."""
     other = request.page.shown_of(request.query, "c")
     pair = (request.shown, other)
@@ -478,7 +478,7 @@ def answer_compare(request: Request) -> PageAnswer:
     return PageAnswer(OK, encode_json(value), headers=headers)
 
 
-ROUTES: dict[str, Callable[[Request], PageAnswer]] = {
+ROUTES: dict[str, Callable[[PageRequest], PageAnswer]] = {
     "overview": answer_overview,
     "episodes": answer_episode_table,
     "episode": answer_episode,

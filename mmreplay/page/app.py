@@ -212,7 +212,7 @@ class PatientResponse(Response):
                 self.body = b""
 
 
-class Live:
+class StateStream:
     """Sends clients the state of the buffers when it changes, twice a second at most.
 
     A state is made when it is sent: no client has a queue.
@@ -301,7 +301,7 @@ def make_app(
     # Made within the loop that uses them.
     threads = cache(partial(CapacityLimiter, MAX_THREADS))
     state_threads = cache(partial(CapacityLimiter, MAX_STATE_THREADS))
-    live, outbox = Live(page, state_threads, closing), Outbox()
+    live, outbox = StateStream(page, state_threads, closing), Outbox()
 
     async def answer(request: Request) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")

@@ -62,7 +62,7 @@ class Result(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ResultSlot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     result: Result[Any] | None = None
 
@@ -90,7 +90,7 @@ class ShownBuffer:
         self._buffer: ReplayBuffer | None = None
         self._error: Exception | None = None
         self._tried = -RETRY_S
-        self._entries: OrderedDict[object, _Entry] = OrderedDict()
+        self._entries: OrderedDict[object, _ResultSlot] = OrderedDict()
         self._heads: deque[tuple[float, int]] = deque()
         self._was_live = False
         self._fixed: dict[object, Any] = {}
@@ -197,12 +197,12 @@ class ShownBuffer:
             Refusal: The buffer cannot be read, and there is no result from before.
         """
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry())
+            slot = self._entries.setdefault(key, _ResultSlot())
             self._entries.move_to_end(key)
             while len(self._entries) > MAX_RESULTS:
                 self._entries.popitem(last=False)
-        with entry.lock:
-            last = entry.result
+        with slot.lock:
+            last = slot.result
             try:
                 buffer = self.buffer()
             except Refusal:
@@ -217,7 +217,7 @@ class ShownBuffer:
                     return last
             value = make(buffer)
             result = Result(value, version, now, time.monotonic() - now)
-            entry.result = result
+            slot.result = result
             return result
 
     def fixed(self, key: object, make: Callable[[ReplayBuffer], T]) -> T:

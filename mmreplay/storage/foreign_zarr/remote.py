@@ -47,7 +47,7 @@ class AccessRefusedError(FailedError):
 
 
 @dataclass(slots=True)
-class _Request:
+class _JoinedRead:
     """One range of an object, and the extents in it by their numbers."""
 
     name: str
@@ -147,7 +147,7 @@ class RemoteBlobs(Blobs):
         def fetch_alone(number: int) -> None:
             data_of[number] = self._get(module, wanted[number], max_nbytes)
 
-        def fetch_joined(request: _Request) -> None:
+        def fetch_joined(request: _JoinedRead) -> None:
             data = self._get(
                 module,
                 Extent(request.name, request.first, request.stop - request.first),
@@ -303,14 +303,14 @@ def _ranged(extent: Extent) -> bool:
     return extent.first >= 0 and extent.nbytes is not None
 
 
-def _joined(wanted: Sequence[Extent]) -> list[_Request]:
+def _joined(wanted: Sequence[Extent]) -> list[_JoinedRead]:
     """Requests for extents of known bytes, near ones together."""
     ranged = sorted(
         (extent.name, extent.first, number)
         for number, extent in enumerate(wanted)
         if _ranged(extent)
     )
-    requests: list[_Request] = []
+    requests: list[_JoinedRead] = []
     for name, first, number in ranged:
         nbytes = wanted[number].nbytes
         assert nbytes is not None
@@ -321,7 +321,7 @@ def _joined(wanted: Sequence[Extent]) -> list[_Request]:
             or first - last.stop > GAP_NBYTES
             or stop - last.first > JOINED_NBYTES
         ):
-            last = _Request(name, first, stop)
+            last = _JoinedRead(name, first, stop)
             requests.append(last)
         last.stop = max(last.stop, stop)
         last.extents.append(number)
