@@ -9,7 +9,13 @@ from mmreplay.convert.base import Block, Notes, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
+from mmreplay.datasets.common.fields import (
+    Ends,
+    Flags,
+    ends_of,
+    make_schema,
+    rename_top,
+)
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import Array, ColumnRows, scalar
 from mmreplay.datasets.common.transitions import (
@@ -89,7 +95,7 @@ class D4rlReader(FragmentReader):
         self._hdf5 = hdf5
         self._rows_by_name = self._find(hdf5)
         columns = {
-            _renamed(name): scalar(rows) if name == "rewards" else rows
+            rename_top(name, NAMES): scalar(rows) if name == "rewards" else rows
             for name, rows in self._rows_by_name.items()
             if not under([name], NEXT)
             and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
@@ -269,11 +275,6 @@ class D4rlWriter(StagedWriter):
             )
         self._close()
         self.nbytes = self._staging.publish()
-
-
-def _renamed(name: str) -> str:
-    top, slash, rest = name.partition("/")
-    return NAMES.get(top, top) + slash + rest
 
 
 def _laid_out(description: Description) -> tuple[TransitionMaker, dict[str, str]]:

@@ -16,6 +16,7 @@ from mmreplay.datasets.common.fields import (
     check_done,
     ends_of,
     make_schema,
+    rename_top,
 )
 from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, scalar
@@ -87,7 +88,7 @@ class PytorchrlReader(FragmentReader):
             if top == NEXT:
                 next_obs[f"observation{slash}{rest}"] = rows
             elif top not in (DONE, NEXT_DONE):
-                columns[_renamed(name)] = rows
+                columns[rename_top(name, NAMES)] = rows
         if "reward" in columns:
             columns["reward"] = scalar(columns["reward"])
         seen = {path for path in columns if path.split("/")[0] == "observation"}
@@ -115,11 +116,6 @@ class PytorchrlReader(FragmentReader):
         return ends_of(flags, None)
 
 
-def _renamed(name: str) -> str:
-    top, slash, rest = name.partition("/")
-    return NAMES.get(top, top) + slash + rest
-
-
 def _tensors(
     file: File, columns: Mapping[str, ArrayColumn], notes: Notes
 ) -> tuple[dict[str, ArrayColumn], int, int]:
@@ -137,7 +133,8 @@ def _tensors(
             found[name] = column
         else:
             message = f"tensor {name!r} was left out: it has no row a step"
-            left_out(notes, _renamed(name.replace(NEXT, "next_obs", 1)), message)
+            field = rename_top(name.replace(NEXT, "next_obs", 1), NAMES)
+            left_out(notes, field, message)
     return found, shape[0], shape[1]
 
 

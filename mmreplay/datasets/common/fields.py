@@ -59,6 +59,17 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
     return schema
 
 
+def rename_top(path: str, names: Mapping[str, str]) -> str:
+    """Return a path with another name for its first key.
+
+    Args:
+        path: Keys with slashes between them.
+        names: The new name of each key; other keys keep theirs.
+    """
+    top, slash, rest = path.partition("/")
+    return names.get(top, top) + slash + rest
+
+
 def select_metadata(metadata: Json, keys: Iterable[str], notes: Notes) -> Json:
     """Return the metadata values to store with a buffer, at most 64 KiB each."""
     found = {}
