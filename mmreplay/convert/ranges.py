@@ -150,7 +150,7 @@ class RangesReader(Reader):
         if not here.rows:
             raise SchemaError(
                 f"select names {ranges.rows:,} rows, but the source has none of them. "
-                "Select newer rows."
+                + _way_out(ranges, description.stop)
             )
         lost = ranges.rows - here.rows
         if lost:
@@ -261,6 +261,21 @@ class RangesReader(Reader):
     def close(self) -> None:
         """See `Reader.close`."""
         self._reader.close()
+
+
+def _way_out(ranges: RowRanges, heads: Ids) -> str:
+    """Say what to select instead of rows that a source does not have."""
+    num_envs = len(heads)
+    known = ranges.env_ids < num_envs
+    if not known.any():
+        return (
+            f"They are of environment {int(ranges.env_ids[0])}, and it has "
+            f"{num_envs}. Pass the buffer that the selection was saved from."
+        )
+    later = ranges.first[known] >= heads[ranges.env_ids[known]]
+    if later.all():
+        return "They are not written yet. Select older rows."
+    return "Select newer rows."
 
 
 def _range_of(ranges: RowRanges, env_ids: Ids, positions: Ids) -> Ids:

@@ -83,10 +83,12 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> PageFinding:
             "them.",
             "rewards",
         )  # fmt: skip
-    if low == high and share == 1:
+    if low == high:
+        some_left = any(reward.moments.nonfinite for reward in rewards)
         return PageFinding(
             "look", "rewards", "Every reward is the same",
-            f"All are {_number(low)}. A return then only says how long the episode is.",
+            f"All {'finite ones ' if some_left else ''}are {_number(low)}. A return then "
+            "only says how long the episode is.",
             "rewards",
         )  # fmt: skip
     if share < RARE_REWARDS:
@@ -143,11 +145,12 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
         return None
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
     more = f" and {constant - 1:,} more" if constant > 1 else ""
+    finite = "finite " if facts.moments.nonfinite else ""
     components = "components has" if constant == 1 else "components have"
     return PageFinding(
         "look", "never changes", f"Never changes: {name}{more}",
-        f"{constant:,} of {facts.num_components:,} {components} one value in all "
-        f"{facts.rows:,} rows looked at ({name} is {_number(facts.constant_value)}). "
+        f"{constant:,} of {facts.num_components:,} {components} one {finite}value in "
+        f"all {facts.rows:,} rows looked at ({name} is {_number(facts.constant_value)}). "
         "A network learns nothing from it.",
         to,
     )  # fmt: skip
@@ -161,10 +164,17 @@ def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
         if facts.role in ("observation", "action") and facts.rows >= MIN_ROWS
     ]
     found = [finding for facts in checked if (finding := check_constant(facts))]
-    if found or not checked:
+    frames = [facts for facts in checked if facts.image is not None]
+    values = [facts for facts in checked if facts.image is None]
+    if found or not checked or any(len(facts.constant) for facts in values):
         return found
-    title = "All components change"
-    text = "Each component of observations and actions has more than one value."
+    if not values:
+        title, text = "Frames differ", "Not all of them are equal."
+    else:
+        title = "All components change"
+        text = "Each component of observations and actions has more than one value."
+        if frames:
+            text += " Of images, not all frames are equal."
     return [PageFinding("fine", "never changes", title, text, "fields")]
 
 
@@ -304,7 +314,7 @@ def check_never_drawn(num_never: int, steps: int) -> PageFinding | None:
 
 
 def check_behind(heads: Sequence[int]) -> PageFinding | None:
-    """Check that no environment is far behind the first.
+    """Check that no environment is far behind the furthest.
 
     Args:
         heads: Rows ever written by each environment.
@@ -312,11 +322,18 @@ def check_behind(heads: Sequence[int]) -> PageFinding | None:
     if len(heads) < 2:
         return None
     highest, lowest = max(heads), min(heads)
-    lag = highest - lowest
-    if lag > max(MIN_BEHIND, BEHIND * highest):
+    lag, most = highest - lowest, max(MIN_BEHIND, BEHIND * highest)
+    if lag > most:
+        last, furthest = list(heads).index(lowest), list(heads).index(highest)
+        count = sum(highest - head > most for head in heads)
+        title, rest = f"Environment {last} is behind", "the others are not behind."
+        if count > 1:
+            title = f"{count:,} environments are behind"
+            rest = f"{count:,} of {len(heads):,} environments are behind."
         return PageFinding(
-            "look", "behind", f"Environment {list(heads).index(lowest)} is behind",
-            f"It has {lag:,} rows less than the first, which has {highest:,}.",
+            "look", "behind", title,
+            f"Environment {last} has {lag:,} rows less than environment {furthest}, "
+            f"the furthest, which has {highest:,}; {rest}",
             "storage",
         )  # fmt: skip
     return PageFinding(

@@ -210,7 +210,7 @@ class FieldFacts:
         complete: These are all steps that the buffer holds.
         moments: Over all finite elements.
         num_nan: NaN elements.
-        constant: Components with one value in all rows, int64 ``[N]``.
+        constant: Components with one finite value in all rows, int64 ``[N]``.
         constant_value: Of the first of them; NaN where there is none.
         repeats: Rows that equal the row before, in the same episode.
         pairs: Rows that follow another one of the same episode.
@@ -286,27 +286,37 @@ def measure(
     blocks: list[Values] = []
     changing: NDArray[np.bool_] | None = None
     last: Values | None = None
+    known: Values | None = None
     for rows, values in sample_blocks(buffer, path, some):
         block_moments = moments_of(values)
         moments = moments.merge(block_moments)
         finite_nonzero = values != 0
+        finite: NDArray[np.bool_] | None = None
         if block_moments.nonfinite:
+            finite = np.isfinite(values)
             num_nan += int(np.isnan(values).sum())
-            finite_nonzero &= np.isfinite(values)
+            finite_nonzero &= finite
         nonzero += int(finite_nonzero.any(axis=1).sum())
         # The row before may be in the block before.
         joined = values if last is None else np.concatenate([last, values])
         differs = joined[1:] != joined[:-1]
         follows = some.follows[rows][len(values) - len(differs) :]
         repeats += int((~differs.any(axis=1) & follows).sum())
-        some_change = differs.any(axis=0)
+        if values.dtype.kind == "f":
+            # A NaN differs from everything, and is no value of its own.
+            known = _first_finite(values, finite, known)
+            other = values != known
+            some_change = (other if finite is None else other & finite).any(axis=0)
+        else:
+            some_change = differs.any(axis=0)
         changing = some_change if changing is None else changing | some_change
         last = values[-1:]
         if counted:
             blocks.append(values)
     assert changing is not None
     assert last is not None
-    constant = np.flatnonzero(~changing)
+    known = last[0] if known is None else known
+    constant = np.flatnonzero(~changing & np.isfinite(known))
     floats = last.dtype.kind == "f"
     none = np.zeros(0)
     at_limits, lows, highs = none, none, none
@@ -333,7 +343,7 @@ def measure(
         moments=moments,
         num_nan=num_nan,
         constant=constant,
-        constant_value=float(last[0, constant[0]]) if len(constant) else math.nan,
+        constant_value=float(known[constant[0]]) if len(constant) else math.nan,
         repeats=repeats,
         pairs=int(some.follows[1:].sum()),
         nonzero=nonzero,
@@ -345,6 +355,23 @@ def measure(
         top_share=top_share,
         num_values=num_values,
     )
+
+
+def _first_finite(
+    values: Values, finite: NDArray[np.bool_] | None, known: Values | None
+) -> Values:
+    """Return the first finite value of each component, or one that is not finite.
+
+    Args:
+        values: ``[n, components]``.
+        finite: Which of them are; None for all.
+        known: What was returned for the rows before.
+    """
+    if known is not None and np.isfinite(known).all():
+        return known
+    rows = 0 if finite is None else finite.argmax(axis=0)
+    first: Values = values[rows, np.arange(values.shape[1])]
+    return first if known is None else np.where(np.isfinite(known), known, first)
 
 
 def _at_limits(
@@ -367,8 +394,10 @@ def _at_limits(
         high = np.where(finite, values, -np.inf).max(axis=0)
         counts = np.maximum(1, finite.sum(axis=0))
         shares[some] = ((values == low) | (values == high)).sum(axis=0) / counts
-        ordered = np.sort(values[:FEW_ROWS], axis=0)
-        num_values = 1 + (ordered[1:] != ordered[:-1]).sum(axis=0)
+        # Evenly over the rows: the first ones may be of a warm-up.
+        ordered = np.sort(values[:: -(-num_rows // FEW_ROWS)], axis=0)
+        differs = (ordered[1:] != ordered[:-1]) & np.isfinite(ordered[1:])
+        num_values = 1 + differs.sum(axis=0)
         shares[some][(num_values <= FEW_VALUES) | ~np.isfinite(low)] = 0
         lows[some], highs[some] = low, high
     return shares, lows, highs

@@ -21,7 +21,7 @@ from mmreplay.convert.ranges import RowRanges, read_ranges
 from mmreplay.convert.staging import Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import FailedError, called
+from mmreplay.errors import FailedError, SchemaError, called
 from mmreplay.page.api import OK, Page, PageAnswer, Shown
 from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
 from mmreplay.page.curves import MAX_VALUES_ROWS
@@ -74,19 +74,22 @@ def save_page(
     Args:
         page: Its answers.
         folder: A new folder.
-        select: A selection of rows, whose episodes are saved.
+        select: A selection of rows, whose episodes are saved of the buffer that it
+            was made from; of the first one where it does not say which.
         progress: Called with (episodes saved, episodes to save).
 
     Raises:
         FormatError: The folder exists, or the selection is none.
+        SchemaError: The selection is of a buffer that is not on the page.
         FailedError: A buffer cannot be read.
     """
     ranges = None if select is None else read_ranges(select)
+    chosen = None if ranges is None else (_selected(page, ranges.uuid), ranges)
     report = SaveReport()
     staging = Staging(folder, folder=True)
     try:
         names = []
-        for number, text in enumerate(_data_files(page, ranges, report, progress)):
+        for number, text in enumerate(_data_files(page, chosen, report, progress)):
             name = f"data-{number:03}.js"
             _write(staging.path / name, text)
             names.append(name)
@@ -107,6 +110,32 @@ def save_page(
     return report
 
 
+def _selected(page: Page, uuid: str) -> int:
+    """Return the number of the buffer that a selection was made from.
+
+    Args:
+        page: Its buffers.
+        uuid: Hex name of the buffer; ``""`` for the first one.
+
+    Raises:
+        SchemaError: It is not on the page.
+    """
+    if not uuid:
+        return 0
+    known = []
+    for number, shown in enumerate(page.shown):
+        try:
+            known.append(shown.buffer.buffer().metadata.uuid.hex())
+        except Refusal:
+            continue
+        if known[-1] == uuid:
+            return number
+    raise SchemaError(
+        f"select is of the buffer {uuid}, and the page shows {', '.join(known)}. Pass "
+        "the path of the buffer that it was saved from."
+    )
+
+
 def _write(path: Path, data: bytes) -> None:
     file = File.create(path, len(data))
     try:
@@ -117,7 +146,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _data_files(
     page: Page,
-    ranges: RowRanges | None,
+    ranges: tuple[int, RowRanges] | None,
     report: SaveReport,
     progress: Progress | None,
 ) -> Iterator[bytes]:
@@ -163,7 +192,7 @@ class _Saver:
 
 def _answers(
     page: Page,
-    ranges: RowRanges | None,
+    ranges: tuple[int, RowRanges] | None,
     report: SaveReport,
     progress: Progress | None,
 ) -> Iterator[tuple[str, str, bytes]]:
@@ -179,8 +208,9 @@ def _answers(
     yield "settings", JSON_TYPE, encode_json(settings)
     chosen: list[tuple[int, Shown, EpisodeColumns, list[int]]] = []
     for number, shown in enumerate(page.shown):
+        here = ranges[1] if ranges is not None and ranges[0] == number else None
         try:
-            columns, rows = _choose(shown, ranges if number == 0 else None, report)
+            columns, rows = _choose(shown, here, report)
         except Refusal as refusal:
             raise FailedError(
                 f"{shown.buffer.path} cannot be saved: {refusal.text}"
@@ -236,10 +266,14 @@ def _choose(
             inside = (columns.env_ids == env_id) & (columns.begin < stop)
             found = np.flatnonzero(inside & (ends > first)).tolist()
             if not found:
-                report.notes.append(
-                    f"positions {first:,} to {stop:,} of environment {env_id} are not "
-                    "in the buffer any more"
+                later = env_id < len(columns.heads) and first >= columns.heads[env_id]
+                why = (
+                    "are not written yet" if later else "are not in the buffer any more"
                 )
+                text = f"positions {first:,} to {stop:,} of environment {env_id} {why}"
+                if env_id >= len(columns.heads):
+                    text = f"there is no environment {env_id} in the buffer"
+                report.notes.append(text)
             rows += found
         rows = sorted(set(rows))
         if len(rows) > MAX_EPISODES:

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.page.checks import check_dominates, check_ends, check_never_drawn
+from mmreplay.page.checks import (
+    check_behind,
+    check_dominates,
+    check_ends,
+    check_never_drawn,
+)
 from mmreplay.page.priorities import EPS
 from tests.page.conftest import healthy_steps, make_buffer, schema
 
@@ -98,6 +103,17 @@ def test_every_reward_is_the_same(ask, tmp_path, rng):
     assert "All are -1." in found["text"]
 
 
+def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
+    def change(steps):
+        steps["reward"][:] = 5
+        steps["reward"][7, 1] = np.nan
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["not finite", "rewards"]
+    assert found["rewards"]["title"] == "Every reward is the same"
+    assert found["rewards"]["text"].startswith("All finite ones are 5.")
+
+
 def test_rewards_are_rare(ask, tmp_path, rng):
     def change(steps):
         steps["reward"][:] = 0
@@ -164,6 +180,30 @@ def test_an_action_that_never_changes(ask, tmp_path, rng):
     assert found["never changes"]["title"] == "Never changes: action[1]"
 
 
+@pytest.mark.parametrize("at", [0, 7, 299])
+def test_a_nan_does_not_hide_what_never_changes(ask, tmp_path, rng, at):
+    def change(steps):
+        steps["observation"]["joints"][..., 2] = 0.25
+        steps["observation"]["joints"][at, :, 2] = np.nan
+        steps["observation"]["joints"][..., 3] = np.nan
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["not finite", "never changes"]
+    assert found["never changes"]["title"] == "Never changes: observation/joints[2]"
+    assert "1 of 4 components has one finite value" in found["never changes"]["text"]
+    assert "is 0.25" in found["never changes"]["text"]
+
+
+def test_beside_one_action_not_all_components_change(ask, tmp_path, rng):
+    client = ask(discrete(rng, 500, np.full(500, 3), tmp_path / "a"))
+    assert [*findings(client)] == ["one action"]
+    titles = [check["title"] for check in client.json("overview")["checks"]]
+    assert "All components change" not in titles
+    client = ask(discrete(rng, 500, rng.integers(0, 4, 500), tmp_path / "b"))
+    titles = [check["title"] for check in client.json("overview")["checks"]]
+    assert "All components change" in titles
+
+
 def test_images_that_never_change(ask, tmp_path, rng):
     def change(steps):
         steps["observation"]["pixels"][:] = 7
@@ -199,6 +239,37 @@ def test_saturated_actions(ask, tmp_path, rng, share, level):
     assert found["saturated"]["level"] == level
     assert found["saturated"]["title"] == "Saturated: action[1]"
     assert "-3 or 3" in found["saturated"]["text"]
+
+
+@pytest.mark.parametrize("warm", [-1, 0, 3])
+def test_actions_that_saturate_after_a_warm_up(ask, tmp_path, rng, warm):
+    fields = {
+        "observation": mr.Field((2,), "float32"),
+        "action": mr.Field((2,), "float32"),
+        "reward": mr.Field((), "float32"),
+    }
+    count = 20_000
+    actions = rng.uniform(-2.9, 2.9, (count, 2)).astype(np.float32)
+    late = np.arange(count) > 5000
+    actions[late & (rng.random(count) < 0.7), 1] = 3
+    actions[~late, 1] = warm
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), count) as buffer:
+        buffer.extend(
+            observation=rng.random((count, 2), np.float32),
+            action=actions,
+            reward=rng.random(count, np.float32),
+        )
+    found = findings(ask(tmp_path / "a"))
+    assert found["saturated"]["title"] == "Saturated: action[1]"
+
+
+def test_a_gripper_with_nan_is_not_saturated(ask, tmp_path, rng):
+    def change(steps):
+        steps["action"][..., 1] = rng.choice([-1, 1], steps["reward"].shape)
+        steps["action"][:60, :, 1] = np.nan
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*found] == ["not finite"]
 
 
 def test_a_gripper_is_not_saturated(ask, tmp_path, rng):
@@ -278,6 +349,18 @@ def test_an_environment_is_behind(ask, tmp_path, rng):
     found = findings(ask(tmp_path / "a"))
     assert found["behind"]["title"] == "Environment 1 is behind"
     assert found["behind"]["level"] == "look"
+    assert found["behind"]["text"].startswith("Environment 1 has ")
+    assert found["behind"]["text"].endswith("; the others are not behind.")
+
+
+def test_environments_behind_are_counted():
+    finding = check_behind([900, 1000, 300, 1000, 980])
+    assert finding.title == "2 environments are behind"
+    assert finding.text == (
+        "Environment 2 has 700 rows less than environment 1, the furthest, which has "
+        "1,000; 2 of 5 environments are behind."
+    )
+    assert check_behind([980, 1000]).level == "fine"
 
 
 def next_step_rows(rng, count):

@@ -107,6 +107,53 @@ def test_selected_episodes_are_saved(path, tmp_path):
     page.close()
 
 
+def test_a_selection_is_of_the_buffer_that_it_names(cli, path, tmp_path, rng):
+    other = make_buffer(tmp_path / "other", rng, count=90)
+    with mr.ReplayBuffer.open(other) as buffer:
+        uuid = buffer.metadata.uuid.hex()
+    file = select(tmp_path / "some.json", [(1, 35, 40)], uuid)
+    page = Page([path, other])
+    save_page(page, tmp_path / "page", file)
+    page.close()
+    answers = answers_of(tmp_path / "page")
+    rows = json.loads(answers["/api/b/1/episodes"][1])["rows"]
+    assert [row[:2] for row in rows] == [[1, 31]]
+    # Of the first buffer the newest ones are saved, as without a selection.
+    assert len(json.loads(answers["/api/b/0/episodes"][1])["rows"]) > 1
+    code, out, err = cli("view", path, "--save", tmp_path / "no", "--select", file)
+    assert (code, out) == (3, "")
+    assert f"select is of the buffer {uuid}, and the page shows " in err
+    assert "Pass the path of the buffer that it was saved from." in err
+    assert not (tmp_path / "no").exists()
+
+
+def test_rows_that_cannot_be_saved_are_named(path, tmp_path):
+    rows = [(0, 5, 9), (0, 9000, 9001), (7, 0, 5)]
+    file = select(tmp_path / "some.json", rows)
+    page = Page([path])
+    report = save_page(page, tmp_path / "page", file)
+    page.close()
+    assert report.notes == [
+        "positions 9,000 to 9,001 of environment 0 are not written yet",
+        "there is no environment 7 in the buffer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ((7, 0, 50), "They are of environment 7, and it has 2. Pass the buffer that"),
+        ((1, 9000, 9050), "They are not written yet. Select older rows."),
+    ],
+)
+def test_convert_says_why_it_has_none_of_the_rows(cli, path, tmp_path, rows, words):
+    file = select(tmp_path / "none.json", [rows])
+    code, _, err = cli("convert", path, tmp_path / "other", "--select", file)
+    assert code == 3
+    assert "the source has none of them" in err
+    assert words in " ".join(err.split())
+
+
 def test_ranges_are_joined_and_sorted():
     ranges = RowRanges.of([(1, 5, 9), (0, 3, 4), (1, 9, 12), (1, 2, 6), (1, 20, 30)])
     assert ranges.env_ids.tolist() == [0, 1, 1]
