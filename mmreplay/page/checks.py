@@ -84,11 +84,11 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> PageFinding:
             "rewards",
         )  # fmt: skip
     if low == high:
-        some_left = any(reward.moments.nonfinite for reward in rewards)
+        left_out = any(reward.moments.nonfinite for reward in rewards)
         return PageFinding(
             "look", "rewards", "Every reward is the same",
-            f"All {'finite ones ' if some_left else ''}are {_number(low)}. A return then "
-            "only says how long the episode is.",
+            f"All {'finite ones ' if left_out else ''}are {_number(low)}. A return "
+            "then only says how long the episode is.",
             "rewards",
         )  # fmt: skip
     if share < RARE_REWARDS:
@@ -150,8 +150,8 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
     return PageFinding(
         "look", "never changes", f"Never changes: {name}{more}",
         f"{constant:,} of {facts.num_components:,} {components} one {finite}value in "
-        f"all {facts.rows:,} rows looked at ({name} is {_number(facts.constant_value)}). "
-        "A network learns nothing from it.",
+        f"all {facts.rows:,} rows looked at ({name} is "
+        f"{_number(facts.constant_value)}). A network learns nothing from it.",
         to,
     )  # fmt: skip
 

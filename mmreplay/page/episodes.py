@@ -45,7 +45,7 @@ REFRESH_S, PATIENCE = 1.0, 4
 MAX_LIMIT = 500
 MAX_ORDERS = 2
 BINS = 48
-SORTS = ("age", "length", "return", "env", "begin")
+SORTS = ("age", "length", "return", "env", "begin", "end")
 LISTED_REWARDS = 2000
 """Steps of an episode with a reward other than 0 that are listed."""
 REWARD_ROWS, MAX_EPISODE_ROWS = 1 << 20, 1 << 24
@@ -406,8 +406,8 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
             missing = -np.inf if descending else np.inf
             numbers = np.where(np.isnan(numbers), missing, numbers)
         else:
-            names = {"length": "lengths", "env": "env_ids", "begin": "begin"}
-            numbers = getattr(columns, names[sort])[rows]
+            names = {"length": "lengths", "env": "env_ids", "end": "kinds"}
+            numbers = getattr(columns, names.get(sort, sort))[rows].astype(np.int64)
         order = np.argsort(-numbers if descending else numbers, kind="stable")
         return rows[order]
 

@@ -12,6 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.page.api import Page
+from mmreplay.page.episodes import KINDS
 from mmreplay.page.shown import rows_version
 from mmreplay.page.wire import encode_json, pack, unpack
 from tests.page.conftest import (
@@ -114,6 +115,15 @@ def test_the_table_is_sorted(ask, path, stored, sort, descending):
         assert row[2] == length
         assert row[3] == pytest.approx(value, abs=1e-4)
         assert row[6] == stored.heads[env_id] - begin - length
+
+
+@pytest.mark.parametrize("descending", [0, 1])
+def test_the_table_is_sorted_by_how_episodes_end(ask, path, descending):
+    client = ask(path)
+    answer = client.json("episodes", f"sort=end&desc={descending}&limit=500")
+    kinds = [KINDS.index(row[4]) for row in answer["rows"]]
+    assert len(set(kinds)) > 1
+    assert kinds == sorted(kinds, reverse=bool(descending))
 
 
 def test_the_table_is_filtered(ask, path, stored):
