@@ -635,7 +635,7 @@ window.fetch = async (path) => {
         ("sampler", "draws", "e=0:62", "positions 62 to"),
     ],
 )
-def test_a_slow_answer_does_not_take_the_place_of_a_newer_one(
+def test_a_slow_answer_does_not_replace_a_newer_one(
     tab, serve, path, slow, first, second, shown
 ):
     tab.open(serve(path))
@@ -656,7 +656,7 @@ def test_a_slow_answer_does_not_take_the_place_of_a_newer_one(
     assert tab.errors() == []
 
 
-def test_a_slow_overview_does_not_take_the_place_of_another_screen(tab, serve, path):
+def test_a_slow_overview_does_not_replace_another_screen(tab, serve, path):
     tab.open(serve(path), "episodes")
     tab.run(SLOW, "alpha", 700)
     tab.run("mmr.app.alpha = 0.5; location.hash = '#overview'")
