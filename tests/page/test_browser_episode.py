@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page.api import Page
+from mmreplay.page.saved import save_page
 from tests.page.browser import needs_chromium
 from tests.page.conftest import healthy_steps, make_buffer, schema
 
@@ -505,6 +507,18 @@ def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path):
     tab.key("r")
     tab.key("R", shift=True)
     tab.wait("return document.querySelector('.time').textContent === '9,000 / 9,999'")
+    # A saved page has the listed ones, and says so.
+    page = Page([tmp_path / "a"])
+    save_page(page, tmp_path / "page")
+    page.close()
+    tab.open((tmp_path / "page" / "index.html").as_uri(), "e=0:0&t=3997")
+    tab.key("r")
+    tab.wait("return document.querySelector('.time').textContent === '3,998 / 9,999'")
+    tab.key("r")
+    tab.wait(
+        "return document.querySelector('[data-note=rewards]').textContent === "
+        "'later rewards are not in the saved page'"
+    )
     assert tab.errors() == []
 
 

@@ -341,7 +341,9 @@
         const found = way > 0
           ? (inList() ?? (await findReward(...later, way)))
           : ((await findReward(...later, way)) ?? inList());
-        if (found != null && own === searching && from === step && !stopped) move(found);
+        if (own !== searching || from !== step || stopped) return;
+        if (found != null) move(found);
+        else if (way > 0 && !isListed && mmr.isSaved()) rewardsNote.textContent = "later rewards are not in the saved page";
       } catch (error) {
         if (!stopped) rewardsNote.textContent = error.message;
       }
