@@ -55,7 +55,7 @@ MAX_DEPTH = 6
 MAX_INTEGER = 1 << 40
 MAX_WINDOW = 1 << 16
 """Steps of a window: a SequenceSampler has an array of so many."""
-MAX_RANKED_ROWS = 1 << 21
+MAX_RANKED_ROWS = 600_000
 """Rows of a ring that are ranked: their priorities are sorted in memory."""
 LARGE_ROWS, LARGE_AGE_S = 1 << 22, 30.0
 """Of a ring of so many rows, masses of blocks are weighed again after so long."""

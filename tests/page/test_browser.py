@@ -503,6 +503,34 @@ def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     assert tab.text('[data-fact="steps"]').startswith("600")
 
 
+def test_a_folder_that_is_moved_while_it_is_written_is_followed(tab, serve, tmp_path):
+    path, elsewhere = tmp_path / "live", tmp_path / "elsewhere"
+    rng = np.random.default_rng(0)
+    with mr.ReplayBuffer.create(
+        path, schema(), 1000, 2, autoreset="disabled"
+    ) as writer:
+        steps = healthy_steps(rng, 60, 2)
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.open(serve(path))
+        assert tab.run("return document.getElementById('banner') === null")
+        path.rename(elsewhere)
+        words = (
+            f"{path} leads nowhere: the folder was moved to {elsewhere}. "
+            "The page still follows it."
+        )
+        tab.wait("return document.getElementById('banner') !== null")
+        assert tab.text("#banner") == words
+        assert tab.text("#state").startswith("Live")
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.wait(
+            "return document.querySelector('[data-fact=steps]').textContent"
+            ".startsWith('240')"
+        )
+        assert tab.text("#banner") == words
+        elsewhere.rename(path)
+        tab.wait("return document.getElementById('banner') === null")
+
+
 def test_a_server_that_ended_is_named(tab, serve, path):
     url = serve(path)
     tab.open(url)

@@ -110,14 +110,16 @@
     );
   }
 
-  // Above whatever screen is shown, as long as the folder is not there.
+  // Above whatever screen is shown, as long as the folder is not at its path.
   function showBanner() {
+    const state = app.states[app.id];
+    const text = isRemoved(app.id)
+      ? "The folder was removed; what is shown is the last state."
+      : state?.moved ? state.text : "";
     const banner = document.getElementById("banner");
-    if (!isRemoved(app.id)) banner?.remove();
-    else if (!banner) {
-      const text = "The folder was removed; what is shown is the last state.";
-      main.prepend(el("div", { id: "banner", class: "banner bad", role: "status" }, text));
-    }
+    if (banner?.textContent === text) return;
+    banner?.remove();
+    if (text) main.prepend(el("div", { id: "banner", class: "banner bad", role: "status" }, text));
   }
 
   function refused(error) {
