@@ -194,7 +194,7 @@ def test_a_nan_does_not_hide_what_never_changes(ask, tmp_path, rng, at):
     assert "is 0.25" in found["never changes"]["text"]
 
 
-def test_beside_one_action_not_all_components_change(ask, tmp_path, rng):
+def test_with_one_action_not_all_components_change(ask, tmp_path, rng):
     client = ask(discrete(rng, 500, np.full(500, 3), tmp_path / "a"))
     assert [*findings(client)] == ["one action"]
     titles = [check["title"] for check in client.json("overview")["checks"]]
