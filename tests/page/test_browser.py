@@ -48,6 +48,10 @@ def test_the_overview_shows_the_buffers_figures(tab, serve, path, stored):
     assert tab.texts("#fields th[scope=row]") == list(stored.schema.paths)
     canvases = tab.run("return document.querySelectorAll('main canvas').length")
     assert canvases >= 4
+    sizes = tab.run(
+        "return [0, 1023, 1024, 1023 * 1024, 1048575, 1.56 * 2 ** 30].map(mmr.size)"
+    )
+    assert sizes == ["0 B", "1023 B", "1.00 KiB", "1023 KiB", "1024 KiB", "1.56 GiB"]
     assert tab.errors() == []
 
 

@@ -56,7 +56,7 @@
       nbytes /= 1024;
       unit++;
     }
-    return `${unit ? nbytes.toPrecision(3) : nbytes} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit]}`;
+    return `${!unit ? nbytes : nbytes < 999.5 ? nbytes.toPrecision(3) : nbytes.toFixed(0)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit]}`;
   };
 
   mmr.ago = (seconds) => {

@@ -503,7 +503,8 @@
       ["laps", overview.laps.toFixed(2)],
       ["generation", count(facts.generation)],
       ["created", facts.created.replace("T", " ").replace("Z", " UTC")],
-      ...(facts.disk ? [["on disk", `${size(facts.disk.allocated)} of ${size(facts.disk.apparent)}`]] : []),
+      // Of a sparse file; small ones take whole blocks, which are more than their bytes.
+      ...(facts.disk ? [["on disk", size(facts.disk.allocated) + (facts.disk.allocated < facts.disk.apparent ? ` of ${size(facts.disk.apparent)}` : "")]] : []),
       ["never drawn", plural(facts.never_drawn, "step")],
       ["opening", facts.opening],
       ["path", facts.path],
