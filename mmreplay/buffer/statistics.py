@@ -191,7 +191,7 @@ def commit_facts(buffer: ReplayBuffer, folder: Path | None = None) -> dict[str, 
     slots = commit.split(data, metadata.uuid, metadata.generation, num_envs)
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
-    # One that gives up more of the ring repeats the heads of the last commit.
+    # A commit that raises the limits alone repeats the heads of the last commit.
     older = [
         each.time_ns
         for each in (slots[slot] for slot in commit.DURABLE_SLOTS)

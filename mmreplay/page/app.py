@@ -86,7 +86,7 @@ class Guarded:
         query = scope.get("query_string", b"").decode("latin-1")
         instead = self._guard.check(scope["method"], scope["path"], query, headers)
         if instead is not None:
-            # Whoever has no key is to hold no connection.
+            # A client without the key must not hold a connection.
             ending = {} if instead.status == SEE_OTHER else {"connection": "close"}
             response = Response(
                 instead.text, instead.status, instead.headers | ending, "text/plain"
@@ -100,8 +100,8 @@ class Guarded:
 class ImpatientProtocol(H11Protocol):
     """Closes connections that send no whole request, not only those that sent one.
 
-    Whoever reaches the port can open connections: without the key, too. Where there
-    are too many, the oldest one whose newest request had no key, or that sent none yet,
+    Any client that reaches the port can open connections, also without the key. Where
+    there are too many, the oldest one whose newest request had no key, or that sent none yet,
     is closed for each new one: they do not keep the key's owner out.
 
     Attributes:

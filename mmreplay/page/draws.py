@@ -96,7 +96,7 @@ class ColumnSampler(PrioritizedSampler):
 
         Raises:
             EmptyError: There is no legal start, or all of them have priority 0.
-            StaleError: All that was drawn was overwritten since the rows were weighed.
+            StaleError: Every drawn row was overwritten since the rows were weighed.
         """
         count = num_legal(view)
         if count < 1:

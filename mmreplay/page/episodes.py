@@ -39,7 +39,7 @@ AT_ONCE_STEPS = 1 << 18
 SLICE_STEPS = 1 << 21
 """So many rewards are read at a time by the thread: about 0.1 s."""
 CHUNK = 1 << 17
-"""Episodes of which flags are read at a time."""
+"""Episodes whose flags are read at a time."""
 REFRESH_S, PATIENCE = 1.0, 4
 """Episodes are read again after a second, or four times as long as it took to."""
 MAX_LIMIT = 500
@@ -147,7 +147,7 @@ class EpisodeColumns:
             none,
         )  # fmt: skip
         read = read_returns(buffer, table)
-        # Episodes that left the ring meanwhile are missing: ends say which.
+        # Episodes overwritten since are missing: ends say which.
         wanted = np.arange(len(rows))
         if len(read) < len(rows):
             ends = {

@@ -194,36 +194,33 @@ def series_of_returns(
 ) -> dict[str, Any]:
     """Return the newest returns in the order of their ends, with a moving mean."""
     rows = newest[np.isfinite(columns.returns[newest])]
-    ends = columns.begin[rows] + columns.lengths[rows]
-    order = np.argsort(ends, kind="stable")
-    rows, ends = rows[order], ends[order]
-    values = columns.returns[rows].astype(np.float64)
-    window = smoothing_window(len(rows))
-    means = np.full(len(rows), np.nan)
-    if window > 1:
-        means[window - 1 :] = moving_mean(values, window)
-    some = _points(len(rows))
-    return {
-        "x": ends[some],
-        "y": values[some],
-        "mean": means[some],
-        "window": window,
-        "env_ids": columns.env_ids[rows[some]],
-        "begin": columns.begin[rows[some]],
-        "count": len(rows),
-        "total": len(columns),
-        "average": float(values.mean()) if len(values) else None,
-    }
+    series = _series(columns, rows, columns.returns)
+    return {**series, "count": len(rows), "total": len(columns)}
 
 
 def series_of_lengths(
     columns: EpisodeColumns, newest: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Return the newest lengths in the order of their ends, and a histogram of all."""
-    ends = columns.begin[newest] + columns.lengths[newest]
+    series = _series(columns, newest, columns.lengths)
+    histogram = histogram_of_episodes(columns, "length").to_json()
+    return {**series, "histogram": histogram}
+
+
+def _series(
+    columns: EpisodeColumns, rows: NDArray[np.int64], numbers: NDArray[Any]
+) -> dict[str, Any]:
+    """One number of each of some episodes, in the order of their ends.
+
+    Args:
+        columns: All episodes.
+        rows: int64 ``[N]``, which of them.
+        numbers: A number of each of all episodes.
+    """
+    ends = columns.begin[rows] + columns.lengths[rows]
     order = np.argsort(ends, kind="stable")
-    rows, ends = newest[order], ends[order]
-    values = columns.lengths[rows].astype(np.float64)
+    rows, ends = rows[order], ends[order]
+    values = numbers[rows].astype(np.float64)
     window = smoothing_window(len(rows))
     means = np.full(len(rows), np.nan)
     if window > 1:
@@ -237,7 +234,6 @@ def series_of_lengths(
         "env_ids": columns.env_ids[rows[some]],
         "begin": columns.begin[rows[some]],
         "average": float(values.mean()) if len(values) else None,
-        "histogram": histogram_of_episodes(columns, "length").to_json(),
     }
 
 
@@ -276,7 +272,7 @@ def fields_of(
 
 
 def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
-    """Return what whoever looks after the disk wants to know."""
+    """Return what matters for the disk: engine, sizes, commits and laps."""
     metadata, folder = buffer.metadata, folder_of(buffer)
     facts: dict[str, Any] = {
         "path": str(folder or buffer.source),
