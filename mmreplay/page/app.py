@@ -101,8 +101,8 @@ class ImpatientProtocol(H11Protocol):
     """Closes connections that send no whole request, not only those that sent one.
 
     Any client that reaches the port can open connections, also without the key. Where
-    there are too many, the oldest one whose newest request had no key, or that sent none yet,
-    is closed for each new one: they do not keep the key's owner out.
+    there are too many, the oldest one whose newest request had no key, or that sent
+    none yet, is closed for each new one: they do not keep the key's owner out.
 
     Attributes:
         made: When, by the clock of the loop.
