@@ -6,6 +6,7 @@
 #                recording in build/demo
 #   make test    the tests, without the slow ones
 #   make docs    the documentation site, with the API reference, into build/site
+#   make ray     an environment with Ray in build/ray, and the tests of mmreplay.ray
 #   make check   format, lint, types, import floors, all tests; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
-.PHONY: demo test docs check install clean
+.PHONY: demo test docs ray check install clean
 
 demo: $(DEMO_READY)
 	$(BIN)/python -m tools.demo
@@ -30,6 +31,9 @@ test: .venv/dev.ready
 
 docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site
+
+ray: build/ray/on_ray.ready
+	build/ray/bin/python -m pytest tests/on_ray -m "$(TESTS)" $(PYTEST_ARGS)
 
 check: .venv/dev.ready
 	tools/check
@@ -53,6 +57,15 @@ EXTRAS = $(subst +,$(comma),$*)
 	@echo "installing mmreplay[$(EXTRAS)] into .venv; the first time takes minutes"
 	$(PIP) setuptools wheel
 	$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# Ray stands in an environment of its own: RLlib needs an older gymnasium than rl.
+build/ray/on_ray.ready: $(BUILT_OF) tests/on_ray/constraints.txt
+	@echo "installing Ray into build/ray; the first time takes minutes"
+	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt setuptools wheel
+	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt \
+	  --no-build-isolation --editable ".[rllib,web]" pytest pytest-xdist hypothesis
 	@touch $@
 
 clean:

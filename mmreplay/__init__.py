@@ -219,8 +219,8 @@ def __getattr__(name: str) -> object:
         new = _RENAMED[name]
         moved.warn_renamed(f"mmreplay.{name}", new)
         return getattr(import_module(_MODULES[new]), new)
-    if name == "errors":
-        return import_module("mmreplay.errors")
+    if name in ("errors", "ray"):
+        return import_module(f"mmreplay.{name}")
     from difflib import get_close_matches
 
     message = f"module 'mmreplay' has no attribute {name!r}"
