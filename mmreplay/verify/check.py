@@ -1,8 +1,8 @@
 """The check of a buffer: names, metadata, files, COMMIT, flags, checksums, in order.
 
-Files of samplers and limiters lie beside the data. A buffer is whole without them, and
-a sampler or limiter starts over where its file is damaged: the check reports such a
-file as a note.
+Files of samplers, limiters and servers on Ray lie beside the data. A buffer is whole
+without them, and a sampler or limiter starts over where its file is damaged: the check
+reports such a file as a note.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmreplay.disk.files import File
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.pause import FILE_NAME as PAUSE
 from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
-from mmreplay.format import commit
+from mmreplay.format import commit, ray_files
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.samplers import priority_file
@@ -171,9 +171,30 @@ def _check_count(path: Path, name: str, notes: Notebook) -> None:
             )  # fmt: skip
 
 
+def check_ray(folder: Path, metadata: Metadata, notes: Notebook) -> None:
+    """Check what a server on Ray notes: leases of writers, and frozen epochs."""
+    num_envs = metadata.ring.num_envs
+    for entry in _inside(folder / ray_files.FOLDER, notes):
+        name = f"{ray_files.FOLDER}/{entry.name}"
+        if entry.name.startswith("tmp-"):
+            continue
+        if entry.name not in (ray_files.WRITERS, ray_files.EPOCHS):
+            notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
+            continue
+        try:
+            data = files.read_bytes(entry, ray_files.MAX_NBYTES)
+            if entry.name == ray_files.WRITERS:
+                ray_files.parse_leases(data, name, num_envs)
+            else:
+                ray_files.parse_epochs(data, name, num_envs)
+        except (FormatError, FailedError) as error:
+            notes.fail("beside", name, error)
+
+
 STATISTICS = "statistics.json"
 STATISTICS_NBYTES = 16 << 20
-KNOWN = {metadata_file.FILE_NAME, LOCK, PAUSE, STATISTICS, "samplers", "limiter"}
+SIDECARS = {"samplers", "limiter", ray_files.FOLDER}
+KNOWN = {metadata_file.FILE_NAME, LOCK, PAUSE, STATISTICS} | SIDECARS
 TRIES = 3
 
 
@@ -217,6 +238,7 @@ def verify_buffer(
         _check_generation(folder, metadata, notes)
         check_columns(folder, metadata, notes, deep)
         check_limiter(folder, notes)
+        check_ray(folder, metadata, notes)
         damaged = any(finding.damage for finding in notes.findings)
         # A writer may have moved on to the next generation while we read.
         if not damaged or _generation(folder) == metadata.generation:

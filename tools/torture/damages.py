@@ -26,7 +26,10 @@ from tools.torture.specimens import Contents, Specimen
 SPARSE_NBYTES = 1 << 40
 OUTSIDE = "outside"
 SECTOR = 512
-JSON_FILES = ("metadata.json", "statistics.json", "LOCK")
+JSON_FILES = (
+    *("metadata.json", "statistics.json", "LOCK"),
+    *("ray/writers.json", "ray/epochs.json"),
+)
 SAME_SIZE = (forged._flip, forged._flip, forged._scrawl, forged._lie)
 CURRENT = ("flags.bin", "records.bin", "sums.bin")
 

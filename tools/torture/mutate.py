@@ -37,6 +37,7 @@ from mmreplay.errors import (
     LockedError,
     StarvedError,
 )
+from mmreplay.format import ray_files
 from mmreplay.nesting import unflatten
 from mmreplay.verify import VerifyReport
 from tools.torture import forged
@@ -86,7 +87,7 @@ class Try:
         begin = time.monotonic()
         for do in (
             *(self._verify, self._read, self._draw, self._repair),
-            *(self._write, self._read_again),
+            *(self._leases, self._epochs, self._write, self._read_again),
         ):
             self._guarded(do)
         if time.monotonic() - begin > SLOW_S:
@@ -112,6 +113,14 @@ class Try:
         self.verified = mr.verify_buffer(self.path)
         ok = "well" if self.verified.ok else "damaged"
         self.report.seen[f"verify: {ok}"] += 1
+
+    def _leases(self) -> None:
+        """Read what a server on Ray notes of its writers, and write it back."""
+        ray_files.write_leases(self.path, ray_files.read_leases(self.path))
+
+    def _epochs(self) -> None:
+        """The same of frozen epochs."""
+        ray_files.write_epochs(self.path, ray_files.read_epochs(self.path))
 
     def _read(self) -> None:
         with mr.ReplayBuffer.open(self.path) as buffer:

@@ -22,6 +22,8 @@ import numpy as np
 import mmreplay as mr
 from mmreplay import process
 from mmreplay.disk.files import BIRTH, File, Identity
+from mmreplay.format import ray_files
+from mmreplay.format.ray_files import FrozenEpoch, Lease
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.testing.disks import using
 from tools.torture.forged import Unsynced
@@ -159,6 +161,7 @@ def _specimen(
         scribe.extend()
         rows |= alive(buffer)
     _learn(buffer)
+    _serve(path, buffer)
     scribe.commit()
     scribe.add()
     rows |= alive(buffer)
@@ -185,3 +188,13 @@ def _learn(buffer: mr.ReplayBuffer) -> None:
     """Draw and give priorities, so that there is a column on disk."""
     batch = buffer.sample(16)
     buffer.update_priorities(batch, np.linspace(0.5, 3.0, 16))
+
+
+def _serve(path: Path, buffer: mr.ReplayBuffer) -> None:
+    """Note what a server on Ray does: leases that hold and ended, and two epochs."""
+    heads = tuple(buffer.heads.tolist())
+    every, none = tuple(range(len(heads))), (0,) * len(heads)
+    ended = Lease("a" * 32, every, none, heads)
+    ray_files.write_leases(path, [ended, Lease("b" * 32, every, heads)])
+    epochs = [FrozenEpoch("learner", number, heads, heads) for number in range(2)]
+    ray_files.write_epochs(path, epochs)

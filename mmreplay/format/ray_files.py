@@ -1,0 +1,321 @@
+"""The optional folder ``ray/`` of a buffer: what a server of the buffer must remember.
+
+A server on Ray (mmreplay.ray) lets writers without a disk add rows, each to
+environments of its own, and lets learners draw an epoch over several buffers. Which
+writer has which environments is in ``writers.json``, and which legal starts an epoch
+has in ``epochs.json``. Both are strict JSON of at most 16 MiB, replaced whole by a
+rename. A buffer is complete without the folder, and no reader of rows looks at it.
+
+Nothing here needs Ray, because `verify_buffer` checks these files everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmreplay import strict_json
+from mmreplay.disk import files
+from mmreplay.disk.files import refuse_link
+from mmreplay.errors import FormatError, shown
+
+FOLDER = "ray"
+WRITERS = "writers.json"
+EPOCHS = "epochs.json"
+MAX_NBYTES = 16 << 20
+VERSION = 1
+MAX_ENDED = 256
+"""Leases that ended and are remembered, the newest ones."""
+MAX_NAME_LENGTH = 256
+LIMIT = 1 << 62
+"""Positions are below it, as in all files of a buffer."""
+MAX_ENVS = 1 << 20
+WRITER = re.compile("[0-9a-f]{32}")
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The environments of one writer.
+
+    Attributes:
+        writer: 32 lower-case hexadecimal digits, another one for each lease.
+        env_ids: Its environments, in the order of the writer's.
+        first: Heads of these when the lease began; the first row at one begins an
+            episode.
+        stop: Heads when it ended; None while it holds.
+    """
+
+    writer: str
+    env_ids: tuple[int, ...]
+    first: tuple[int, ...]
+    stop: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as an item of ``leases``."""
+        return {
+            "writer": self.writer,
+            "env_ids": list(self.env_ids),
+            "first": list(self.first),
+            "stop": None if self.stop is None else list(self.stop),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> Lease:
+        """Return the lease that an item of ``leases`` describes.
+
+        Raises:
+            FormatError: It is none.
+        """
+        members = _members(value, name, ("writer", "env_ids", "first", "stop"))
+        writer = members["writer"]
+        if not isinstance(writer, str) or not WRITER.fullmatch(writer):
+            raise _wrong(f"{name}.writer", "32 hexadecimal digits", writer)
+        env_ids = _numbers(members["env_ids"], f"{name}.env_ids", MAX_ENVS)
+        if not env_ids or len(set(env_ids)) < len(env_ids):
+            raise _wrong(f"{name}.env_ids", "one or more, each once", list(env_ids))
+        count = len(env_ids)
+        stop = members["stop"]
+        return cls(
+            writer,
+            env_ids,
+            _numbers(members["first"], f"{name}.first", LIMIT, count),
+            None if stop is None else _numbers(stop, f"{name}.stop", LIMIT, count),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenEpoch:
+    """The legal starts of one buffer that an epoch over several buffers draws.
+
+    Attributes:
+        name: Of the epoch's user, such as a learner's sampler.
+        epoch: Its number.
+        stops: One past the newest legal start of each environment; 0 for none.
+        counts: Legal starts of each environment.
+    """
+
+    name: str
+    epoch: int
+    stops: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as an item of ``epochs``."""
+        return {
+            "name": self.name,
+            "epoch": self.epoch,
+            "stops": list(self.stops),
+            "counts": list(self.counts),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, name: str) -> FrozenEpoch:
+        """Return the epoch that an item of ``epochs`` describes.
+
+        Raises:
+            FormatError: It is none.
+        """
+        members = _members(value, name, ("name", "epoch", "stops", "counts"))
+        own = members["name"]
+        if not isinstance(own, str) or not 1 <= len(own) <= MAX_NAME_LENGTH:
+            legal = f"1 to {MAX_NAME_LENGTH} characters"
+            raise _wrong(f"{name}.name", legal, own)
+        (epoch,) = _numbers([members["epoch"]], f"{name}.epoch", LIMIT)
+        stops = _numbers(members["stops"], f"{name}.stops", LIMIT)
+        counts = _numbers(members["counts"], f"{name}.counts", LIMIT, len(stops))
+        return cls(own, epoch, stops, counts)
+
+
+def read_leases(folder: Path) -> list[Lease]:
+    """Return the leases in a buffer's folder, oldest first; none without the file.
+
+    Raises:
+        FormatError: The folder is a link, or the file damaged.
+        FailedError: The system refuses.
+    """
+    return _read(folder, WRITERS, parse_leases)
+
+
+def write_leases(folder: Path, leases: Sequence[Lease]) -> list[Lease]:
+    """Replace the leases in a buffer's folder; they are durable when this returns.
+
+    Of leases that ended the newest ones stay, at most `MAX_ENDED`.
+
+    Args:
+        folder: The buffer's.
+        leases: Oldest first.
+
+    Returns:
+        Those that were written.
+
+    Raises:
+        FormatError: They take more than 16 MiB, or the folder is a link.
+        FullError: No space is left; the old ones stay.
+    """
+    ended = [lease for lease in leases if lease.stop is not None]
+    dropped = {lease.writer for lease in ended[:-MAX_ENDED]}
+    leases = [lease for lease in leases if lease.writer not in dropped]
+    _write(folder, WRITERS, {"leases": [lease.to_json() for lease in leases]})
+    return leases
+
+
+def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> list[Lease]:
+    """Return the leases of a ``writers.json``.
+
+    Args:
+        data: Its bytes.
+        name: What to call it in errors.
+        num_envs: Environments of the buffer.
+
+    Raises:
+        FormatError: It is none, or two leases hold one environment.
+    """
+    leases = [
+        Lease.from_json(value, f"{name}: leases[{number}]")
+        for number, value in enumerate(_items(data, name, "leases"))
+    ]
+    writers: set[str] = set()
+    holders: set[int] = set()
+    for lease in leases:
+        if lease.writer in writers:
+            raise FormatError(f"{name} names the writer {lease.writer} twice.")
+        writers.add(lease.writer)
+        if max(lease.env_ids) >= num_envs:
+            raise FormatError(
+                f"{name}: environments must be below {num_envs}, got "
+                f"{max(lease.env_ids)}."
+            )
+        if lease.stop is None:
+            if shared := holders.intersection(lease.env_ids):
+                raise FormatError(
+                    f"{name}: environment {min(shared)} is held by two writers."
+                )
+            holders.update(lease.env_ids)
+    return leases
+
+
+def read_epochs(folder: Path) -> list[FrozenEpoch]:
+    """Return the epochs in a buffer's folder, oldest first; none without the file.
+
+    Raises:
+        FormatError: The folder is a link, or the file damaged.
+        FailedError: The system refuses.
+    """
+    return _read(folder, EPOCHS, parse_epochs)
+
+
+def write_epochs(folder: Path, epochs: Sequence[FrozenEpoch]) -> None:
+    """Replace the epochs in a buffer's folder; they are durable when this returns.
+
+    Args:
+        folder: The buffer's.
+        epochs: Oldest first.
+
+    Raises:
+        FormatError: They take more than 16 MiB, or the folder is a link.
+        FullError: No space is left; the old ones stay.
+    """
+    _write(folder, EPOCHS, {"epochs": [epoch.to_json() for epoch in epochs]})
+
+
+def parse_epochs(
+    data: bytes, name: str, num_envs: int | None = None
+) -> list[FrozenEpoch]:
+    """Return the epochs of an ``epochs.json``.
+
+    Args:
+        data: Its bytes.
+        name: What to call it in errors.
+        num_envs: Environments of the buffer; None for any number.
+
+    Raises:
+        FormatError: It is none, or has an epoch twice.
+    """
+    epochs = [
+        FrozenEpoch.from_json(value, f"{name}: epochs[{number}]")
+        for number, value in enumerate(_items(data, name, "epochs"))
+    ]
+    keys: set[tuple[str, int]] = set()
+    for epoch in epochs:
+        if num_envs is not None and len(epoch.stops) != num_envs:
+            raise FormatError(
+                f"{name}: an epoch must have {num_envs} environments, got "
+                f"{len(epoch.stops)}."
+            )
+        if (epoch.name, epoch.epoch) in keys:
+            raise FormatError(
+                f"{name} has epoch {epoch.epoch} of {epoch.name!r} twice."
+            )
+        keys.add((epoch.name, epoch.epoch))
+    return epochs
+
+
+def _read(
+    folder: Path, name: str, parse: Callable[[bytes, str], list[Item]]
+) -> list[Item]:
+    own = folder / FOLDER
+    refuse_link(own)
+    path = own / name
+    # A link that leads nowhere is no missing file.
+    if not path.exists() and not path.is_symlink():
+        return []
+    return parse(files.read_bytes(path, MAX_NBYTES), str(path))
+
+
+def _write(folder: Path, name: str, value: dict[str, Any]) -> None:
+    own = folder / FOLDER
+    refuse_link(own)
+    data = strict_json.dump({"version": VERSION, **value}, name)
+    if len(data) > MAX_NBYTES:
+        raise FormatError(
+            f"{own / name} must have at most {MAX_NBYTES} bytes, got {len(data)}. Use "
+            "fewer environments."
+        )
+    files.make_folder(own, exist_ok=True)
+    files.replace_bytes(own / name, data)
+
+
+def _items(data: bytes, name: str, key: str) -> list[object]:
+    """Return the list that a file holds, after a look at its version."""
+    value = strict_json.parse(data, name)
+    if value.get("version") != VERSION:
+        raise FormatError(
+            f"{name}: version must be {VERSION}, got {shown(value.get('version'))}. "
+            "Install the mmreplay that wrote it."
+        )
+    items = value.get(key)
+    if not isinstance(items, list):
+        raise _wrong(f"{name}: {key}", "a list", items)
+    return items
+
+
+def _members(value: object, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value.keys() >= set(keys):
+        raise _wrong(name, f"an object with {list(keys)}", value)
+    return value
+
+
+def _numbers(
+    value: object, name: str, limit: int, count: int | None = None
+) -> tuple[int, ...]:
+    """Return integers in [0, limit), as many as there must be."""
+    if not isinstance(value, list) or len(value) > MAX_ENVS:
+        raise _wrong(name, "a list", value)
+    if count is not None and len(value) != count:
+        raise _wrong(name, f"a list of {count} integers", value)
+    for number in value:
+        if type(number) is not int or not 0 <= number < limit:
+            raise _wrong(name, f"integers in [0, {limit})", number)
+    return tuple(value)
+
+
+def _wrong(name: str, legal: str, value: object) -> FormatError:
+    return FormatError(
+        f"{name} must be {legal}, got {shown(value)}. Remove the file while no process "
+        "serves the buffer."
+    )
