@@ -59,7 +59,8 @@ class PendingBatch:
 
     Attributes:
         state: State of the source before the draw; None where even that failed.
-        shares: The draws, one of each buffer that has a share.
+        shares: The draws, one of each buffer that has a share, or what else the source
+            gathers it by.
         nbytes: Bytes that it is gathered from.
         requested: The disk was asked for its rows, or a look was not worth it.
         prefetched: Pages of its rows were missing, and are being read.
@@ -70,7 +71,7 @@ class PendingBatch:
 
     # Defaults of the class: a learner that samples by itself makes one a batch.
     state: State | None = None
-    shares: Sequence[PendingShare] = ()
+    shares: Sequence[Any] = ()
     nbytes = 0
     requested = prefetched = done = False
     result: Any = None

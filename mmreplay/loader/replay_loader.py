@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from mmreplay.concatenation import Concat
 from mmreplay.errors import FailedError, FormatError, no_thread
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.draws import as_arrays, as_tensors
-from mmreplay.loader.prefetch import Prefetcher
+from mmreplay.loader.prefetch import Drawable, Prefetcher
 from mmreplay.loader.sources import (
     calls_user_functions,
     drawable_of,
@@ -28,6 +28,7 @@ from mmreplay.loader.sources import (
 from mmreplay.process import ProcessGuard, Worker
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
+from mmreplay.storage.gather import BufferPool
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -81,6 +82,9 @@ class ReplayLoader:
         torch.Size([32, 4])
     """
 
+    # The `kind` of states, written out: renaming a class changes no state.
+    _kind = "ReplayLoader"
+
     def __init__(
         self,
         buffer: ReplayBuffer | Concat,
@@ -110,6 +114,44 @@ class ReplayLoader:
             SchemaError: An argument is not legal, or there is no such device.
         """
         pool_type = pool_type_of(buffer)
+        self._set_up(
+            lambda pool: drawable_of(buffer, pool),
+            batch_size,
+            prefetch=prefetch,
+            device=device,
+            num_threads=num_threads,
+            read_ahead_nbytes=read_ahead_nbytes,
+            one_thread=calls_user_functions(buffer),
+            equal_arrays=max_equal_arrays(buffer.schema),
+            pool_type=pool_type,
+        )
+
+    def _set_up(
+        self,
+        source_of: Callable[[BufferPool], Drawable],
+        batch_size: int,
+        *,
+        prefetch: int,
+        device: str | Device,
+        num_threads: int | None,
+        read_ahead_nbytes: int,
+        one_thread: bool,
+        equal_arrays: int,
+        pool_type: type[BufferPool],
+    ) -> None:
+        """Make what a loader of any source has.
+
+        Args:
+            source_of: Makes the source, with the memory of its batches.
+            batch_size: As in the constructor, as the next four.
+            prefetch: See there.
+            device: See there.
+            num_threads: See there.
+            read_ahead_nbytes: See there.
+            one_thread: A transform calls a function of the user's.
+            equal_arrays: Arrays of one shape and dtype in a batch, at most.
+            pool_type: Kind of memory of the batches.
+        """
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."
         )
@@ -121,7 +163,7 @@ class ReplayLoader:
             # A second thread takes the learner's core while the learner waits; where
             # there is one core, or a function that may not bear threads, none does.
             cores = len(os.sched_getaffinity(0))
-            second = cores > 1 and not calls_user_functions(buffer)
+            second = cores > 1 and not one_thread
             self._num_threads = 2 if second else 1
             max_gathering = 1, self._num_threads
         read_ahead_nbytes = integer(
@@ -130,9 +172,9 @@ class ReplayLoader:
         # Batches that are being filled, those that wait, the learner's, and the one
         # that it had before.
         num_batches = self.prefetch + self._num_threads + 2
-        max_arrays = num_batches * max_equal_arrays(buffer.schema)
+        max_arrays = num_batches * equal_arrays
         self._sender: Sender = sender_of(device, max_arrays, pool_type)
-        self._source = drawable_of(buffer, self._sender.pool)
+        self._source = source_of(self._sender.pool)
         self._work = Prefetcher(
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
             self._sender.pool, self._sender.send, max_gathering,
@@ -261,7 +303,7 @@ class ReplayLoader:
         state = self._work.state()
         if priorities:
             state = _with_values(self._source.state_dict(priorities=True), state)
-        return {"kind": "ReplayLoader", "sampler": as_tensors(state)}
+        return {"kind": self._kind, "sampler": as_tensors(state)}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; batches that were drawn ahead are dropped.
@@ -273,7 +315,7 @@ class ReplayLoader:
             FormatError: It is no loader's, or its sampler's does not fit.
             FailedError: A draw of this loader is under way in this thread.
         """
-        check_kind(state, "ReplayLoader", "loader")
+        check_kind(state, self._kind, "loader")
         if not isinstance(state.get("sampler"), dict):
             raise FormatError(
                 "loader state has no state of the sampler. Pass what state_dict "

@@ -165,7 +165,8 @@ class BufferSource:
         if not isinstance(sampler, DrawAtShares):
             pending = PendingBatch()
             self.draw(pending, count)
-            return replace(pending.shares[0], buffer_id=buffer_id, fraction=fraction)
+            share: PendingShare = pending.shares[0]
+            return replace(share, buffer_id=buffer_id, fraction=fraction)
         while True:
             reader = self._buffer.reading
             try:

@@ -111,11 +111,13 @@ class PriorityColumn:
         direct: Whether what is set in ``values`` is stored.
         closed: Whether it was closed, by itself or with its buffer.
         pid: The process that may use it, or None for any.
+        cause: What kept it from the disk; None where nothing did.
     """
 
     direct = True
     closed = False
     pid: int | None = None
+    cause: FailedError | FullError | LockedError | None = None
 
     def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
         self.ring = ring
@@ -232,7 +234,9 @@ def open_column(home: BufferIdentity, name: str | None) -> PriorityColumn:
             return PriorityColumn.blank(home.ring, why)
         return ColumnFiles(folder, home, _lock(folder)).open()
     except (FailedError, FullError, LockedError) as error:
-        return PriorityColumn.blank(home.ring, f"RAM: {error}")
+        column = PriorityColumn.blank(home.ring, f"RAM: {error}")
+        column.cause = error.with_traceback(None)
+        return column
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,466 @@
+"""What a shard does for its clients: masses of its rings, draws at shares, priorities.
+
+`RingDraws` is over opened rings and makes no call of Ray: a shard has one for each
+sampler that its clients draw by, and a client that owns the priorities of its node's
+rings has one of its own. Requests and replies are dicts of arrays, numbers and strings.
+
+One request brings the priorities of earlier batches first, then the shares of one or
+more batches. A share in [0, 1) is looked up in the masses of now, whatever the client
+knew when it planned; see `mmreplay.samplers.joint` for why that is unbiased. A repeated
+request draws again and sets the same priorities again, so it does no harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.reader import ReplacedError
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import (
+    DurabilityWarning,
+    EmptyError,
+    FailedError,
+    LockedError,
+    StaleError,
+)
+from mmreplay.ray.descriptions import Description, make, text_of
+from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.joint import DrawAtShares, JointWeights, Mass, ShareSampler
+from mmreplay.samplers.prioritized import PriorityBasedSampler
+from mmreplay.transforms.base import Transform
+
+Array = NDArray[Any]
+UNWEIGHTED = JointWeights(0.0, 1.0)
+"""Weights are the client's: it alone knows the whole batch."""
+
+
+class Client(TypedDict):
+    """What a client draws by.
+
+    Attributes:
+        sampler: From `describe_sampler`.
+        transforms: From `describe_transforms`.
+    """
+
+    sampler: Description
+    transforms: list[Description]
+
+
+class Update(TypedDict):
+    """Priorities of steps, or windows, of one ring.
+
+    Attributes:
+        env_ids: int64 ``[B]``.
+        positions: int64 ``[B]``.
+        values: Numbers ``[B]``, or ``[B, T]`` of the steps of windows.
+        mask: bool ``[B, T]``, which of those are steps; None for all.
+    """
+
+    env_ids: Array
+    positions: Array
+    values: Array
+    mask: Array | None
+
+
+class SharesOfBatch(TypedDict):
+    """The shard's part of one batch.
+
+    Attributes:
+        step: The batch's, for exponents that follow a schedule.
+        key: The batch's; see `Draw.key`.
+        shares: float64 ``[k]`` in ``[0, 1)`` by ring.
+        rows: Whether the client needs the rows, and not only which they are.
+    """
+
+    step: int
+    key: int
+    shares: dict[str, Array]
+    rows: bool
+
+
+class Drawn(TypedDict):
+    """The steps of one ring in a batch, in the order of the shares.
+
+    Attributes:
+        env_ids: int64 ``[k]``.
+        positions: int64 ``[k]``.
+        probabilities: float64 ``[k]``, of each step within the ring.
+        windows: int64 ``[k, T]`` positions of windows; None without windows.
+        mask: bool ``[k, T]``, likewise.
+        is_first: bool ``[k, T]``, likewise; None where it was not asked for.
+        first_only: Paths of fields of which a window has its first step only.
+        fields: Arrays ``[k, *shape]`` by path, where rows were asked for.
+        bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
+    """
+
+    env_ids: Array
+    positions: Array
+    probabilities: Array
+    windows: Array | None
+    mask: Array | None
+    is_first: Array | None
+    first_only: list[str]
+    fields: NotRequired[dict[str, Array]]
+    bfloat16: NotRequired[list[str]]
+
+
+Masses = dict[str, list[float]]
+"""By ring: total, number of legal starts, lowest and highest; see `Mass`."""
+
+
+class Reply(TypedDict):
+    """Answer to a request.
+
+    Attributes:
+        masses: Of every ring of the shard, after the draws.
+        draws: For each batch what was drawn by ring; None where there is no mass.
+        dropped: Priorities whose rows had been overwritten.
+    """
+
+    masses: Masses
+    draws: list[dict[str, Drawn | None]]
+    dropped: int
+
+
+class RingInfo(TypedDict):
+    """What a client needs to know of a ring.
+
+    Attributes:
+        folder: On the shard's node.
+        uuid: In hex digits; see `Metadata`.
+        fields: Of its schema; see `Schema.to_json`.
+        roles: Of its schema, path by role.
+    """
+
+    folder: str
+    uuid: str
+    fields: list[dict[str, object]]
+    roles: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Ring:
+    """One ring as one kind of client draws from it."""
+
+    buffer: ReplayBuffer
+    sampler: Sampler
+    folder: Path
+
+
+class RingDraws:
+    """Draws from the rings of one node, for clients with one sampler.
+
+    Threads: any may call; draws from one ring are made one after another.
+
+    Attributes:
+        client: What it draws by.
+    """
+
+    def __init__(
+        self, client: Client, transforms: Sequence[Transform] | None = None
+    ) -> None:
+        """Make one without rings; see `serve`.
+
+        Args:
+            client: What it draws by.
+            transforms: In place of those described, in the client's own process.
+        """
+        self.client = client
+        self._rings: dict[str, _Ring] = {}
+        self._lock = threading.RLock()
+        if transforms is None:
+            transforms = [make(each) for each in client["transforms"]]
+        self._transforms = transforms
+
+    @property
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """The opened rings by name."""
+        return {name: ring.buffer for name, ring in self._rings.items()}
+
+    def serve(self, folders: Mapping[str, Path]) -> None:
+        """Open rings that are not open yet, and close those that are not listed.
+
+        Args:
+            folders: By name of the ring.
+
+        Raises:
+            ReplayError: A folder cannot be opened, or transforms do not fit its schema.
+        """
+        with self._lock:
+            for name in [each for each in self._rings if each not in folders]:
+                self._rings.pop(name).buffer.close()
+            for name, folder in folders.items():
+                ring = self._rings.get(name)
+                if ring is not None and ring.folder == folder:
+                    continue
+                sampler = make(self.client["sampler"])
+                buffer = ReplayBuffer.open(
+                    folder, sampler=sampler, transforms=self._transforms
+                )
+                self._rings[name] = _Ring(buffer, sampler, folder)
+            # In the order of names, whichever came first.
+            self._rings = dict(sorted(self._rings.items()))
+
+    def masses(self, step: int = 0, highest: float = 0.0) -> Masses:
+        """What there is to draw from, of every ring.
+
+        Args:
+            step: The client's, for exponents that follow a schedule.
+            highest: The highest priority of all rings that the client knows: new rows
+                enter at least at it.
+
+        Raises:
+            LockedError: Another process owns the priorities of a ring.
+        """
+        with self._lock:
+            rings = dict(self._rings)
+        return {
+            name: _numbers(self._mass(ring, step, highest))
+            for name, ring in rings.items()
+        }
+
+    def exchange(
+        self,
+        updates: Mapping[str, Sequence[Update]],
+        draws: Sequence[SharesOfBatch],
+        highest: float,
+    ) -> Reply:
+        """Set priorities, then draw.
+
+        Args:
+            updates: By ring, the oldest first. Rings that are not here are passed over.
+            draws: Batches, in order.
+            highest: See `masses`.
+
+        Raises:
+            LockedError: Another process owns the priorities of a ring.
+            StarvedError: A writer overwrote every row before it could be read.
+        """
+        dropped = sum(self.update(name, each) for name, each in updates.items())
+        step = draws[-1]["step"] if draws else 0
+        with self._lock:
+            rings = dict(self._rings)
+        # New rows enter before the draws, so that these are of what is here now.
+        for name in {name for each in draws for name in each["shares"]}:
+            if name in rings:
+                self._mass(rings[name], step, highest)
+        drawn: list[dict[str, Drawn | None]] = [
+            {
+                name: self._draw(rings.get(name), shares, each)
+                for name, shares in each["shares"].items()
+            }
+            for each in draws
+        ]
+        return {
+            "masses": self.masses(step, highest), "draws": drawn, "dropped": dropped,
+        }  # fmt: skip
+
+    def update(self, name: str, updates: Sequence[Update]) -> int:
+        """Set priorities of one ring's steps; return how many were overwritten.
+
+        Raises:
+            SchemaError: Values do not fit the sampler.
+        """
+        with self._lock:
+            ring = self._rings.get(name)
+        if ring is None:
+            return sum(len(each["positions"]) for each in updates)
+        self._mass(ring, 0, 0.0)
+        view, dropped = ring.buffer.view, 0
+        for each in updates:
+            sampler = cast(PriorityBasedSampler, ring.sampler)
+            with view.lock:
+                try:
+                    dropped += sampler.update_priorities(
+                        view, each["env_ids"], each["positions"], each["values"],
+                        each["mask"],
+                    )  # fmt: skip
+                except StaleError:
+                    # Rows that a power cut took back: they are not there any more.
+                    dropped += len(each["positions"])
+        return dropped
+
+    def _mass(self, ring: _Ring, step: int, highest: float) -> Mass:
+        sampler = cast(ShareSampler, ring.sampler)
+        while True:
+            view = ring.buffer.view
+            try:
+                with view.lock:
+                    view.check_current()
+                    sampler.enter_at(highest)
+                    prioritized = _prioritized(ring.sampler)
+                    if prioritized is None:
+                        return sampler.mass(view, step)
+                    if prioritized.where is not None:
+                        mass = sampler.mass(view, step)
+                    else:
+                        with warnings.catch_warnings():
+                            # Refused below, with the process that has them.
+                            warnings.simplefilter("ignore", DurabilityWarning)
+                            mass = sampler.mass(view, step)
+                    if (prioritized.where or "").startswith("RAM: "):
+                        self._refuse(ring, prioritized)
+                    return mass
+            except ReplacedError:
+                # Another thread followed a resize.
+                continue
+
+    def _refuse(self, ring: _Ring, sampler: PriorityBasedSampler) -> None:
+        """Refuse priorities in RAM: they are another process's, or would be lost."""
+        where, cause = sampler.where, sampler.priorities.column.cause
+        # The next call looks again: the other process may have ended.
+        ring.sampler = make(self.client["sampler"])
+        ring.buffer.sampler = ring.sampler
+        sampler.close()
+        if isinstance(cause, LockedError):
+            raise LockedError(str(cause), pid=cause.pid, host=cause.host)
+        raise FailedError(
+            f"the priorities of {ring.folder} must be on disk, but are in {where}. "
+            "Pass PrioritizedSampler(name=None) to have them in memory."
+        )
+
+    def _draw(
+        self, ring: _Ring | None, shares: Array, batch: SharesOfBatch
+    ) -> Drawn | None:
+        """Draw from one ring; None where it is gone or has no mass."""
+        if ring is None:
+            return None
+        numbers = np.asarray(shares, np.float64)
+        sampler = DrawAtShares(
+            cast(ShareSampler, ring.sampler), numbers, batch["key"], UNWEIGHTED
+        )
+        try:
+            if batch["rows"]:
+                gathered = ring.buffer.sample_by(sampler, len(numbers), contiguous=True)
+                return _of_batch(gathered)
+            while True:
+                with suppress(ReplacedError):
+                    reader = ring.buffer.reading
+                    return _of_draw(reader.draw(sampler, len(numbers)).draw)
+        except EmptyError:
+            return None
+
+    def close(self) -> None:
+        """Close the rings, and make their priorities durable."""
+        with self._lock:
+            rings, self._rings = self._rings, {}
+        for ring in rings.values():
+            ring.buffer.close()
+
+
+class ShardDraws:
+    """Draws from a node's rings, for any clients.
+
+    Clients with the same sampler and transforms share priorities. Clients that differ
+    need samplers of different names.
+
+    Threads: any may call.
+    """
+
+    def __init__(self, folders: Callable[[], Mapping[str, Path]]) -> None:
+        """Make one.
+
+        Args:
+            folders: Lists the rings by name, whenever masses are asked for.
+        """
+        self._folders = folders
+        self._by_client: dict[str, RingDraws] = {}
+        self._lock = threading.Lock()
+
+    def rings(self) -> dict[str, RingInfo]:
+        """Describe the rings by name.
+
+        Raises:
+            ReplayError: A ring cannot be opened.
+        """
+        described: dict[str, RingInfo] = {}
+        for name, folder in self._folders().items():
+            with ReplayBuffer.open(folder) as buffer:
+                described[name] = {
+                    "folder": str(folder),
+                    "uuid": buffer.metadata.uuid.hex(),
+                    "fields": buffer.schema.to_json(),
+                    "roles": dict(buffer.schema.roles),
+                }
+        return described
+
+    def masses(self, client: Client, step: int, highest: float) -> Masses:
+        """Masses of all rings, also of new ones; see `RingDraws.masses`."""
+        draws = self._draws(client)
+        draws.serve(self._folders())
+        return draws.masses(step, highest)
+
+    def exchange(
+        self,
+        client: Client,
+        updates: Mapping[str, Sequence[Update]],
+        draws: Sequence[SharesOfBatch],
+        highest: float,
+    ) -> Reply:
+        """Set priorities, then draw; see `RingDraws.exchange`."""
+        own = self._draws(client)
+        if not own.buffers:
+            # The first call of a shard that was restarted may be this one.
+            own.serve(self._folders())
+        return own.exchange(updates, draws, highest)
+
+    def _draws(self, client: Client) -> RingDraws:
+        text = text_of(client)
+        with self._lock:
+            if text not in self._by_client:
+                self._by_client[text] = RingDraws(client)
+            return self._by_client[text]
+
+    def close(self) -> None:
+        """Close all rings, and make priorities durable."""
+        with self._lock:
+            own, self._by_client = list(self._by_client.values()), {}
+        for draws in own:
+            draws.close()
+
+
+def _prioritized(sampler: Sampler) -> PriorityBasedSampler | None:
+    """The sampler, or the one inside it, that has priorities."""
+    inner = sampler.parts[0] if sampler.parts else sampler
+    return inner if isinstance(inner, PriorityBasedSampler) else None
+
+
+def _numbers(mass: Mass) -> list[float]:
+    return [mass.total, float(mass.num_legal), mass.lowest, mass.highest]
+
+
+def _of_draw(draw: Draw) -> Drawn:
+    windows = draw.windows
+    return {
+        "env_ids": draw.env_ids,
+        "positions": draw.positions,
+        "probabilities": draw.probabilities,
+        "windows": None if windows is None else windows.positions,
+        "mask": None if windows is None else windows.mask,
+        "is_first": None if windows is None else windows.is_first,
+        "first_only": [] if windows is None else list(windows.first_only),
+    }
+
+
+def _of_batch(batch: Batch) -> Drawn:
+    return {
+        "env_ids": batch.env_ids,
+        "positions": batch.positions,
+        "probabilities": batch.probabilities,
+        "windows": batch.window_positions,
+        "mask": batch.mask,
+        "is_first": None,
+        "first_only": [],
+        "fields": dict(batch.fields),
+        "bfloat16": sorted(batch.bfloat16),
+    }

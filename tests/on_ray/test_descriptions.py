@@ -1,0 +1,98 @@
+"""Samplers and transforms as class name and arguments."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+from mmreplay.ray.descriptions import (
+    describe_sampler,
+    describe_transforms,
+    make,
+    text_of,
+)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        mr.UniformSampler(block=4),
+        mr.PrioritizedSampler(0.7, eps=0.5, normalize="buffer", name="x"),
+        mr.PrioritizedSampler(mr.LinearSchedule(0.1, 1.0, 9), alpha_every=1),
+        mr.SequenceSampler(4, mr.PrioritizedSampler(name=None), burn_in=2),
+        mr.SequenceSampler(4, boundary="pad", first_only=("state",)),
+        mr.ShuffledSampler(seed=3),
+    ],
+    ids=repr,
+)
+def test_what_is_made_of_a_description_is_the_sampler(sampler):
+    assert repr(make(describe_sampler(sampler))) == repr(sampler)
+
+
+def test_learners_that_differ_on_their_own_side_share_a_description():
+    one = mr.PrioritizedSampler(0.6, 0.4, seed=1, stratified=False)
+    other = mr.PrioritizedSampler(0.6, mr.LinearSchedule(0.4, 1, 100), seed=2)
+    assert text_of(describe_sampler(one)) == text_of(describe_sampler(other))
+    third = mr.PrioritizedSampler(0.7, 0.4, seed=1)
+    assert text_of(describe_sampler(one)) != text_of(describe_sampler(third))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        mr.RankPrioritizedSampler(),
+        mr.DistinctSampler(),
+        mr.StratifiedSampler(),
+        mr.EpisodeSampler(),
+        mr.MixtureSampler([(mr.UniformSampler(), 1)]),
+        mr.EmphasizeRecentSampler(10),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_other_samplers_are_refused_by_name(sampler):
+    with pytest.raises(SchemaError, match=rf"^{type(sampler).__name__} cannot draw"):
+        describe_sampler(sampler)
+
+
+def test_functions_do_not_travel():
+    with pytest.raises(SchemaError, match="must have arguments that are numbers"):
+        describe_sampler(mr.PrioritizedSampler(alpha=lambda step: 0.5))
+    with pytest.raises(SchemaError, match="got Apply"):
+        describe_transforms([mr.Apply(dict)])
+    with pytest.raises(SchemaError, match="value of GAE must be a number"):
+        describe_transforms([mr.GAE(0.99, value=len)])
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        mr.NStep(3, gamma=0.99),
+        mr.FrameStack(4),
+        mr.ActionHistory(2),
+        mr.Cast("float32", scale=1 / 255),
+        mr.OneHot(5, path="action"),
+        mr.Delta(),
+        mr.DiscountedReturn(0.9, clip=(-1.0, 1.0)),
+        mr.GAE(0.9),
+        mr.LambdaReturn(0.9),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_what_is_made_of_a_description_is_the_transform(transform):
+    (description,) = describe_transforms([transform])
+    assert repr(make(description)) == repr(transform)
+
+
+def test_arrays_travel_as_they_are():
+    mean, std = np.arange(3.0), np.ones(3)
+    normalize = mr.Normalize({"observation": mean}, {"observation": std}, clip=5.0)
+    (description,) = describe_transforms([normalize])
+    made = make(description)
+    np.testing.assert_array_equal(made.means["observation"], mean)
+    assert made.clip == 5.0
+    assert text_of(description) != text_of({})
+
+
+def test_only_classes_of_the_list_are_made():
+    with pytest.raises(SchemaError, match="class must be one of"):
+        make({"class": "Popen", "arguments": {}})
