@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mmreplay.errors import StaleError as StaleError
     from mmreplay.errors import StarvedError as StarvedError
     from mmreplay.errors import VersionError as VersionError
+    from mmreplay.limiter import RateCounter as RateCounter
     from mmreplay.limiter import RateLimiter as RateLimiter
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ConcatStream as ConcatStream
@@ -151,6 +152,7 @@ _MODULES = {
     "Plan": "mmreplay.plan",
     "PrioritizedSampler": "mmreplay.samplers.prioritized",
     "RankPrioritizedSampler": "mmreplay.samplers.prioritized",
+    "RateCounter": "mmreplay.limiter",
     "RateLimiter": "mmreplay.limiter",
     "RecentSampler": "mmreplay.samplers.recent",
     "RecordReport": "mmreplay.recording",

@@ -1,8 +1,12 @@
-"""The protocols of a limiter: it makes the writer or the learners of a buffer wait."""
+"""The protocols of a limiter: it makes the writer or the learners of a buffer wait.
+
+A limiter may also only count, and leave the wait to its user.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +16,22 @@ from numpy.typing import NDArray
 Array = NDArray[np.int64]
 Count = Callable[[], tuple[int, int]]
 """Rows ever written, and rows alive, as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What all processes together wrote and drew.
+
+    Attributes:
+        inserts: Rows written, of all environments; those that the buffer held when it
+            first got a limiter are among them.
+        samples: Items drawn: the steps, or windows, of batches.
+        size: Rows alive.
+    """
+
+    inserts: int
+    samples: int
+    size: int
 
 
 class Limit(Protocol):
@@ -39,6 +59,27 @@ class Limit(Protocol):
 
     def count(self, count: int) -> None:
         """Count items that were drawn."""
+
+    def counts(self) -> Counts:
+        """Return what is counted now, of all processes.
+
+        Raises:
+            FailedError: The limit is closed, or no file can be opened.
+        """
+
+    def allows_insert(self, count: int = 1) -> bool:
+        """Whether so many rows may be written now, without a wait.
+
+        Raises:
+            FailedError: The limit is closed, or no file can be opened.
+        """
+
+    def allows_sample(self, count: int = 1) -> bool:
+        """Whether so many items may be drawn now, without a wait.
+
+        Raises:
+            FailedError: The limit is closed, or no file can be opened.
+        """
 
     def close(self) -> None:
         """Stop counting as a writer or learner, and release the locks."""

@@ -116,6 +116,7 @@ class ReplayBuffer:
         path: The folder, or None for a buffer in RAM.
         sampler: What `sample` draws with.
         transforms: What `sample` and `take` make of stored steps.
+        limit: Counts of its limiter, and what it allows now; None without a limiter.
 
     Example:
         >>> schema = mr.Schema(

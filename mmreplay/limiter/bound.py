@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mmreplay import strict_json
-from mmreplay.buffer.limiting import Count
+from mmreplay.buffer.limiting import Count, Counts
 from mmreplay.disk import files
 from mmreplay.disk.files import File, refuse_link
 from mmreplay.disk.pause import try_lock
@@ -122,16 +122,30 @@ class BoundLimit:
 
     def await_insert(self) -> None:
         """Return once a row may be written; see `Limit.await_insert`."""
-        self._enter("insert")
+        self.enter("insert")
         # Draws of a learner that is not known yet allow more rows, not fewer.
         if not self._limiter.allows_insert(*self._now(look=False)):
             self._wait("insert")
 
     def await_sample(self) -> None:
         """Return once an item may be drawn; see `Limit.await_sample`."""
-        self._enter("sample")
+        self.enter("sample")
         if not self._limiter.allows_sample(*self._now(look=True)):
             self._wait("sample")
+
+    def counts(self) -> Counts:
+        """Return what is counted now, by all processes; see `Limit.counts`."""
+        return Counts(*self._now(look=True))
+
+    def allows_insert(self, count: int = 1) -> bool:
+        """Whether so many rows may be written now; see `Limit.allows_insert`."""
+        inserts, samples, size = self._now(look=True)
+        return self._limiter.allows_insert(inserts + count - 1, samples, size)
+
+    def allows_sample(self, count: int = 1) -> bool:
+        """Whether so many items may be drawn now; see `Limit.allows_sample`."""
+        inserts, samples, size = self._now(look=True)
+        return self._limiter.allows_sample(inserts, samples + count - 1, size)
 
     def count(self, count: int) -> None:
         """Count items drawn; see `Limit.count`."""
@@ -140,8 +154,11 @@ class BoundLimit:
             self._drawn += count
             learner.pwrite(COUNTED.pack(self._drawn, self._drawn ^ MASK), 0)
 
-    def _enter(self, side: Side) -> None:
-        """Take the side's place, for the process and for the thread."""
+    def enter(self, side: Side) -> None:
+        """Lock the side's file for the process, and note the thread.
+
+        Others who wait see by it that the side can continue.
+        """
         with self._lock:
             if side == "sample":
                 self._seated()
@@ -235,7 +252,7 @@ class BoundLimit:
                 break
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_S)
-            self._enter(side)
+            self.enter(side)
         else:
             return
         if limiter.on_timeout == "raise":
