@@ -23,6 +23,7 @@ from mmreplay.episodes.starts import (
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.joint import Mass
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import LIMIT, check_kind, integers, same, stored_integer
@@ -170,6 +171,20 @@ class EpochSnapshot:
                 "returned, unchanged."
             )
         return cls(buffer, stops, counts)
+
+
+def share_of_rank(ranks: Ids, total: int) -> NDArray[np.float64]:
+    """Return the shares at which `ShuffledSampler.draw_at` finds ranks.
+
+    Args:
+        ranks: int64 ``[B]``, in ``[0, total)``.
+        total: Legal starts of the epoch, at most 2**51, so that none is rounded into
+            the next one.
+
+    Returns:
+        float64 ``[B]``, in ``[0, 1)``.
+    """
+    return (ranks + 0.5) / total
 
 
 CHUNK = 8192
@@ -331,6 +346,39 @@ class ShuffledSampler(Sampler):
     def restart(self) -> None:
         """Skip the rest of this epoch; the next draw begins another."""
         self._end_epoch()
+
+    def mass(self, view: View, step: int) -> Mass:
+        """A legal start of the epoch has the mass 1; see `ShareSampler.mass`.
+
+        The epoch begins here where it has not begun: from then on the mass stays the
+        same until it ends, whatever is written or overwritten.
+        """
+        frozen = self._frozen or EpochSnapshot.of(view)
+        if frozen.total:
+            frozen = self._begun(view)
+        return Mass(float(frozen.total), frozen.total, 1.0, 0.0)
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw steps of the epoch by rank; see `ShareSampler.draw_at`.
+
+        Rank k of n is at the shares ``[k / n, (k + 1) / n)``: `share_of_rank` has the
+        middle of each. An epoch that is gone through by ranks, each of them once,
+        draws each legal start once.
+
+        Returns:
+            In the order of the shares, without those that were overwritten since the
+            epoch began.
+        """
+        frozen = self._begun(view)
+        ranks = (shares * frozen.total).astype(np.int64)
+        env_ids, positions = frozen.steps_at(view, ranks)
+        here = np.flatnonzero(positions >= 0)
+        probabilities = np.full(len(here), 1.0 / frozen.total)
+        weights = np.ones(len(here), np.float32)
+        return Draw(env_ids[here], positions[here], probabilities, weights)
+
+    def enter_at(self, priority: float) -> None:
+        """Do nothing, without priorities; see `ShareSampler.enter_at`."""
 
     def _begun(self, view: View) -> EpochSnapshot:
         """Begin the epoch where it is not, or see that it is of this buffer."""
