@@ -744,18 +744,30 @@ def check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None
     mine, other = buffer.schema, first.schema
     if mine == other:
         return
-    paths = [*other.paths, *(path for path in mine.paths if path not in other.paths)]
-    for path in paths:
-        here = repr(mine[path]) if path in mine.paths else "no such field"
-        there = repr(other[path]) if path in other.paths else "no such field"
-        if here != there:
-            raise SchemaError(
-                f"concat: field {path!r} of buffer {number} ({buffer.path}) is "
-                f"{here}, but in buffer 0 ({first.path}) it is {there}. Draw from "
-                "buffers of one schema."
-            )
+    if differ := first_difference(mine, other):
+        path, here, there = differ
+        raise SchemaError(
+            f"concat: field {path!r} of buffer {number} ({buffer.path}) is "
+            f"{here}, but in buffer 0 ({first.path}) it is {there}. Draw from "
+            "buffers of one schema."
+        )
     raise SchemaError(
         f"concat: the fields of buffer {number} ({buffer.path}) have other roles or "
         f"another order than those of buffer 0 ({first.path}). Draw from buffers of "
         "one schema."
     )
+
+
+def first_difference(mine: Schema, other: Schema) -> tuple[str, str, str] | None:
+    """The first field of two schemas that differs, and what it is in each.
+
+    Returns:
+        None where only roles or the order differ.
+    """
+    paths = [*other.paths, *(path for path in mine.paths if path not in other.paths)]
+    for path in paths:
+        here = repr(mine[path]) if path in mine.paths else "no such field"
+        there = repr(other[path]) if path in other.paths else "no such field"
+        if here != there:
+            return path, here, there
+    return None

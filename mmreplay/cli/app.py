@@ -19,6 +19,7 @@ from mmreplay.cli.info import info
 from mmreplay.cli.options import usage_error
 from mmreplay.cli.plan import plan
 from mmreplay.cli.plot import plot
+from mmreplay.cli.ray import ray
 from mmreplay.cli.record import record
 from mmreplay.cli.repair import repair
 from mmreplay.cli.snapshot import snapshot
@@ -94,6 +95,7 @@ for command in (
     snapshot, repair, compact, view,
 ):  # fmt: skip
     app.command(command.__name__)(command)
+app.add_typer(ray, name="ray")
 
 
 def build() -> Any:
@@ -104,7 +106,10 @@ def build() -> Any:
     root = typer.main.get_command(app)
     # Older versions have no way to do without rich, and no such name.
     marked = getattr(typer.core, "HAS_RICH", True)
-    for command in (root, *getattr(root, "commands", {}).values()):
+    commands = [root]
+    # The list grows by the commands of each group.
+    for command in commands:
+        commands.extend(getattr(command, "commands", {}).values())
         for owner in (command, *command.params):
             for name in ("help", "epilog", "short_help"):
                 text = getattr(owner, name, None)

@@ -26,7 +26,8 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.StaleError, REFUSED),
     # Locked, forked, full, failed and starved.
     (errors.ReplayError, FAILED),
-    (ModuleNotFoundError, FAILED),
+    # An optional library is missing, or of another version.
+    (ImportError, FAILED),
     (OSError, FAILED),
     (MemoryError, FAILED),
 )

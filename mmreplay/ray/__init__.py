@@ -7,6 +7,16 @@ Ray; ``mr.ray`` does, on first use.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmreplay.ray.ring_writer import RingWriter as RingWriter
+    from mmreplay.ray.ring_writer import writer as writer
+    from mmreplay.ray.run_status import RunStatus as RunStatus
+    from mmreplay.ray.run_status import status as status
+    from mmreplay.ray.run_status import stop as stop
+
 SUPPORTED = "2.60"
 
 MISSING = (
@@ -16,10 +26,27 @@ MISSING = (
 try:
     import ray
 except ImportError as error:
-    raise ImportError(MISSING, name="ray") from error
+    raise ModuleNotFoundError(MISSING, name="ray") from error
 if not ray.__version__.startswith(SUPPORTED + "."):
     raise ImportError(
         f"mmreplay.ray needs Ray {SUPPORTED}, got {ray.__version__}. Run: "
         f"pip install 'mmreplay[ray]'",
         name="ray",
     )
+
+_MODULES = {
+    "RingWriter": "mmreplay.ray.ring_writer",
+    "RunStatus": "mmreplay.ray.run_status",
+    "status": "mmreplay.ray.run_status",
+    "stop": "mmreplay.ray.run_status",
+    "writer": "mmreplay.ray.ring_writer",
+}
+"""Public names and their modules; no module may have the name of a function."""
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'mmreplay.ray' has no attribute {name!r}")

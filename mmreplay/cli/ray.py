@@ -1,0 +1,82 @@
+"""``mmreplay ray``: what a run on a Ray cluster does, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import Json
+
+if TYPE_CHECKING:
+    from mmreplay.ray.run_status import RunStatus, ShardStatus
+
+ray = typer.Typer(
+    help="Runs on a Ray cluster: what they do, and their end.", no_args_is_help=True
+)
+
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address", metavar="HOST:PORT",
+        help="The cluster; by default the one that this machine belongs to.",
+    ),
+]  # fmt: skip
+
+
+@ray.command("status")
+def status(run: Run, json: Json = False, address: Address = "auto") -> None:
+    """Say what the shards and rings of a run do now."""
+    import mmreplay.ray
+    from mmreplay.ray.cluster import connected
+
+    with connected(address):
+        found = mmreplay.ray.status(run)
+    if json:
+        show.print_json({**asdict(found), "steps": found.steps})
+    else:
+        _print(found)
+
+
+@ray.command("stop")
+def stop(run: Run, address: Address = "auto") -> None:
+    """End a run: its shards close their rings, and its folders stay."""
+    import mmreplay.ray
+    from mmreplay.ray.cluster import connected
+
+    with connected(address):
+        mmreplay.ray.stop(run)
+    show.print_line(f"The run {run!r} was stopped. Its folders are as they were.")
+
+
+def _print(found: RunStatus) -> None:
+    shards, rings = len(found.shards), sum(len(each.rings) for each in found.shards)
+    show.print_line(
+        f"run {found.run!r}: {show.plural(shards, 'shard')}, "
+        f"{show.plural(rings, 'ring')}, {show.plural(found.steps, 'step')}"
+    )
+    rows = [
+        [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
+         show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
+         ring.path]
+        for shard in found.shards
+        for ring in shard.rings
+    ]  # fmt: skip
+    if rows:
+        columns = ["node", "ring", "steps", "rows", "rows/s", "writer", "folder"]
+        show.print_table(columns, rows, left=2)
+    for shard in found.shards:
+        if text := _trouble(shard):
+            show.print_line(text)
+
+
+def _trouble(shard: ShardStatus) -> str:
+    """What keeps a shard from serving its rings, or nothing."""
+    if not shard.alive:
+        return f"{shard.key}: does not answer; its rings are not drawn from."
+    return f"{shard.key}: {shard.error}" if shard.error else ""

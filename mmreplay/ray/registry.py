@@ -1,0 +1,206 @@
+"""The actor that knows the members of a run.
+
+It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Draws
+and writes do not need it; a join does, and a shard whose node is back without a label.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from mmreplay.concatenation import first_difference
+from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.ray import cluster
+from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
+from mmreplay.schema import Schema
+
+INFO_S = 3.0
+"""Within which a shard says what it serves, or counts as away."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A node of a run.
+
+    Attributes:
+        key: The node's.
+        root: The folder of the runs on it; None where a restarted registry has no
+            answer from its shard yet.
+        host: The name of its host, likewise.
+        network: Whether the folder may be on a network file system.
+        info: What its shard said last.
+    """
+
+    key: str
+    root: str | None = None
+    host: str | None = None
+    network: bool = False
+    info: dict[str, Any] | None = None
+
+
+class Registry:
+    """Members of one run; a plain class, made an actor by `cluster`."""
+
+    def __init__(self, run: str) -> None:
+        """Remember the run; nothing here may raise."""
+        self.run = run
+        self._members: dict[str, Member] = {}
+        self._schema: Schema | None = None
+        self._lock = threading.RLock()
+
+    def check(self, version: str, fields: Any, roles: Any) -> None:
+        """Refuse a writer that does not fit the run, before it makes a ring.
+
+        Args:
+            version: Of its mmreplay.
+            fields: Of its schema, as JSON.
+            roles: Likewise.
+
+        Raises:
+            SchemaError: The run has other fields.
+            FailedError: It runs another version.
+        """
+        with self._lock:
+            if version != VERSION:
+                raise FailedError(
+                    f"this process has mmreplay {version}, but the run {self.run!r} "
+                    f"has {VERSION}. Install one version on every node."
+                )
+            self._refresh()
+            mine = Schema.from_json(fields, roles)
+            if self._schema is not None and mine != self._schema:
+                raise SchemaError(
+                    f"the run {self.run!r} has another schema: "
+                    f"{differing(mine, self._schema)}. Name another run, or write the "
+                    "fields of this one."
+                )
+
+    def join(
+        self, key: str, root: str, host: str, node_id: str, network: bool
+    ) -> dict[str, Any]:
+        """Add a node to the run and make its shard; may be repeated.
+
+        Args:
+            key: The node's.
+            root: The folder of the runs on it.
+            host: The name of its host.
+            node_id: Ray's number of it now.
+            network: Whether the folder may be on a network file system.
+
+        Returns:
+            What the shard says of itself.
+
+        Raises:
+            SchemaError: The node is a member with another folder.
+            StarvedError: Its shard does not answer.
+        """
+        with self._lock:
+            node = Node(node_id, host, None)
+            for each in cluster.nodes():
+                if each.node_id == node_id:
+                    node = each
+            cluster.start_shard(self.run, key, root, node, network)
+            info = self._shard(key).call("info")
+            # Ray ignores the arguments where there was an actor of the name.
+            if info["root"] != root:
+                raise SchemaError(
+                    f"root must be {info['root']!r} on the node {key!r}, as the run "
+                    f"{self.run!r} is served from there, got {root!r}. Pass that "
+                    "folder, or name another run."
+                )
+            self._members[key] = Member(key, root, host, network, info)
+            self._learn(info)
+            return dict(info)
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        """Say which nodes belong to the run, and make shards whose nodes are back.
+
+        Returns:
+            By key: ``root``, ``host``, ``alive`` and ``info``, what the shard said
+            last; of a node that is away what it said before, or None.
+        """
+        with self._lock:
+            self._make_again()
+            alive = self._refresh()
+            return {
+                key: {
+                    "root": member.root, "host": member.host, "alive": key in alive,
+                    "info": member.info,
+                }
+                for key, member in sorted(self._members.items())
+            }  # fmt: skip
+
+    def stop(self) -> list[str]:
+        """Have every shard close its rings; return the keys of those that did."""
+        with self._lock:
+            self._refresh()
+            done = []
+            for key in self._members:
+                try:
+                    self._shard(key).call("stop", timeout_s=INFO_S)
+                    done.append(key)
+                except ReplayError:
+                    continue
+            return done
+
+    def _shard(self, key: str) -> Remote:
+        return Remote(cluster.shard_name(self.run, key))
+
+    def _refresh(self) -> set[str]:
+        """Ask all shards what they serve; return the keys of those that answer."""
+        asked = []
+        for key in {*self._members, *cluster.shard_keys(self.run)}:
+            remote = self._shard(key)
+            try:
+                asked.append((key, remote, remote.send("info")))
+            except FailedError:
+                continue
+        stop = time.monotonic() + INFO_S
+        alive = set()
+        for key, remote, reference in asked:
+            member = self._members.setdefault(key, Member(key))
+            try:
+                left = max(0.0, stop - time.monotonic())
+                info = remote.receive(reference, left)
+            except UnansweredError:
+                continue
+            alive.add(key)
+            member.info, member.root = info, info["root"]
+            member.host, member.network = info["host"], info["network"]
+            self._learn(info)
+        return alive
+
+    def _learn(self, info: dict[str, Any]) -> None:
+        """Take the run's schema from the first ring that is known."""
+        for ring in info["rings"].values():
+            if self._schema is None:
+                self._schema = Schema.from_json(ring["schema"], ring["roles"])
+
+    def _make_again(self) -> None:
+        """Make the shards that died with a node without a label, if one is back."""
+        missing = {*self._members} - {*cluster.shard_keys(self.run)}
+        if not missing:
+            return
+        nodes = cluster.nodes()
+        for key in missing:
+            member = self._members[key]
+            if member.root is None or member.host is None:
+                continue
+            for node in nodes:
+                if node.host == member.host and node.label in (None, key):
+                    cluster.start_shard(
+                        self.run, key, member.root, node, member.network
+                    )
+                    break
+
+
+def differing(mine: Schema, other: Schema) -> str:
+    """Say in a message how a schema differs from that of a run."""
+    differ = first_difference(mine, other)
+    if differ is None:
+        return "roles or the order of the fields differ"
+    path, here, there = differ
+    return f"field {path!r} is {here} here, and {there} there"

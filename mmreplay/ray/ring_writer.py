@@ -1,0 +1,235 @@
+"""A writer whose rows the whole run can draw.
+
+The ring is an ordinary buffer on a disk of the writer's node. Adding rows is no call of
+Ray: the shard of the node, a process beside it, sees new rows through its mapping.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from mmreplay.arguments import one_of
+from mmreplay.buffer.opening import RESUMES, StrPath, absolute, holds_buffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk.lock import FILE_NAME as LOCK
+from mmreplay.errors import FormatError, LockedError, SchemaError
+from mmreplay.ray import cluster
+from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
+from mmreplay.ray.registry import differing
+from mmreplay.schema import Schema
+
+LOCKED_S = 10.0
+"""How long a shard's predecessor may still hold the folder: it ends within 3 seconds
+of its node's raylet."""
+MAX_RINGS = 1000
+
+
+def writer(
+    run: str,
+    schema: Schema,
+    capacity: int,
+    *,
+    root: StrPath,
+    name: str | None = None,
+    num_envs: int = 1,
+    limiter: Any = None,
+    key: str | None = None,
+    on_resume: Literal["break", "truncate", "continue"] = "break",
+    **create: Any,
+) -> RingWriter:
+    """Write a ring of a run on this node's disk; the run begins with its first writer.
+
+    The ring is the buffer ``root/run/name``, made or opened again.
+
+    Args:
+        run: The run's name.
+        schema: The fields of one step; the same in the whole run.
+        capacity: Rows of each environment.
+        root: A folder on a disk of this node, the same for all writers of the node.
+        name: The ring's name. By default the first of ``ring-000``, ``ring-001`` and
+            so on that has no writer.
+        num_envs: Environments.
+        limiter: As of `ReplayBuffer.create`.
+        key: What names this node where it has no label ``mmreplay``; by default its
+            host's name.
+        on_resume: As of `ReplayBuffer.open`, for a ring that is opened again.
+        **create: More arguments of `ReplayBuffer.create`.
+
+    Raises:
+        SchemaError: An argument is not legal, there is no cluster, or the run has
+            another schema or, on this node, another root.
+        LockedError: The ring has a writer, or the folder is served already.
+        FailedError: The disk cannot be written, or is a network file system.
+
+    Example:
+        >>> import ray  # doctest: +SKIP
+        >>> ray.init(address="auto")  # doctest: +SKIP
+        >>> with mr.ray.writer(  # doctest: +SKIP
+        ...     "cartpole", schema, 100_000, root="/data/replay"
+        ... ) as writer:
+        ...     writer.add(observation=observation, reward=1.0, terminated=False)
+    """
+    cluster.require_connection()
+    cluster.check_name("run", run)
+    one_of("on_resume", on_resume, RESUMES, "Leave it out for 'break'.")
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema must be a Schema, got {type(schema).__name__}. Use "
+            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
+        )
+    node = cluster.this_node()
+    key = node_key(node, key)
+    if name is not None:
+        cluster.check_name("name", name)
+    where = absolute(root)
+    network = bool(create.get("allow_network", False))
+    registry = cluster.start_registry(run)
+    fields, roles = schema.to_json(), dict(schema.roles)
+    registry.call("check", VERSION, fields, roles)
+    buffer = _open(
+        where / run, name, schema, capacity, num_envs, limiter, on_resume, create
+    )
+    try:
+        registry.call("join", key, str(where), node.host, node.node_id, network)
+        assert buffer.path is not None
+        serve(Remote(cluster.shard_name(run, key)), buffer.path.name)
+    except BaseException:
+        buffer.close()
+        raise
+    return RingWriter(run, key, buffer)
+
+
+def node_key(node: cluster.Node, key: str | None) -> str:
+    """Return the key of a node, which its label decides where it has one.
+
+    Raises:
+        SchemaError: Another key was given, or no key can be made of the host's name.
+    """
+    if key is None:
+        return cluster.check_name("key", node.key)
+    cluster.check_name("key", key)
+    if node.label not in (None, key):
+        raise SchemaError(
+            f"key must be {node.label!r}, the label 'mmreplay' of this node, got "
+            f"{key!r}. Leave it out."
+        )
+    return key
+
+
+def serve(shard: Remote, name: str) -> dict[str, Any]:
+    """Have a shard open a ring; a folder that is about to be free is waited for."""
+    stop = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            facts: dict[str, Any] = shard.call("serve", name)
+            return facts
+        except LockedError:
+            if time.monotonic() > stop:
+                raise
+        time.sleep(PAUSE_S)
+
+
+def _open(
+    folder: Path,
+    name: str | None,
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    limiter: Any,
+    on_resume: Literal["break", "truncate", "continue"],
+    create: dict[str, Any],
+) -> ReplayBuffer:
+    """Make or open a ring for writing, of that name or the first one without writer."""
+    names = [f"ring-{k:03d}" for k in range(MAX_RINGS)] if name is None else [name]
+    for each in names:
+        path = folder / each
+        if not holds_buffer(path):
+            try:
+                return ReplayBuffer.create(
+                    path, schema, capacity, num_envs, limiter=limiter, **create
+                )
+            except (LockedError, FormatError):
+                # Another writer makes it, or made it since it was looked for.
+                if name is None and (path / LOCK).exists():
+                    continue
+                raise
+        shared = {
+            argument: create[argument]
+            for argument in ("sampler", "transforms", "commit_every", "allow_network")
+            if argument in create
+        }
+        try:
+            buffer = ReplayBuffer.open(
+                path, "r+", limiter=limiter, on_resume=on_resume, **shared
+            )
+        except LockedError:
+            if name is None:
+                continue
+            raise
+        try:
+            _check_same(buffer, schema, capacity, num_envs)
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
+    raise LockedError(
+        f"all of {MAX_RINGS} rings in {folder} have a writer. Give this writer a name."
+    )
+
+
+def _check_same(
+    buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int
+) -> None:
+    """Refuse arguments that are not those of the ring that is opened again."""
+    way_out = "Pass what it was made with, or give the ring another name."
+    if buffer.schema != schema:
+        raise SchemaError(
+            f"{buffer.path} has another schema: "
+            f"{differing(schema, buffer.schema)}. {way_out}"
+        )
+    for argument, got in (("capacity", capacity), ("num_envs", num_envs)):
+        if (there := getattr(buffer, argument)) != got:
+            raise SchemaError(
+                f"{argument} must be {there}, as of {buffer.path}, got {got}. {way_out}"
+            )
+
+
+class RingWriter:
+    """The writer of a ring of a run; `writer` makes it.
+
+    Attributes:
+        run: The run.
+        key: The key of this node.
+        buffer: The ring, open for writing.
+    """
+
+    def __init__(self, run: str, key: str, buffer: ReplayBuffer) -> None:
+        """Take over an open ring; use `writer`."""
+        self.run, self.key, self.buffer = run, key, buffer
+        # No call of ours between the caller and the buffer.
+        self.add, self.extend = buffer.add, buffer.extend
+        self.end_episodes = buffer.end_episodes
+
+    def __repr__(self) -> str:
+        """Show the run and the ring."""
+        return f"<RingWriter of {self.run!r} on {self.key!r}: {self.buffer!r}>"
+
+    def close(self) -> None:
+        """Commit and close the ring; its rows can be drawn as before."""
+        self.buffer.close()
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()

@@ -1,0 +1,206 @@
+"""The actor of a node that serves its rings of one run.
+
+A shard has no data of its own: it opens the rings in ``root/run`` and answers calls.
+Its constructor must never raise, since an actor that fails there once at a restart is
+dead for good; so rings are opened at the first call, and what fails is answered as its
+error and tried again at the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.concatenation import check_schema
+from mmreplay.disk.lock import FILE_NAME as LOCK
+from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
+from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
+from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.ray.cluster import VERSION
+
+RATE_S = 1.0
+"""The least time between the two counts of rows that make a rate."""
+
+
+class Shard:
+    """Serves the rings of one node; a plain class, made an actor by `cluster`.
+
+    Attributes:
+        run: The run.
+        key: The node's key.
+        folder: The run's folder on this node.
+        rings: The rings that are open, by name.
+    """
+
+    def __init__(self, run: str, root: str, key: str, network: bool = False) -> None:
+        """Remember the arguments; nothing here may raise.
+
+        Args:
+            run: The run.
+            root: The folder of the runs on this node.
+            key: The node's key.
+            network: Whether the folder may be on a network file system.
+        """
+        self.run, self.root, self.key, self.network = run, root, key, network
+        self.folder = Path(root) / run
+        self.rings: dict[str, ReplayBuffer] = {}
+        self._lock = threading.RLock()
+        self._held: WriterLock | None = None
+        self._stopped = False
+        self._counts: dict[str, list[tuple[float, int]]] = {}
+
+    # Calls by writers, clients and the registry; each may be repeated.
+
+    def info(self) -> dict[str, Any]:
+        """Say who this is and what it serves; an error of opening is a part of it."""
+        error = None
+        with self._lock:
+            try:
+                self.open_rings()
+            except (ReplayError, OSError) as caught:
+                error = {"kind": type(caught).__name__, "message": str(caught)}
+            rings = {name: self._facts(name) for name in self.rings}
+        return {
+            "run": self.run, "key": self.key, "root": self.root,
+            "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
+            "version": VERSION, "error": error, "rings": rings,
+        }  # fmt: skip
+
+    def serve(self, name: str) -> dict[str, Any]:
+        """Open a ring that a writer made, and say what it is.
+
+        Raises:
+            FormatError: There is no such ring.
+            LockedError: Another process serves the folder.
+        """
+        rings = self.open_rings()
+        if name not in rings:
+            raise FormatError(
+                f"{self.folder / name} does not exist on the node {self.key!r}. Check "
+                "that root names a folder of its local disk."
+            )
+        with self._lock:
+            return self._facts(name)
+
+    def stop(self) -> None:
+        """Close all rings and give the folder back; later calls are refused."""
+        with self._lock:
+            self._stopped = True
+            self._close()
+
+    # What the calls stand on.
+
+    def open_rings(self) -> dict[str, ReplayBuffer]:
+        """Open the rings that are not open yet, and return all.
+
+        Raises:
+            FailedError: The run was stopped, or the disk cannot be read.
+            FormatError: A folder is missing, or a ring is damaged.
+            LockedError: Another process serves the folder.
+            SchemaError: A ring has another schema than the others.
+        """
+        with self._lock:
+            if self._stopped:
+                raise FailedError(
+                    f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
+                )
+            self._take_folder()
+            for name in self._names():
+                if name not in self.rings:
+                    self._open(name)
+            return dict(self.rings)
+
+    def _take_folder(self) -> None:
+        """Hold the folder's lock, so that no second shard serves its rings."""
+        if self._held is not None:
+            return
+        if not self.folder.is_dir():
+            raise FormatError(
+                f"{self.folder} does not exist on the node {self.key!r}. Begin with "
+                "mr.ray.writer on that node."
+            )
+        refuse_network(self.folder, self.network)
+        try:
+            self._held = WriterLock(self.folder)
+        except LockedError as error:
+            holder = f"pid {error.pid} on {error.host}" if error.pid else "a process"
+            raise LockedError(
+                f"{self.folder} is served by {holder} already, and cannot be served "
+                f"by the node {self.key!r} as well. Give each node a root of its own, "
+                "or stop the other run.",
+                pid=error.pid,
+                host=error.host,
+            ) from error
+
+    def _names(self) -> list[str]:
+        """Names of the rings in the folder."""
+        with os.scandir(self.folder) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                # A folder becomes a buffer when this file appears in it, last.
+                if os.path.exists(os.path.join(entry.path, METADATA))
+            )
+
+    def _open(self, name: str) -> None:
+        """Open one ring to draw from it; its writer is another process."""
+        ring = ReplayBuffer.open(self.folder / name)
+        try:
+            for first in self.rings.values():
+                check_schema(len(self.rings), ring, first)
+                break
+        except BaseException:
+            ring.close()
+            raise
+        self.rings[name] = ring
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        """What there is to say of an open ring, in JSON's types."""
+        ring = self.rings[name]
+        heads = ring.heads
+        rows = int(heads.sum())
+        return {
+            "path": str(ring.path),
+            "schema": ring.schema.to_json(),
+            "roles": dict(ring.schema.roles),
+            "capacity": ring.capacity,
+            "num_envs": ring.num_envs,
+            "steps": len(ring),
+            "heads": heads.tolist(),
+            "rate": self._rate(name, rows),
+            "writer": lock_pid(self.folder / name / LOCK),
+        }
+
+    def _rate(self, name: str, rows: int) -> float | None:
+        """Rows a second since an earlier count; None for want of one."""
+        now = time.monotonic()
+        counts = self._counts.setdefault(name, [])
+        counts.append((now, rows))
+        while len(counts) > 2 and now - counts[1][0] >= RATE_S:
+            del counts[0]
+        if now - counts[0][0] < RATE_S:
+            return None
+        return (rows - counts[0][1]) / (now - counts[0][0])
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold what guards the table of rings."""
+        with self._lock:
+            yield
+
+    def _close(self) -> None:
+        """Close everything, the lock of the folder last."""
+        try:
+            while self.rings:
+                self.rings.popitem()[1].close()
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.release()
