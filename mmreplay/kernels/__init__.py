@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-NAMES = ("copies", "rows", "steps", "tree")
+NAMES = ("copies", "faults", "rows", "steps", "tree")
 CHOICES = ("", "c", "numpy")
 _warned = False
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError, StaleError
+from mmreplay.page import faults
 from mmreplay.page.checks import LEVELS
 from mmreplay.page.compare import compare_buffers
 from mmreplay.page.curves import (
@@ -145,10 +146,10 @@ class Page:
         states = []
         for number, shown in enumerate(self.shown):
             try:
-                state = shown.buffer.state()
+                state = _state_of(shown.buffer)
             except Exception as error:  # one buffer must not hide the others
                 logger.exception("no state of %s", shown.buffer.path)
-                state = {"state": "unreadable", "text": str(error), "repair": ""}
+                state = _unreadable(str(error))
             states.append({"id": number, "name": shown.buffer.name, **state})
         return states
 
@@ -160,6 +161,11 @@ class Page:
             query: Text after the question mark.
             tag: Entity tag of the answer that the browser has.
         """
+        with faults.Watch() as watch:
+            answer = self._answer_or_refuse(path, query, tag)
+        return _refused(UNREADABLE, faults.TEXT) if watch.faulted else answer
+
+    def _answer_or_refuse(self, path: str, query: str, tag: str) -> PageAnswer:
         try:
             return self._answer(path, Query.parse(query), query, tag)
         except Refusal as refusal:
@@ -489,6 +495,20 @@ ROUTES: dict[str, Callable[[PageRequest], PageAnswer]] = {
     "compare": answer_compare,
 }
 """What answers ``/api/b/NUMBER/NAME``."""
+
+
+def _state_of(buffer: ShownBuffer) -> dict[str, Any]:
+    for _ in range(2):
+        with faults.Watch() as watch:
+            state = buffer.state()
+        if not watch.faulted:
+            return state
+        # Opened again, the buffer says what is wrong with it.
+    return _unreadable(faults.TEXT)
+
+
+def _unreadable(text: str) -> dict[str, Any]:
+    return {"state": "unreadable", "text": text, "repair": ""}
 
 
 def _refused(status: int, text: str) -> PageAnswer:

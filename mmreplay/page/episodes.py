@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
-from mmreplay.page.requests import NOT_IN_RING, Query, Refusal
+from mmreplay.page import faults
+from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import (
     BackgroundReader,
@@ -266,17 +267,19 @@ class EpisodeList:
         Raises:
             Refusal: The buffer cannot be read.
         """
+        before = faults.count()
         buffer = self._shown.buffer()
         version = version_of(buffer)
         with self._lock:
             former = self._columns
             begin = time.monotonic()
-            if former is not None and (
-                former.version == version
-                or begin - self._made < max(REFRESH_S, PATIENCE * self._seconds)
-            ):
-                return former
+            pause = max(REFRESH_S, PATIENCE * self._seconds)
+            if former is not None and former.rows == rows_version(buffer):
+                if former.version == version or begin - self._made < pause:
+                    return former
             columns = read_columns(buffer)
+            if faults.count() != before:
+                raise Refusal(UNREADABLE, faults.TEXT)
             path = reward_field(buffer)
             mutable = path is not None and buffer.schema[path].mutable
             if former is not None and former.rows == columns.rows and not mutable:

@@ -22,6 +22,7 @@ from mmreplay.convert.staging import Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import FailedError, SchemaError, called
+from mmreplay.page import faults
 from mmreplay.page.api import OK, Page, PageAnswer, Shown
 from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
 from mmreplay.page.curves import MAX_VALUES_ROWS
@@ -89,10 +90,13 @@ def save_page(
     staging = Staging(folder, folder=True)
     try:
         names = []
-        for number, text in enumerate(_data_files(page, chosen, report, progress)):
-            name = f"data-{number:03}.js"
-            _write(staging.path / name, text)
-            names.append(name)
+        with faults.Watch() as watch:
+            for number, text in enumerate(_data_files(page, chosen, report, progress)):
+                name = f"data-{number:03}.js"
+                _write(staging.path / name, text)
+                names.append(name)
+        if watch.faulted:
+            raise FailedError(faults.TEXT)
         files.make_folder(staging.path / "static")
         for name, (data, _) in sorted(static_files().items()):
             if name == "index.html":

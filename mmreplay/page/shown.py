@@ -26,6 +26,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import held_by, locked
 from mmreplay.errors import CorruptError, RemovedError, ReplayError
+from mmreplay.page import faults
 from mmreplay.page.requests import UNREADABLE, Refusal
 from mmreplay.storage.commit_state import CommitReader
 
@@ -94,6 +95,7 @@ class ShownBuffer:
         self._heads: deque[tuple[float, int]] = deque()
         self._was_live = False
         self._fixed: dict[object, Any] = {}
+        self._faults = faults.count()
         self._files = DataFiles()
         self._drawn_from: tuple[GenerationReader, GenerationReader] | None = None
 
@@ -104,6 +106,12 @@ class ShownBuffer:
             Refusal: It cannot be opened, or its folder was removed.
         """
         with self._lock:
+            if self._faults != faults.count():
+                # It may show zeros in the place of what could not be read.
+                self._faults = faults.count()
+                self._buffer, self._tried = None, -RETRY_S
+                self._entries.clear()
+                self._fixed.clear()
             if self._buffer is None:
                 if time.monotonic() - self._tried >= RETRY_S:
                     self._open()
@@ -202,7 +210,7 @@ class ShownBuffer:
             while len(self._entries) > MAX_RESULTS:
                 self._entries.popitem(last=False)
         with slot.lock:
-            last = slot.result
+            last, before = slot.result, faults.count()
             try:
                 buffer = self.buffer()
             except Refusal:
@@ -216,6 +224,8 @@ class ShownBuffer:
                 if last.version == version or now - last.made < max_age_s:
                     return last
             value = make(buffer)
+            if faults.count() != before:
+                raise Refusal(UNREADABLE, faults.TEXT)
             result = Result(value, version, now, time.monotonic() - now)
             slot.result = result
             return result
@@ -230,7 +240,10 @@ class ShownBuffer:
             if key in self._fixed:
                 value: T = self._fixed[key]
                 return value
+        before = faults.count()
         value = make(self.buffer())
+        if faults.count() != before:
+            raise Refusal(UNREADABLE, faults.TEXT)
         with self._lock:
             if len(self._fixed) >= MAX_RESULTS:
                 self._fixed.clear()
@@ -389,8 +402,9 @@ def rows_version(buffer: ReplayBuffer) -> str:
     It names the buffer and this process as well as generation and cut rows: another
     page may have this one's port later, and a browser keeps frames by their address.
     """
-    home = buffer.view.home
-    return f"{home.uuid.hex()[:8]}{PROCESS}-{home.generation}.{home.cut_epoch}"
+    home, faulted = buffer.view.home, faults.count() or ""
+    uuid = home.uuid.hex()[:8]
+    return f"{uuid}{PROCESS}{faulted}-{home.generation}.{home.cut_epoch}"
 
 
 def version_of(buffer: ReplayBuffer) -> str:
@@ -449,7 +463,8 @@ class BackgroundReader:
                 key = next(iter(self._jobs))
                 job = self._jobs[key]
             try:
-                more = job()
+                with faults.Watch():
+                    more = job()
             except Exception:  # a buffer that became unreadable: requests say so
                 more = False
             with self._condition:

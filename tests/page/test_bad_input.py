@@ -1,6 +1,7 @@
 """Buffers that are missing, foreign, unreadable, odd, or damaged while shown."""
 
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import kernels
 from mmreplay.page import launch
 from tests.page.conftest import make_buffer
 from tests.page.served import Served
@@ -236,6 +238,70 @@ def test_files_that_become_shorter_while_they_are_shown(serve, tmp_path, rng, na
         assert str(bad) in text
     # A mapped page beyond the end of its file would have ended the process.
     assert server.json("/api/b/1/overview")["steps"] == 600
+
+
+CUT_DURING_A_READ = """
+import json, os, sys
+from pathlib import Path
+from mmreplay.page import shown
+from mmreplay.page.api import Page
+from mmreplay.page.saved import save_page
+
+path, route = Path(sys.argv[1]), sys.argv[2]
+page = Page([path, Path(sys.argv[3])])
+page.states()
+check = shown.DataFiles.check
+
+def cut_after_the_check(files):
+    check(files)
+    for file in (path / "data-000001").iterdir():
+        if file.is_file() and file.name != "COMMIT":
+            os.truncate(file, 0)
+            shown.DataFiles.check = check
+
+shown.DataFiles.check = cut_after_the_check
+if route == "save":
+    try:
+        save_page(page, path.parent / "saved")
+    except Exception as error:
+        answers = [(409, json.dumps({"error": str(error)}))]
+    assert not (path.parent / "saved").exists()
+else:
+    answers = [page.answer("/api/b/0/" + route.partition("?")[0],
+                           route.partition("?")[2])]
+    answers = [(answer.status, answer.body.decode()) for answer in answers]
+again = page.answer("/api/b/0/overview", "")
+answers.append((again.status, again.body.decode()))
+state, good = page.states()
+other = page.answer("/api/b/1/overview", "")
+print(json.dumps([answers, state["state"], good["state"], other.status]))
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.skipif(
+    kernels.choose("faults", kernels.choice()).runs != "c",
+    reason="the kernels in C are not built",
+)
+@pytest.mark.parametrize(
+    "route",
+    ["overview", "episodes", "episode?env=0&at=0", "values?env=0&first=0",
+     "curve?env=0&field=reward&first=0&stop=100", "draws?sampler=UniformSampler()",
+     "frames?env=0&field=observation/pixels&first=0&count=4", "compare?c=1", "save"],
+)  # fmt: skip
+def test_a_file_that_is_cut_during_a_read_does_not_end_the_server(tmp_path, rng, route):
+    bad = make_buffer(tmp_path / "bad", rng)
+    good = make_buffer(tmp_path / "good", rng)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_DURING_A_READ, str(bad), route, str(good)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    answers, state, other, status = json.loads(done.stdout)
+    assert (state, other, status) == ("unreadable", "closed", 200)
+    for code, body in answers:
+        assert code == 409, body
+        assert "cut" in body or "bytes" in body
 
 
 @pytest.mark.crash
