@@ -34,6 +34,8 @@ def kernel(name: str) -> Extension:
 
 
 setup(
-    ext_modules=[kernel(name) for name in ("_copies", "_faults", "_rows", "_steps", "_tree")],
+    ext_modules=[
+        kernel(name) for name in ("_copies", "_faults", "_rows", "_steps", "_tree")
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

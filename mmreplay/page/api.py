@@ -53,6 +53,7 @@ from mmreplay.page.requests import (
     Query,
     Refusal,
 )
+from mmreplay.page.rows import MAX_TRIES
 from mmreplay.page.sample import (
     component_name,
     rows_of,
@@ -389,17 +390,27 @@ def answer_frames(request: PageRequest) -> PageAnswer:
         first = query.integer("first", 0, MAX_POSITION)
         count = query.integer("count", 1, MAX_FRAMES, 1)
         rows = [(env_id, first + step) for step in range(count)]
-    env_ids, positions = alive_rows(buffer, rows)
-    if not len(positions):
-        raise nothing_there(buffer.span, *rows[0])
     field_ = buffer.schema[path]
     limits = None
     if field_.dtype not in ("uint8", "bool"):
         limits = frame_limits(request.shown.buffer, path, layout)
-    pixels = read_frames(
-        buffer, path, layout, env_ids, positions,
-        side=side, number=number, limits=limits,
-    )  # fmt: skip
+    margin = np.zeros(buffer.num_envs, np.int64)
+    for _ in range(MAX_TRIES):
+        oldest = buffer.span.first
+        env_ids, positions = alive_rows(buffer, rows, margin)
+        if not len(positions):
+            raise nothing_there(buffer.span, *rows[0])
+        try:
+            pixels = read_frames(
+                buffer, path, layout, env_ids, positions,
+                side=side, number=number, limits=limits,
+            )  # fmt: skip
+            break
+        except StaleError:
+            # Some were overwritten since they were looked up: others are left.
+            margin = 2 * (margin + buffer.span.first - oldest)
+    else:
+        raise nothing_there(buffer.span, *rows[0])
     count = len(pixels)
     head: dict[str, Any] = {
         "shape": list(pixels.shape),

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import StaleError
 from mmreplay.page.requests import NOT_FOUND, NOT_IN_RING, TOO_LARGE, Refusal
+from mmreplay.page.rows import MAX_TRIES
 from mmreplay.ring import Span
 from mmreplay.schema.convert import widen
 
@@ -90,11 +92,31 @@ def read_curve(
     Raises:
         Refusal: No row is in the buffer, or the rows take more than 256 MiB.
     """
+    margin = 0
+    for _ in range(MAX_TRIES):
+        span = buffer.span
+        oldest = int(span.first[env_id])
+        low, high = max(first, oldest + margin), min(stop, int(span.stop[env_id]))
+        if high <= low:
+            raise nothing_there(span, env_id, first)
+        try:
+            return _read_curve(buffer, path, env_id, low, high, buckets, components)
+        except StaleError:
+            # A writer overwrites the oldest rows: newer ones are left.
+            margin = 2 * (margin + int(buffer.span.first[env_id]) - oldest)
+    raise nothing_there(span, env_id, first)
+
+
+def _read_curve(
+    buffer: ReplayBuffer,
+    path: str,
+    env_id: int,
+    first: int,
+    stop: int,
+    buckets: int,
+    components: tuple[int, int],
+) -> Curve:
     field = buffer.schema[path]
-    span, asked = buffer.span, first
-    first, stop = max(first, int(span.first[env_id])), min(stop, int(span.stop[env_id]))
-    if stop <= first:
-        raise nothing_there(span, env_id, asked)
     count, row_nbytes = stop - first, max(1, field.nbytes)
     if count * row_nbytes > MAX_NBYTES:
         raise Refusal(

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
+from mmreplay.errors import StaleError
 from mmreplay.page import faults
 from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
+from mmreplay.page.rows import MAX_TRIES
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import (
     BackgroundReader,
@@ -205,10 +207,13 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
         kinds[rows] = end_kinds(
             view, env_ids[rows].astype(np.int64), last, running[rows]
         )
-    known = np.zeros(count, bool)
-    if reward_field(buffer) is None:
-        known[:] = True
-    returns = np.full(count, np.nan, np.float32)
+    # Of ends that were overwritten since, the flags are those of other rows.
+    left = begin + lengths.astype(np.int64) > buffer.span.first[env_ids]
+    if not left.all():
+        env_ids, begin, lengths = env_ids[left], begin[left], lengths[left]
+        kinds, missing_start = kinds[left], missing_start[left]
+    known = np.full(len(env_ids), reward_field(buffer) is None)
+    returns = np.full(len(env_ids), np.nan, np.float32)
     return EpisodeColumns(
         version, version_of_rows, env_ids, begin, lengths, returns, kinds,
         missing_start, known, span.stop,
@@ -273,10 +278,13 @@ class EpisodeList:
         with self._lock:
             former = self._columns
             begin = time.monotonic()
-            pause = max(REFRESH_S, PATIENCE * self._seconds)
-            if former is not None and former.rows == rows_version(buffer):
-                if former.version == version or begin - self._made < pause:
-                    return former
+            young = begin - self._made < max(REFRESH_S, PATIENCE * self._seconds)
+            if (
+                former is not None
+                and former.rows == rows_version(buffer)
+                and (former.version == version or young)
+            ):
+                return former
             columns = read_columns(buffer)
             if faults.count() != before:
                 raise Refusal(UNREADABLE, faults.TEXT)
@@ -501,10 +509,25 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
     Raises:
         Refusal: The position is not in the buffer.
     """
+    margin = 0
+    for _ in range(MAX_TRIES):
+        first = int(buffer.span.first[env_id])
+        try:
+            return _read_episode(buffer, env_id, position, first + margin)
+        except StaleError:
+            # A writer overwrites its oldest steps: newer ones are left.
+            margin = 2 * (margin + int(buffer.span.first[env_id]) - first)
+    raise Refusal(NOT_IN_RING, _why_not_there(env_id, position, position + 1))
+
+
+def _read_episode(
+    buffer: ReplayBuffer, env_id: int, position: int, oldest: int
+) -> dict[str, Any]:
+    """Return an episode from the position ``oldest`` on; see `read_episode`."""
     view = buffer.view
     with view.lock:
         index, span = view.index, view.span
-        first, stop = int(span.first[env_id]), int(span.stop[env_id])
+        first, stop = max(oldest, int(span.first[env_id])), int(span.stop[env_id])
         if not first <= position < stop:
             raise Refusal(NOT_IN_RING, _why_not_there(env_id, position, first))
         episodes = index.episodes(env_id)
@@ -512,6 +535,8 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
         raise Refusal(NOT_IN_RING, f"No step of environment {env_id} is left.")
     number = max(0, int(np.searchsorted(episodes.begin, position, "right")) - 1)
     begin, end = int(episodes.begin[number]), int(episodes.end[number])
+    missing_start = bool(episodes.headless[number]) or begin < first
+    begin = min(max(begin, first), end)
     count = len(episodes.begin)
     kinds = end_kinds(
         view, np.array([env_id]), np.array([end - 1]), episodes.running[[number]]
@@ -524,7 +549,7 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
         "begin": begin,
         "end": end,
         "kind": KINDS[kinds[0]],
-        "missing_start": bool(episodes.headless[number]),
+        "missing_start": missing_start,
         "final_row": final,
         "previous": int(episodes.begin[number - 1]) if number else None,
         "next": int(episodes.begin[number + 1]) if number + 1 < count else None,

@@ -272,9 +272,14 @@ def _viridis() -> Pixels:
 
 
 def alive_rows(
-    buffer: ReplayBuffer, rows: Sequence[tuple[int, int]]
+    buffer: ReplayBuffer, rows: Sequence[tuple[int, int]], margin: Ids
 ) -> tuple[Ids, Ids]:
     """Return those of some (environment, position) that the buffer holds.
+
+    Args:
+        buffer: Open in any mode.
+        rows: The pairs.
+        margin: int64 ``[E]``, so many of the oldest rows are left out.
 
     Returns:
         env_ids and positions, int64 ``[N]`` each.
@@ -284,5 +289,6 @@ def alive_rows(
     env_ids, positions = pairs[:, 0], pairs[:, 1]
     known = env_ids < len(span.stop)
     env_ids, positions = env_ids[known], positions[known]
-    alive = (positions >= span.first[env_ids]) & (positions < span.stop[env_ids])
+    alive = positions >= (span.first + margin)[env_ids]
+    alive &= positions < span.stop[env_ids]
     return env_ids[alive], positions[alive]

@@ -12,6 +12,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import OPENINGS, folder_nbytes
 from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
+from mmreplay.errors import StaleError
 from mmreplay.page import checks
 from mmreplay.page.episodes import (
     EpisodeColumns,
@@ -161,17 +162,29 @@ def find_reset_rows_of(buffer: ReplayBuffer) -> str | None:
     schema = buffer.schema
     if buffer.autoreset == "next_step" or not schema.role_paths("reward"):
         return None
-    view = buffer.view
+    most = max(4, RESET_ROWS // buffer.num_envs)
+    while True:
+        try:
+            return _find_reset_rows(buffer, most)
+        except StaleError:
+            # The oldest of them were overwritten: newer ones are looked at.
+            if most <= 4:
+                return None
+            most = max(4, most // 4)
+
+
+def _find_reset_rows(buffer: ReplayBuffer, most: int) -> str | None:
+    """Look at the newest rows of each environment, at most so many."""
+    schema, view = buffer.schema, buffer.view
     span = view.span
-    each = max(4, RESET_ROWS // len(span.stop))
-    firsts = np.maximum(span.first, span.stop - each)
+    firsts = np.maximum(span.first, span.stop - most)
     lengths = (span.stop - firsts)[:RESET_ROWS]
     env_ids = np.repeat(np.arange(len(lengths)), lengths)
     offsets = np.arange(len(env_ids)) - (np.cumsum(lengths) - lengths)[env_ids]
     positions = firsts[env_ids] + offsets
     reward = schema.role_paths("reward")[0]
     found, _ = find_reset_rows(
-        view.flags(env_ids, positions),
+        buffer.flags(env_ids, positions),
         env_ids,
         lambda rows, paths: buffer.get_fields(paths, env_ids[rows], positions[rows]),
         reward=reward,

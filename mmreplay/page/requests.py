@@ -145,7 +145,7 @@ class Query:
                 part.isascii() and part.isdigit() and len(part) <= 19
                 for part in (env_id, position)
             )
-            if not legal or int(position) > MAX_POSITION:
+            if not legal or max(int(env_id), int(position)) > MAX_POSITION:
                 raise Refusal(
                     BAD, f"{name} must be environment:position,environment:position."
                 )

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL, START
+from mmreplay.errors import StaleError
 from mmreplay.page.frames import ImageLayout
+from mmreplay.page.rows import read_left
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.stats import Moments, count_values, edges_of, moments_of
@@ -125,19 +127,38 @@ def rows_of(field: Field, together: bool = False) -> int:
 
 def sample_blocks(
     buffer: ReplayBuffer, path: str, sample: Sample
-) -> Iterator[tuple[slice, Values]]:
+) -> Iterator[tuple[NDArray[np.bool_], Values]]:
     """Read a field of a sample, some MiB at a time.
 
+    Rows that were overwritten since the sample was taken are left out.
+
     Yields:
-        Which rows of the sample, and their values ``[n, components]``, bfloat16 as
-        float32.
+        Which rows follow the one before them, bool ``[n]`` (see `Sample.follows`), and
+        the values of the rows ``[n, components]``, bfloat16 as float32.
+
+    Raises:
+        StaleError: All of the rows were overwritten.
     """
     field = buffer.schema[path]
     step = max(1, BLOCK_NBYTES // max(1, field.nbytes))
+    joined, some = False, False
     for first in range(0, len(sample), step):
         rows = slice(first, min(first + step, len(sample)))
-        values = buffer.get_field(path, sample.env_ids[rows], sample.positions[rows])
-        yield rows, widen(values, field).reshape(len(values), -1)
+        left, values = read_left(
+            buffer, path, sample.env_ids[rows], sample.positions[rows]
+        )
+        follows = sample.follows[rows].copy()
+        follows[1:] &= left[:-1]
+        follows[0] &= joined
+        joined = bool(left[-1])
+        if len(values):
+            some = True
+            yield follows[left], widen(values, field).reshape(len(values), -1)
+    if not some:
+        raise StaleError(
+            f"All rows of {path} were overwritten while they were read. Look again, or "
+            "make a larger buffer."
+        )
 
 
 def sample_values(
@@ -283,11 +304,14 @@ def measure(
     counted = role in ("action", "reward") and image is None
     some = sample.at_most(rows_of(field, together=counted))
     moments, num_nan, repeats, nonzero = Moments(), 0, 0, 0
+    num_rows, num_pairs = 0, 0
     blocks: list[Values] = []
     changing: NDArray[np.bool_] | None = None
     last: Values | None = None
     known: Values | None = None
-    for rows, values in sample_blocks(buffer, path, some):
+    for follows, values in sample_blocks(buffer, path, some):
+        num_rows += len(values)
+        num_pairs += int(follows.sum())
         block_moments = moments_of(values)
         moments = moments.merge(block_moments)
         finite_nonzero = values != 0
@@ -300,7 +324,7 @@ def measure(
         # The row before may be in the block before.
         joined = values if last is None else np.concatenate([last, values])
         differs = joined[1:] != joined[:-1]
-        follows = some.follows[rows][len(values) - len(differs) :]
+        follows = follows[len(values) - len(differs) :]
         repeats += int((~differs.any(axis=1) & follows).sum())
         if values.dtype.kind == "f":
             # A NaN differs from everything, and is no value of its own.
@@ -338,14 +362,14 @@ def measure(
         shape=field.shape,
         kind=last.dtype.kind,
         image=image,
-        rows=len(some),
+        rows=num_rows,
         complete=some.complete,
         moments=moments,
         num_nan=num_nan,
         constant=constant,
         constant_value=float(known[constant[0]]) if len(constant) else math.nan,
         repeats=repeats,
-        pairs=int(some.follows[1:].sum()),
+        pairs=num_pairs,
         nonzero=nonzero,
         at_limits=at_limits,
         lows=lows,

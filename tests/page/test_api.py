@@ -535,6 +535,7 @@ BOUNDS = {
         "field=observation/pixels&env=0&first=0&frame=1",
         "field=observation/pixels&at=1", "field=observation/pixels&at=a:b",
         "field=observation/pixels&at=0:-1",
+        "field=observation/pixels&at=9999999999999999999:0",
         "field=observation/pixels&at=" + ",".join(["0:1"] * 97),
     ],
     "values": ["env=0", "env=0&first=0&count=257", "env=0&first=0&count=0"],
