@@ -33,7 +33,8 @@ MAX_NAME_LENGTH = 256
 LIMIT = 1 << 62
 """Positions are below it, as in all files of a buffer."""
 MAX_ENVS = 1 << 20
-WRITER = re.compile("[0-9a-f]{32}")
+MAX_BUFFERS = 1 << 16
+HEX_DIGITS = re.compile("[0-9a-f]{32}")
 
 Item = TypeVar("Item")
 
@@ -73,7 +74,7 @@ class Lease:
         """
         members = _members(value, name, ("writer", "env_ids", "first", "stop"))
         writer = members["writer"]
-        if not isinstance(writer, str) or not WRITER.fullmatch(writer):
+        if not isinstance(writer, str) or not HEX_DIGITS.fullmatch(writer):
             raise _wrong(f"{name}.writer", "32 hexadecimal digits", writer)
         env_ids = _numbers(members["env_ids"], f"{name}.env_ids", MAX_ENVS)
         if not env_ids or len(set(env_ids)) < len(env_ids):
@@ -97,12 +98,14 @@ class FrozenEpoch:
         epoch: Its number.
         stops: One past the newest legal start of each environment; 0 for none.
         counts: Legal starts of each environment.
+        buffers: All buffers of the epoch, in its order: their uuids in hex digits.
     """
 
     name: str
     epoch: int
     stops: tuple[int, ...]
     counts: tuple[int, ...]
+    buffers: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as an item of ``epochs``."""
@@ -111,6 +114,7 @@ class FrozenEpoch:
             "epoch": self.epoch,
             "stops": list(self.stops),
             "counts": list(self.counts),
+            "buffers": list(self.buffers),
         }
 
     @classmethod
@@ -120,7 +124,8 @@ class FrozenEpoch:
         Raises:
             FormatError: It is none.
         """
-        members = _members(value, name, ("name", "epoch", "stops", "counts"))
+        keys = ("name", "epoch", "stops", "counts", "buffers")
+        members = _members(value, name, keys)
         own = members["name"]
         if not isinstance(own, str) or not 1 <= len(own) <= MAX_NAME_LENGTH:
             legal = f"1 to {MAX_NAME_LENGTH} characters"
@@ -128,7 +133,15 @@ class FrozenEpoch:
         (epoch,) = _numbers([members["epoch"]], f"{name}.epoch", LIMIT)
         stops = _numbers(members["stops"], f"{name}.stops", LIMIT)
         counts = _numbers(members["counts"], f"{name}.counts", LIMIT, len(stops))
-        return cls(own, epoch, stops, counts)
+        buffers = members["buffers"]
+        if not isinstance(buffers, list) or len(buffers) > MAX_BUFFERS:
+            raise _wrong(f"{name}.buffers", "a list", buffers)
+        for uuid in buffers:
+            if not isinstance(uuid, str) or not HEX_DIGITS.fullmatch(uuid):
+                raise _wrong(f"{name}.buffers", "32 hexadecimal digits each", uuid)
+        if len(set(buffers)) < len(buffers):
+            raise _wrong(f"{name}.buffers", "uuids, each once", buffers)
+        return cls(own, epoch, stops, counts, tuple(buffers))
 
 
 def read_leases(folder: Path) -> list[Lease]:

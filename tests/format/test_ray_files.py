@@ -19,7 +19,10 @@ from tools.torture.forged import bounded
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
 WRITERS = [Lease(A, (0,), (5,), (9,)), Lease(B, (1, 0), (3, 9)), Lease(C, (2,), (0,))]
-EPOCHS = [FrozenEpoch("x", 0, (5, 0, 1), (3, 0, 1)), FrozenEpoch("x", 1, (7,), (7,))]
+EPOCHS = [
+    FrozenEpoch("x", 0, (5, 0, 1), (3, 0, 1), (A, B)),
+    FrozenEpoch("x", 1, (7,), (7,), (A,)),
+]
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def folder(tmp_path):
     ) as buffer:
         fill(buffer, 0, 30)
     ray_files.write_leases(path, WRITERS[:2])
-    ray_files.write_epochs(path, [FrozenEpoch("x", 0, (5, 0), (3, 0))])
+    ray_files.write_epochs(path, [FrozenEpoch("x", 0, (5, 0), (3, 0), (A, C))])
     return path
 
 
@@ -56,7 +59,9 @@ def test_the_bytes_of_the_files(tmp_path):
     ray_files.write_epochs(tmp_path, EPOCHS[1:])
     assert json.loads((tmp_path / "ray" / "epochs.json").read_bytes()) == {
         "version": 1,
-        "epochs": [{"name": "x", "epoch": 1, "stops": [7], "counts": [7]}],
+        "epochs": [
+            {"name": "x", "epoch": 1, "stops": [7], "counts": [7], "buffers": [A]}
+        ],
     }
 
 
@@ -104,6 +109,9 @@ WRONG_EPOCHS = {
     "long name": ({"epochs": [EPOCH | {"name": "x" * 300}]}, "1 to 256 characters"),
     "epoch": ({"epochs": [EPOCH | {"epoch": -1}]}, r"epoch must be integers in"),
     "lengths": ({"epochs": [EPOCH | {"counts": []}]}, "a list of 1 integers"),
+    "buffers": ({"epochs": [EPOCH | {"buffers": A}]}, "buffers must be a list"),
+    "a buffer": ({"epochs": [EPOCH | {"buffers": ["x"]}]}, "digits each, got 'x'"),
+    "a buffer twice": ({"epochs": [EPOCH | {"buffers": [A, A]}]}, "each once"),
     "twice": ({"epochs": [EPOCH, EPOCH]}, "has epoch 1 of 'x' twice"),
 }
 

@@ -196,5 +196,8 @@ def _serve(path: Path, buffer: mr.ReplayBuffer) -> None:
     every, none = tuple(range(len(heads))), (0,) * len(heads)
     ended = Lease("a" * 32, every, none, heads)
     ray_files.write_leases(path, [ended, Lease("b" * 32, every, heads)])
-    epochs = [FrozenEpoch("learner", number, heads, heads) for number in range(2)]
+    buffers = ("a" * 32, buffer.metadata.uuid.hex())
+    epochs = [
+        FrozenEpoch("learner", number, heads, heads, buffers) for number in range(2)
+    ]
     ray_files.write_epochs(path, epochs)
