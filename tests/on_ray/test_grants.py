@@ -1,0 +1,369 @@
+"""The bound of a rate limiter holds over grants, and no side waits for ever."""
+
+import heapq
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.buffer.limiting import Counts
+from mmreplay.errors import SchemaError
+from mmreplay.ray.grants import Allowance, Grants
+
+ROWS, ITEMS = 64, 256
+
+
+class World:
+    """A run in simulated time: writers, learners, a registry, and what kills them.
+
+    Every message takes some time, every count is read while others write, and a row is
+    published some time after it was begun.
+    """
+
+    def __init__(self, limiter, writers, learners, seed, busy_s=(0.02, 0.01)):
+        self.limiter, self.rng = limiter, np.random.default_rng(seed)
+        self.now = 0.0
+        self.inserts = self.samples = 0
+        self.events, self.order = [], itertools.count()
+        self.grants = Grants(limiter, self.clock)
+        self.down_until = 0.0
+        self.names = itertools.count()
+        self.worst_low = self.worst_high = 0.0
+        self.longest = self.last = 0.0
+        self.under_way = {}
+        self.busy_s = busy_s
+        self.lives = {}
+        for number in range(writers + learners):
+            self.begin(number, "insert" if number < writers else "sample")
+
+    def clock(self):
+        return self.now
+
+    def at(self, delay, call, *arguments):
+        heapq.heappush(
+            self.events, (self.now + delay, next(self.order), call, arguments)
+        )
+
+    def delay(self, mean=0.001):
+        return float(self.rng.exponential(mean))
+
+    def begin(self, number, side):
+        count = ROWS if side == "insert" else ITEMS
+        ahead = count // 2 if side == "insert" else count
+        allowance = Allowance(count, ahead, self.limiter.patience, self.clock)
+        name = f"{side} {next(self.names)}"
+        self.lives[number] = name, side
+        self.at(self.delay(), self.work, number, name, side, allowance, False)
+        self.at(self.delay(), self.tick, number, name, side, allowance)
+
+    def alive(self, number, name):
+        return self.lives.get(number, ("", ""))[0] == name
+
+    def tick(self, number, name, side, allowance):
+        """The asking thread."""
+        if not self.alive(number, name):
+            return
+        need = 1 if side == "insert" else ITEMS
+        wants = allowance.wants(need if allowance.available < need else 0)
+        held, request, sent = allowance.request()
+        count = allowance.count if wants else 0
+        self.under_way[name] = held
+        arguments = number, name, side, allowance, count, held, request, sent
+        self.at(self.delay(), self.arrive, *arguments)
+
+    def arrive(self, number, name, side, allowance, count, held, request, sent):
+        grants, granted = self.grants, 0
+        if self.now >= self.down_until:
+            grants.check(side, allowance.count)
+            if grants.ask(name, side, count, held, request):
+                answer = grants.decide(name, count)
+                granted = answer.granted
+                if grants.is_old(refused=bool(count) and not granted):
+                    # Counts are read at another time than they arrive, and answers to
+                    # others come between.
+                    began = grants.begin_look()
+                    self.at(self.delay(), self.read, grants, began)
+        wait = self.delay() if granted or not count else 0.005
+        self.at(wait, self.answered, number, name, side, allowance, granted, sent)
+
+    def read(self, grants, began):
+        counts = Counts(self.inserts, self.samples, self.inserts)
+        self.at(self.delay(), grants.looked, began, counts)
+
+    def answered(self, number, name, side, allowance, granted, sent):
+        allowance.granted(granted, sent)
+        # Some replies are lost: the asker asks again, and the grant is void.
+        self.at(self.delay(), self.tick, number, name, side, allowance)
+
+    def work(self, number, name, side, allowance, begun):
+        """The side's own thread: takes what it may, and is done some time later."""
+        if not self.alive(number, name):
+            return
+        need = 8 if side == "insert" else ITEMS
+        if begun:
+            if side == "insert":
+                self.inserts += need
+            else:
+                self.samples += need
+            allowance.done(need)
+            self.measure()
+        if allowance.available >= need:
+            allowance.begin(need)
+            mean = self.busy_s[0] / 8 if side == "insert" else self.busy_s[1]
+            self.at(self.delay(mean), self.work, number, name, side, allowance, True)
+        else:
+            self.at(0.001, self.work, number, name, side, allowance, False)
+
+    def measure(self):
+        self.longest = max(self.longest, self.now - self.last)
+        self.last = self.now
+        if self.inserts > self.limiter.min_size:
+            ratio, least, error = self.limiter.settings
+            difference = ratio * self.inserts - self.samples - ratio * least
+            self.worst_high = max(self.worst_high, difference - error)
+            self.worst_low = max(self.worst_low, -difference - error)
+
+    def kill_registry(self):
+        self.grants = Grants(self.limiter, self.clock)
+        self.down_until = self.now + 1.5
+
+    def kill(self, number, back_after):
+        if number not in self.lives:
+            return
+        _, side = self.lives.pop(number)
+        self.at(back_after, self.begin, number, side)
+
+    def run(self, until):
+        while self.events and self.events[0][0] < until:
+            self.now, _, call, arguments = heapq.heappop(self.events)
+            call(*arguments)
+        self.now = until
+
+    @property
+    def ratio(self):
+        return self.samples / (self.inserts - self.limiter.min_size)
+
+
+def limiter(ratio=4.0, min_size=1_000, writers=4, learners=2, error=None):
+    full = ratio * ROWS * writers + ITEMS * learners
+    return mr.RateLimiter(ratio, min_size, full if error is None else error)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 4.0, 32.0])
+@pytest.mark.parametrize(("writers", "learners"), [(1, 1), (4, 2), (1, 4)])
+def test_the_bound_is_held_and_the_ratio_kept(ratio, writers, learners):
+    rule = limiter(ratio, writers=writers, learners=learners)
+    world = World(rule, writers, learners, seed=1)
+    world.run(40.0)
+    # At the beginning one grant may pass min_size.
+    assert world.worst_high <= ratio * ROWS
+    assert world.worst_low <= 0
+    assert world.longest < 1.5
+    assert world.inserts > 2_000
+    error = 2 * rule.error_buffer / (world.inserts - rule.min_size)
+    assert abs(world.ratio - ratio) <= error
+
+
+def test_kills_of_the_registry_and_of_askers_neither_stall_nor_bend_the_ratio():
+    for seed in range(5):
+        world = World(limiter(), 4, 2, seed)
+        for second in range(3, 90, 7):
+            world.at(second, world.kill_registry)
+        for second in range(5, 90, 11):
+            number = int(world.rng.integers(6))
+            world.at(second, world.kill, number, float(world.rng.uniform(0.5, 15)))
+        world.run(100.0)
+        # What was under way at a kill of the registry, of all askers, may pass.
+        assert world.worst_high <= 4 * ROWS * 4 * 2
+        assert world.worst_low <= ITEMS * 2 * 2
+        # A registry that is down grants nothing, and a silent asker is waited for.
+        assert world.longest < 14
+        assert world.inserts > 10_000
+        assert world.ratio == pytest.approx(4.0, rel=0.03)
+
+
+def test_the_least_error_buffer_never_stalls_and_is_slower():
+    least = (4 * ROWS + ITEMS) / 2
+    full = World(limiter(), 4, 2, seed=2)
+    slow = World(limiter(error=least), 4, 2, seed=2)
+    for world in (full, slow):
+        world.run(60.0)
+        # Who asked ahead and does not go on is waited for as long as grants last.
+        assert world.longest < 12
+        assert world.worst_high <= 4 * ROWS
+    assert 1_500 < slow.inserts < full.inserts
+
+
+@pytest.mark.parametrize("side", ["insert", "sample"])
+def test_a_dead_asker_is_waited_for_as_long_as_its_grants_last(side):
+    rule = limiter(error=(4 * ROWS + ITEMS) / 2)
+    world = World(rule, 2, 2, seed=3)
+    world.run(5.0)
+    before = world.inserts, world.samples
+    dead = 0 if side == "insert" else 2
+    world.at(0.0, world.kill, dead, 1000.0)
+    world.run(40.0)
+    assert world.inserts > before[0] + 1_000
+    assert world.samples > before[1] + 4_000
+
+
+def test_rows_are_free_until_the_least_size_also_with_all_that_is_under_way():
+    grants = begun(limiter(error=300.0), 0, 0)
+    granted = 0
+    for number in range(1, 100):
+        grants.ask("w", "insert", ROWS, granted, number)
+        answer = grants.decide("w", ROWS)
+        if not answer.granted:
+            break
+        granted += ROWS
+    # The first sum not below 1,000; 4 * (1,024 + 64) is beyond 4,300.
+    assert granted == 1_024
+
+
+def begun(rule, inserts, samples, clock=None):
+    grants = Grants(rule, clock or itertools.count().__next__)
+    grants.looked(grants.begin_look(), Counts(inserts, samples, inserts))
+    return grants
+
+
+def test_nothing_is_granted_before_counts_are_known():
+    grants = Grants(limiter(), lambda: 5.0)
+    assert grants.is_old(refused=False)
+    grants.ask("w", "insert", ROWS, 0, 1)
+    assert grants.decide("w", ROWS).granted == 0
+    grants.looked(5.0, Counts(0, 0, 0))
+    assert grants.decide("w", ROWS).granted == ROWS
+    assert not grants.is_old(refused=False)
+
+
+def test_what_was_granted_since_a_look_began_counts_as_done_for_the_own_side_only():
+    rule = mr.RateLimiter(1.0, 1, 150.0)
+    time = [0.0]
+    grants = Grants(rule, lambda: time[0])
+    grants.looked(0.0, Counts(100, 0, 100))
+    time[0] = 1.0
+    grants.ask("a", "sample", 50, 0, 1)
+    assert grants.decide("a", 50).granted == 50
+    began = grants.begin_look()
+    time[0] = 2.0
+    # The look began when the grant was given: its items may be counted or not.
+    grants.looked(began, Counts(100, 30, 100))
+    grants.ask("b", "sample", 200, 0, 1)
+    # 100 - (30 + 50 + 200) < 1 - 150.
+    assert grants.decide("b", 200).granted == 0
+    grants.ask("a", "sample", 0, 0, 2)
+    time[0] = 3.0
+    grants.looked(grants.begin_look(), Counts(100, 50, 100))
+    # 100 - (50 + 199) = 1 - 150 + 0.
+    assert grants.decide("b", 199).granted == 199
+
+
+def test_a_request_that_arrives_late_changes_nothing():
+    grants = begun(limiter(), 0, 0)
+    assert grants.ask("w", "insert", ROWS, 0, 2)
+    assert not grants.ask("w", "insert", ROWS, 5, 2)
+    assert not grants.ask("w", "insert", ROWS, 5, 1)
+    assert grants.ask("w", "insert", ROWS, 0, 3)
+
+
+def test_a_registry_that_was_killed_learns_what_is_held_from_requests():
+    rule = mr.RateLimiter(1.0, 1, 150.0)
+    grants = begun(rule, 100, 0)
+    grants.ask("a", "insert", ROWS, 40, 7)
+    grants.ask("b", "insert", ROWS, 0, 3)
+    # 100 + 40 + 11 = 151.
+    assert grants.decide("b", 12).granted == 0
+    assert grants.decide("b", 11).granted == 11
+
+
+def test_others_are_askers_of_the_other_side_that_live():
+    time = [0.0]
+    grants = Grants(limiter(), lambda: time[0])
+    grants.looked(0.0, Counts(0, 0, 0))
+    grants.ask("w", "insert", 0, 0, 1)
+    grants.ask("v", "insert", 0, 0, 1)
+    grants.ask("l", "sample", 0, 0, 1)
+    assert grants.decide("l", 0).others == 2
+    assert grants.decide("w", 0).others == 1
+    time[0] = 11.0
+    grants.looked(grants.begin_look(), Counts(0, 0, 0))
+    grants.ask("w", "insert", 0, 0, 2)
+    assert grants.decide("w", 0).others == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "items", "least", "full"), [(64, 256, 256, 512), (512, 32, 1040, 2080)]
+)
+def test_an_error_buffer_in_which_both_could_wait_is_refused(rows, items, least, full):
+    grants = begun(mr.RateLimiter(4.0, 1_000, least - 1), 0, 0)
+    grants.check("insert", min(rows, 8))
+    grants.ask("w", "insert", rows, 0, 1)
+    with pytest.raises(SchemaError, match=rf"at least {least} .*got {least - 1}"):
+        grants.check("sample", items)
+    with pytest.raises(SchemaError, match=rf"Pass {full} or more for full speed"):
+        grants.check("sample", items)
+    grants = begun(mr.RateLimiter(4.0, 1_000, least), 0, 0)
+    grants.ask("w", "insert", rows, 0, 1)
+    grants.check("sample", items)
+    begun(mr.RateLimiter(4.0, 1_000, math.inf), 0, 0).check("insert", 1 << 40)
+
+
+def test_the_error_buffer_for_full_speed_counts_all_that_live():
+    grants = begun(mr.RateLimiter(4.0, 1_000, 200.0), 0, 0)
+    for name in "abc":
+        grants.ask(name, "insert", 64, 0, 1)
+    with pytest.raises(SchemaError, match="Pass 1024 or more"):
+        grants.check("sample", 256)
+
+
+def test_another_bound_is_refused():
+    grants = begun(limiter(), 0, 0)
+    grants.agree(limiter().settings)
+    with pytest.raises(SchemaError, match=r"must be \[4\.0, 1000, 1536\.0\]"):
+        grants.agree(limiter(ratio=5.0).settings)
+
+
+def test_an_allowance_is_used_oldest_first_and_void_after_the_patience():
+    time = [0.0]
+    allowance = Allowance(64, 32, 10.0, lambda: time[0])
+    assert not allowance.wants()
+    assert allowance.wants(1)
+    allowance.granted(64, 0.0)
+    time[0] = 6.0
+    allowance.granted(64, 6.0)
+    assert allowance.available == allowance.held == 128
+    allowance.begin(100)
+    assert allowance.available == 28
+    assert allowance.held == 128
+    assert allowance.wants()
+    allowance.done(100)
+    assert allowance.held == 28
+    time[0] = 15.9
+    assert allowance.available == 28
+    time[0] = 16.0
+    assert allowance.available == 0
+    # It used some, and asks once more.
+    assert allowance.wants()
+    allowance.granted(64, 16.0)
+    assert not allowance.wants()
+
+
+def test_one_that_does_nothing_does_not_ask_again():
+    time = [0.0]
+    allowance = Allowance(64, 64, 10.0, lambda: time[0])
+    allowance.granted(64, 0.0)
+    assert not allowance.wants()
+    time[0] = 20.0
+    assert allowance.available == 0
+    assert not allowance.wants()
+    assert allowance.wants(1)
+
+
+def test_more_than_was_granted_uses_all_of_it():
+    allowance = Allowance(64, 0, 10.0, lambda: 0.0)
+    allowance.granted(64, 0.0)
+    allowance.begin(1_000)
+    allowance.done(1_000)
+    assert allowance.available == allowance.held == 0
