@@ -11,11 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmreplay.ray.data import read as read
+    from mmreplay.ray.data import write as write
     from mmreplay.ray.ring_writer import RingWriter as RingWriter
     from mmreplay.ray.ring_writer import writer as writer
     from mmreplay.ray.run_status import RunStatus as RunStatus
     from mmreplay.ray.run_status import status as status
     from mmreplay.ray.run_status import stop as stop
+    from mmreplay.ray.train import train_loader as train_loader
 
 SUPPORTED = "2.60"
 
@@ -37,8 +40,11 @@ if not ray.__version__.startswith(SUPPORTED + "."):
 _MODULES = {
     "RingWriter": "mmreplay.ray.ring_writer",
     "RunStatus": "mmreplay.ray.run_status",
+    "read": "mmreplay.ray.data",
     "status": "mmreplay.ray.run_status",
     "stop": "mmreplay.ray.run_status",
+    "train_loader": "mmreplay.ray.train",
+    "write": "mmreplay.ray.data",
     "writer": "mmreplay.ray.ring_writer",
 }
 """Public names and their modules; no module may have the name of a function."""
