@@ -47,13 +47,19 @@ ANSWER_S = 60.0
 PAUSE_S = 0.05
 """Between two tries of a call."""
 
-GROUPS = {"draw": 2, "write": 1, "control": 1}
+SHARD_THREADS = {"draw": 2, "write": 1, "control": 1}
 """Threads of a shard by the kind of call, so that none waits for one of another kind.
 Asynchronous calls would cost 20 to 40 % more."""
-GROUP_OF = {
+SHARD_CALLS = {
     "masses": "draw", "exchange": "draw",
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
+}  # fmt: skip
+REGISTRY_THREADS = {"grant": 1, "epoch": 1, "control": 1}
+"""Those of a registry: others do not wait while it asks for a shard that is away."""
+REGISTRY_CALLS = {
+    "grant": "grant", "epoch": "epoch",
+    "check": "control", "join": "control", "members": "control",
 }  # fmt: skip
 
 
@@ -194,7 +200,8 @@ def start_registry(run: str) -> Remote:
     from mmreplay.ray.registry import Registry
 
     name = registry_name(run)
-    ray.remote(Registry).options(**_options(name)).remote(run)
+    actor = _actor_class(Registry, REGISTRY_THREADS, REGISTRY_CALLS)
+    actor.options(**_options(name)).remote(run)
     return Remote(name)
 
 
@@ -217,12 +224,17 @@ def start_shard(run: str, key: str, root: str, node: Node, network: bool) -> Non
                 node.node_id, soft=False
             )
         }
-    for method, group in GROUP_OF.items():
-        if hasattr(Shard, method):
-            ray.method(concurrency_group=group)(getattr(Shard, method))
-    actor = ray.remote(concurrency_groups=dict(GROUPS))(Shard)
+    actor = _actor_class(Shard, SHARD_THREADS, SHARD_CALLS)
     options = {**_options(shard_name(run, key)), **binding}
     actor.options(**options).remote(run, root, key, network)
+
+
+def _actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> Any:
+    """Make a plain class an actor's, with threads for each kind of call."""
+    for method, group in calls.items():
+        if hasattr(kind, method):
+            ray.method(concurrency_group=group)(getattr(kind, method))
+    return ray.remote(concurrency_groups=dict(threads))(kind)
 
 
 def _options(name: str) -> dict[str, Any]:

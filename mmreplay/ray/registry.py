@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmreplay.concatenation import first_difference
-from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.errors import FailedError, SchemaError
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
 from mmreplay.schema import Schema
@@ -132,19 +132,6 @@ class Registry:
                 }
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
-
-    def stop(self) -> list[str]:
-        """Have every shard close its rings; return the keys of those that did."""
-        with self._lock:
-            self._refresh()
-            done = []
-            for key in self._members:
-                try:
-                    self._shard(key).call("stop", timeout_s=INFO_S)
-                    done.append(key)
-                except ReplayError:
-                    continue
-            return done
 
     def _shard(self, key: str) -> Remote:
         return Remote(cluster.shard_name(self.run, key))

@@ -1,32 +1,16 @@
 """A run: writers that join it, the shards that serve their rings, and its end."""
 
+import os
+
 import pytest
 
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
-from mmreplay.ray.cluster import Remote  # noqa: E402
-from tests.on_ray.rows import Writing, check  # noqa: E402
-
-
-def writing(label, *arguments, **more):
-    """An actor on the node of a label that writes."""
-    return (
-        ray.remote(Writing)
-        .options(num_cpus=0, label_selector={"mmreplay": label})
-        .remote(*arguments, **more)
-    )
-
-
-def ask(actor, method, *arguments):
-    """What an actor of a test answers."""
-    return ray.get(getattr(actor, method).remote(*arguments), timeout=60)
-
-
-def shard(run, key):
-    """The shard of a node."""
-    return Remote(calls.shard_name(run, key))
+from tests.on_ray.actors import ask, registry, shard, writing  # noqa: E402
+from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.rows import SCHEMA, check  # noqa: E402
 
 
 def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
@@ -49,3 +33,62 @@ def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
         ask(writer, "close")
     with mr.ReplayBuffer.open(tmp_path / "n0" / run_name / "ring-000") as ring:
         check(ring.gather_all())
+
+
+def test_shards_run_on_the_nodes_of_their_rings_and_share_one_folder(
+    run_name, tmp_path, cluster
+):
+    pair = [writing("n1", run_name, str(tmp_path), number) for number in range(2)]
+    assert {ask(writer, "path") for writer in pair} == {
+        str(tmp_path / run_name / "ring-000"),
+        str(tmp_path / run_name / "ring-001"),
+    }
+    info = shard(run_name, "n1").call("info")
+    assert set(info["rings"]) == {"ring-000", "ring-001"}
+    assert info["pid"] not in [os.getpid(), *(ask(each, "pid") for each in pair)]
+    assert [ring["writer"] for ring in info["rings"].values()] == [
+        pid for _, pid in sorted((ask(each, "path"), ask(each, "pid")) for each in pair)
+    ]
+    ask(pair[0], "close")
+    # A ring without a writer is the next one's that gives no name.
+    again = writing("n1", run_name, str(tmp_path))
+    assert ask(again, "path") == ask(pair[0], "path")
+
+
+def test_a_driver_on_the_head_writes_and_a_block_is_seen_by_its_shard(
+    run_name, tmp_path
+):
+    with mr.ray.writer(
+        run_name, SCHEMA, 100, root=tmp_path, name="mine", num_envs=1
+    ) as writer:
+        writer.add(number=0, writer=0, crc=0, terminated=False, truncated=False)
+        (ring,) = mr.ray.status(run_name).shards[0].rings
+        assert (ring.name, ring.rows, ring.writer) == ("mine", 1, os.getpid())
+        assert writer.key == "head"
+        assert repr(writer).startswith(f"<RingWriter of '{run_name}' on 'head'")
+
+
+def test_stopping_a_run_frees_its_names_and_folders(run_name, tmp_path):
+    writer = mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path)
+    writer.close()
+    remote, members = shard(run_name, "head"), registry(run_name)
+    assert remote.call("info")["error"] is None
+    assert members.call("members")["head"]["alive"]
+    mr.ray.stop(run_name)
+    assert calls.shard_keys(run_name) == []
+    assert run_name not in calls.run_names()
+    with mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path) as again:
+        assert again.buffer.path == writer.buffer.path
+
+
+def test_rates_are_of_rows_a_second(run_name, tmp_path):
+    writer = writing("n0", run_name, str(tmp_path))
+    remote = shard(run_name, "n0")
+
+    def rate():
+        return remote.call("info")["rings"]["ring-000"]["rate"]
+
+    ask(writer, "path")
+    assert rate() is None
+    ask(writer, "add", 500)
+    assert 0 < until(rate) <= 500
