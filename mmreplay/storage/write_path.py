@@ -231,6 +231,8 @@ LEAST_NBYTES = 16 << 10
 """Shorter blocks take as long through a write."""
 WARM_CALLS = 8
 """Blocks stored between two looks whether pages are in memory, while they were."""
+FRESH_LOOKS = 8
+"""Pages of the first lap that are looked at after as many blocks as `WARM_CALLS`."""
 PAGE_MASK = ~(mmap.PAGESIZE - 1)
 # Pages for so many single steps are made ready at once, within these bounds. They may
 # be stored into for a second: by then the kernel may have written them back, and a
@@ -287,6 +289,9 @@ class MappedWriter:
         self.mapping: mmap.mmap | None = None
         self._address = 0
         self._warm_calls = 0
+        # Where this opening stored fresh blocks first, and whether it still does.
+        self._first_fresh: int | None = None
+        self._stores_fresh, self._looks = True, 0
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
         self.near = self.far = 0
@@ -460,6 +465,8 @@ class MappedWriter:
         # 168 bytes; `pwrite` of whole pages reads none.
         if not fresh and not self._warm(first, offset + nbytes - first):
             return False
+        if fresh and not self._holds_first_lap(first):
+            return False
         try:
             files.disk.populate(self._address + first, offset + nbytes - first)
         except OSError:
@@ -477,6 +484,27 @@ class MappedWriter:
         else:
             return False
         return True
+
+    def _holds_first_lap(self, first: int) -> bool:
+        """Whether memory holds all that this opening stored up to a page.
+
+        Once memory is full, each fresh page costs the eviction of a mapped one: the
+        first lap of a ring of four times a cgroup's limit took twice as long as when
+        it was written. Which pages are evicted first is not known, so some are looked
+        at, spread over all; after a missing one, fresh blocks are written.
+        """
+        if self._first_fresh is None or first < self._first_fresh:
+            self._first_fresh = first
+        self._looks += 1
+        if self._stores_fresh and self._looks % WARM_CALLS == 0:
+            pages = (first - self._first_fresh) // PAGE
+            for n in range(FRESH_LOOKS if pages else 0):
+                # Other pages at each look: multiples of the golden ratio spread evenly.
+                part = (self._looks * FRESH_LOOKS + n) * 0.6180339887 % 1
+                at = self._first_fresh + int(part * pages) * PAGE
+                if not self._in_memory(at, PAGE):
+                    self._stores_fresh = False
+        return self._stores_fresh
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write packed rows, whose pages may be new."""

@@ -17,6 +17,8 @@ from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.write_path import LEAST_NBYTES, WARM_CALLS, MappedWriter
 from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 
+MADV_PAGEOUT = 21
+
 SCHEMA = mr.Schema(
     {
         "wide": mr.Field((17,), "float32"),
@@ -184,6 +186,32 @@ def test_pages_are_looked_for_in_memory(tmp_path, stores):
     file.pwrite(b"y" * 2 * LEAST_NBYTES, 0)
     assert filled(way, LEAST_NBYTES)
     assert file.pread(LEAST_NBYTES, LEAST_NBYTES) == b"x" * LEAST_NBYTES
+    file.close()
+
+
+def test_a_first_lap_that_memory_cannot_hold_is_written(tmp_path, stores):
+    blocks = 10 * WARM_CALLS
+    file = File.create(tmp_path / "a", 2 * blocks * LEAST_NBYTES)
+    file.allocate(0, file.nbytes)
+    way = MappedWriter(file)
+
+    def filled(number):
+        def pack(out):
+            out[:] = b"x" * LEAST_NBYTES
+
+        at = number * LEAST_NBYTES
+        return way.fill(at, LEAST_NBYTES, pack, (), fresh=True)
+
+    assert all(filled(n) for n in range(blocks))
+    # The kernel evicts what lies between the first block and the last.
+    file.sync()
+    first, stop = LEAST_NBYTES, (blocks - 1) * LEAST_NBYTES
+    way.mapping.madvise(MADV_PAGEOUT, first, stop - first)
+    if way._in_memory(first, stop - first):
+        pytest.skip("the kernel evicted no page")
+    assert not all(filled(n) for n in range(blocks, blocks + WARM_CALLS))
+    # And it goes on so: the pages of this lap are evicted one after the other.
+    assert not any(filled(n) for n in range(blocks + WARM_CALLS, 2 * blocks))
     file.close()
 
 
