@@ -132,22 +132,6 @@ class Reply(TypedDict):
     dropped: int
 
 
-class RingInfo(TypedDict):
-    """What a client needs to know of a ring.
-
-    Attributes:
-        folder: On the shard's node.
-        uuid: In hex digits; see `Metadata`.
-        fields: Of its schema; see `Schema.to_json`.
-        roles: Of its schema, path by role.
-    """
-
-    folder: str
-    uuid: str
-    fields: list[dict[str, object]]
-    roles: dict[str, str]
-
-
 @dataclass(slots=True)
 class _Ring:
     """One ring as one kind of client draws from it."""
@@ -376,23 +360,6 @@ class ShardDraws:
         self._folders = folders
         self._by_client: dict[str, RingDraws] = {}
         self._lock = threading.Lock()
-
-    def rings(self) -> dict[str, RingInfo]:
-        """Describe the rings by name.
-
-        Raises:
-            ReplayError: A ring cannot be opened.
-        """
-        described: dict[str, RingInfo] = {}
-        for name, folder in self._folders().items():
-            with ReplayBuffer.open(folder) as buffer:
-                described[name] = {
-                    "folder": str(folder),
-                    "uuid": buffer.metadata.uuid.hex(),
-                    "fields": buffer.schema.to_json(),
-                    "roles": dict(buffer.schema.roles),
-                }
-        return described
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
         """Masses of all rings, also of new ones; see `RingDraws.masses`."""

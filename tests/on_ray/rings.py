@@ -1,9 +1,14 @@
-"""Rings and clients of one process, for tests of draws without a cluster."""
+"""Rings, shards and clients of one process, for tests without a cluster."""
+
+import time
 
 import numpy as np
 
 import mmreplay as mr
+from mmreplay.errors import ReplayError
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
+from mmreplay.ray.draws import ShardDraws
+from mmreplay.ray.sources import CallLostError, NotYetError
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
 
@@ -41,3 +46,85 @@ def shares_of(shares, step=0, key=0, rows=False):
     """One batch of a request."""
     shares = {name: np.asarray(own, np.float64) for name, own in shares.items()}
     return {"step": step, "key": key, "shares": shares, "rows": rows}
+
+
+class Shard:
+    """A shard of this process, which answers when it is waited for.
+
+    Attributes:
+        key: Its node's.
+        folders: Of its rings, by name.
+        state: ``"alive"``; ``"silent"``: calls have no answer until it is alive again;
+            ``"restarting"``: calls are lost.
+        calls: Methods called, in order.
+    """
+
+    def __init__(self, key, folders):
+        self.key, self.folders = key, dict(folders)
+        self.state, self.calls = "alive", []
+        self.draws = ShardDraws(lambda: self.folders)
+
+    def send(self, method, *arguments):
+        """Begin a call."""
+        self.calls.append(method)
+        return Call(self, method, arguments, self.state == "restarting")
+
+    def restart(self):
+        """Lose all but the rings."""
+        self.draws.close()
+        self.draws = ShardDraws(lambda: self.folders)
+
+    def info(self):
+        """What the actor says of its rings."""
+        rings = {}
+        for name, folder in self.folders.items():
+            with mr.ReplayBuffer.open(folder) as buffer:
+                rings[name] = {
+                    "path": str(folder),
+                    "uuid": buffer.metadata.uuid.hex(),
+                    "schema": buffer.schema.to_json(),
+                    "roles": dict(buffer.schema.roles),
+                }
+        return {"error": None, "rings": rings}
+
+
+class Call:
+    """A call of a `Shard`, which runs when its result is asked for."""
+
+    def __init__(self, shard, method, arguments, lost):
+        self.shard, self.method, self.arguments = shard, method, arguments
+        self.lost, self.reply = lost, None
+
+    def result(self, timeout_s):
+        """Run it once."""
+        if self.reply is not None:
+            return self.reply
+        if self.lost or self.shard.state == "restarting":
+            raise CallLostError
+        if self.shard.state == "silent":
+            time.sleep(min(timeout_s, 0.01))
+            raise NotYetError
+        target = self.shard if self.method == "info" else self.shard.draws
+        try:
+            self.reply = getattr(target, self.method)(*self.arguments)
+        except ReplayError:
+            self.shard.calls.append("error")
+            raise
+        return self.reply
+
+
+class Run:
+    """A run of shards of this process."""
+
+    def __init__(self, *shards, key="elsewhere"):
+        self.run, self.key = "test", key
+        self.known = list(shards)
+
+    def shards(self):
+        """The shards that are known now."""
+        return list(self.known)
+
+    def close(self):
+        """Close the rings of all shards."""
+        for shard in self.known:
+            shard.draws.close()

@@ -35,16 +35,6 @@ def test_masses_are_of_every_ring(shard):
     assert shard.masses(prioritized, 0, 0.0)["a"] == pytest.approx([45, 30, 1.5, 1])
 
 
-def test_rings_are_described(shard, folders):
-    rings = shard.rings()
-    assert list(rings) == ["a", "b"]
-    with mr.ReplayBuffer.open(folders["a"]) as buffer:
-        assert rings["a"] == {
-            "folder": str(folders["a"]), "uuid": buffer.metadata.uuid.hex(),
-            "fields": buffer.schema.to_json(), "roles": {},
-        }  # fmt: skip
-
-
 def test_priorities_come_before_the_draws_of_their_request(shard):
     client = client_of(mr.PrioritizedSampler(1.0, eps=0.0))
     update = update_of(np.arange(30), np.where(np.arange(30) == 7, 3.0, 0.0))

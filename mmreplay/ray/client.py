@@ -1,0 +1,348 @@
+"""ReplayClient: batches of all rings of a run, on whichever nodes they are."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
+
+from mmreplay.arguments import flag, integer, number
+from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.loader.prefetch import Drawable
+from mmreplay.loader.replay_loader import READ_AHEAD_NBYTES, ReplayLoader
+from mmreplay.loader.sources import (
+    PowerOfTwoPool,
+    calls_user_functions,
+    drawable_of,
+    max_equal_arrays,
+)
+from mmreplay.ray import cluster
+from mmreplay.ray.descriptions import SAMPLERS
+from mmreplay.ray.sources import (
+    Call,
+    CallLostError,
+    ClientStats,
+    NotYetError,
+    RingsSource,
+    RunCalls,
+    ShardCalls,
+)
+from mmreplay.samplers.base import Sampler, checked, epochs_of
+from mmreplay.storage.gather import BufferPool
+from mmreplay.transforms.base import Transform
+
+if TYPE_CHECKING:
+    from torch import device as Device
+
+
+class RayCall:
+    """A call of an actor; see `Call`."""
+
+    def __init__(self, reference: Any, shard: RayShard) -> None:
+        """Wait for what Ray will store at a reference; None where it cannot."""
+        self._reference, self._shard = reference, shard
+
+    def result(self, timeout_s: float) -> Any:
+        """Wait for the answer; see `Call.result`."""
+        if self._reference is None:
+            raise CallLostError
+        try:
+            return ray.get(self._reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise NotYetError from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ReplayError):
+                raise error.cause from None
+            raise
+        except (ActorDiedError, ActorUnschedulableError) as error:
+            self._shard.forget()
+            raise CallLostError from error
+        except RayError as error:
+            raise CallLostError from error
+
+
+class RayShard:
+    """Calls to the shard of a node; see `ShardCalls`.
+
+    Attributes:
+        key: The node's.
+    """
+
+    def __init__(self, run: str, key: str) -> None:
+        """Look the actor up at the first call."""
+        self.key = key
+        self._run, self._name = run, cluster.shard_name(run, key)
+        self._handle: Any = None
+
+    def send(self, method: str, *arguments: Any) -> Call:
+        """Begin a call; see `ShardCalls.send`.
+
+        Raises:
+            FailedError: The run was stopped.
+        """
+        if self._handle is None:
+            try:
+                self._handle = ray.get_actor(self._name, cluster.NAMESPACE)
+            except ValueError:
+                if not cluster.run_exists(self._run):
+                    raise cluster.stopped(self._name) from None
+                # Its node is gone: the registry makes it again when that is back.
+                return RayCall(None, self)
+        reference = getattr(self._handle, method).remote(*arguments)
+        return RayCall(reference, self)
+
+    def forget(self) -> None:
+        """Look the actor up again: this one is dead for good."""
+        self._handle = None
+
+
+class RayRun:
+    """The shards of a run; see `RunCalls`.
+
+    Attributes:
+        run: Its name.
+        key: Of this node.
+    """
+
+    def __init__(self, run: str) -> None:
+        """Find a run.
+
+        Raises:
+            SchemaError: There is no such run, or no cluster.
+        """
+        cluster.require_connection()
+        self.run = cluster.check_name("run", run)
+        if not cluster.run_exists(run):
+            raise SchemaError(
+                f"run must be the name of a run, got {run!r}, which has not begun. "
+                f"Known are {cluster.run_names()}. Begin it with mr.ray.writer."
+            )
+        self.key = cluster.this_node().key
+        self._shards: dict[str, RayShard] = {}
+        self._registry = cluster.Remote(cluster.registry_name(run))
+
+    def shards(self) -> Sequence[ShardCalls]:
+        """The shards that are known now; see `RunCalls.shards`."""
+        try:
+            keys = cluster.shard_keys(self.run)
+        except (RayError, ConnectionError, RuntimeError):
+            # The head is gone; the shards that are known serve on.
+            return list(self._shards.values())
+        if not self._shards.keys() <= set(keys):
+            # A shard without a label dies with its node: the registry looks whether
+            # the node is back. Nobody waits for that here.
+            self._registry.send("members")
+        for key in keys:
+            self._shards.setdefault(key, RayShard(self.run, key))
+        return [self._shards[key] for key in sorted(keys)]
+
+
+class ReplayClient(ReplayLoader):
+    """Batches of all rings of a run as tensors, made while the learner works.
+
+    **Order, memory, end** are those of `ReplayLoader`. A batch is laid out ring by
+    ring, and has ``batch.buffer_ids``: the numbers of the rings in `stats().rings`.
+
+    **Rings of this node** are gathered through this process's own mapping; of other
+    nodes the rows arrive with the reply, and are copied into memory that is used again.
+
+    **Probabilities** are those of the draw, whatever the priorities did meanwhile, so
+    that importance weights are unbiased; see docs/ray.md.
+
+    **Priorities** belong to the shards, for any number of learners. They are sent with
+    the next draws. With ``alone=True`` this learner owns those of its node's rings, and
+    draws them without a call; others that draw by them get `LockedError` until it ends.
+
+    **Nodes that do not answer** for `lost_s` seconds are left out with a `LostWarning`
+    until they are back; `stats` counts them. A shard that is being restarted is waited
+    for.
+    """
+
+    _kind = "ReplayClient"
+
+    def __init__(
+        self,
+        run: str | RunCalls,
+        sampler: Sampler,
+        transforms: Sequence[Transform] = (),
+        batch_size: int = 256,
+        *,
+        prefetch: int = 2,
+        per_call: int = 1,
+        device: str | Device = "cpu",
+        alone: bool = False,
+        straggler_s: float | None = None,
+        lost_s: float = 5.0,
+        seed: int | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """Make a client; its threads start when it is iterated over.
+
+        Args:
+            run: Name of the run.
+            sampler: `UniformSampler`, `PrioritizedSampler`, or a `SequenceSampler`
+                around one; any other where the run has one ring, on this node.
+            transforms: Of every ring; without functions of yours where they run on
+                other nodes.
+            batch_size: Steps, or windows, a batch, at least 1.
+            prefetch: Calls ahead of the learner, at least 1.
+            per_call: Batches that one call asks for. More are drawn by older
+                priorities: up to ``prefetch * per_call`` batches old.
+            device: Where tensors are handed over, such as ``"cuda"``.
+            alone: Own the priorities of this node's rings.
+            straggler_s: Draw without a ring that has not answered a batch's call for
+                so long: unbiased for the other rings. None waits.
+            lost_s: Seconds without an answer after which a node is left out.
+            seed: Of the draws; by default that of the sampler.
+            rank: Number of this learner; each draws other steps.
+            num_ranks: How many learners share the run.
+
+        Raises:
+            SchemaError: An argument is not legal, there is no such run, or it has no
+                ring.
+            LockedError: Another process owns the priorities.
+        """
+        integer("prefetch", prefetch, 1, "Pass a number of calls.")
+        integer("per_call", per_call, 1, "Pass a number of batches.")
+        flag("alone", alone)
+        number("lost_s", lost_s, above=0, way_out="Pass a number of seconds.")
+        if straggler_s is not None:
+            number("straggler_s", straggler_s, above=0, way_out="None waits.")
+        integer("num_ranks", num_ranks, 1, "Pass the number of learners.")
+        integer("rank", rank, 0, "Ranks are counted from 0.")
+        if rank >= num_ranks:
+            raise SchemaError(
+                f"rank must be below num_ranks, {num_ranks}, got {rank}. Ranks are "
+                "counted from 0."
+            )
+        calls = RayRun(run) if isinstance(run, str) else run
+        self._rings: RingsSource | None = None
+        self._ring: ReplayBuffer | None = None
+        own = checked(sampler)
+        if type(own) in SAMPLERS and epochs_of(own) is None:
+            self._rings = RingsSource(
+                calls, own, transforms, per_call=per_call, alone=alone,
+                straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
+            )  # fmt: skip
+            schema = self._rings.schema
+        else:
+            self._ring = _only_ring(calls, own, transforms, lost_s)
+            schema = self._ring.schema
+        one_thread = self._ring is not None and calls_user_functions(self._ring)
+        try:
+            self._set_up(
+                self._source_of,
+                batch_size,
+                prefetch=prefetch * per_call,
+                device=device,
+                num_threads=None,
+                read_ahead_nbytes=READ_AHEAD_NBYTES,
+                one_thread=one_thread,
+                equal_arrays=max_equal_arrays(schema),
+                pool_type=PowerOfTwoPool,
+            )
+        except BaseException:
+            _close(self._rings, self._ring)
+            raise
+        self._closer = weakref.finalize(self, _close, self._rings, self._ring)
+
+    def _source_of(self, pool: BufferPool) -> Drawable:
+        if self._ring is not None:
+            return drawable_of(self._ring, pool)
+        assert self._rings is not None
+        self._rings.pool = pool
+        return self._rings
+
+    def __repr__(self) -> str:
+        """Show the run and the sizes."""
+        return super().__repr__().replace("<ReplayLoader of", "<ReplayClient of")
+
+    def __next__(self) -> Batch:
+        """Return the next batch; see `ReplayLoader`.
+
+        Raises:
+            EmptyError: No ring has a step to draw.
+            StarvedError: No node answers.
+            FailedError: The client is closed, or the run was stopped.
+
+        Warns:
+            LostWarning: A node does not answer; batches go on without its rings.
+        """
+        try:
+            return super().__next__()
+        finally:
+            if self._rings is not None:
+                self._rings.warn()
+
+    def stats(self) -> ClientStats:
+        """What the client has met: rings, nodes lost, calls and draws repeated."""
+        if self._rings is not None:
+            return self._rings.stats()
+        assert self._ring is not None
+        return ClientStats(rings=(str(self._ring.path),))
+
+    def close(self) -> None:
+        """End the threads, send the last priorities, and release memory."""
+        super().close()
+        self._closer()
+
+
+def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
+    if rings is not None:
+        rings.close()
+    if ring is not None:
+        ring.close()
+
+
+def _only_ring(
+    run: RunCalls, sampler: Sampler, transforms: Sequence[Transform], lost_s: float
+) -> ReplayBuffer:
+    """Open the one ring of a run, for samplers that cannot draw from several.
+
+    Raises:
+        SchemaError: The run has several, or its ring is on another node.
+    """
+    found: list[tuple[str, str]] = []
+    for calls in run.shards():
+        info = _info(calls, lost_s)
+        found += [(calls.key, each["path"]) for each in info["rings"].values()]
+    name = type(sampler).__name__
+    if len(found) == 1 and found[0][0] == run.key:
+        return ReplayBuffer.open(found[0][1], sampler=sampler, transforms=transforms)
+    where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
+    raise SchemaError(
+        f"{name} draws from one ring of this node, but run {run.run!r} has {where}. "
+        "Use a UniformSampler, a PrioritizedSampler, or a SequenceSampler around one."
+    )
+
+
+def _info(calls: ShardCalls, timeout_s: float) -> dict[str, Any]:
+    stop = time.monotonic() + timeout_s
+    call = calls.send("info")
+    while True:
+        try:
+            info: dict[str, Any] = call.result(max(0.0, stop - time.monotonic()))
+            return info
+        except NotYetError:
+            pass
+        except CallLostError:
+            time.sleep(cluster.PAUSE_S)
+            call = calls.send("info")
+        if time.monotonic() >= stop:
+            raise FailedError(
+                f"node {calls.key!r} did not answer for {timeout_s:g} s. Check it with "
+                "mmreplay ray status."
+            )

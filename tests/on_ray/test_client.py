@@ -1,0 +1,165 @@
+"""The client as a loader, over shards of this process."""
+
+import gc
+import weakref
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.ray.client import ReplayClient
+from mmreplay.ray.sources import LostWarning
+from tests.on_ray.rings import Run, Shard, ring
+
+
+@pytest.fixture
+def run(tmp_path):
+    shards = [
+        Shard(f"s{n}", {"r": ring(tmp_path / f"{n}", 100 * n + np.arange(40 + n))})
+        for n in range(2)
+    ]
+    result = Run(*shards, key="s0")
+    yield result
+    for shard in shards:
+        shard.state = "alive"
+    result.close()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("per_call", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_batches_come_as_tensors_and_take_priorities(run, alone, per_call, prefetch):
+    sampler = mr.PrioritizedSampler(seed=0)
+    with ReplayClient(
+        run, sampler, batch_size=32, prefetch=prefetch, per_call=per_call, alone=alone
+    ) as client:
+        assert client.prefetch == prefetch * per_call
+        batches = []
+        for batch, _ in zip(client, range(30), strict=False):
+            assert batch["n"].shape == (32,)
+            assert torch.equal(batch["n"], 100 * batch.buffer_ids + batch.positions)
+            assert client.update_priorities(batch, torch.rand(32)) == 0
+            batches.append((batch, batch["n"].clone()))
+        for batch, numbers in batches:
+            # Memory is used again only once nobody has the batch.
+            assert torch.equal(batch["n"], numbers)
+        assert repr(client).startswith("<ReplayClient of <run 'test' of 2 rings>")
+        assert client.stats().rings == ("s0/r", "s1/r")
+    assert client.closed
+    with pytest.raises(FailedError, match="is closed"):
+        next(client)
+
+
+def test_memory_is_used_again(run):
+    with ReplayClient(run, mr.UniformSampler(0), batch_size=64) as client:
+        seen = set()
+        for batch, _ in zip(client, range(60), strict=False):
+            seen.add(batch["n"].data_ptr())
+            del batch
+    assert len(seen) < 20
+
+
+def test_a_state_continues_with_the_next_batch(run):
+    with ReplayClient(run, mr.UniformSampler(0), batch_size=16) as client:
+        steps = iter(client)
+        for _ in range(5):
+            next(steps)
+        state = client.state_dict()
+        expected = [next(steps)["n"].tolist() for _ in range(6)]
+    with ReplayClient(run, mr.UniformSampler(1), batch_size=16) as client:
+        client.load_state_dict(state)
+        steps = iter(client)
+        assert [next(steps)["n"].tolist() for _ in range(6)] == expected
+        with pytest.raises(FormatError, match="kind must be 'ReplayClient'"):
+            client.load_state_dict({**state, "kind": "ReplayLoader"})
+    assert state["kind"] == "ReplayClient"
+
+
+def test_a_lost_node_warns_in_the_learners_thread(run):
+    with ReplayClient(run, mr.UniformSampler(0), batch_size=64, lost_s=0.2) as client:
+        steps = iter(client)
+        next(steps)
+        run.known[1].state = "silent"
+        with pytest.warns(LostWarning, match="node 's1' has not answered") as caught:
+            batches = list(islice(steps, 5))
+        assert caught[0].filename == __file__
+        assert set(batches[-1].buffer_ids.tolist()) == {0}
+        assert client.stats().lost == ("s1/r",)
+        run.known[1].state = "alive"
+        while client.stats().lost:
+            next(steps)
+        for _ in range(4):
+            batch = next(steps)
+        assert set(batch.buffer_ids.tolist()) == {0, 1}
+
+
+def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
+    run.known.pop().draws.close()
+    for sampler in (
+        mr.RankPrioritizedSampler(seed=0), mr.DistinctSampler(seed=0),
+        mr.ShuffledSampler(seed=0),
+    ):  # fmt: skip
+        with ReplayClient(run, sampler, batch_size=8) as client:
+            assert len(next(iter(client))) == 8
+            assert len(client.stats().rings) == 1
+    with ReplayClient(run, mr.ShuffledSampler(seed=0), batch_size=8) as client:
+        assert len(client) == 5
+        assert sorted(n for b in client for n in b["n"].tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        mr.RankPrioritizedSampler(), mr.DistinctSampler(), mr.StratifiedSampler(),
+        mr.EpisodeSampler(), mr.MixtureSampler([(mr.UniformSampler(), 1)]),
+        mr.EmphasizeRecentSampler(10), mr.RecentSampler(5, 0.5),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)  # fmt: skip
+def test_other_samplers_are_refused_by_name_over_several_rings(run, sampler):
+    name = type(sampler).__name__
+    with pytest.raises(SchemaError, match=rf"^{name} draws from one .* has 2 rings"):
+        ReplayClient(run, sampler)
+    run.known.pop(0).draws.close()
+    with pytest.raises(SchemaError, match=rf"^{name} draws from one .* on 's1'"):
+        ReplayClient(run, sampler)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"prefetch": 0}, "prefetch must be an integer of at least 1, got 0"),
+        ({"per_call": 0}, "per_call must be an integer of at least 1, got 0"),
+        ({"alone": 1}, "alone must be"),
+        ({"lost_s": 0}, "lost_s must be"),
+        ({"straggler_s": -1}, "straggler_s must be"),
+        ({"rank": 2, "num_ranks": 2}, "rank must be below num_ranks, 2, got 2"),
+        ({"num_ranks": 0}, "num_ranks must be"),
+        ({"device": "tpu9"}, "device must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(run, options, match):
+    with pytest.raises(SchemaError, match=match):
+        ReplayClient(run, mr.UniformSampler(0), **options)
+
+
+def test_a_dropped_client_ends(run):
+    client = ReplayClient(run, mr.UniformSampler(0), batch_size=8)
+    next(iter(client))
+    rings, worker = weakref.ref(client._rings), client._rings._worker
+    del client
+    gc.collect()
+    assert not worker.running
+    assert rings() is None or rings()._worker is None
+
+
+def test_a_client_without_epochs_has_no_length(run):
+    with (
+        ReplayClient(run, mr.UniformSampler(0)) as client,
+        pytest.raises(TypeError, match="UniformSampler draws without an end"),
+    ):
+        len(client)

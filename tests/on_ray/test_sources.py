@@ -1,0 +1,645 @@
+"""Batches of several rings by one law, over shards of this process."""
+
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import EmptyError, LockedError, SchemaError, StarvedError
+from mmreplay.loader.prefetch import PendingBatch
+from mmreplay.ray import sources
+from mmreplay.ray.sources import LostWarning, RingsSource
+from tests.on_ray.rings import SCHEMA, Run, Shard, ring
+from tests.samplers.frequencies import assert_distribution
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make a source over rings of these numbers, one shard each."""
+    made = []
+
+    def source(numbers, sampler, *, keys=None, here="elsewhere", **options):
+        shards = []
+        for number, own in enumerate(numbers):
+            key = f"s{number}" if keys is None else keys[number]
+            folder = tmp_path / f"{len(made)}-{number}"
+            shards.append(Shard(key, {"r": ring(folder, own)}))
+        run = Run(*shards, key=here)
+        result = RingsSource(run, sampler, (), **options)
+        made.append((result, run))
+        return result, shards
+
+    yield source
+    for result, run in made:
+        for shard in run.known:
+            shard.state = "alive"
+        result.close()
+        run.close()
+
+
+def sample(source, count):
+    """The next batch."""
+    return source.sample(PendingBatch(), count)
+
+
+def draw(source, count):
+    """A batch that is asked for and not gathered."""
+    pending = PendingBatch()
+    source.draw(pending, count)
+    return pending
+
+
+def prioritize(source, number, values):
+    """Give the first rows of a ring these priorities, at once."""
+    count = len(values)
+    shard = source._rings[number].shard
+    update = {
+        "env_ids": np.zeros(count, np.int64), "positions": np.arange(count),
+        "values": np.asarray(values, np.float32), "mask": None,
+    }  # fmt: skip
+    arguments = (source._client, {source._rings[number].name: [update]}, [], 0.0)
+    calls = shard.calls.send("exchange", *arguments)
+    calls.result(1.0)
+
+
+LOCAL = pytest.mark.parametrize("here", ["elsewhere", "s0"])
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@LOCAL
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("normalize", ["batch", "buffer", "mean"])
+def test_one_ring_draws_what_the_local_sampler_draws(
+    make, tmp_path, here, alone, stratified, normalize, rng
+):
+    options = {"stratified": stratified, "normalize": normalize, "seed": 5}
+    values = rng.random(300) ** 4
+    path = ring(tmp_path / "local", np.arange(300))
+    local = mr.ReplayBuffer.open(path, sampler=mr.PrioritizedSampler(**options))
+    sampler = mr.PrioritizedSampler(**options)
+    source, _ = make([np.arange(300)], sampler, here=here, alone=alone)
+    with local.view.lock:
+        local.sampler.update_priorities(
+            local.view, np.zeros(300, np.int64), np.arange(300), values
+        )
+    prioritize(source, 0, values)
+    source._ask_all()
+    for _ in range(20):
+        expected, batch = local.sample(64), sample(source, 64)
+        np.testing.assert_array_equal(batch.positions, expected.positions)
+        np.testing.assert_array_equal(batch["n"], expected["n"])
+        np.testing.assert_array_equal(batch.probabilities, expected.probabilities)
+        np.testing.assert_allclose(batch.weights, expected.weights, rtol=1e-6)
+        new = rng.random(64)
+        local.update_priorities(expected, new)
+        source.update_priorities(batch, new)
+    local.close()
+
+
+@LOCAL
+def test_one_ring_draws_what_the_local_uniform_sampler_draws(make, tmp_path, here):
+    path = ring(tmp_path / "local", np.arange(300))
+    local = mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=3))
+    source, _ = make([np.arange(300)], mr.UniformSampler(seed=3), here=here)
+    for _ in range(10):
+        expected, batch = local.sample(50), sample(source, 50)
+        np.testing.assert_array_equal(batch.positions, expected.positions)
+        np.testing.assert_array_equal(batch["n"], expected["n"])
+        np.testing.assert_array_equal(batch.probabilities, expected.probabilities)
+        np.testing.assert_array_equal(batch.weights, np.ones(50, np.float32))
+    local.close()
+
+
+@pytest.mark.parametrize("per_call", [1, 3])
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("normalize", ["batch", "buffer", "mean"])
+@pytest.mark.parametrize("windows", [False, True])
+def test_rings_are_drawn_from_and_weighted_as_one_buffer(
+    make, per_call, stratified, normalize, windows, rng
+):
+    sizes = (3, 400, 40)
+    sampler = mr.PrioritizedSampler(
+        beta=0.7, stratified=stratified, normalize=normalize, seed=1
+    )
+    if windows:
+        # One step each: the windows' starts are the steps themselves.
+        sampler = mr.SequenceSampler(1, sampler)
+    source, _ = make([np.arange(n) for n in sizes], sampler, here="s1",
+                     per_call=per_call)  # fmt: skip
+    values = [rng.random(size) + 0.01 for size in sizes]
+    for number, own in enumerate(values):
+        prioritize(source, number, own)
+    source._ask_all()
+    masses = np.concatenate([(v.astype(np.float32) + 1e-6) ** 0.6 for v in values])
+    law, firsts = masses / masses.sum(), np.array([0, 3, 403])
+    drawn = []
+    for _ in range(300):
+        batch = sample(source, 128)
+        rows = firsts[batch.buffer_ids] + batch.positions
+        drawn += rows.tolist()
+        np.testing.assert_array_equal(batch["n"].reshape(-1), batch.positions)
+        np.testing.assert_allclose(batch.probabilities, law[rows], rtol=1e-6)
+        weights = (len(law) * law[rows]) ** -0.7
+        scale = {
+            "batch": weights.max(),
+            "buffer": (len(law) * law.min()) ** -0.7,
+            "mean": 1.0,
+        }[normalize]
+        np.testing.assert_allclose(batch.weights, weights / scale, rtol=1e-5)
+        assert (np.diff(batch.buffer_ids) >= 0).all()
+    # Stratified draws vary less than independent ones, so the test is conservative.
+    assert_distribution(drawn, dict(enumerate(law)))
+
+
+def test_uniform_draws_are_those_of_one_buffer(make):
+    sizes = (5, 200, 60)
+    source, _ = make([np.arange(n) for n in sizes], mr.UniformSampler(seed=2),
+                     here="s2")  # fmt: skip
+    firsts, drawn = np.array([0, 5, 205]), []
+    for _ in range(200):
+        batch = sample(source, 128)
+        np.testing.assert_array_equal(batch["n"], batch.positions)
+        np.testing.assert_allclose(batch.probabilities, 1 / 265)
+        np.testing.assert_array_equal(batch.weights, 1.0)
+        drawn += (firsts[batch.buffer_ids] + batch.positions).tolist()
+    assert_distribution(drawn, dict.fromkeys(range(265), 1 / 265))
+
+
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.PrioritizedSampler])
+def test_a_ring_of_a_thousandth_of_the_rows_gets_a_thousandth(make, sampler):
+    source, _ = make([np.arange(10), np.arange(10_000)], sampler(seed=0))
+    drawn = np.zeros(10, np.int64)
+    for _ in range(500):
+        batch = sample(source, 1000)
+        drawn += np.bincount(batch.positions[batch.buffer_ids == 0], minlength=10)
+    # 500,000 draws, 499.5 of them expected from the ten rows; independent ones have a
+    # variance of as many: 5 standard deviations are 112. Chi-square of the ten rows
+    # with 9 degrees of freedom: 40 is passed once in 10^5.
+    assert abs(drawn.sum() - 499.5) < 112
+    assert ((drawn - 49.95) ** 2 / 49.95).sum() < 40
+
+
+@LOCAL
+def test_weights_stay_unbiased_where_masses_moved_since_the_plan(make, here, rng):
+    """The mean of a value, estimated by stale masses, is the mean of all rows now."""
+    sampler = mr.PrioritizedSampler(1.0, 1.0, eps=0.0, normalize="mean", seed=4)
+    source, _ = make([np.arange(30), np.arange(300)], sampler, here=here)
+    values = [rng.normal(1, 1, 30), rng.normal(3, 1, 300)]
+    estimates, wrong = [], []
+    for turn in range(1500):
+        low = [rng.random(30) + 0.1, rng.random(300) + 0.1]
+        # They swing by a factor of 40 between two plans, in opposite ways.
+        swing = [40.0 if (turn + n) % 2 else 1.0 for n in range(2)]
+        pending = draw(source, 32)
+        for number in range(2):
+            prioritize(source, number, low[number] * swing[number])
+        batch = source.gather(pending)
+        drawn = np.array(
+            [values[i][p] for i, p in zip(batch.buffer_ids, batch.positions,
+                                          strict=True)]
+        )  # fmt: skip
+        estimates.append((batch.weights * drawn).mean())
+        masses = [own * by for own, by in zip(low, swing, strict=True)]
+        total = sum(own.sum() for own in masses)
+        naive = np.array(
+            [total / (330 * masses[i][p])
+             for i, p in zip(batch.buffer_ids, batch.positions, strict=True)]
+        )  # fmt: skip
+        wrong.append((naive * drawn).mean())
+    truth = np.concatenate(values).mean()
+    # Five standard errors; by the masses of now alone it is far off. Where the draws
+    # of a ring are made at the plan they are never stale, and those of the other are.
+    limit = 5 / len(estimates) ** 0.5
+    assert abs(np.mean(estimates) - truth) < limit * np.std(estimates)
+    assert abs(np.mean(wrong) - truth) > limit * np.std(wrong)
+
+
+def test_an_empty_ring_gives_its_points_to_the_others(make, rng):
+    """As many times as phi says, so that the weights stay unbiased."""
+    sampler = mr.PrioritizedSampler(1.0, 1.0, eps=0.0, normalize="mean", seed=4)
+    source, _ = make([np.arange(40), np.arange(100), np.arange(60)], sampler)
+    values = rng.normal(1, 1, 160)
+    masses = rng.random(160) + 0.2
+    estimates = []
+    for _ in range(800):
+        prioritize(source, 0, np.full(40, 1.0))
+        prioritize(source, 1, masses[:100])
+        prioritize(source, 2, masses[100:])
+        source._ask_all()
+        pending = draw(source, 32)
+        # It had 40 of some 150 when the batch was planned.
+        prioritize(source, 0, np.zeros(40))
+        batch = source.gather(pending)
+        assert (batch.buffer_ids > 0).all()
+        assert len(batch) == 32
+        rows = np.where(batch.buffer_ids == 1, 0, 100) + batch.positions
+        # N counts the silent ring's rows no more.
+        estimates.append((batch.weights * values[rows]).mean())
+    limit = 5 / len(estimates) ** 0.5
+    assert abs(np.mean(estimates) - values.mean()) < limit * np.std(estimates)
+    assert source.stats().redrawn > 0
+
+
+def test_no_mass_anywhere_is_an_empty_error(make):
+    empty = mr.UniformSampler(0)
+    source, _ = make([[], []], empty)
+    with pytest.raises(EmptyError, match="2 rings of run 'test' have 0 legal starts"):
+        sample(source, 4)
+    zero, _ = make([np.arange(9)], mr.PrioritizedSampler(eps=0.0))
+    pending = draw(zero, 4)
+    prioritize(zero, 0, np.zeros(9))
+    # Also where it was found out after the plan.
+    with pytest.raises(EmptyError, match="9 legal starts, and all of them priority 0"):
+        zero.gather(pending)
+
+
+def test_a_batch_may_be_larger_than_what_is_there(make):
+    source, _ = make([np.arange(3), np.arange(2)], mr.PrioritizedSampler(seed=0))
+    batch = sample(source, 1000)
+    assert len(batch) == 1000
+    assert set(zip(batch.buffer_ids.tolist(), batch["n"].tolist(), strict=True)) == {
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_a_state_continues_the_draws(make, per_call):
+    sampler = mr.PrioritizedSampler(seed=3)
+    source, _ = make([np.arange(50), np.arange(20)], sampler, per_call=per_call)
+    for _ in range(5):
+        sample(source, 16)
+    state = source.state_dict()
+    expected = [sample(source, 16).positions.tolist() for _ in range(6)]
+    source.load_state_dict(state)
+    assert [sample(source, 16).positions.tolist() for _ in range(6)] == expected
+    with pytest.raises(mr.FormatError, match="kind"):
+        source.load_state_dict({"kind": "Concat"})
+
+
+def test_ranks_draw_other_steps(make):
+    one, _ = make([np.arange(500)], mr.UniformSampler(seed=3))
+    other, _ = make([np.arange(500)], mr.UniformSampler(seed=3), rank=1)
+    again, _ = make([np.arange(500)], mr.UniformSampler(seed=3), rank=1)
+    first = sample(one, 20).positions.tolist()
+    second = sample(other, 20).positions.tolist()
+    assert first != second
+    assert sample(again, 20).positions.tolist() == second
+
+
+def test_priorities_travel_with_the_next_draw_of_their_shard(make):
+    source, (first, second) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0)
+    )
+    batch = sample(source, 64)
+    first.calls.clear()
+    second.calls.clear()
+    assert source.update_priorities(batch, np.full(64, 7.0)) == 0
+    assert not first.calls
+    sample(source, 64)
+    assert first.calls == second.calls == ["exchange"]
+    assert source._highest == 7.0
+
+
+def test_priorities_are_sent_by_themselves_where_nothing_is_drawn(make, monkeypatch):
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    batch = sample(source, 8)
+    source.update_priorities(batch, np.full(8, 7.0))
+    source.tick()
+    assert shard.calls[-1] == "exchange"
+    assert source._rings[0].mass.highest == 1.0
+    monkeypatch.setattr(sources, "IDLE_S", 0.0)
+    source.tick()
+    source.tick()
+    assert source._rings[0].mass.highest == 7.0
+
+
+def test_the_last_priorities_are_sent_by_close(make):
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(eps=0.0, seed=0))
+    batch = sample(source, 8)
+    source.update_priorities(batch, np.full(8, 7.0))
+    source.close()
+    client = source._client
+    assert shard.draws.masses(client, 0, 0.0)["r"][3] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (np.full(8, -1.0), "priorities must be finite"),
+        (np.full(8, np.nan), "priorities must be finite"),
+        (np.full(8, "x"), "real numbers"),
+        (np.ones(7), r"must have shape \[8\], got \[7\]"),
+        (np.ones((8, 2)), r"must have shape \[8\], got \[8, 2\]"),
+    ],
+)
+def test_priorities_that_a_shard_would_refuse_are_refused_here(make, values, match):
+    source, _ = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    batch = sample(source, 8)
+    with pytest.raises(SchemaError, match=match):
+        source.update_priorities(batch, values)
+    batch.buffer_ids = None
+    with pytest.raises(SchemaError, match="without buffer_ids"):
+        source.update_priorities(batch, np.ones(8))
+
+
+def test_priorities_of_windows_are_theirs(make):
+    sampler = mr.SequenceSampler(
+        3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1
+    )
+    source, _ = make([np.arange(40)], sampler)
+    batch = sample(source, 8)
+    assert batch["n"].shape == (8, 4)
+    assert batch["is_first"].shape == batch.mask.shape == (8, 4)
+    source.update_priorities(batch, np.tile([9.0, 1.0, 5.0, 2.0], (8, 1)))
+    source.update_priorities(batch, np.tile([1.0, 6.0, 2.0], (8, 1)))
+    with pytest.raises(SchemaError, match=r"\[8\] or \[8, 4\] or \[8, 3\], got"):
+        source.update_priorities(batch, np.ones((8, 2)))
+    sample(source, 8)
+    assert source._rings[0].mass.highest == 6.0
+
+
+def test_a_sampler_without_priorities_takes_none(make):
+    source, _ = make([np.arange(50)], mr.UniformSampler(0))
+    batch = sample(source, 8)
+    with pytest.raises(SchemaError, match="got UniformSampler"):
+        source.update_priorities(batch, np.ones(8))
+
+
+def test_a_restart_in_the_middle_repeats_the_same_draws(make):
+    source, (shard, _) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0)
+    )
+    batch = sample(source, 32)
+    state = source.state_dict()
+    expected = sample(source, 32).positions.tolist()
+    source.load_state_dict(state)
+    source.update_priorities(batch, np.ones(32))
+    pending = draw(source, 32)
+    shard.state = "restarting"
+
+    def back():
+        time.sleep(0.3)
+        shard.restart()
+        shard.state = "alive"
+
+    thread = threading.Thread(target=back)
+    thread.start()
+    assert source.gather(pending).positions.tolist() == expected
+    thread.join()
+    assert source.stats().repeated > 0
+    assert not source.stats().lost
+
+
+@pytest.mark.parametrize("state", ["silent", "restarting"])
+def test_a_lost_node_drops_out_and_comes_back(make, monkeypatch, state):
+    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), lost_s=0.2
+    )
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    first.state = state
+    began = time.monotonic()
+    batch = sample(source, 64)
+    assert 0.2 <= time.monotonic() - began < 5
+    assert len(batch) == 64
+    assert set(batch.buffer_ids) == {1}
+    np.testing.assert_allclose(batch.probabilities, 1 / 50)
+    stats = source.stats()
+    assert (stats.lost, stats.times_lost) == (("s0/r",), 1)
+    assert stats.rings == ("s0/r", "s1/r")
+    with pytest.warns(LostWarning, match=r"node 's0' has not answered for 0\.2 s"):
+        source.warn()
+    # Nothing more waits for it.
+    began = time.monotonic()
+    for _ in range(20):
+        assert set(sample(source, 64).buffer_ids) == {1}
+        source.tick()
+    assert time.monotonic() - began < 2
+    first.state = "alive"
+    while source.stats().lost:
+        source.tick()
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    assert source.stats().times_lost == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source.warn()
+
+
+def test_batches_asked_for_before_a_loss_are_whole(make):
+    """Whatever was planned before, each comes with all of its steps."""
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), lost_s=0.1
+    )
+    ahead = [draw(source, 64) for _ in range(4)]
+    first.state = "silent"
+    for pending in ahead:
+        batch = source.gather(pending)
+        assert len(batch) == 64
+        assert set(batch.buffer_ids) == {1}
+        np.testing.assert_array_equal(batch["n"], batch.positions)
+
+
+def test_all_nodes_lost_is_a_starved_error(make):
+    source, shards = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(0), lost_s=0.1
+    )
+    sample(source, 8)
+    for shard in shards:
+        shard.state = "silent"
+    with pytest.raises(StarvedError, match=r"no node has answered .* \['s0', 's1'\]"):
+        sample(source, 8)
+    shards[1].state = "alive"
+    for _ in range(2):
+        time.sleep(0.01)
+        source._shards["s1"].heard_at = 0.0
+        source.tick()
+    assert set(sample(source, 8).buffer_ids) == {1}
+
+
+def test_a_straggler_is_left_out_of_one_batch(make):
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(0), straggler_s=0.05
+    )
+    first.state = "silent"
+    began = time.monotonic()
+    assert set(sample(source, 64).buffer_ids) == {1}
+    assert time.monotonic() - began < 2
+    first.state = "alive"
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    stats = source.stats()
+    assert stats.late == 1
+    assert not stats.lost
+    assert stats.redrawn > 0
+
+
+def test_where_all_are_late_they_are_waited_for(make):
+    source, shards = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(0), straggler_s=0.02
+    )
+    for shard in shards:
+        shard.state = "silent"
+
+    def back():
+        time.sleep(0.3)
+        for shard in shards:
+            shard.state = "alive"
+
+    thread = threading.Thread(target=back)
+    thread.start()
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    thread.join()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
+    tmp_path, alone, monkeypatch
+):
+    with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 100) as writer:
+        writer.extend(n=np.arange(100))
+        shard = Shard("s0", {"a": tmp_path / "a"})
+        other = Shard("s1", {"b": ring(tmp_path / "b", np.arange(1000))})
+        run = Run(shard, other, key="s0")
+        sampler = mr.PrioritizedSampler(seed=0)
+        source = RingsSource(run, sampler, (), alone=alone)
+        for turn in range(1, 20):
+            pending = draw(source, 64)
+            if not alone:
+                # Answered before the rows are overwritten.
+                for request, _ in pending.shares[0].requests:
+                    source._answer(request, None)
+            writer.extend(n=100 * turn + np.arange(100))
+            batch = source.gather(pending)
+            assert len(batch) == 64
+            np.testing.assert_array_equal(batch["n"], batch.positions)
+            own = batch.positions[batch.buffer_ids == 0]
+            assert not len(own) or own.min() >= 100 * turn
+        assert source.stats().overwritten > 0
+        gather = mr.ReplayBuffer.gather
+
+        def overtaken(self, drawn):
+            writer.extend(n=np.arange(100))
+            return gather(self, drawn)
+
+        monkeypatch.setattr(mr.ReplayBuffer, "gather", overtaken)
+        with pytest.raises(StarvedError, match="gave up after 100 attempts"):
+            sample(source, 500)
+        source.close()
+        run.close()
+
+
+def test_new_rings_and_new_nodes_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    monkeypatch.setattr(sources, "LOOK_S", 0.0)
+    first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    run = Run(first)
+    source = RingsSource(run, mr.UniformSampler(0), ())
+    assert set(sample(source, 64).buffer_ids) == {0}
+    first.folders["b"] = ring(tmp_path / "b", np.arange(10))
+    for _ in range(3):
+        source.tick()
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    run.known.append(Shard("s1", {"c": ring(tmp_path / "c", np.arange(10))}))
+    source.tick()
+    assert set(sample(source, 64).buffer_ids) == {0, 1, 2}
+    assert source.stats().rings == ("s0/a", "s0/b", "s1/c")
+    source.close()
+    run.close()
+
+
+def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LOOK_S", 0.0)
+    shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    run = Run(shard, key="s0")
+    source = RingsSource(run, mr.UniformSampler(0), ())
+    assert set(sample(source, 64).buffer_ids) == {0}
+    shard.folders["b"] = ring(tmp_path / "b", np.arange(10))
+    for _ in range(2):
+        source.tick()
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    assert "exchange" not in shard.calls
+    source.close()
+    run.close()
+
+
+def test_a_ring_that_grew_is_seen_without_a_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 100) as writer:
+        first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+        second = Shard("s1", {"b": tmp_path / "b"})
+        run = Run(first, second)
+        source = RingsSource(run, mr.PrioritizedSampler(seed=0), ())
+        assert set(sample(source, 64).buffer_ids) == {0}
+        writer.extend(n=np.arange(50))
+        for _ in range(2):
+            source.tick()
+        assert set(sample(source, 64).buffer_ids) == {0, 1}
+        source.close()
+        run.close()
+
+
+def test_alone_owns_the_priorities_of_its_node(make):
+    source, (shard, other) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), here="s0",
+        alone=True,
+    )  # fmt: skip
+    batch = sample(source, 64)
+    assert "exchange" not in shard.calls
+    assert "exchange" in other.calls
+    source.update_priorities(batch, np.full(64, 3.0))
+    # At once, and without a call.
+    assert shard.calls == ["info"]
+    rival = Run(shard, other)
+    with pytest.raises(LockedError, match="of pid"):
+        RingsSource(rival, mr.PrioritizedSampler(seed=0), ())
+    # Draws without priorities need no owner.
+    uniform = RingsSource(rival, mr.UniformSampler(seed=0), ())
+    assert len(sample(uniform, 8)) == 8
+    uniform.close()
+    source.close()
+    after = RingsSource(rival, mr.PrioritizedSampler(seed=0), ())
+    assert after._rings[0].mass.highest == 3.0
+    after.close()
+
+
+def test_rings_of_another_schema_are_refused(tmp_path):
+    schema = mr.Schema({"n": mr.Field((2,), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 10) as other:
+        other.extend(n=np.zeros((3, 2), np.int64))
+    first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    run = Run(first, Shard("s1", {"b": tmp_path / "b"}))
+    with pytest.raises(SchemaError, match="field 'n' of ring s1/b must be"):
+        RingsSource(run, mr.UniformSampler(0), ())
+    run.close()
+    with pytest.raises(SchemaError, match="run 'test' must have a ring"):
+        RingsSource(Run(), mr.UniformSampler(0), ())
+
+
+def double(batch):
+    return {"n": 2 * batch["n"]}
+
+
+def test_functions_are_refused_where_rings_are_elsewhere(tmp_path):
+    shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    run = Run(shard, key="s0")
+    source = RingsSource(run, mr.UniformSampler(0), [mr.Apply(double)])
+    batch = sample(source, 8)
+    np.testing.assert_array_equal(batch["n"], 2 * batch.positions)
+    source.close()
+    with pytest.raises(SchemaError, match="got Apply"):
+        RingsSource(Run(shard), mr.UniformSampler(0), [mr.Apply(double)])
+    # By priority the shard draws, also of this node's rings.
+    with pytest.raises(SchemaError, match="got Apply"):
+        RingsSource(run, mr.PrioritizedSampler(), [mr.Apply(double)])
+    with pytest.raises(SchemaError, match=r"^RankPrioritizedSampler cannot draw"):
+        RingsSource(run, mr.RankPrioritizedSampler(), ())
+    run.close()
+
+
+def test_fields_that_are_missing_are_named(tmp_path):
+    run = Run(Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))}))
+    with pytest.raises(SchemaError, match="reward"):
+        RingsSource(run, mr.UniformSampler(0), [mr.NStep(3, gamma=0.9)])
+    run.close()
