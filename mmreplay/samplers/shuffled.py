@@ -380,6 +380,20 @@ class ShuffledSampler(Sampler):
     def enter_at(self, priority: float) -> None:
         """Do nothing, without priorities; see `ShareSampler.enter_at`."""
 
+    @property
+    def begun(self) -> EpochSnapshot | None:
+        """The legal starts of the epoch; None where none has begun."""
+        return self._frozen
+
+    def begin_at(self, snapshot: EpochSnapshot) -> None:
+        """Begin this epoch with the legal starts of another time.
+
+        Args:
+            snapshot: Of the buffer that it draws from, with at least one start.
+        """
+        self._frozen, self._done = snapshot, 0
+        self._forget()
+
     def _begun(self, view: View) -> EpochSnapshot:
         """Begin the epoch where it is not, or see that it is of this buffer."""
         if self._frozen is None:
