@@ -1,0 +1,212 @@
+"""Bad input of a run: each a named error that says the way out."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import mmreplay as mr
+
+WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
+OLD_RAY = (
+    "import sys, types; old = types.ModuleType('ray'); old.__version__ = '2.9.3'; "
+    "sys.modules['ray'] = old; "
+)
+
+
+def python(code, **more):
+    """Run a program in a fresh interpreter, which must say what is wrong."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **more},
+        check=False,
+    )
+
+
+def test_without_ray_the_import_says_what_to_install():
+    done = python(WITHOUT_RAY + "import mmreplay as mr; mr.ray.status('run')")
+    assert "needs Ray, which is not installed" in done.stderr
+    assert "pip install 'mmreplay[ray]'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_without_ray_the_commands_say_what_to_install(command):
+    done = python(
+        WITHOUT_RAY + f"from mmreplay.cli import main; main(['ray', '{command}', 'r'])"
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "mmreplay: mmreplay.ray needs Ray, which is not installed. Run: pip install "
+        "'mmreplay[ray]'\n"
+    )
+
+
+def test_another_version_of_ray_is_refused():
+    done = python(
+        OLD_RAY + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"
+    )
+    assert done.returncode == 1
+    assert "mmreplay.ray needs Ray 2.60, got 2.9.3" in done.stderr
+
+
+def test_without_ray_mmreplay_is_imported_as_ever():
+    assert python(WITHOUT_RAY + "import mmreplay").returncode == 0
+
+
+def test_a_process_without_a_cluster_is_told_to_connect():
+    pytest.importorskip("ray")
+    done = python(
+        "import mmreplay as mr\n"
+        "for call in (mr.ray.status, mr.ray.stop):\n"
+        "    try: call('run')\n"
+        "    except mr.SchemaError as error: print(error)\n"
+        "schema = mr.Schema({'x': mr.Field((), 'int8')})\n"
+        "try: mr.ray.writer('run', schema, 10, root='/nowhere')\n"
+        "except mr.SchemaError as error: print(error)\n"
+    )
+    message = "this process is not connected to a Ray cluster. Call ray.init() first, "
+    assert [line[: len(message)] for line in done.stdout.splitlines()] == [message] * 3
+
+
+def test_the_commands_refuse_a_machine_without_a_cluster(tmp_path):
+    pytest.importorskip("ray")
+    done = python(
+        "from mmreplay.cli import main; main(['ray', 'status', 'r'])",
+        RAY_TMPDIR=str(tmp_path),
+    )
+    assert done.returncode == 3
+    assert "mmreplay: there is no Ray cluster at 'auto'" in done.stderr
+
+
+def test_an_unknown_run_is_refused_with_those_that_exist(run_name, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path).close()
+    for call in (mr.ray.status, mr.ray.stop):
+        with pytest.raises(
+            mr.SchemaError, match=f"no run 'other'. There are .*'{run_name}'"
+        ):
+            call("other")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-a", "x" * 64, 7, ".", "a b", "é"])
+def test_names_are_names_of_folders_and_actors(cluster, tmp_path, name):
+    from tests.on_ray.rows import SCHEMA
+
+    with pytest.raises(mr.SchemaError, match="run must be a name of letters"):
+        mr.ray.writer(name, SCHEMA, 100, root=tmp_path)
+    for argument in ("name", "key"):
+        with pytest.raises(mr.SchemaError, match=f"{argument} must be a name"):
+            mr.ray.writer("run", SCHEMA, 100, root=tmp_path, **{argument: name})
+    with pytest.raises(mr.SchemaError, match="run must be a name of letters"):
+        mr.ray.status(name)
+
+
+def test_another_key_than_the_label_of_the_node_is_refused(cluster, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    with pytest.raises(mr.SchemaError, match="key must be 'head', the label"):
+        mr.ray.writer("run", SCHEMA, 100, root=tmp_path, key="other")
+
+
+def test_a_run_has_one_schema_and_nothing_is_made_of_another(run_name, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path).close()
+    other = mr.Schema({**SCHEMA.fields, "number": mr.Field((), "int32")})
+    with pytest.raises(
+        mr.SchemaError,
+        match=rf"the run '{run_name}' has another schema: field 'number' is .*int32",
+    ):
+        mr.ray.writer(run_name, other, 100, root=tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(mr.SchemaError, match="schema must be a Schema, got dict"):
+        mr.ray.writer(run_name, {"x": 1}, 100, root=tmp_path)
+
+
+def test_a_node_has_one_root_in_a_run(run_name, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "a").close()
+    with pytest.raises(
+        mr.SchemaError, match=rf"root must be '{tmp_path}/a' on the node 'head'"
+    ):
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "b")
+
+
+def test_a_ring_is_opened_again_only_as_it_was_made(run_name, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path, name="w").close()
+    with pytest.raises(mr.SchemaError, match=r"capacity must be 100, as of .*got 99"):
+        mr.ray.writer(run_name, SCHEMA, 99, root=tmp_path, name="w")
+    with pytest.raises(mr.SchemaError, match=r"num_envs must be 1, as of .*got 2"):
+        mr.ray.writer(run_name, SCHEMA, 100, num_envs=2, root=tmp_path, name="w")
+    with pytest.raises(mr.SchemaError, match="on_resume must be"):
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path, on_resume="go")
+
+
+def test_a_ring_has_one_writer(run_name, tmp_path):
+    from tests.on_ray.rows import SCHEMA
+
+    with (
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path, name="w"),
+        pytest.raises(mr.LockedError, match="already open for writing"),
+    ):
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path, name="w")
+
+
+def test_a_folder_that_another_node_serves_is_refused(run_name, tmp_path, monkeypatch):
+    from mmreplay.ray import ring_writer
+    from tests.on_ray.actors import ask, writing
+    from tests.on_ray.rows import SCHEMA
+
+    monkeypatch.setattr(ring_writer, "LOCKED_S", 0.0)
+    assert ask(writing("n0", run_name, str(tmp_path)), "add", 10) == 10
+    with pytest.raises(
+        mr.LockedError, match=r"is served by pid .* Give each node a root of its own"
+    ):
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path)
+    # Its ring is closed, and its node says why it serves nothing.
+    (status,) = (each for each in mr.ray.status(run_name).shards if each.key == "head")
+    assert "is served by pid" in status.error
+    mr.ReplayBuffer.open(tmp_path / run_name / "ring-001", "r+").close()
+
+
+def test_a_network_file_system_is_refused(run_name, tmp_path, monkeypatch):
+    from mmreplay.disk import lock
+    from tests.on_ray.rows import SCHEMA
+
+    monkeypatch.setattr(lock, "file_system", lambda _: "nfs4")
+    with pytest.raises(mr.FailedError, match=r"on a network file system \(nfs4\)"):
+        mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path)
+
+
+def test_calls_of_a_stopped_run_say_so(run_name, tmp_path):
+    from tests.on_ray.actors import registry, shard
+    from tests.on_ray.rows import SCHEMA
+
+    writer = mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path)
+    remotes = shard(run_name, "head"), registry(run_name)
+    for remote, method in zip(remotes, ("info", "members"), strict=True):
+        remote.call(method)
+    mr.ray.stop(run_name)
+    for remote, method in zip(remotes, ("info", "members"), strict=True):
+        with pytest.raises(mr.FailedError, match=f"the run '{run_name}' was stopped"):
+            remote.call(method)
+    # The ring is an ordinary buffer, which its writer may go on with.
+    writer.add(number=0, writer=0, crc=0, terminated=False, truncated=False)
+    writer.close()
+
+
+def test_another_version_of_mmreplay_is_refused():
+    pytest.importorskip("ray")
+    from mmreplay.ray.registry import Registry
+    from tests.on_ray.rows import SCHEMA
+
+    with pytest.raises(mr.FailedError, match=r"has mmreplay 9.9.9, but the run 'run'"):
+        Registry("run").check("9.9.9", SCHEMA.to_json(), dict(SCHEMA.roles))

@@ -1,0 +1,139 @@
+"""A shard in this process: what it opens, what it refuses, and that it tries again."""
+
+import os
+import resource
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import mmreplay as mr  # noqa: E402
+from mmreplay.disk import lock  # noqa: E402
+from mmreplay.ray.shard import Shard  # noqa: E402
+from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+
+
+def fill(path, steps, schema=SCHEMA):
+    """Make a ring, which has no writer then."""
+    with mr.ReplayBuffer.create(path, schema, 1000) as ring:
+        ring.extend(block(0, 0, steps))
+
+
+@pytest.fixture
+def shard(tmp_path):
+    shard = Shard("run", str(tmp_path), "here")
+    yield shard
+    shard.stop()
+
+
+def test_it_serves_the_rings_of_its_folder_and_those_that_come(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    (tmp_path / "run" / "half").mkdir()
+    assert set(shard.open_rings()) == {"a"}
+    opened = shard.rings["a"]
+    fill(tmp_path / "run" / "b", 20)
+    facts = shard.serve("b")
+    assert (facts["steps"], facts["heads"], facts["writer"]) == (20, [20], None)
+    assert shard.rings["a"] is opened
+    check(shard.rings["b"].gather_all())
+    info = shard.info()
+    assert (info["run"], info["key"], info["pid"]) == ("run", "here", os.getpid())
+    assert list(info["rings"]) == ["a", "b"]
+
+
+def test_it_reads_beside_a_writer(shard, tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "run" / "a", SCHEMA, 1000) as ring:
+        assert shard.serve("a")["writer"] == os.getpid()
+        ring.extend(block(0, 0, 30))
+        assert shard.serve("a")["heads"] == [30]
+
+
+def test_a_folder_that_is_missing_is_an_answer_until_it_is_there(shard, tmp_path):
+    assert shard.info()["error"]["kind"] == "FormatError"
+    with pytest.raises(mr.FormatError, match=r"run does not exist on the node 'here'"):
+        shard.serve("a")
+    fill(tmp_path / "run" / "a", 10)
+    assert shard.serve("a")["steps"] == 10
+    assert shard.info()["error"] is None
+    with pytest.raises(mr.FormatError, match=r"b does not exist .* local disk"):
+        shard.serve("b")
+
+
+def test_a_damaged_ring_is_an_answer_until_it_is_whole(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    damaged = tmp_path / "run" / "b" / "metadata.json"
+    fill(tmp_path / "run" / "b", 10)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"{")
+    with pytest.raises(mr.FormatError):
+        shard.open_rings()
+    error = shard.info()["error"]
+    assert "run/b" in error["message"]
+    damaged.write_bytes(whole)
+    assert set(shard.open_rings()) == {"a", "b"}
+
+
+def test_too_few_files_are_an_answer_until_there_are_enough(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Files that are open stay so, and no other can be opened.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        error = shard.info()["error"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in error["message"]
+    assert shard.info()["error"] is None
+    assert shard.serve("a")["steps"] == 10
+
+
+def test_one_folder_has_one_shard(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    shard.open_rings()
+    second = Shard("run", str(tmp_path), "there")
+    with pytest.raises(
+        mr.LockedError,
+        match=rf"run is served by pid {os.getpid()} .* by the node 'there' as well",
+    ) as caught:
+        second.open_rings()
+    assert caught.value.pid == os.getpid()
+    assert second.info()["error"]["kind"] == "LockedError"
+    shard.stop()
+    assert second.serve("a")["steps"] == 10
+    second.stop()
+
+
+def test_a_stopped_shard_refuses_calls(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    (ring,) = shard.open_rings().values()
+    shard.stop()
+    assert ring.closed
+    with pytest.raises(mr.FailedError, match="the run 'run' was stopped"):
+        shard.serve("a")
+    mr.ReplayBuffer.open(tmp_path / "run" / "a", "r+").close()
+
+
+def test_rings_of_another_schema_are_refused(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    other = mr.Schema({"number": mr.Field((), "int32")})
+    mr.ReplayBuffer.create(tmp_path / "run" / "b", other, 10).close()
+    with pytest.raises(mr.SchemaError, match="Draw from buffers of one schema"):
+        shard.open_rings()
+
+
+def test_a_network_file_system_is_refused_unless_it_was_allowed(
+    shard, tmp_path, monkeypatch
+):
+    fill(tmp_path / "run" / "a", 10)
+    monkeypatch.setattr(lock, "file_system", lambda _: "nfs4")
+    with pytest.raises(mr.FailedError, match=r"network file system \(nfs4\)"):
+        shard.open_rings()
+    allowed = Shard("run", str(tmp_path), "here", network=True)
+    assert allowed.serve("a")["steps"] == 10
+    allowed.stop()
+
+
+@pytest.mark.parametrize("root", ["", "\0", "/dev/null", "relative", "~nobody/x"])
+def test_the_constructor_never_raises(root):
+    shard = Shard("run", root, "here")
+    assert shard.info()["error"] is not None
