@@ -31,7 +31,14 @@ from mmreplay.page.curves import (
     read_values,
 )
 from mmreplay.page.draws import draw_steps
-from mmreplay.page.episodes import EpisodeList, answer_episodes, read_episode
+from mmreplay.page.episodes import (
+    LISTED_REWARDS,
+    MAX_LISTED_REWARDS,
+    EpisodeList,
+    answer_episodes,
+    find_reward,
+    read_episode,
+)
 from mmreplay.page.frames import (
     MAX_FRAMES,
     MAX_SIDE,
@@ -316,9 +323,21 @@ def answer_episode(request: PageRequest) -> PageAnswer:
     """Return one episode, by any of its positions."""
     env_id = request.env_id()
     position = request.query.integer("at", 0, MAX_POSITION)
+    listed = request.query.integer("listed", 0, MAX_LISTED_REWARDS, LISTED_REWARDS)
     version = request.shown.buffer.version()
     return request.known(version) or request.json(
-        read_episode(request.buffer, env_id, position), version
+        read_episode(request.buffer, env_id, position, listed), version
+    )
+
+
+def answer_reward(request: PageRequest) -> PageAnswer:
+    """Return where the next reward other than 0 is."""
+    query, env_id = request.query, request.env_id()
+    first = query.integer("first", 0, MAX_POSITION)
+    stop = query.integer("stop", 0, MAX_POSITION)
+    version = request.shown.buffer.version()
+    return request.known(version) or request.json(
+        find_reward(request.buffer, env_id, first, stop, query.flag("back")), version
     )
 
 
@@ -499,6 +518,7 @@ ROUTES: dict[str, Callable[[PageRequest], PageAnswer]] = {
     "overview": answer_overview,
     "episodes": answer_episode_table,
     "episode": answer_episode,
+    "reward": answer_reward,
     "curve": answer_curve,
     "frames": answer_frames,
     "values": answer_values,

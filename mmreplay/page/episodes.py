@@ -24,7 +24,7 @@ from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import StaleError
 from mmreplay.page import faults
 from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
-from mmreplay.page.rows import MAX_TRIES
+from mmreplay.page.rows import MAX_TRIES, read_left
 from mmreplay.page.sample import Histogram
 from mmreplay.page.shown import (
     BackgroundReader,
@@ -49,8 +49,8 @@ MAX_LIMIT = 500
 MAX_ORDERS = 2
 BINS = 48
 SORTS = ("age", "length", "return", "env", "begin", "end")
-LISTED_REWARDS = 2000
-"""Steps of an episode with a reward other than 0 that are listed."""
+LISTED_REWARDS, MAX_LISTED_REWARDS = 2000, 20_000
+"""Steps of an episode with a reward other than 0 that are listed; in a saved page."""
 REWARD_ROWS, MAX_EPISODE_ROWS = 1 << 20, 1 << 24
 """Rewards of an episode that are read at a time, and at all: of a longer one no return
 is computed, and later rewards are not listed."""
@@ -491,13 +491,16 @@ def histogram_of_episodes(columns: EpisodeColumns, measure: str) -> Histogram:
     return Histogram(np.histogram(finite, edges)[0].astype(np.int64), edges)
 
 
-def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, Any]:
+def read_episode(
+    buffer: ReplayBuffer, env_id: int, position: int, listed: int = LISTED_REWARDS
+) -> dict[str, Any]:
     """Return the episode that holds a position, as JSON values.
 
     Args:
         buffer: Open in any mode.
         env_id: The environment.
         position: Of any of its steps, or of its final row.
+        listed: Rewards other than 0 that are listed, at most.
 
     Returns:
         ``begin`` and ``end`` (one past the last step), ``kind``, ``missing_start``,
@@ -513,7 +516,7 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
     for _ in range(MAX_TRIES):
         first = int(buffer.span.first[env_id])
         try:
-            return _read_episode(buffer, env_id, position, first + margin)
+            return _read_episode(buffer, env_id, position, listed, first + margin)
         except StaleError:
             # A writer overwrites its oldest steps: newer ones are left.
             margin = 2 * (margin + int(buffer.span.first[env_id]) - first)
@@ -521,7 +524,7 @@ def read_episode(buffer: ReplayBuffer, env_id: int, position: int) -> dict[str, 
 
 
 def _read_episode(
-    buffer: ReplayBuffer, env_id: int, position: int, oldest: int
+    buffer: ReplayBuffer, env_id: int, position: int, listed: int, oldest: int
 ) -> dict[str, Any]:
     """Return an episode from the position ``oldest`` on; see `read_episode`."""
     view = buffer.view
@@ -556,7 +559,7 @@ def _read_episode(
         "number": number,
         "count": count,
         "age": stop - end,
-        **_rewards(buffer, env_id, begin, end),
+        **_rewards(buffer, env_id, begin, end, listed),
     }
 
 
@@ -566,7 +569,9 @@ def _why_not_there(env_id: int, position: int, first: int) -> str:
     return f"Position {position:,} of environment {env_id} is not written yet."
 
 
-def _rewards(buffer: ReplayBuffer, env_id: int, begin: int, end: int) -> dict[str, Any]:
+def _rewards(
+    buffer: ReplayBuffer, env_id: int, begin: int, end: int, listed: int
+) -> dict[str, Any]:
     """Return of an episode, and its rewards other than 0."""
     path = reward_field(buffer)
     if path is None:
@@ -585,7 +590,7 @@ def _rewards(buffer: ReplayBuffer, env_id: int, begin: int, end: int) -> dict[st
         total += float(numbers.sum())
         nonzero = np.flatnonzero(finite & (numbers != 0))
         num_nonzero += len(nonzero)
-        some = nonzero[: LISTED_REWARDS - len(steps)]
+        some = nonzero[: listed - len(steps)]
         steps += (some + first - begin).tolist()
         values += numbers[some].tolist()
     return {
@@ -593,3 +598,39 @@ def _rewards(buffer: ReplayBuffer, env_id: int, begin: int, end: int) -> dict[st
         "nonfinite": num_nonfinite,
         "rewards": {"count": num_nonzero, "at": steps, "values": values},
     }
+
+
+def find_reward(
+    buffer: ReplayBuffer, env_id: int, first: int, stop: int, back: bool
+) -> dict[str, Any]:
+    """Find the next reward other than 0, as JSON values.
+
+    Args:
+        buffer: Open in any mode.
+        env_id: The environment.
+        first: Position of the first step that is looked at.
+        stop: One past the last.
+        back: The last of the range is looked for, not the first.
+
+    Returns:
+        ``at``, its position, or None; ``rest``, first and stop of what was not looked
+        at: one request reads 2^24 rewards at most.
+    """
+    path, span = reward_field(buffer), buffer.span
+    first = max(first, int(span.first[env_id]))
+    stop = min(stop, int(span.stop[env_id]))
+    if path is None:
+        first = stop
+    read = 0
+    while first < stop and read < MAX_EPISODE_ROWS:
+        count = min(REWARD_ROWS, stop - first)
+        begin = stop - count if back else first
+        read += count
+        positions = np.arange(begin, begin + count)
+        left, rewards = read_left(buffer, path or "", np.full(count, env_id), positions)
+        numbers = widen(rewards, buffer.schema[path or ""]).reshape(-1)
+        found = positions[left][np.isfinite(numbers) & (numbers != 0)]
+        if len(found):
+            return {"at": int(found[-1 if back else 0]), "rest": [first, stop]}
+        first, stop = (first, begin) if back else (begin + count, stop)
+    return {"at": None, "rest": [first, max(first, stop)]}

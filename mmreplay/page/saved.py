@@ -26,7 +26,12 @@ from mmreplay.page import faults
 from mmreplay.page.api import OK, Page, PageAnswer, Shown
 from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
 from mmreplay.page.curves import MAX_VALUES_ROWS
-from mmreplay.page.episodes import EpisodeColumns, histogram_of_episodes, table_rows
+from mmreplay.page.episodes import (
+    MAX_LISTED_REWARDS,
+    EpisodeColumns,
+    histogram_of_episodes,
+    table_rows,
+)
 from mmreplay.page.frames import layouts
 from mmreplay.page.requests import Refusal
 from mmreplay.page.static_files import static_files
@@ -229,7 +234,10 @@ def _answers(
         table = {
             "total": len(rows), "all": len(columns), "offset": 0, "done": 1.0,
             "rows": table_rows(columns, np.array(rows, np.int64)),
-            "histogram": histogram_of_episodes(columns, "return").to_json(),
+            "histograms": {
+                measure: histogram_of_episodes(columns, measure).to_json()
+                for measure in ("return", "length")
+            },
         }  # fmt: skip
         yield f"{base}/episodes", JSON_TYPE, encode_json(table)
         for other in range(len(page.shown)):
@@ -260,6 +268,9 @@ def _choose(
     columns, newest = shown.episodes.newest(4096)
     if not len(columns):
         return columns, []
+    # Histograms and comparisons are of all returns.
+    while not columns.known.all():
+        columns.read(shown.buffer.buffer(), columns.unknown_slice())
     if ranges is not None:
         ends = columns.begin + columns.lengths
         rows: list[int] = []
@@ -307,9 +318,13 @@ def _episode(
     """The answers that show one episode."""
     env_id, begin = int(columns.env_ids[row]), int(columns.begin[row])
     end = begin + int(columns.lengths[row])
-    found = saver.answer(f"{base}/episode", env=env_id, at=begin)
+    found = saver.answer(
+        f"{base}/episode", env=env_id, at=begin, listed=MAX_LISTED_REWARDS
+    )
     if found:
-        yield found
+        # The page asks without a number.
+        key, _ = key_of(f"{base}/episode", env=env_id, at=begin)
+        yield key, *found[1:]
     buffer = shown.buffer.buffer()
     images = layouts(buffer, shown.buffer.images)
     stop = min(end + 1, begin + MAX_STEPS)

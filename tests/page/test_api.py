@@ -513,13 +513,49 @@ def test_binary_answers_are_aligned():
         assert np.frombuffer(body, "<f4").tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bool", "int8"])
+def test_the_next_reward_is_numpys(ask, tmp_path, monkeypatch, rng, dtype):
+    monkeypatch.setattr("mmreplay.page.episodes.REWARD_ROWS", 7)
+    monkeypatch.setattr("mmreplay.page.episodes.MAX_EPISODE_ROWS", 21)
+    count = 300
+    rewards = (rng.random(count) < 0.02).astype(dtype)
+    if dtype == "float64":
+        rewards *= 1e-60
+        rewards[::10] = np.nan
+    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), dtype)}
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 200) as buffer:
+        buffer.extend(observation=np.zeros(count, np.float32), reward=rewards)
+    client = ask(tmp_path / "a")
+    there = np.flatnonzero(np.nan_to_num(rewards))
+    there = there[there >= 100]
+    assert len(there)
+    for first, stop in ((0, 300), (120, 280), (there[0], there[0]), (150, 1 << 50)):
+        for back in (0, 1):
+            rest, found = (first, stop), None
+            for _ in range(20):
+                query = f"env=0&first={rest[0]}&stop={rest[1]}&back={back}"
+                answer = client.json("reward", query)
+                rest, found = answer["rest"], answer["at"]
+                if found is not None or rest[0] >= rest[1]:
+                    break
+            wanted = there[(there >= first) & (there < stop)]
+            assert found == (wanted[-1 if back else 0] if len(wanted) else None)
+    assert client.refused("reward", "env=1&first=0&stop=9")[0] == 400
+
+
 BOUNDS = {
     "overview": ["alpha=5", "alpha=-1", "alpha=nan", "alpha=x"],
     "episodes": [
         "sort=x", "desc=2", "env=-1", "env=x", "len=1", "len=a,b", "ret=1,nan",
         "end=x", "whole=yes", "offset=-1", "limit=501", "limit=0", "hist=x",
     ],
-    "episode": ["", "env=0", "env=2&at=0", "env=0&at=-1", "env=0&at=1e3"],
+    "episode": [
+        "", "env=0", "env=2&at=0", "env=0&at=-1", "env=0&at=1e3",
+        "env=0&at=0&listed=20001",
+    ],
+    "reward": [
+        "", "env=0&first=0", "env=0&first=-1&stop=2", "env=0&first=0&stop=1&back=2",
+    ],
     "curve": [
         "field=reward", "field=reward&env=0&first=0&stop=9&buckets=4097",
         "field=reward&env=0&first=0&stop=9&buckets=0",

@@ -851,6 +851,79 @@ def test_the_table_is_sorted_by_environment(tab, serve, path):
     assert tab.errors() == []
 
 
+def test_the_table_is_sorted_by_the_kind_of_end(tab, serve, path):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    for direction, word in (("ascending", "terminated"), ("descending", "truncated")):
+        tab.run("document.querySelector('[data-sort=end]').click()")
+        tab.wait(
+            "return document.querySelector('[role=columnheader][aria-sort="
+            f"{direction}]')?.textContent.startsWith('End')"
+        )
+        tab.wait(
+            "return document.querySelector('.erow[data-row=\"0\"] .tag')?.textContent "
+            f"=== '{word}'"
+        )
+    assert tab.errors() == []
+
+
+def test_any_of_many_environments_is_chosen(tab, serve, tmp_path):
+    num_envs = 600
+    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}
+    schema_ = mr.Schema(fields | {"terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(
+        tmp_path / "many", schema_, 20, num_envs, autoreset="disabled"
+    ) as buffer:
+        ends = np.zeros((20, num_envs), bool)
+        ends[4::5] = True
+        zeros = np.zeros((20, num_envs), np.float32)
+        buffer.extend(observation=zeros, reward=zeros + 1, terminated=ends)
+    tab.open(serve(tmp_path / "many"), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    choose(tab, "env", "598")
+    tab.wait("return document.querySelector('.note').textContent === '4 of 2,400'")
+    assert all(text.startswith("598 :") for text in tab.texts(".erow .mono"))
+    choose(tab, "env", "")
+    tab.wait("return document.querySelector('.note').textContent === '2,400'")
+    # There is no such environment: the table stays.
+    choose(tab, "env", "600")
+    assert tab.run("return document.getElementById('env').matches(':invalid')")
+    assert tab.text(".note") == "2,400"
+    assert tab.errors() == []
+
+
+def test_names_that_objects_have_are_names(tab, serve, tmp_path, rng):
+    def add(steps):
+        steps["constructor"] = steps["reward"] * 2
+
+    fields = dict(schema().fields) | {"constructor": mr.Field((), "float32")}
+    path = make_buffer(tmp_path / "a", rng, change=add, schema=mr.Schema(fields))
+    tab.open(serve(path), "e=0:0")
+    tab.wait("return document.querySelectorAll('.curve .uplot').length === 4")
+    assert re.fullmatch(r"s[0-5]", tab.run("return 's' + mmr.slot('constructor')"))
+    tab.go("constructor")
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    assert tab.errors() == []
+
+
+def test_a_saved_table_is_that_of_the_server(tab, serve, path, tmp_path):
+    page = Page([path])
+    save_page(page, tmp_path / "page")
+    page.close()
+    tab.open((tmp_path / "page" / "index.html").as_uri(), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 3")
+    label = "return document.querySelector('.plot').getAttribute('aria-label')"
+    assert tab.run(label) == "Histogram of episode returns"
+    choose(tab, "measure", "length")
+    tab.wait(f"{label} === 'Histogram of episode lengths'")
+    tab.run("document.querySelector('[data-sort=end]').click()")
+    tab.wait(
+        "const k = [...document.querySelectorAll('.erow .tag')].map((e) => "
+        "e.textContent); return k.length > 3 && k.join() === [...k].sort().join()"
+    )
+    assert tab.errors() == []
+
+
 def test_draws_are_offered_where_a_step_can_be_drawn(tab, serve, tmp_path, rng):
     with mr.ReplayBuffer.create(
         tmp_path / "one", schema(), 100, autoreset="disabled"

@@ -476,13 +476,13 @@ def test_large_numbers_are_drawn_and_are_exact_at_the_step(tab, serve, tmp_path)
     assert tab.errors() == []
 
 
-def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path):
+def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path, monkeypatch):
     count = 10_000
-    rewards = np.zeros(count, np.float32)
+    rewards = np.zeros(count)
     rewards[:6000:2] = 1
-    rewards[9000] = -3
+    rewards[9000] = -1e-60  # float32 has no such number
     rewards[9500] = np.nan
-    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}
+    fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float64")}
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), count) as buffer:
         buffer.extend(observation=np.zeros(count, np.float32), reward=rewards)
     tab.open(serve(tmp_path / "a"), "e=0:0&t=3996")
@@ -507,11 +507,21 @@ def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path):
     tab.key("r")
     tab.key("R", shift=True)
     tab.wait("return document.querySelector('.time').textContent === '9,000 / 9,999'")
-    # A saved page has the listed ones, and says so.
+    # A saved page has more of them,
     page = Page([tmp_path / "a"])
     save_page(page, tmp_path / "page")
+    tab.open((tmp_path / "page" / "index.html").as_uri(), "e=0:0&t=5998")
+    assert tab.text("[data-note=rewards]") == ""
+    for back, step in ((False, 9000), (True, 5998)):
+        tab.key("R" if back else "r", shift=back)
+        tab.wait(
+            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
+        )
+    # and says where it ends.
+    monkeypatch.setattr("mmreplay.page.saved.MAX_LISTED_REWARDS", 2000)
+    save_page(page, tmp_path / "less")
     page.close()
-    tab.open((tmp_path / "page" / "index.html").as_uri(), "e=0:0&t=3997")
+    tab.open((tmp_path / "less" / "index.html").as_uri(), "e=0:0&t=3997")
     tab.key("r")
     tab.wait("return document.querySelector('.time').textContent === '3,998 / 9,999'")
     tab.key("r")

@@ -62,6 +62,30 @@ def test_saved_answers_are_the_servers(path, tmp_path):
     page.close()
 
 
+def test_histograms_of_a_saved_page_are_of_all_returns(
+    path, tmp_path, rng, monkeypatch
+):
+    # So few are read within a request: the others are read by a thread.
+    monkeypatch.setattr("mmreplay.page.episodes.AT_ONCE_STEPS", 10)
+    monkeypatch.setattr("mmreplay.page.episodes.SLICE_STEPS", 50)
+    monkeypatch.setattr("mmreplay.page.episodes.EpisodeColumns.newest", _newest)
+    other = make_buffer(tmp_path / "other", rng)
+    page = Page([path, other])
+    save_page(page, tmp_path / "page")
+    page.close()
+    answers = answers_of(tmp_path / "page")
+    table = json.loads(answers["/api/b/0/episodes"][1])
+    assert sum(table["histograms"]["return"]["counts"]) == 20
+    assert sum(table["histograms"]["length"]["counts"]) == 20
+    compared = json.loads(answers["/api/b/0/compare?c=1"][1])
+    assert compared["done"] == 1
+    assert [sum(counts) for counts in compared["histograms"][0]["counts"]] == [20, 20]
+
+
+def _newest(columns, count):
+    return np.arange(len(columns))[-3:]
+
+
 def test_a_saved_page_holds_no_text_that_ends_a_script(tmp_path, rng):
     name = "<img src=x onerror=alert(1)><script>"
     fields = {"observation": mr.Field((2,), "float32"), name: mr.Field((), "float32")}

@@ -52,7 +52,7 @@
     const text = location.hash.slice(1);
     const query = new URLSearchParams(text);
     const first = text.split("&")[0];
-    const screen = query.has("e") ? "episode" : first in TITLES ? first : "overview";
+    const screen = query.has("e") ? "episode" : Object.hasOwn(TITLES, first) ? first : "overview";
     return { id: Number(query.get("b") ?? 0), screen, query };
   }
 
@@ -243,7 +243,7 @@
   });
   picker.addEventListener("change", () => {
     const { screen } = address();
-    location.hash = app.link(screen in TITLES ? screen : "overview", Number(picker.value));
+    location.hash = app.link(Object.hasOwn(TITLES, screen) ? screen : "overview", Number(picker.value));
   });
 
   function isTyping(element) {

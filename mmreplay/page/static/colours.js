@@ -10,7 +10,7 @@
   mmr.isDark = () => document.documentElement.dataset.theme === "dark";
 
   mmr.slot = (path) => {
-    if (path in ROLES) return ROLES[path];
+    if (Object.hasOwn(ROLES, path)) return ROLES[path];
     let hash = 0x811c9dc5; // FNV-1a
     for (const byte of new TextEncoder().encode(path)) {
       hash = Math.imul(hash ^ byte, 0x01000193) >>> 0;

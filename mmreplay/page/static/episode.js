@@ -349,27 +349,12 @@
       }
     }
 
-    // The first or last step of a range with a reward other than 0. Curves say in which
-    // bucket it is, until buckets are steps.
-    const SEARCH_STEPS = 1 << 22;
+    // The first or last step of a range with a reward other than 0.
     async function findReward(first, stop, way) {
       if (first >= stop) return null;
-      const length_ = Math.min(stop - first, SEARCH_STEPS);
-      const [low, high] = way > 0 ? [first, first + length_] : [stop - length_, stop];
-      const field_ = overview.fields.find((each) => each.role === "reward").path;
-      const { head, body, start } = await mmr.binary(
-        mmr.path(id, "curve", { env: String(env), field: field_, first: String(begin + low), stop: String(begin + high), buckets: "4096" }),
-      );
-      const n = head.buckets;
-      const column = (k) => new Float32Array(body, start + 4 * n * k, n);
-      const [lowest, highest] = [column(0), column(1)];
-      const offset = Number(head.offsets?.[0] ?? 0);
-      const isReward = (value, i) => value + offset < 0 || highest[i] + offset > 0;
-      const bucket = way > 0 ? lowest.findIndex(isReward) : lowest.findLastIndex(isReward);
-      if (bucket < 0) return way > 0 ? findReward(high, stop, way) : findReward(first, low, way);
-      const edge = (i) => head.first - begin + Math.floor((i * (head.stop - head.first)) / n);
-      const [a, b] = [edge(bucket), edge(bucket + 1)];
-      return b - a <= 1 ? a : findReward(a, b, way);
+      const query = { env: String(env), first: String(begin + first), stop: String(begin + stop), back: way < 0 ? "1" : "0" };
+      const { at: found, rest: [low, high] } = await mmr.json(mmr.path(id, "reward", query));
+      return found != null ? found - begin : findReward(low - begin, high - begin, way);
     }
 
     function drawTicks() {

@@ -5,7 +5,7 @@
   const ROW_HEIGHT = 52;
   const TALLEST = 8_000_000; // Chromium has no taller elements: positions are scaled above.
   const PAGE_ROWS = 100;
-  const MAX_ENVS = 512;
+  const MAX_LISTED_ENVS = 64;
   const KINDS = ["terminated", "truncated", "both", "broken off", "running"];
 
   // Ranges of rows that are selected, by buffer: [env, first, stop] by "env:begin" of an
@@ -55,11 +55,12 @@
       if (query.whole && (row[5] || ["running", "broken off"].includes(row[4]))) return false;
       return column == null || (row[column] >= low && row[column] <= high);
     });
-    const by = { env: 0, begin: 1, length: 2, return: 3, age: 6 }[query.sort];
+    const by = { env: 0, begin: 1, length: 2, return: 3, end: 4, age: 6 }[query.sort];
     const sign = query.desc === "1" ? -1 : 1;
-    const known = (value) => value ?? -sign * Infinity;
-    rows.sort((a, b) => sign * (known(a[by]) - known(b[by])) || 0);
-    return { ...table, rows, total: rows.length };
+    // What is not known comes last, in either order.
+    const known = (row) => (by === 4 ? KINDS.indexOf(row[4]) : (row[by] ?? sign * Infinity));
+    rows.sort((a, b) => sign * (known(a) - known(b)) || 0);
+    return { ...table, rows, total: rows.length, histogram: table.histograms[query.hist] };
   }
 
   async function readPage(id, query, number_) {
@@ -93,7 +94,7 @@
       ["begin", narrow ? "pos" : "position", ""],
       ["length", "Length", "num"],
       ["return", "Return", "num"],
-      [null, "End", ""],
+      ["end", "End", ""],
       ["age", "Steps since", "num wide"],
       ...(image ? [[null, "First, middle, last", "pictures"]] : []),
     ];
@@ -118,12 +119,15 @@
       option("return", "returns"),
       option("length", "lengths"),
     );
-    const env = el(
-      "select",
-      { id: "env", on: { change: () => change({ env: env.value || null }) } },
-      option("", "all"),
-      Array.from({ length: Math.min(overview.num_envs, MAX_ENVS) }, (_, i) => option(String(i), String(i))),
-    );
+    const keepEnv = () => env.checkValidity() && change({ env: env.value || null });
+    const env = overview.num_envs > MAX_LISTED_ENVS
+      ? el("input", { type: "number", id: "env", min: "0", max: String(overview.num_envs - 1), placeholder: "all", on: { change: keepEnv } })
+      : el(
+          "select",
+          { id: "env", on: { change: keepEnv } },
+          option("", "all"),
+          Array.from({ length: overview.num_envs }, (_, i) => option(String(i), String(i))),
+        );
     const end = el(
       "select",
       { id: "end", on: { change: () => change({ end: end.value || null }) } },
