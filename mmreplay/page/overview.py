@@ -12,6 +12,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import OPENINGS, folder_nbytes
 from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
+from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import StaleError
 from mmreplay.page import checks
 from mmreplay.page.episodes import (
@@ -53,7 +54,9 @@ def make_overview(
     with view.lock:
         span, index = view.span, view.index
         num_steps = index.num_steps
+        shown.note_index(view)
         num_never = index.num_illegal - index.num_finals
+        num_starts = num_legal(view)
     metadata = buffer.metadata
     image_layouts = layouts(buffer, shown.images)
     sample = take_sample(buffer)
@@ -85,6 +88,7 @@ def make_overview(
         ]
     overview = {
         "steps": num_steps,
+        "starts": num_starts,
         "rows": int(span.lengths.sum()),
         "capacity": metadata.ring.capacity,
         "num_envs": len(heads),

@@ -25,6 +25,7 @@ from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import held_by, locked
+from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import CorruptError, RemovedError, ReplayError
 from mmreplay.page import faults
 from mmreplay.page.requests import UNREADABLE, Refusal
@@ -98,6 +99,8 @@ class ShownBuffer:
         self._faults = faults.count()
         self._files = DataFiles()
         self._drawn_from: tuple[GenerationReader, GenerationReader] | None = None
+        self._indexed: GenerationReader | None = None
+        self._num_starts: int | None = None
 
     def buffer(self) -> ReplayBuffer:
         """Return the open buffer.
@@ -184,6 +187,24 @@ class ShownBuffer:
                 self._drawn_from = reader, GenerationReader(files)
             return self._drawn_from[1]
 
+    def note_index(self, view: GenerationReader) -> None:
+        """Note that episodes are indexed: from here on states say how many starts are.
+
+        A large buffer's first index takes longer than a state may.
+        """
+        self._indexed, self._num_starts = view, None
+
+    def _starts(self, view: GenerationReader) -> int | None:
+        """Legal starts; None before `note_index`."""
+        if view is not self._indexed:
+            return None
+        if view.lock.acquire(blocking=False):
+            try:
+                self._num_starts = num_legal(view)
+            finally:
+                view.lock.release()
+        return self._num_starts
+
     def result(
         self,
         key: object,
@@ -255,7 +276,8 @@ class ShownBuffer:
         Returns:
             ``state`` is ``"live"``, ``"gone"`` (its writer ended without closing it),
             ``"closed"``, ``"removed"`` or ``"unreadable"``. ``rate`` is in rows per
-            second of all environments; None where nothing is known yet. ``version``
+            second of all environments, and ``starts`` the steps that can be drawn; None
+            where they are not known yet. ``version``
             changes with rows and commits. ``moved`` is where a folder is now that was
             renamed while it was shown, and ``text`` says so; else None and empty.
         """
@@ -297,6 +319,7 @@ class ShownBuffer:
             else "",
             "moved": str(folder) if moved else None,
             "rows": rows,
+            "starts": self._starts(buffer.view),
             "head": head,
             "rate": (head - first) / seconds if seconds > 0.3 else None,
             "pid": writer.get("pid"),

@@ -929,11 +929,17 @@ def test_draws_are_offered_where_a_step_can_be_drawn(tab, serve, tmp_path, rng):
         tmp_path / "one", schema(), 100, autoreset="disabled"
     ) as writer:
         writer.add(one_step(rng))
-    tab.open(serve(tmp_path / "one"))
-    assert tab.text("[data-fact=steps]").startswith("1")
-    assert tab.texts("#nav a") == ["Overview", "Episodes"]
-    tab.key("3")
-    assert tab.run("return location.hash") == "#overview"
+        tab.open(serve(tmp_path / "one"))
+        assert tab.text("[data-fact=steps]").startswith("1")
+        assert tab.texts("#nav a") == ["Overview", "Episodes"]
+        tab.key("3")
+        assert tab.run("return location.hash") == "#overview"
+        # Another screen reads no overview: the state says that one can be drawn.
+        tab.go("episodes")
+        writer.add(one_step(rng))
+        tab.wait("return document.querySelectorAll('#nav a').length === 3")
+        writer.clear()
+        tab.wait("return document.querySelectorAll('#nav a').length === 2")
 
 
 def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay.page.api import Page
 from mmreplay.page.saved import save_page
 from tests.page.browser import needs_chromium
-from tests.page.conftest import healthy_steps, make_buffer, schema
+from tests.page.conftest import healthy_steps, make_buffer, schema, squeezed
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -710,4 +710,52 @@ def test_buffers_of_other_kinds_are_shown(tab, serve, tmp_path, rng, kind):
                 wanted = buffer.get_field(name, env_id, positions)
                 drawn = floats(tab.run(DATA, name)["mean"])
                 np.testing.assert_array_equal(drawn, wanted.reshape(len(wanted), -1).T)
+    assert tab.errors() == []
+
+
+def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
+    steps = healthy_steps(rng, 300, 1, length=200)
+
+    def cut(value, first, stop):
+        if isinstance(value, dict):
+            return {name: cut(each, first, stop) for name, each in value.items()}
+        return value[first:stop]
+
+    def some(first, stop):
+        rows = cut(squeezed(steps), first, stop)
+        return rows, {"final_observation": rows["observation"]}
+
+    with mr.ReplayBuffer.create(
+        tmp_path / "live", schema(), 250, autoreset="disabled"
+    ) as writer:
+        rows, more = some(0, 60)
+        writer.extend(rows, **more)
+        tab.open(serve(tmp_path / "live"), "e=0:0&t=50")
+        curves_drawn(tab, 3)
+        time_text = "return document.querySelector('.time').textContent"
+        assert tab.run(time_text) == "50 / 59"
+        assert "no end so far" in tab.text(".title")
+        rows, more = some(60, 90)
+        writer.extend(rows, **more)
+        tab.wait(f"{time_text} === '50 / 89'")
+        assert "positions 0 to 89" in tab.text(".title")
+        tab.wait("return mmr.app.player.curves()[0].scale()[1] === 89")
+        rewards = floats(tab.run(DATA, "reward")["mean"])[0]
+        np.testing.assert_array_equal(rewards, steps["reward"][:90, 0])
+        tab.key("End")
+        tab.wait("return mmr.app.player.shown() === 89")
+        # A part that was zoomed in to stays; the end is seen.
+        tab.run("mmr.app.player.zoom(70, 80)")
+        rows, more = some(90, 300)
+        writer.extend(rows, **more)
+        tab.wait(f"{time_text} === '89 / 199'")
+        assert tab.run("return mmr.app.player.curves()[0].scale()") == [70, 80]
+        assert "no end so far" not in tab.text(".title")
+        # The ring has 250 rows and one is the final one: the first steps are gone.
+        assert "its first steps were overwritten" in tab.text(".title")
+        assert not tab.run(
+            "return document.querySelector('[aria-label^=\"Next →\"]').disabled"
+        )
+        tab.key("End")
+        tab.wait("return mmr.app.player.shown() === 199")
     assert tab.errors() == []

@@ -45,6 +45,7 @@
     const query = alpha == null || mmr.isSaved() ? {} : { alpha: String(alpha) };
     const value = await mmr.json(mmr.path(id, "overview", query));
     overviews.set(id, { version, alpha, value });
+    if (app.states[id]) app.states[id].starts ??= value.starts;
     return value;
   };
 
@@ -126,14 +127,8 @@
     return el("div", { class: "card empty" }, el("h1", {}, "This cannot be shown"), el("p", {}, error.message), again());
   }
 
-  // An overview says whether any step can be drawn; of a state after it rows are known.
-  function hasStart(state) {
-    const known = overviews.get(app.id);
-    if (!known || known.version !== state.version) return state.rows > 0;
-    // The last step of an episode without an end has no next observation yet.
-    const { steps, storage, ends } = known.value;
-    return steps > storage.never_drawn + ends.running;
-  }
+  // A state says how many steps can be drawn, once an overview was made.
+  const hasStart = (state) => (state.starts ?? state.rows) > 0;
 
   // Tabs only where they can work: a step to draw, a second buffer.
   function tabs() {

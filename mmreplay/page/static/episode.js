@@ -34,13 +34,14 @@
     // A saved page holds some episodes, each by its first position: others are no neighbours.
     const saved = mmr.isSaved() ? (await mmr.savedEpisodes(id)).filter((each) => each.env === env) : null;
     const asking = saved?.find((each) => each.begin <= at && at < each.stop)?.begin ?? at;
-    const episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(asking) }));
+    let episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(asking) }));
     if (!isCurrent()) return;
-    const { begin, end } = episode;
-    const previous = saved ? saved.findLast((each) => each.begin < begin)?.begin : episode.previous;
-    const next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
-    const length = end - begin;
-    const last = Math.max(0, length - 1);
+    const { begin } = episode;
+    let { end } = episode;
+    let previous = saved ? saved.findLast((each) => each.begin < begin)?.begin : episode.previous;
+    let next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
+    let length = end - begin;
+    let last = Math.max(0, length - 1);
     const images = overview.fields.filter((field) => field.image);
     // From a draw, the playhead stands on the step that was drawn.
     const at_ = query.get("t");
@@ -76,6 +77,7 @@
       { id: "speed", on: { change: () => (speed = Number(rate.value)) } },
       SPEEDS.map((each) => el("option", { value: String(each), selected: each === speed }, `${each}/s`)),
     );
+    const nextReward = button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1));
     let field = images.find((each) => each.path === query.get("image")) ?? images[0];
     let reel = field ? new mmr.Reel(id, field, env, begin, end) : null;
     const lens = el(
@@ -107,7 +109,7 @@
             play,
             button("▶", "One step forward (→)", () => move(step + 1)),
             button("▶|", "Last step (End)", () => move(last)),
-            0 < episode.rewards?.count && episode.rewards.count < length ? button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1)) : null,
+            nextReward,
             time,
           ),
           el(
@@ -152,7 +154,7 @@
         badge(plural(length, "step")),
         returned,
         badge(WORDS[episode.kind] ?? episode.kind),
-        el("span", { class: "muted" }, `environment ${env}, positions ${count(begin)} to ${count(end - 1)}, ${ageText()}`),
+        el("span", { class: "muted" }, `environment ${env}, positions ${count(episode.begin)} to ${count(end - 1)}, ${ageText()}`),
         episode.missing_start ? el("span", { class: "tag" }, "its first steps were overwritten") : null,
         el("span", { class: "grow" }),
         el(
@@ -328,8 +330,14 @@
     }
 
     // The first rewards other than 0 are listed; those after them are searched for.
-    const listed = episode.rewards?.at ?? [];
-    const isListed = listed.length >= (episode.rewards?.count ?? 0);
+    let listed = [];
+    let isListed = true;
+    function listRewards() {
+      const { at: some, count: all } = episode.rewards ?? { at: [], count: 0 };
+      listed = some.map((each) => each + episode.begin - begin);
+      isListed = listed.length >= all;
+      nextReward.hidden = !(0 < all && all < length);
+    }
     let searching = 0;
     async function toReward(way) {
       const own = ++searching;
@@ -367,8 +375,8 @@
       context.globalAlpha = 0.8;
       const { rewards } = episode;
       if (!rewards || rewards.count > length * 0.8) return;
-      if (!isListed) rewardsNote.textContent = `ticks: first ${count(listed.length)} of ${count(rewards.count)} rewards`;
-      rewards.at.forEach((each, i) => {
+      rewardsNote.textContent = isListed ? "" : `ticks: first ${count(listed.length)} of ${count(rewards.count)} rewards`;
+      listed.forEach((each, i) => {
         const left = (each / Math.max(1, last)) * (width - 16) + 8;
         context.fillRect(left - 1, rewards.values[i] > 0 ? 0 : 6, 2, 6);
       });
@@ -736,6 +744,52 @@
       await load();
     }
 
+    // An episode without an end grows while it is shown. Its first steps may be overwritten:
+    // steps are counted from where it began at first.
+    const PAUSE_MS = 2000;
+    let grown = performance.now();
+    let growth = 0;
+    let took = 0;
+    function follow(state) {
+      if (growth || episode.kind !== "running" || !(state?.head > 0)) return;
+      if (state.version === follow.version) return;
+      growth = setTimeout(grow, Math.max(0, Math.max(PAUSE_MS, 10 * took) - (performance.now() - grown)));
+    }
+    async function grow() {
+      follow.version = app.states[id]?.version;
+      grown = performance.now();
+      try {
+        const newer = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(end - 1) }));
+        if (stopped) return;
+        await take(newer);
+      } catch {
+        // The state says why, or curves do.
+      }
+      took = performance.now() - grown;
+      growth = 0;
+      if (!stopped) follow(app.states[id]);
+    }
+    async function take(newer) {
+      const all = view[0] === 0 && view[1] >= last;
+      episode = newer;
+      ({ end, previous, next } = newer);
+      length = end - begin;
+      last = Math.max(0, length - 1);
+      if (reel) reel.end = end;
+      slider.max = String(last);
+      time.textContent = `${count(step)} / ${count(last)}`;
+      const title = main.querySelector(".title");
+      const focused = title.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+      title.replaceWith(heading());
+      if (focused) main.querySelector(`.title [aria-label="${focused}"]`).focus();
+      listRewards();
+      drawTicks();
+      if (!all) return;
+      view = [0, Math.max(1, last)];
+      await Promise.all(curves.map((curve) => curve.load()));
+      for (const { plot } of plots) placePlayhead(plot);
+    }
+
     // Keys.
 
     app.keys = (event) => {
@@ -765,13 +819,16 @@
       stopped = true;
       playing = false;
       clearTimeout(addressTimer);
+      clearTimeout(growth);
     };
-    app.onstate = null;
+    app.onstate = follow;
     app.recolour = drawTicks;
     // For tests that measure how fast frames are shown.
     app.player = { move, shown: () => shown, curves: () => curves, zoom };
 
     mmr.drawSelection(exportBox, id, overview);
+    follow.version = app.states[id]?.version;
+    listRewards();
     move(step);
     drawTicks();
     await drawCharts();
