@@ -212,6 +212,38 @@ class PatientResponse(Response):
                 self.body = b""
 
 
+class StreamResponse(StreamingResponse):
+    """Server-sent events; it ends where one of them takes too long to be sent."""
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+        """Send events.
+
+        Args:
+            events: As text.
+            ended: Called once when no more are sent, also where none was.
+        """
+        super().__init__(
+            events, media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )  # fmt: skip
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them until the client leaves."""
+        try:
+            with anyio.CancelScope() as whole:
+
+                async def send_in_time(message: Message) -> None:
+                    with anyio.move_on_after(RESPONSE_S) as sending:
+                        await send(message)
+                    if sending.cancelled_caught:
+                        whole.cancel()
+
+                await super().__call__(scope, receive, send_in_time)
+        finally:
+            self._ended()
+
+
 class StateStream:
     """Sends clients the state of the buffers when it changes, twice a second at most.
 
@@ -246,27 +278,23 @@ class StateStream:
                 encode_json({"error": text}), 503, media_type="application/json"
             )
         self._clients += 1
-        return StreamingResponse(
-            self._events(request),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-store"},
-        )
+        return StreamResponse(self._events(request), self._leave)
+
+    def _leave(self) -> None:
+        self._clients -= 1
 
     async def _events(self, request: Request) -> AsyncIterator[str]:
         last, sent = "", time.monotonic()
-        try:
-            while not (self._closing() or await request.is_disconnected()):
-                text = await self._state()
-                now = time.monotonic()
-                if text != last:
-                    last, sent = text, now
-                    yield f"event: state\ndata: {text}\n\n"
-                elif now - sent > COMMENT_S:
-                    sent = now
-                    yield ": no change\n\n"
-                await asyncio.sleep(TICK_S)
-        finally:
-            self._clients -= 1
+        while not (self._closing() or await request.is_disconnected()):
+            text = await self._state()
+            now = time.monotonic()
+            if text != last:
+                last, sent = text, now
+                yield f"event: state\ndata: {text}\n\n"
+            elif now - sent > COMMENT_S:
+                sent = now
+                yield ": no change\n\n"
+            await asyncio.sleep(TICK_S)
 
     async def _state(self) -> str:
         """The state as JSON, made for all clients together."""

@@ -26,7 +26,7 @@ from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, ReplayError, SchemaError
 from mmreplay.page.priorities import BlockMasses, Weighing, written_at
 from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
-from mmreplay.page.shown import ShownBuffer
+from mmreplay.page.shown import ShownBuffer, rows_version
 from mmreplay.samplers.base import Draw, Sampler, View, form_of
 from mmreplay.samplers.combine import MixtureSampler
 from mmreplay.samplers.distinct import DistinctSampler
@@ -55,6 +55,10 @@ MAX_DEPTH = 6
 MAX_INTEGER = 1 << 40
 MAX_WINDOW = 1 << 16
 """Steps of a window: a SequenceSampler has an array of so many."""
+MAX_EPISODES = 400_000
+"""Of a buffer whose windows or episodes are drawn: a draw takes 100 bytes for each."""
+MAX_WEIGHED_ROWS = 1 << 24
+"""Of a ring whose rows are weighed within a draw, for about a second."""
 MAX_RANKED_ROWS = 600_000
 """Rows of a ring that are ranked: their priorities are sorted in memory."""
 LARGE_ROWS, LARGE_AGE_S = 1 << 22, 30.0
@@ -174,12 +178,14 @@ class ParsedSampler:
             the text.
         by_rank: Those in it that rank them.
         columns: The names of columns that `by_rank` ask for.
+        by_episode: Windows or episodes are drawn.
     """
 
     sampler: Sampler
     by_column: list[ColumnSampler]
     by_rank: list[RankPrioritizedSampler]
     columns: list[str | None]
+    by_episode: bool
 
 
 class _Parser:
@@ -191,6 +197,7 @@ class _Parser:
         self.by_column: list[ColumnSampler] = []
         self.by_rank: list[RankPrioritizedSampler] = []
         self.columns: list[str | None] = []
+        self.by_episode = False
 
     def make(self, node: ast.Call, depth: int = 0) -> Any:
         """Call what a call names, with its arguments."""
@@ -230,6 +237,7 @@ class _Parser:
             self.by_column.append(made)
         if isinstance(made, RankPrioritizedSampler):
             self.by_rank.append(made)
+        self.by_episode |= isinstance(made, WindowStartsSampler | EpisodeStepsSampler)
         return made
 
     def _value(self, node: ast.expr, depth: int) -> Any:
@@ -285,7 +293,9 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
         sampler: Sampler = parser.make(node)
     except (ReplayError, TypeError, ValueError, OverflowError) as error:
         raise Refusal(BAD, f"{text}: {error}") from error
-    return ParsedSampler(sampler, parser.by_column, parser.by_rank, parser.columns)
+    return ParsedSampler(
+        sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode
+    )
 
 
 def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
@@ -311,10 +321,15 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
     by_priority = bool(parsed.by_column or parsed.by_rank)
     try:
         weighed = _use_columns(shown, buffer, view, text, parsed)
+        num_rows = view.home.ring.num_rows
         if parsed.by_rank:
-            check_ranked(view.home.ring.num_rows, len(parsed.by_rank))
+            check_ranked(num_rows, len(parsed.by_rank))
+        if parsed.by_column and not isinstance(parsed.sampler, ColumnSampler):
+            check_weighed(num_rows)
         with view.lock:
             view.refresh()
+            if parsed.by_episode:
+                check_episodes(view)
             for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
                 copy_priorities(buffer, view, sampler, name)
             draw = parsed.sampler.draw(view, DRAWN)
@@ -360,7 +375,7 @@ def _use_columns(
     if not parsed.by_column:
         return {}
     num_rows = buffer.view.home.ring.num_rows
-    key = ("masses", text, written_at(buffer))
+    key = ("masses", text, written_at(buffer), rows_version(buffer))
     weighed: dict[int, BlockMasses] = shown.result(
         key, lambda _: {}, max_age_s=LARGE_AGE_S if num_rows > LARGE_ROWS else None
     ).value
@@ -417,6 +432,39 @@ def check_ranked(num_rows: int, num_samplers: int) -> None:
             f"Draws by rank are shown of rings of at most {MAX_RANKED_ROWS:,} rows, "
             f"and this one has {num_rows:,}{each}: ranks need all priorities sorted in "
             "memory. Use PrioritizedSampler.",
+        )
+
+
+def check_weighed(num_rows: int) -> None:
+    """Check that all rows of a ring can be weighed within a draw.
+
+    Raises:
+        Refusal: The ring is too large.
+    """
+    if num_rows > MAX_WEIGHED_ROWS:
+        raise Refusal(
+            TOO_LARGE,
+            "A PrioritizedSampler within another sampler is shown for rings of at most "
+            f"{MAX_WEIGHED_ROWS:,} rows, and this one has {num_rows:,}. Use it alone.",
+        )
+
+
+def check_episodes(view: GenerationReader) -> None:
+    """Check that windows or episodes can be laid out in memory.
+
+    Args:
+        view: Of the buffer; its lock is held.
+
+    Raises:
+        Refusal: There are too many episodes.
+    """
+    index = view.index
+    count = sum(len(index.begins(env_id)) for env_id in range(view.home.ring.num_envs))
+    if count > MAX_EPISODES:
+        raise Refusal(
+            TOO_LARGE,
+            f"Windows and episodes are drawn of at most {MAX_EPISODES:,} episodes, and "
+            f"this buffer has {count:,}. Use a sampler of single steps.",
         )
 
 

@@ -38,6 +38,8 @@ PATIENCE = 4
 """or after so many times what it took to make."""
 RETRY_S = 1.0
 """An opening that failed is tried again after so many seconds."""
+DRAWING_S = 30.0
+"""The view that draws are made from is dropped so long after the last of them."""
 RATE_S = 6.0
 """Steps per second are a mean over so many seconds."""
 
@@ -99,6 +101,7 @@ class ShownBuffer:
         self._faults = faults.count()
         self._files = DataFiles()
         self._drawn_from: tuple[GenerationReader, GenerationReader] | None = None
+        self._drawn = 0.0
         self._indexed: GenerationReader | None = None
         self._num_starts: int | None = None
 
@@ -185,6 +188,7 @@ class ShownBuffer:
             if self._drawn_from is None or self._drawn_from[0] is not reader:
                 files = replace(reader.files, commit=copy.copy(reader.files.commit))
                 self._drawn_from = reader, GenerationReader(files)
+            self._drawn = time.monotonic()
             return self._drawn_from[1]
 
     def note_index(self, view: GenerationReader) -> None:
@@ -299,6 +303,8 @@ class ShownBuffer:
             self._heads.append((now, head))
             while now - self._heads[0][0] > RATE_S:
                 self._heads.popleft()
+            if now - self._drawn > DRAWING_S:
+                self._drawn_from = None  # Its index takes some 50 bytes an episode.
             (begin, first) = self._heads[0]
         seconds = now - begin
         folder = folder_of(buffer)

@@ -1,10 +1,12 @@
 """What is drawn equals the sampler's own draw, and leaves no trace in its files."""
 
 import fcntl
+import gc
 import os
 import threading
 import time
 import tracemalloc
+import weakref
 from urllib.parse import urlencode
 
 import numpy as np
@@ -393,6 +395,55 @@ def test_rows_that_a_text_ranks_are_counted_together(ask, path, monkeypatch):
     status, words = client.refused("draws", f"sampler={text}")
     assert status == 413
     assert "at most 5,000 rows, and this one has 2,240 for each of 3" in words
+
+
+def test_draws_that_take_too_much_are_refused(ask, prioritized, monkeypatch):
+    client = ask(prioritized)
+    nested = "SequenceSampler(4, sampler=PrioritizedSampler())"
+    assert client.json("draws", f"sampler={nested}")["form"]
+    monkeypatch.setattr("mmreplay.page.draws.MAX_WEIGHED_ROWS", 2000)
+    status, words = client.refused("draws", f"sampler={nested}")
+    assert status == 413
+    assert "at most 2,000 rows, and this one has 2,240. Use it alone." in words
+    assert client.json("draws", "sampler=PrioritizedSampler()")["ages"]
+    assert client.json("draws", "sampler=SequenceSampler(4)")["ages"]
+    monkeypatch.setattr("mmreplay.page.draws.MAX_EPISODES", 10)
+    for text in ("SequenceSampler(4)", "EpisodeSampler()"):
+        status, words = client.refused("draws", f"sampler={text}")
+        assert status == 413
+        assert "of at most 10 episodes, and this buffer has 20." in words
+    assert client.json("draws", "sampler=UniformSampler()")["ages"]
+
+
+def test_masses_are_those_of_the_buffer_as_it_is(ask, prioritized, monkeypatch):
+    # Masses of a large ring are 30 s old at most, but never of other rows.
+    monkeypatch.setattr("mmreplay.page.draws.LARGE_ROWS", 1)
+    monkeypatch.setattr("mmreplay.page.draws.written_at", lambda _: 1)
+    monkeypatch.setattr("mmreplay.page.priorities.BLOCK_ROWS", 16)
+    client = ask(prioritized)
+    client.json("draws", "sampler=PrioritizedSampler()")
+    with mr.ReplayBuffer.open(prioritized, "r+") as buffer:
+        buffer.resize(6000)
+        buffer.resize(150)
+    answer = client.json("draws", "sampler=PrioritizedSampler()")
+    with mr.ReplayBuffer.open(prioritized) as buffer:
+        first = buffer.span.first
+        assert len(answer["ages"]) == 256
+        assert (np.array(answer["positions"]) >= first[answer["env_ids"]]).all()
+    assert sum(answer["probabilities"]) > 0
+
+
+def test_the_view_of_draws_is_dropped_after_a_while(ask, path, monkeypatch):
+    client = ask(path)
+    client.json("draws", "sampler=UniformSampler()")
+    view = weakref.ref(client.page.shown[0].buffer.view_to_draw_from())
+    client.page.states()
+    assert view() is not None
+    monkeypatch.setattr("mmreplay.page.shown.DRAWING_S", 0)
+    client.page.states()
+    gc.collect()
+    assert view() is None
+    assert client.json("draws", "sampler=UniformSampler()")["ages"]
 
 
 def test_state_does_not_wait_for_a_draw(ask, path, rng):

@@ -1,5 +1,6 @@
 """The page over HTTP: who is let in, what headers say, and live state."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -309,6 +310,41 @@ def test_a_seventeenth_viewer_waits(serve, path):
 
 def damaged(path):
     (path / "data-000001" / "COMMIT").write_bytes(b"")
+
+
+def live(app, key, send):
+    """Ask for the state as a client that leaves at once."""
+    headers = [(b"host", b"127.0.0.1:1"), (b"cookie", f"mmreplay-1={key}".encode())]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "GET", "path": "/api/live", "raw_path": b"/api/live",
+        "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+        "state": {}, "headers": headers, "client": ("1", 1), "server": ("1", 1),
+    }  # fmt: skip
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    return asyncio.wait_for(app(scope, receive, send), 20)
+
+
+def test_viewers_that_left_before_the_first_event_hold_no_place(path, monkeypatch):
+    monkeypatch.setattr("mmreplay.page.app.RESPONSE_S", 0.2)
+    page, guard = Page([path]), Guard("127.0.0.1", 1)
+    made = app.make_app(page, guard)
+    statuses = []
+
+    async def never(message):
+        statuses.append(message.get("status"))
+        await asyncio.sleep(100)
+
+    async def leave():
+        for _ in range(20):
+            await live(made, guard.token, never)
+
+    asyncio.run(leave())
+    assert statuses == [200] * 20
+    page.close()
 
 
 def test_a_damaged_buffer_is_reported_and_the_server_lives_on(serve, tmp_path, rng):
