@@ -85,6 +85,7 @@ class RingEpisodes:
     capacity: int
     metrics: Any
     sampled_timesteps: int
+    _beta: float = 0.0
 
     def _open(self, path: StrPath, num_envs: int, seed: int | None) -> None:
         """Open the ring at the path, where there is one."""
@@ -184,7 +185,7 @@ class RingEpisodes:
 
     def _create(self, episode: Any) -> ReplayBuffer:
         """Create the ring for episodes like this one."""
-        columns = _columns(episode, 0)
+        columns = _columns(episode, 1)
         fields = {
             path: Field(values.shape[1:], str(values.dtype))
             for path, values in columns.items()
@@ -240,7 +241,7 @@ class RingEpisodes:
         *,
         n_step: int | tuple[int, int] | None = None,
         gamma: float = 0.99,
-        beta: float = 0.0,
+        beta: float | None = None,
         sample_episodes: bool | None = False,
         batch_length_T: int | None = None,
         include_infos: bool = False,
@@ -254,7 +255,7 @@ class RingEpisodes:
             n_step: Steps folded into one: that many, or fewer at an episode's end; or
                 a range ``(low, high)`` from which each step's is drawn.
             gamma: Discount a step.
-            beta: Exponent of the importance weights.
+            beta: Exponent of the importance weights; None for the buffer's own.
             sample_episodes: True, as RLlib's off-policy algorithms of the new API stack
                 pass.
             batch_length_T: None or 0: no sequences.
@@ -284,7 +285,8 @@ class RingEpisodes:
                 "the ring has no step yet. Sample some steps before learning starts."
             )
         low, stop = n_step if isinstance(n_step, tuple) else (n_step or 1, None)
-        self._beta = beta
+        if beta is not None:
+            self._beta = beta
         most = low if stop is None else stop - 1
         reader = self._reader((most, gamma))
         if self._sampler is None:
@@ -409,6 +411,7 @@ class PrioritizedRingEpisodeReplayBuffer(RingEpisodes, PrioritizedEpisodeReplayB
         path: StrPath,
         num_envs: int = 8,
         alpha: float = 1.0,
+        beta: float = 0.4,
         seed: int | None = None,
         metrics_num_episodes_for_smoothing: int = 100,
         **others: Any,
@@ -420,6 +423,7 @@ class PrioritizedRingEpisodeReplayBuffer(RingEpisodes, PrioritizedEpisodeReplayB
             path: See there.
             num_envs: See there.
             alpha: How much priorities count.
+            beta: Exponent of the importance weights, where RLlib passes none.
             seed: See there.
             metrics_num_episodes_for_smoothing: See there.
             others: See there.
@@ -430,7 +434,7 @@ class PrioritizedRingEpisodeReplayBuffer(RingEpisodes, PrioritizedEpisodeReplayB
         """
         # Not that of the class itself, which makes two trees in Python.
         EpisodeReplayBuffer.__init__(self, capacity)
-        self._alpha, self._beta = alpha, 0.4
+        self._alpha, self._beta = alpha, beta
         self._open(path, num_envs, seed)
 
     def _make_sampler(self) -> Sampler:
