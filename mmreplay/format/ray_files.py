@@ -12,12 +12,13 @@ Nothing here needs Ray, because `verify_buffer` checks these files everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mmreplay import strict_json
+from mmreplay.arguments import is_number
 from mmreplay.disk import files
 from mmreplay.disk.files import refuse_link
 from mmreplay.errors import FormatError, shown
@@ -27,6 +28,7 @@ WRITERS = "writers.json"
 EPOCHS = "epochs.json"
 MAX_NBYTES = 16 << 20
 VERSION = 1
+IDLE_S = 600.0
 MAX_ENDED = 256
 """Leases that ended and are remembered, the newest ones."""
 MAX_NAME_LENGTH = 256
@@ -35,8 +37,6 @@ LIMIT = 1 << 62
 MAX_ENVS = 1 << 20
 MAX_BUFFERS = 1 << 16
 HEX_DIGITS = re.compile("[0-9a-f]{32}")
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,40 +144,55 @@ class FrozenEpoch:
         return cls(own, epoch, stops, counts, tuple(buffers))
 
 
-def read_leases(folder: Path) -> list[Lease]:
-    """Return the leases in a buffer's folder, oldest first; none without the file.
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """What ``writers.json`` holds.
+
+    Attributes:
+        leases: Oldest first.
+        idle_s: Seconds without a call of its writer after which a lease may end.
+    """
+
+    leases: tuple[Lease, ...] = ()
+    idle_s: float = IDLE_S
+
+
+def read_leases(folder: Path) -> Leases:
+    """Return the leases in a buffer's folder; none without the file.
 
     Raises:
         FormatError: The folder is a link, or the file damaged.
         FailedError: The system refuses.
     """
-    return _read(folder, WRITERS, parse_leases)
+    data, name = _read(folder, WRITERS)
+    return Leases() if data is None else parse_leases(data, name)
 
 
-def write_leases(folder: Path, leases: Sequence[Lease]) -> list[Lease]:
+def write_leases(folder: Path, leases: Leases) -> Leases:
     """Replace the leases in a buffer's folder; they are durable when this returns.
 
     Of leases that ended the newest ones stay, at most `MAX_ENDED`.
 
     Args:
         folder: The buffer's.
-        leases: Oldest first.
+        leases: What it is to hold.
 
     Returns:
-        Those that were written.
+        What was written.
 
     Raises:
         FormatError: They take more than 16 MiB, or the folder is a link.
         FullError: No space is left; the old ones stay.
     """
-    ended = [lease for lease in leases if lease.stop is not None]
+    ended = [lease for lease in leases.leases if lease.stop is not None]
     dropped = {lease.writer for lease in ended[:-MAX_ENDED]}
-    leases = [lease for lease in leases if lease.writer not in dropped]
-    _write(folder, WRITERS, {"leases": [lease.to_json() for lease in leases]})
-    return leases
+    stay = tuple(lease for lease in leases.leases if lease.writer not in dropped)
+    items = [lease.to_json() for lease in stay]
+    _write(folder, WRITERS, {"idle_s": leases.idle_s, "leases": items})
+    return Leases(stay, leases.idle_s)
 
 
-def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> list[Lease]:
+def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> Leases:
     """Return the leases of a ``writers.json``.
 
     Args:
@@ -188,10 +203,14 @@ def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> list[Lease
     Raises:
         FormatError: It is none, or two leases hold one environment.
     """
-    leases = [
-        Lease.from_json(value, f"{name}: leases[{number}]")
-        for number, value in enumerate(_items(data, name, "leases"))
-    ]
+    value = _parsed(data, name)
+    leases = tuple(
+        Lease.from_json(item, f"{name}: leases[{index}]")
+        for index, item in enumerate(_items(value, name, "leases"))
+    )
+    idle_s = value.get("idle_s")
+    if not is_number(idle_s) or not idle_s > 0:
+        raise _wrong(f"{name}: idle_s", "a number above 0", idle_s)
     writers: set[str] = set()
     holders: set[int] = set()
     for lease in leases:
@@ -209,7 +228,7 @@ def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> list[Lease
                     f"{name}: environment {min(shared)} is held by two writers."
                 )
             holders.update(lease.env_ids)
-    return leases
+    return Leases(leases, float(idle_s))
 
 
 def read_epochs(folder: Path) -> list[FrozenEpoch]:
@@ -219,7 +238,8 @@ def read_epochs(folder: Path) -> list[FrozenEpoch]:
         FormatError: The folder is a link, or the file damaged.
         FailedError: The system refuses.
     """
-    return _read(folder, EPOCHS, parse_epochs)
+    data, name = _read(folder, EPOCHS)
+    return [] if data is None else parse_epochs(data, name)
 
 
 def write_epochs(folder: Path, epochs: Sequence[FrozenEpoch]) -> None:
@@ -250,8 +270,8 @@ def parse_epochs(
         FormatError: It is none, or has an epoch twice.
     """
     epochs = [
-        FrozenEpoch.from_json(value, f"{name}: epochs[{number}]")
-        for number, value in enumerate(_items(data, name, "epochs"))
+        FrozenEpoch.from_json(item, f"{name}: epochs[{index}]")
+        for index, item in enumerate(_items(_parsed(data, name), name, "epochs"))
     ]
     keys: set[tuple[str, int]] = set()
     for epoch in epochs:
@@ -268,16 +288,15 @@ def parse_epochs(
     return epochs
 
 
-def _read(
-    folder: Path, name: str, parse: Callable[[bytes, str], list[Item]]
-) -> list[Item]:
+def _read(folder: Path, name: str) -> tuple[bytes | None, str]:
+    """Return a file's bytes, or None where it is missing, and its name in errors."""
     own = folder / FOLDER
     refuse_link(own)
     path = own / name
     # A link that leads nowhere is no missing file.
     if not path.exists() and not path.is_symlink():
-        return []
-    return parse(files.read_bytes(path, MAX_NBYTES), str(path))
+        return None, str(path)
+    return files.read_bytes(path, MAX_NBYTES), str(path)
 
 
 def _write(folder: Path, name: str, value: dict[str, Any]) -> None:
@@ -293,14 +312,19 @@ def _write(folder: Path, name: str, value: dict[str, Any]) -> None:
     files.replace_bytes(own / name, data)
 
 
-def _items(data: bytes, name: str, key: str) -> list[object]:
-    """Return the list that a file holds, after a look at its version."""
+def _parsed(data: bytes, name: str) -> dict[str, Any]:
+    """Return the object of a file, after a look at its version."""
     value = strict_json.parse(data, name)
     if value.get("version") != VERSION:
         raise FormatError(
             f"{name}: version must be {VERSION}, got {shown(value.get('version'))}. "
             "Install the mmreplay that wrote it."
         )
+    return value
+
+
+def _items(value: dict[str, Any], name: str, key: str) -> list[object]:
+    """Return the list that a file holds."""
     items = value.get(key)
     if not isinstance(items, list):
         raise _wrong(f"{name}: {key}", "a list", items)

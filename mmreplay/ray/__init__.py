@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mmreplay.ray.run_status import RunStatus as RunStatus
     from mmreplay.ray.run_status import status as status
     from mmreplay.ray.run_status import stop as stop
+    from mmreplay.ray.thin import ThinWriter as ThinWriter
+    from mmreplay.ray.thin import thin_ring as thin_ring
+    from mmreplay.ray.thin import thin_writer as thin_writer
     from mmreplay.ray.train import train_loader as train_loader
 
 SUPPORTED = "2.60"
@@ -40,9 +43,12 @@ if not ray.__version__.startswith(SUPPORTED + "."):
 _MODULES = {
     "RingWriter": "mmreplay.ray.ring_writer",
     "RunStatus": "mmreplay.ray.run_status",
+    "ThinWriter": "mmreplay.ray.thin",
     "read": "mmreplay.ray.data",
     "status": "mmreplay.ray.run_status",
     "stop": "mmreplay.ray.run_status",
+    "thin_ring": "mmreplay.ray.thin",
+    "thin_writer": "mmreplay.ray.thin",
     "train_loader": "mmreplay.ray.train",
     "write": "mmreplay.ray.data",
     "writer": "mmreplay.ray.ring_writer",

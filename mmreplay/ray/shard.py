@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
 from mmreplay.disk.lock import FILE_NAME as LOCK
@@ -24,6 +26,7 @@ from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
 from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.ray.cluster import VERSION
+from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 
 RATE_S = 1.0
 """The least time between the two counts of rows that make a rate."""
@@ -51,6 +54,7 @@ class Shard:
         self.run, self.root, self.key, self.network = run, root, key, network
         self.folder = Path(root) / run
         self.rings: dict[str, ReplayBuffer] = {}
+        self._lanes: Lanes | None = None
         self._lock = threading.RLock()
         self._held: WriterLock | None = None
         self._stopped = False
@@ -89,6 +93,32 @@ class Shard:
         with self._lock:
             return self._facts(name)
 
+    def lease(
+        self,
+        writer: str,
+        num_envs: int,
+        fields: list[dict[str, Any]],
+        roles: dict[str, str],
+        former: str | None = None,
+    ) -> Terms:
+        """Give a thin writer environments; see `Lanes.lease`."""
+        return self._thin().lease(writer, num_envs, fields, roles, former)
+
+    def extend(
+        self,
+        writer: str,
+        first: list[int],
+        columns: dict[str, NDArray[Any]] | None,
+        final: dict[str, NDArray[Any]] | None = None,
+        commit: bool = False,
+    ) -> Answer:
+        """Add a block of a thin writer; see `Lanes.extend`."""
+        return self._thin().extend(writer, first, columns, final, commit)
+
+    def give_back(self, writer: str) -> Answer:
+        """End the lease of a thin writer; see `Lanes.give_back`."""
+        return self._thin().give_back(writer)
+
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""
         with self._lock:
@@ -107,15 +137,38 @@ class Shard:
             SchemaError: A ring has another schema than the others.
         """
         with self._lock:
-            if self._stopped:
-                raise FailedError(
-                    f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
-                )
+            self._refuse_stopped()
             self._take_folder()
             for name in self._names():
                 if name not in self.rings:
                     self._open(name)
             return dict(self.rings)
+
+    def _thin(self) -> Lanes:
+        """Return the lanes of the ring of thin writers, opened at the first call.
+
+        Raises:
+            FailedError: There is no such ring, or the run was stopped.
+            FormatError: Its ``writers.json`` is damaged.
+            LockedError: Another process writes it, or serves the folder.
+        """
+        with self._lock:
+            self._refuse_stopped()
+            self._take_folder()
+            if self._lanes is None:
+                if not has_lanes(self.folder / THIN):
+                    raise FailedError(
+                        f"the node {self.key!r} of the run {self.run!r} has no ring "
+                        "for thin writers. Call mr.ray.thin_ring on that node."
+                    )
+                self._lanes = open_lanes(self.folder / THIN, allow_network=self.network)
+            return self._lanes
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped:
+            raise FailedError(
+                f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
+            )
 
     def _take_folder(self) -> None:
         """Hold the folder's lock, so that no second shard serves its rings."""
@@ -176,7 +229,18 @@ class Shard:
             "heads": heads.tolist(),
             "rate": self._rate(name, rows),
             "writer": lock_pid(self.folder / name / LOCK),
+            "free": self._num_free(name),
         }
+
+    def _num_free(self, name: str) -> int | None:
+        """Environments that thin writers can have; None of other rings."""
+        if name != THIN or not has_lanes(self.folder / THIN):
+            return None
+        try:
+            return self._thin().num_free
+        except ReplayError:
+            # It is drawn from all the same, and a lease says what is wrong.
+            return 0
 
     def _rate(self, name: str, rows: int) -> float | None:
         """Rows a second since an earlier count; None for want of one."""
@@ -198,6 +262,9 @@ class Shard:
     def _close(self) -> None:
         """Close everything, the lock of the folder last."""
         try:
+            lanes, self._lanes = self._lanes, None
+            if lanes is not None:
+                lanes.close()
             while self.rings:
                 self.rings.popitem()[1].close()
         finally:

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FormatError, FullError
 from mmreplay.format import ray_files
-from mmreplay.format.ray_files import FrozenEpoch, Lease
+from mmreplay.format.ray_files import FrozenEpoch, Lease, Leases
 from mmreplay.testing.disks import using
 from mmreplay.verify import verify_buffer
 from tests.format.support import fill, schema_of
@@ -18,7 +18,7 @@ from tests.security.test_hostile_folders import HUGE
 from tools.torture.forged import bounded
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
-WRITERS = [Lease(A, (0,), (5,), (9,)), Lease(B, (1, 0), (3, 9)), Lease(C, (2,), (0,))]
+WRITERS = (Lease(A, (0,), (5,), (9,)), Lease(B, (1, 0), (3, 9)), Lease(C, (2,), (0,)))
 EPOCHS = [
     FrozenEpoch("x", 0, (5, 0, 1), (3, 0, 1), (A, B)),
     FrozenEpoch("x", 1, (7,), (7,), (A,)),
@@ -33,24 +33,27 @@ def folder(tmp_path):
         path, schema_of(), 12, 2, autoreset="disabled"
     ) as buffer:
         fill(buffer, 0, 30)
-    ray_files.write_leases(path, WRITERS[:2])
+    ray_files.write_leases(path, Leases(WRITERS[:2]))
     ray_files.write_epochs(path, [FrozenEpoch("x", 0, (5, 0), (3, 0), (A, C))])
     return path
 
 
 def test_what_is_written_is_read(tmp_path):
-    assert ray_files.read_leases(tmp_path) == ray_files.read_epochs(tmp_path) == []
-    assert ray_files.write_leases(tmp_path, WRITERS) == WRITERS
+    assert ray_files.read_leases(tmp_path) == Leases((), 600.0)
+    assert ray_files.read_epochs(tmp_path) == []
+    written = Leases(WRITERS, 2.5)
+    assert ray_files.write_leases(tmp_path, written) == written
     ray_files.write_epochs(tmp_path, EPOCHS)
-    assert ray_files.read_leases(tmp_path) == WRITERS
+    assert ray_files.read_leases(tmp_path) == written
     assert ray_files.read_epochs(tmp_path) == EPOCHS
     assert sorted(files.names(tmp_path / "ray")) == ["epochs.json", "writers.json"]
 
 
 def test_the_bytes_of_the_files(tmp_path):
-    ray_files.write_leases(tmp_path, WRITERS[:2])
+    ray_files.write_leases(tmp_path, Leases(WRITERS[:2], 60.0))
     assert json.loads((tmp_path / "ray" / "writers.json").read_bytes()) == {
         "version": 1,
+        "idle_s": 60.0,
         "leases": [
             {"writer": A, "env_ids": [0], "first": [5], "stop": [9]},
             {"writer": B, "env_ids": [1, 0], "first": [3, 9], "stop": None},
@@ -69,9 +72,9 @@ def test_only_the_newest_leases_that_ended_are_remembered(tmp_path):
     count = ray_files.MAX_ENDED
     ended = [Lease(f"{n:032x}", (n,), (0,), (n,)) for n in range(count + 10)]
     holding = Lease(A, (3,), (1,))
-    assert ray_files.write_leases(tmp_path, [holding, *ended]) == [
-        holding, *ended[10:]
-    ]  # fmt: skip
+    written = ray_files.write_leases(tmp_path, Leases((holding, *ended)))
+    assert written.leases == (holding, *ended[10:])
+    assert ray_files.read_leases(tmp_path) == written
 
 
 WRITER = WRITERS[0].to_json()
@@ -99,6 +102,8 @@ WRONG_WRITERS = {
         {"leases": [WRITER | {"stop": None}, WRITER | {"stop": None, "writer": B}]},
         "environment 0 is held by two writers",
     ),
+    "idle for ever": ({"leases": [], "idle_s": 0}, "idle_s must be a number above 0"),
+    "idle": ({"leases": [], "idle_s": "1"}, "idle_s must be a number above 0, got"),
     "another version": ({"version": 2, "leases": []}, "version must be 1, got 2"),
     "no version": ({"version": None, "leases": []}, "version must be 1, got None"),
 }
@@ -135,7 +140,7 @@ def test_epochs_that_no_server_wrote_are_refused(folder, kind):
 
 
 def put(path, value):
-    path.write_text(json.dumps({"version": 1} | value))
+    path.write_text(json.dumps({"version": 1, "idle_s": 1.0} | value))
 
 
 def noted(folder):
@@ -147,7 +152,7 @@ def noted(folder):
 def test_unknown_members_are_ignored(folder):
     path = folder / "ray" / "writers.json"
     put(path, {"leases": [WRITER | {"more": 1}], "more": 1})
-    assert ray_files.read_leases(folder) == WRITERS[:1]
+    assert ray_files.read_leases(folder).leases == WRITERS[:1]
 
 
 def test_a_buffer_that_was_served_is_whole(folder):
@@ -157,7 +162,7 @@ def test_a_buffer_that_was_served_is_whole(folder):
 
 
 def test_verify_compares_with_the_buffers_environments(folder):
-    ray_files.write_leases(folder, WRITERS)
+    ray_files.write_leases(folder, Leases(WRITERS))
     ray_files.write_epochs(folder, EPOCHS[1:])
     messages = [finding.message for finding in verify_buffer(folder).findings]
     assert "environments must be below 2, got 2" in messages[1]
@@ -228,7 +233,7 @@ def test_a_folder_that_leads_outside_is_neither_read_nor_written(folder, tmp_pat
     for call in (
         lambda: ray_files.read_leases(folder),
         lambda: ray_files.read_epochs(folder),
-        lambda: ray_files.write_leases(folder, []),
+        lambda: ray_files.write_leases(folder, Leases()),
         lambda: ray_files.write_epochs(folder, []),
     ):
         with pytest.raises(FormatError, match="must be a folder, got a link"):
@@ -246,18 +251,18 @@ class NoSpace(files.Disk):
 
 def test_a_full_disk_leaves_the_old_leases(folder):
     with using(NoSpace()), pytest.raises(FullError):
-        ray_files.write_leases(folder, WRITERS[2:])
-    assert ray_files.read_leases(folder) == WRITERS[:2]
-    ray_files.write_leases(folder, WRITERS[2:])
-    assert ray_files.read_leases(folder) == WRITERS[2:]
+        ray_files.write_leases(folder, Leases(WRITERS[2:]))
+    assert ray_files.read_leases(folder).leases == WRITERS[:2]
+    ray_files.write_leases(folder, Leases(WRITERS[2:]))
+    assert ray_files.read_leases(folder).leases == WRITERS[2:]
 
 
 def test_too_many_leases_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_files, "MAX_NBYTES", 300)
-    ray_files.write_leases(tmp_path, WRITERS[:1])
+    ray_files.write_leases(tmp_path, Leases(WRITERS[:1]))
     with pytest.raises(FormatError, match=r"at most 300 bytes, got.*fewer environ"):
-        ray_files.write_leases(tmp_path, WRITERS)
-    assert ray_files.read_leases(tmp_path) == WRITERS[:1]
+        ray_files.write_leases(tmp_path, Leases(WRITERS))
+    assert ray_files.read_leases(tmp_path).leases == WRITERS[:1]
 
 
 def test_copies_leave_the_folder_out_and_a_resize_keeps_it(folder, tmp_path):

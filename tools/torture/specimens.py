@@ -23,7 +23,7 @@ import mmreplay as mr
 from mmreplay import process
 from mmreplay.disk.files import BIRTH, File, Identity
 from mmreplay.format import ray_files
-from mmreplay.format.ray_files import FrozenEpoch, Lease
+from mmreplay.format.ray_files import FrozenEpoch, Lease, Leases
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.testing.disks import using
 from tools.torture.forged import Unsynced
@@ -195,7 +195,8 @@ def _serve(path: Path, buffer: mr.ReplayBuffer) -> None:
     heads = tuple(buffer.heads.tolist())
     every, none = tuple(range(len(heads))), (0,) * len(heads)
     ended = Lease("a" * 32, every, none, heads)
-    ray_files.write_leases(path, [ended, Lease("b" * 32, every, heads)])
+    leases = ended, Lease("b" * 32, every, heads)
+    ray_files.write_leases(path, Leases(leases))
     buffers = ("a" * 32, buffer.metadata.uuid.hex())
     epochs = [
         FrozenEpoch("learner", number, heads, heads, buffers) for number in range(2)

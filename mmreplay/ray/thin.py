@@ -1,0 +1,742 @@
+"""A writer without a disk: its rows travel to a shard in blocks, and each arrives once.
+
+The writer holds a lease of environments of the shard's ring (mmreplay/ray/lanes.py),
+and knows their heads. A block names the heads that it follows; it is in if, and only
+if, the heads are past it. So after any error the writer asks for the heads, and sends
+again what is above them. Answers of blocks that are sent ahead may be older than an
+answer before them: only heads that were asked for after all of these say that rows are
+lost, as they are after a power cut of the shard's node.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import integer, number, one_of
+from mmreplay.buffer.flag_rules import EpisodeFlags
+from mmreplay.buffer.opening import StrPath, absolute
+from mmreplay.buffer.validation import StepValidator
+from mmreplay.disk import files
+from mmreplay.errors import (
+    DurabilityWarning,
+    FailedError,
+    FullError,
+    LockedError,
+    ReplayError,
+    SchemaError,
+    frames_to_caller,
+)
+from mmreplay.format.ray_files import IDLE_S
+from mmreplay.ray import cluster
+from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
+from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
+from mmreplay.ray.ring_writer import node_key, serve
+from mmreplay.schema import Schema
+
+Keep = Literal["published", "committed"]
+OnFull = Literal["raise", "wait"]
+Positions = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
+
+STEPS = 64
+NBYTES = 1 << 20
+UNCOMMITTED_NBYTES = 64 << 20
+"""Blocks that wait for a commit; beyond, the shard is asked to commit."""
+FULL_S = 1.0
+"""Between two tries where the shard's disk is full."""
+
+
+def thin_ring(
+    run: str,
+    schema: Schema,
+    capacity: int,
+    *,
+    root: StrPath,
+    num_envs: int = 8,
+    idle_s: float = IDLE_S,
+    key: str | None = None,
+    **create: Any,
+) -> None:
+    """Make the ring of this node for writers without a disk; may be repeated.
+
+    The ring is the buffer ``root/run/thin``. The node's shard writes it.
+
+    Args:
+        run: The run's name.
+        schema: The fields of one step; the same in the whole run.
+        capacity: Rows of each environment.
+        root: A folder on a disk of this node, the same for all writers of the node.
+        num_envs: Environments of all its thin writers together.
+        idle_s: Seconds after which a thin writer that was silent may lose its
+            environments to another one.
+        key: What names this node where it has no label ``mmreplay``; by default its
+            host's name.
+        **create: More arguments of `ReplayBuffer.create`.
+
+    Raises:
+        SchemaError: An argument is not legal, there is no cluster, or the run has
+            another schema, or the node another root or ring.
+        LockedError: The folder is served already.
+        FailedError: The disk cannot be written, or is a network file system.
+        FullError: No space is left.
+
+    Example:
+        >>> import ray  # doctest: +SKIP
+        >>> ray.init(address="auto")  # doctest: +SKIP
+        >>> mr.ray.thin_ring(  # doctest: +SKIP
+        ...     "cartpole", schema, 100_000, root="/data/replay", num_envs=32
+        ... )
+    """
+    cluster.require_connection()
+    cluster.check_name("run", run)
+    node = cluster.this_node()
+    key, where = node_key(node, key), absolute(root)
+    network = bool(create.get("allow_network", False))
+    registry = cluster.start_registry(run)
+    registry.call("check", VERSION, *_described(schema))
+    files.make_folder(where, exist_ok=True)
+    files.make_folder(where / run, exist_ok=True)
+    create_lanes(
+        where / run / THIN, schema, capacity, num_envs, idle_s=idle_s, **create
+    )
+    registry.call("join", key, str(where), node.host, node.node_id, network)
+    serve(Remote(cluster.shard_name(run, key)), THIN)
+
+
+def thin_writer(
+    run: str,
+    schema: Schema,
+    *,
+    num_envs: int = 1,
+    to: str | None = None,
+    steps: int = STEPS,
+    nbytes: int = NBYTES,
+    ahead: int = 2,
+    keep: Keep = "published",
+    on_full: OnFull = "raise",
+    timeout_s: float = ANSWER_S,
+) -> ThinWriter:
+    """Write rows of a run from a process without a disk.
+
+    Its environments are some of a ring that `thin_ring` made. Steps are sent in blocks,
+    and each block arrives once, whatever is killed meanwhile.
+
+    Args:
+        run: The run's name.
+        schema: The fields of one step, those of the run.
+        num_envs: Environments of this writer.
+        to: The key of the node to write to; None chooses the one with the most free
+            environments.
+        steps: Steps of a block; fewer where the ring's reserve is small.
+        nbytes: Bytes of a block, and at least one step.
+        ahead: Blocks that are sent before the answer of the first of them.
+        keep: When a block is safe. ``"published"``: when it has arrived, from every
+            kill, and not from a power cut of the node. ``"committed"``: from that too;
+            it is held here until then.
+        on_full: Where the node's disk is full: ``"raise"`` an error, or ``"wait"``.
+        timeout_s: Seconds within which the shard must answer, restarts included.
+
+    Raises:
+        SchemaError: An argument is not legal, there is no cluster, or the run has
+            another schema.
+        FailedError: There is no such run or node, it has no ring for thin writers, or
+            other writers have the environments.
+        StarvedError: The run does not answer.
+
+    Example:
+        >>> with mr.ray.thin_writer("cartpole", schema) as writer:  # doctest: +SKIP
+        ...     writer.add(observation=observation, reward=1.0, terminated=False)
+    """
+    cluster.require_connection()
+    cluster.check_name("run", run)
+    _described(schema)
+    error = FailedError(
+        f"no node of the run {run!r} has a ring for thin writers. Call "
+        "mr.ray.thin_ring on a node with a disk."
+    )
+    for key in _shards(run, to):
+        try:
+            return ThinWriter(
+                Remote(cluster.shard_name(run, key)), schema, num_envs, steps=steps,
+                nbytes=nbytes, ahead=ahead, keep=keep, on_full=on_full,
+                timeout_s=timeout_s,
+            )  # fmt: skip
+        except FailedError as refused:
+            # Other writers may have taken the environments since it was asked.
+            error = refused
+    raise error
+
+
+def _shards(run: str, to: str | None) -> list[str]:
+    """Keys of the nodes with a ring of thin writers, most free environments first."""
+    if to is not None:
+        return [cluster.check_name("to", to)]
+    free: dict[str, int] = {}
+    for key, member in Remote(cluster.registry_name(run)).call("members").items():
+        ring = (member["info"] or {"rings": {}})["rings"].get(THIN)
+        if member["alive"] and ring is not None and ring["free"] is not None:
+            free[key] = ring["free"]
+    return sorted(free, key=lambda key: -free[key])
+
+
+def _described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return a schema as it travels.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema must be a Schema, got {type(schema).__name__}. Use "
+            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
+        )
+    return schema.to_json(), dict(schema.roles)
+
+
+class Shard(Protocol):
+    """What a thin writer needs of a shard; `mmreplay.ray.cluster.Remote` is one."""
+
+    def send(self, method: str, *arguments: object) -> Any:
+        """Begin a call."""
+
+    def receive(self, reference: Any, timeout_s: float) -> Any:
+        """Return its answer, or raise `UnansweredError`."""
+
+    def call(self, method: str, *arguments: object, timeout_s: float = ...) -> Any:
+        """Call again until there is an answer."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Steps that are sent together.
+
+    Attributes:
+        columns: Per path ``[T, E, *shape]``.
+        final: Likewise, of the observation's fields; None where no final rows follow.
+        ended: bool ``[T, E]``, steps that end an episode.
+        first: int64 ``[E]``, heads that the block follows.
+        after: int64 ``[E]``, heads after it.
+        published: The shard said that it arrived.
+        call: A call that was not answered yet.
+    """
+
+    columns: Columns
+    final: Columns | None
+    ended: NDArray[np.bool_]
+    first: Positions = field(init=False)
+    after: Positions = field(init=False)
+    published: bool = False
+    call: Any = None
+
+    def follow(self, first: Positions) -> Positions:
+        """Place the block at some heads, and return those after it."""
+        self.first = first
+        self.after = counts_after(first, self.ended, self.final is not None)
+        return self.after
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it takes in the ring."""
+        return int((self.after - self.first).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        columns = [*self.columns.values(), *(self.final or {}).values()]
+        return sum(column.nbytes for column in columns)
+
+
+class StepCollector:
+    """Collects steps until a block is full.
+
+    A block has final rows after all of its ends or after none: where this changes, a
+    new block begins.
+    """
+
+    def __init__(self, schema: Schema, num_envs: int, max_steps: int) -> None:
+        self._schema, self._num_envs, self.max_steps = schema, num_envs, max_steps
+        self.count = 0
+        self._columns: Columns = {}
+        self._final: Columns | None = None
+        self._with_final: bool | None = None
+
+    def add(
+        self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]
+    ) -> int:
+        """Take as many steps as fit.
+
+        Args:
+            columns: Per path ``[T, E, *shape]``.
+            final: Likewise, or None.
+            ended: bool ``[T, E]``.
+
+        Returns:
+            How many; 0 where the block must be closed first.
+        """
+        steps = min(self.max_steps - self.count, len(ended))
+        own = ended[:steps]
+        if own.any():
+            with_final = final is not None
+            if self._with_final not in (None, with_final):
+                return 0
+            self._with_final = with_final
+        if not self.count:
+            self._columns = self._empty(self._schema.paths)
+            self._ended = np.zeros((self.max_steps, self._num_envs), bool)
+        span = slice(self.count, self.count + steps)
+        for path, column in columns.items():
+            self._columns[path][span] = column[:steps]
+        self._ended[span] = own
+        if final is not None and own.any():
+            if self._final is None:
+                self._final = self._empty(tuple(final))
+            for path, column in final.items():
+                self._final[path][span][own] = column[:steps][own]
+        self.count += steps
+        return steps
+
+    def close(self) -> Block:
+        """Return the steps collected, and begin another block."""
+        count = self.count
+        columns = {path: column[:count] for path, column in self._columns.items()}
+        final = self._final and {
+            path: column[:count] for path, column in self._final.items()
+        }
+        block = Block(columns, final, self._ended[:count])
+        self.count, self._columns, self._final = 0, {}, None
+        self._with_final = None
+        return block
+
+    def _empty(self, paths: tuple[str, ...]) -> Columns:
+        lead = (self.max_steps, self._num_envs)
+        fields = self._schema.fields
+        return {
+            path: np.zeros((*lead, *fields[path].shape), fields[path].numpy)
+            for path in paths
+        }
+
+
+class ThinWriter:
+    """Adds rows of some environments to the ring of a shard; `thin_writer` makes it.
+
+    Steps are checked and collected here, and sent in blocks. A call may raise what
+    stopped an earlier block, such as `FullError`: nothing of the call is taken then,
+    and blocks are held and sent again by the next call.
+
+    One thread at a time may call it.
+
+    Attributes:
+        lost_rows: Rows that had arrived, or may have, and are gone: the shard's node
+            lost power, or its ring was removed.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        schema: Schema,
+        num_envs: int = 1,
+        *,
+        steps: int = STEPS,
+        nbytes: int = NBYTES,
+        ahead: int = 2,
+        keep: Keep = "published",
+        on_full: OnFull = "raise",
+        timeout_s: float = ANSWER_S,
+    ) -> None:
+        """Lease environments of a shard; see `thin_writer`."""
+        self._shard, self._schema = shard, schema
+        self._num_envs = integer("num_envs", num_envs, 1)
+        self._steps = integer("steps", steps, 1)
+        self._nbytes = integer("nbytes", nbytes, 1)
+        self._ahead = integer("ahead", ahead, 1)
+        one_of("keep", keep, ("published", "committed"), "Leave it out.")
+        one_of("on_full", on_full, ("raise", "wait"), "Leave it out.")
+        self._keep, self._on_full = keep, on_full
+        self._timeout_s = number("timeout_s", timeout_s, above=0)
+        self._validator = StepValidator(schema, num_envs)
+        self._flags = EpisodeFlags(schema, num_envs, final_follows=False)
+        self._blocks: deque[Block] = deque()
+        self._head = np.zeros(self._num_envs, np.int64)
+        self._writer: str | None = None
+        self._next_writer = uuid.uuid4().hex
+        self._former: str | None = None
+        self.lost_rows = 0
+        self._closed = False
+        self._stopped = False
+        self._loss = ""
+        self._terms: Terms
+        self._begin()
+        self._collector = StepCollector(schema, self._num_envs, self._max_steps())
+
+    def add(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        **fields: object,
+    ) -> None:
+        """Add one step of each environment, all or nothing; see `ReplayBuffer.add`.
+
+        Args:
+            data: The step as one nested mapping, or else keywords; every field of the
+                schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+            final_observation: The observation that each ended episode ended with.
+            **fields: The step's fields, in place of data.
+
+        Raises:
+            SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
+            FullError: The shard's disk has no space left.
+            StarvedError: The shard does not answer.
+            FailedError: The run was stopped, or the writer is closed.
+        """
+        self._retry()
+        flat = self._validator.flat(self._one(data, fields))
+        lead = (1, self._num_envs)
+        step = self._validator.step(flat, self._num_envs)
+        columns = {
+            path: np.reshape(column, (*lead, *self._schema.fields[path].shape))
+            for path, column in step.items()
+        }
+        ended = self._ended(step, lead)
+        final = None
+        if final_observation is not None:
+            self._check_final()
+            last = self._validator.final(final_observation, ended[0])
+            final = {path: column[None] for path, column in last.items()}
+        self._add(columns, final, ended)
+
+    def extend(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        **fields: object,
+    ) -> None:
+        """Add many steps of each environment; see `ReplayBuffer.extend`.
+
+        Args:
+            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]`` where
+                num_envs is 1.
+            final_observation: As in `add`, with a leading axis of steps.
+            **fields: As in `add`.
+
+        Raises:
+            SchemaError: As in `add`.
+            FullError: As in `add`.
+            StarvedError: As in `add`.
+            FailedError: As in `add`.
+        """
+        self._retry()
+        flat = self._validator.flat(self._one(data, fields))
+        columns, steps = self._validator.block(flat, self._num_envs)
+        ended = self._ended(columns, (steps, self._num_envs))
+        final = None
+        if final_observation is not None:
+            self._check_final()
+            final = self._validator.final(final_observation, ended)
+        self._add(columns, final, ended)
+
+    def flush(self) -> None:
+        """Send all steps, and return when they have arrived.
+
+        With ``keep="committed"`` they survive a power cut of the shard's node then.
+
+        Raises:
+            FullError: The shard's disk has no space left.
+            StarvedError: The shard does not answer.
+            FailedError: The run was stopped, or the shard's disk failed.
+        """
+        self._check_open()
+        if self._collector.count:
+            self._put(self._collector.close())
+        self._deliver(ahead=0)
+        while self._blocks:
+            # They have arrived, and wait for a commit.
+            self._reconcile(self._ask(commit=True))
+            self._deliver(ahead=0)
+        self._stopped = False
+        self._warn_of_loss()
+
+    def close(self) -> None:
+        """Send all steps and give the environments back; a second call does nothing.
+
+        Raises:
+            FullError: As of `flush`; the writer is still open.
+            StarvedError: Likewise.
+            FailedError: Likewise.
+        """
+        if self._closed:
+            return
+        self.flush()
+        if self._writer is not None:
+            # Heads below those that were answered before: rows are lost.
+            self._reconcile(self._call("give_back", self._writer))
+        self._closed = True
+        self._warn_of_loss()
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it; an error inside the block is raised rather than one of closing."""
+        try:
+            self.close()
+        except ReplayError:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        """Show the environments and what waits."""
+        waiting = sum(not block.published for block in self._blocks)
+        return (
+            f"<ThinWriter of {self._num_envs} environments: {waiting} blocks wait, "
+            f"{self.lost_rows} rows lost>"
+        )
+
+    # Steps to blocks.
+
+    def _one(
+        self, data: Mapping[str, object] | None, fields: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        if data is None:
+            return fields
+        if fields:
+            self._validator.refuse_both(fields)
+        return data
+
+    def _ended(
+        self, columns: Mapping[str, NDArray[Any]], lead: tuple[int, ...]
+    ) -> NDArray[np.bool_]:
+        ended = np.zeros(lead, bool)
+        ends = self._flags.ends(columns)
+        for role in ("terminated", "truncated"):
+            if (path := self._schema.role(role)) is not None:
+                ended |= np.reshape(np.asarray(ends[path], bool), lead)
+        return ended
+
+    def _check_final(self) -> None:
+        if self._terms["autoreset"] == "next_step":
+            raise SchemaError(
+                "final_observation must be None in a buffer with "
+                "autoreset='next_step', where the row after an end holds it. Leave it "
+                "out."
+            )
+
+    def _add(
+        self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]
+    ) -> None:
+        """Collect steps that were checked, and send the blocks that are full."""
+        while len(ended):
+            collector = self._collector
+            steps = collector.add(columns, final, ended)
+            columns = {path: column[steps:] for path, column in columns.items()}
+            final = final and {path: column[steps:] for path, column in final.items()}
+            ended = ended[steps:]
+            if steps and collector.count < collector.max_steps:
+                continue
+            self._put(collector.close())
+            try:
+                if not self._stopped:
+                    self._deliver(self._ahead)
+            except ReplayError:
+                # The steps are taken. The next call tries again, and raises what it
+                # gets before it takes another one.
+                self._stopped = True
+        # After all is taken, as a warning may be an error.
+        self._warn_of_loss()
+
+    def _max_steps(self) -> int:
+        row_nbytes = self._num_envs * max(1, self._schema.row_nbytes)
+        return max(
+            1, min(self._steps, self._nbytes // row_nbytes, self._terms["reserve"] // 2)
+        )
+
+    # Blocks to the shard.
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedError("this writer is closed. Make another one.")
+
+    def _retry(self) -> None:
+        """Send what an earlier call could not."""
+        self._check_open()
+        if self._stopped:
+            self._deliver(self._ahead)
+            self._stopped = False
+
+    def _put(self, block: Block) -> None:
+        self._head = block.follow(self._head)
+        self._blocks.append(block)
+
+    def _deliver(self, ahead: int) -> None:
+        """Send blocks, and wait until at most `ahead` of them are not answered.
+
+        Raises:
+            FullError: The shard's disk has no space left, and ``on_full="raise"``.
+            StarvedError: The shard does not answer.
+            FailedError: The run was stopped, the shard's disk failed, or the lease was
+                lost and other writers have the environments.
+        """
+        while True:
+            if self._writer is None:
+                self._begin()
+            waiting = [block for block in self._blocks if not block.published]
+            for block in waiting[: self._ahead]:
+                if block.call is None:
+                    self._send(block)
+            if len(waiting) <= ahead:
+                return
+            self._receive(waiting[0])
+
+    def _send(self, block: Block) -> None:
+        commit = False
+        if self._keep == "committed":
+            held = sum(each.nbytes for each in self._blocks)
+            commit = held > UNCOMMITTED_NBYTES
+        block.call = self._shard.send(
+            "extend", self._writer, block.first.tolist(), block.columns, block.final,
+            commit,
+        )  # fmt: skip
+
+    def _receive(self, block: Block) -> None:
+        """Take the answer of the oldest block that was sent."""
+        try:
+            answer: Answer = self._shard.receive(block.call, self._timeout_s)
+        except (UnansweredError, LockedError):
+            self._reconcile(self._ask())
+            return
+        except FullError:
+            self._forget_calls()
+            if self._on_full == "raise":
+                raise
+            time.sleep(FULL_S)
+            return
+        except ReplayError:
+            self._forget_calls()
+            raise
+        block.call = None
+        if answer["state"] == "holds" and answer["heads"] == block.after.tolist():
+            block.published = True
+            self._drop_done(np.array(answer["committed"]))
+        else:
+            # The answer may be older than the one before it, and prove nothing.
+            self._reconcile(self._ask())
+
+    def _forget_calls(self) -> None:
+        """Send blocks again; calls of before may still run, and do no harm."""
+        for block in self._blocks:
+            block.call = None
+
+    def _ask(self, commit: bool = False) -> Answer:
+        """Ask for the heads, after all calls of which an answer was taken."""
+        self._forget_calls()
+        answer: Answer = self._call("extend", self._writer, [], None, None, commit)
+        return answer
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        """Call until the shard answers, and has its folder.
+
+        A shard whose node manager was killed answers for some seconds more, and keeps
+        the next one from its rings.
+        """
+        stop = time.monotonic() + self._timeout_s
+        while True:
+            left = max(0.0, stop - time.monotonic())
+            try:
+                return self._shard.call(method, *arguments, timeout_s=left)
+            except LockedError:
+                if time.monotonic() + PAUSE_S >= stop:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def _drop_done(self, committed: Positions) -> None:
+        """Drop the oldest blocks that need not be sent again, whatever happens."""
+        blocks = self._blocks
+        while blocks and blocks[0].published:
+            if self._keep == "committed" and (committed < blocks[0].after).any():
+                return
+            blocks.popleft()
+
+    def _reconcile(self, answer: Answer) -> None:
+        """Find out from heads that were asked for what arrived, and what is lost."""
+        if answer["state"] == "unknown":
+            # The ring, or its writers.json, was removed: nothing says what arrived.
+            waiting = [block for block in self._blocks if not block.published]
+            self._blocks.clear()
+            self._end_lease(None)
+            lost = sum(block.num_rows for block in waiting)
+            self._count_lost(lost, "does not know this writer any more, so")
+            return
+        heads = np.array(answer["heads"], np.int64)
+        edges = [*(block.first for block in self._blocks), self._head]
+        below = [n for n, edge in enumerate(edges) if (edge <= heads).all()]
+        # Where all environments are below, rows that had arrived are lost.
+        arrived = below[-1] if below else 0
+        exact = bool((edges[arrived] == heads).all())
+        lost = int(np.maximum(edges[0] - heads, 0).sum())
+        for index, block in enumerate(self._blocks):
+            block.published = index < arrived
+        if answer["state"] == "holds" and exact:
+            self._drop_done(np.array(answer["committed"]))
+            return
+        # Rows below the heads of a lease that ended were committed. Where heads are
+        # at no edge, a power cut took more than a lap of the ring: what is below is
+        # not there to be drawn.
+        for _ in range(arrived):
+            self._blocks.popleft()
+        self._end_lease(self._writer if answer["state"] == "holds" else None)
+        self._count_lost(lost, "lost power:")
+
+    def _end_lease(self, former: str | None) -> None:
+        self._writer, self._former = None, former
+        self._next_writer = uuid.uuid4().hex
+
+    def _count_lost(self, lost: int, why: str) -> None:
+        self.lost_rows += lost
+        if lost:
+            self._loss = f"{self._shard} {why} {lost} rows of this writer are lost."
+
+    def _warn_of_loss(self) -> None:
+        if self._loss:
+            message, self._loss = self._loss, ""
+            warnings.warn(
+                f"{message} Use keep='committed' to have rows sent again after a power "
+                "cut.",
+                DurabilityWarning,
+                stacklevel=frames_to_caller(),
+            )
+
+    def _begin(self) -> None:
+        """Lease environments, and place the blocks that wait at their heads."""
+        while self._writer is None:
+            terms: Terms = self._call(
+                "lease", self._next_writer, self._num_envs, *_described(self._schema),
+                self._former,
+            )  # fmt: skip
+            if terms["state"] == "holds":
+                self._writer, self._terms = self._next_writer, terms
+                self._former = None
+            else:
+                # It was granted, and lost before this writer heard of it.
+                self._next_writer = uuid.uuid4().hex
+        self._head = np.array(terms["heads"], np.int64)
+        for block in self._blocks:
+            self._head = block.follow(self._head)
