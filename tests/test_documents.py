@@ -357,6 +357,8 @@ def test_the_code_of_a_page_is_python_and_its_names_are_there(page):
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")
         for name in set(re.findall(r"\bmr\.(\w+)", block)):
+            if name == "ray" and importlib.util.find_spec("ray") is None:
+                continue
             assert hasattr(mr, name), f"mr.{name}"
 
 

@@ -60,8 +60,9 @@ def test_a_quoted_message_is_raised_by_the_code(error, message, messages):
 
 def test_most_messages_of_the_page_are_quoted():
     rows = re.findall(r"^\| .+ \| .+ \| .+ \|$", PAGE.read_text(), re.M)
+    rows = [row for row in rows if row != "| message | cause | fix |"]
     assert len(QUOTED) > 60
-    assert len(rows) - len(QUOTED) < 20
+    assert len(rows) - len(QUOTED) < 10
 
 
 def opened_twice(path):

@@ -146,7 +146,7 @@ def require_run(run: str) -> None:
     cluster.check_name("run", run)
     if not cluster.run_exists(run):
         names = cluster.run_names()
-        there = f"There are {names}." if names else "There is none."
+        there = f"There are {names}." if names else "There is no other."
         raise SchemaError(
             f"this cluster has no run {run!r}. {there} A run begins with "
             "mr.ray.writer(run, ...)."

@@ -17,7 +17,7 @@ from tests.frozen import announced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PEERS = {"mmreplay.adapters.sb3": "stable_baselines3"}
+PEERS = {"mmreplay.adapters.sb3": "stable_baselines3", "mmreplay.ray": "ray"}
 """Documented modules that import the library they stand for."""
 MODULES = (
     "mmreplay", "mmreplay.episodes", "mmreplay.errors", "mmreplay.schema",

@@ -1,6 +1,9 @@
 """A run: writers that join it, the shards that serve their rings, and its end."""
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import ask, registry, shard, writing  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
-from tests.on_ray.rows import SCHEMA, check  # noqa: E402
+from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
 
 def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
@@ -92,3 +95,31 @@ def test_rates_are_of_rows_a_second(run_name, tmp_path):
     # Of the first second there is none.
     assert rate() is None
     assert until(rate) > 0
+
+
+def test_the_commands_show_a_run_and_end_it(run_name, tmp_path, cluster):
+    with mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path) as writer:
+        writer.extend(block(0, 0, 60))
+
+    address = ("--address", cluster.address)
+
+    def command(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "mmreplay", "ray", *words, *address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    shown = command("status", run_name)
+    assert shown.returncode == 0
+    assert f"run '{run_name}': 1 shard, 1 ring, 60 steps" in shown.stdout
+    assert str(tmp_path / run_name / "ring-000") in shown.stdout
+    found = json.loads(command("status", run_name, "--json").stdout)
+    assert (found["run"], found["steps"]) == (run_name, 60)
+    assert found["shards"][0]["rings"][0]["name"] == "ring-000"
+    assert command("stop", run_name).returncode == 0
+    gone = command("status", run_name)
+    assert gone.returncode == 3
+    assert f"this cluster has no run '{run_name}'" in gone.stderr
