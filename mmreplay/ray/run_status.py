@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +128,10 @@ def stop(run: str) -> None:
             asked.append((remote, remote.send("stop")))
         except ReplayError:
             continue
+    until = time.monotonic() + STOP_S
     for remote, reference in asked:
         try:
-            remote.receive(reference, STOP_S)
+            remote.receive(reference, max(0.0, until - time.monotonic()))
         except ReplayError:
             # It is away, and is killed when its node is back, if ever.
             continue

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Shard:
         self.run, self.root, self.key, self.network = run, root, key, network
         self.folder = Path(root) / run
         self.rings: dict[str, ReplayBuffer] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
         self._lanes: Lanes | None = None
         self._lock = threading.RLock()
         self._held: WriterLock | None = None
@@ -70,7 +71,12 @@ class Shard:
                 self.open_rings()
             except (ReplayError, OSError) as caught:
                 error = {"kind": type(caught).__name__, "message": str(caught)}
-            rings = {name: self._facts(name) for name in self.rings}
+            rings = {}
+            for name in self.rings:
+                try:
+                    rings[name] = self._facts(name)
+                except ReplayError as caught:
+                    error = {"kind": type(caught).__name__, "message": str(caught)}
         return {
             "run": self.run, "key": self.key, "root": self.root,
             "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
@@ -139,9 +145,16 @@ class Shard:
         with self._lock:
             self._refuse_stopped()
             self._take_folder()
-            for name in self._names():
+            found = self._found()
+            for name in [*self.rings]:
+                if found.get(name) != self._versions[name]:
+                    # It was deleted, or another one has its name now.
+                    with suppress(ReplayError):
+                        self.rings.pop(name).close()
+            for name, version in found.items():
                 if name not in self.rings:
                     self._open(name)
+                    self._versions[name] = version
             return dict(self.rings)
 
     def _thin(self) -> Lanes:
@@ -192,15 +205,16 @@ class Shard:
                 host=error.host,
             ) from error
 
-    def _names(self) -> list[str]:
-        """Names of the rings in the folder."""
+    def _found(self) -> dict[str, tuple[int, int]]:
+        """Names of the rings in the folder, and what another one of a name changes."""
+        found = {}
         with os.scandir(self.folder) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
+            for entry in entries:
                 # A folder becomes a buffer when this file appears in it, last.
-                if os.path.exists(os.path.join(entry.path, METADATA))
-            )
+                with suppress(OSError):
+                    status = os.stat(os.path.join(entry.path, METADATA))
+                    found[entry.name] = status.st_ino, status.st_mtime_ns
+        return dict(sorted(found.items()))
 
     def _open(self, name: str) -> None:
         """Open one ring to draw from it; its writer is another process."""

@@ -109,6 +109,20 @@ def test_a_node_that_is_back_has_its_shard_back_by_its_label(
 
 
 @pytest.mark.slow
+def test_a_run_is_stopped_while_a_node_is_away(run_name, tmp_path, cluster):
+    for label in ("n0", "n1"):
+        ask(writing(label, run_name, str(tmp_path / label)), "add", 50)
+    cluster.remove("n1")
+    mr.ray.stop(run_name)
+    assert calls.shard_keys(run_name) == []
+    cluster.add("n1")
+    # Nothing of it comes back with the node.
+    assert calls.shard_keys(run_name) == []
+    with mr.ReplayBuffer.open(tmp_path / "n1" / run_name / "ring-000") as ring:
+        assert len(ring) == 50
+
+
+@pytest.mark.slow
 def test_a_killed_raylet_takes_its_shard_along_which_is_back_with_the_node(
     run_name, tmp_path, cluster
 ):

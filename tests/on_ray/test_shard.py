@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 
 import pytest
 
@@ -57,6 +58,21 @@ def test_a_folder_that_is_missing_is_an_answer_until_it_is_there(shard, tmp_path
     assert shard.info()["error"] is None
     with pytest.raises(mr.FormatError, match=r"b does not exist .* local disk"):
         shard.serve("b")
+
+
+def test_a_ring_that_was_deleted_is_no_more_and_its_name_free(shard, tmp_path):
+    for name in ("a", "b"):
+        fill(tmp_path / "run" / name, 10)
+    opened = shard.open_rings()["a"]
+    shutil.rmtree(tmp_path / "run" / "a")
+    assert list(shard.info()["rings"]) == ["b"]
+    assert opened.closed
+    fill(tmp_path / "run" / "a", 30)
+    assert shard.serve("a")["steps"] == 30
+    # Another one in its place, between two looks.
+    shutil.rmtree(tmp_path / "run" / "a")
+    fill(tmp_path / "run" / "a", 20)
+    assert shard.serve("a")["steps"] == 20
 
 
 def test_a_damaged_ring_is_an_answer_until_it_is_whole(shard, tmp_path):
