@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmreplay.ray.client import ReplayClient as ReplayClient
     from mmreplay.ray.data import read as read
     from mmreplay.ray.data import write as write
     from mmreplay.ray.ring_writer import RingWriter as RingWriter
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mmreplay.ray.run_status import RunStatus as RunStatus
     from mmreplay.ray.run_status import status as status
     from mmreplay.ray.run_status import stop as stop
+    from mmreplay.ray.sources import ClientStats as ClientStats
+    from mmreplay.ray.sources import LostWarning as LostWarning
     from mmreplay.ray.thin import ThinWriter as ThinWriter
     from mmreplay.ray.thin import thin_ring as thin_ring
     from mmreplay.ray.thin import thin_writer as thin_writer
@@ -41,6 +44,9 @@ if not ray.__version__.startswith(SUPPORTED + "."):
     )
 
 _MODULES = {
+    "ClientStats": "mmreplay.ray.sources",
+    "LostWarning": "mmreplay.ray.sources",
+    "ReplayClient": "mmreplay.ray.client",
     "RingWriter": "mmreplay.ray.ring_writer",
     "RunStatus": "mmreplay.ray.run_status",
     "ThinWriter": "mmreplay.ray.thin",

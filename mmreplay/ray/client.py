@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 
+NUM_COLUMNS = 4
+"""Of int64 in a batch: environments, positions, those of windows, and rings."""
+
+
 class RayCall:
     """A call of an actor; see `Call`."""
 
@@ -251,7 +255,8 @@ class ReplayClient(ReplayLoader):
                 num_threads=None,
                 read_ahead_nbytes=READ_AHEAD_NBYTES,
                 one_thread=one_thread,
-                equal_arrays=max_equal_arrays(schema),
+                # Columns of the draw are joined in the same memory.
+                equal_arrays=max_equal_arrays(schema) + NUM_COLUMNS,
                 pool_type=PowerOfTwoPool,
             )
         except BaseException:

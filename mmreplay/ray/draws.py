@@ -13,6 +13,7 @@ request draws again and sets the same priorities again, so it does no harm.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ from mmreplay.samplers.prioritized import PriorityBasedSampler
 from mmreplay.transforms.base import Transform
 
 Array = NDArray[Any]
+LOOK_S = 1.0
+"""Seconds between two looks for new rings."""
 UNWEIGHTED = JointWeights(0.0, 1.0)
 """Weights are the client's: it alone knows the whole batch."""
 
@@ -355,17 +358,15 @@ class ShardDraws:
         """Make one.
 
         Args:
-            folders: Lists the rings by name, whenever masses are asked for.
+            folders: Lists the rings by name.
         """
         self._folders = folders
-        self._by_client: dict[str, RingDraws] = {}
+        self._by_client: dict[str, tuple[RingDraws, float]] = {}
         self._lock = threading.Lock()
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
         """Masses of all rings, also of new ones; see `RingDraws.masses`."""
-        draws = self._draws(client)
-        draws.serve(self._folders())
-        return draws.masses(step, highest)
+        return self._served(client, 0.0).masses(step, highest)
 
     def exchange(
         self,
@@ -374,25 +375,29 @@ class ShardDraws:
         draws: Sequence[SharesOfBatch],
         highest: float,
     ) -> Reply:
-        """Set priorities, then draw; see `RingDraws.exchange`."""
-        own = self._draws(client)
-        if not own.buffers:
-            # The first call of a shard that was restarted may be this one.
-            own.serve(self._folders())
-        return own.exchange(updates, draws, highest)
+        """Set priorities, then draw; see `RingDraws.exchange`.
 
-    def _draws(self, client: Client) -> RingDraws:
-        text = text_of(client)
+        A shard that was restarted opens its rings here, and new rings are looked for
+        every second.
+        """
+        return self._served(client, LOOK_S).exchange(updates, draws, highest)
+
+    def _served(self, client: Client, look_s: float) -> RingDraws:
+        """The draws for a client, over rings that were listed lately."""
+        text, now = text_of(client), time.monotonic()
         with self._lock:
-            if text not in self._by_client:
-                self._by_client[text] = RingDraws(client)
-            return self._by_client[text]
+            draws, listed_at = self._by_client.get(text) or (RingDraws(client), None)
+            if listed_at is None or now - listed_at >= look_s:
+                draws.serve(self._folders())
+                listed_at = now
+            self._by_client[text] = draws, listed_at
+        return draws
 
     def close(self) -> None:
         """Close all rings, and make priorities durable."""
         with self._lock:
             own, self._by_client = list(self._by_client.values()), {}
-        for draws in own:
+        for draws, _ in own:
             draws.close()
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
 from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.ray.cluster import VERSION
+from mmreplay.ray.draws import (
+    Client,
+    Masses,
+    Reply,
+    ShardDraws,
+    SharesOfBatch,
+    Update,
+)
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 
 RATE_S = 1.0
@@ -60,6 +68,7 @@ class Shard:
         self._held: WriterLock | None = None
         self._stopped = False
         self._counts: dict[str, list[tuple[float, int]]] = {}
+        self._draws = ShardDraws(self._folders)
 
     # Calls by writers, clients and the registry; each may be repeated.
 
@@ -125,6 +134,20 @@ class Shard:
         """End the lease of a thin writer; see `Lanes.give_back`."""
         return self._thin().give_back(writer)
 
+    def masses(self, client: Client, step: int, highest: float) -> Masses:
+        """What there is to draw from; see `ShardDraws.masses`."""
+        return self._draws.masses(client, step, highest)
+
+    def exchange(
+        self,
+        client: Client,
+        updates: Mapping[str, Sequence[Update]],
+        draws: Sequence[SharesOfBatch],
+        highest: float,
+    ) -> Reply:
+        """Set priorities, then draw; see `ShardDraws.exchange`."""
+        return self._draws.exchange(client, updates, draws, highest)
+
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""
         with self._lock:
@@ -183,6 +206,10 @@ class Shard:
                 f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
             )
 
+    def _folders(self) -> dict[str, Path]:
+        """Folders of the rings by name, for draws, which open them as they need."""
+        return {name: self.folder / name for name in self.open_rings()}
+
     def _take_folder(self) -> None:
         """Hold the folder's lock, so that no second shard serves its rings."""
         if self._held is not None:
@@ -235,6 +262,7 @@ class Shard:
         rows = int(heads.sum())
         return {
             "path": str(ring.path),
+            "uuid": ring.metadata.uuid.hex(),
             "schema": ring.schema.to_json(),
             "roles": dict(ring.schema.roles),
             "capacity": ring.capacity,
@@ -279,6 +307,7 @@ class Shard:
             lanes, self._lanes = self._lanes, None
             if lanes is not None:
                 lanes.close()
+            self._draws.close()
             while self.rings:
                 self.rings.popitem()[1].close()
         finally:
