@@ -30,6 +30,7 @@ from mmreplay.loader.sources import (
 )
 from mmreplay.ray import cluster
 from mmreplay.ray.descriptions import SAMPLERS
+from mmreplay.ray.run_status import require_run
 from mmreplay.ray.sources import (
     Call,
     CallLostError,
@@ -127,12 +128,8 @@ class RayRun:
             SchemaError: There is no such run, or no cluster.
         """
         cluster.require_connection()
-        self.run = cluster.check_name("run", run)
-        if not cluster.run_exists(run):
-            raise SchemaError(
-                f"run must be the name of a run, got {run!r}, which has not begun. "
-                f"Known are {cluster.run_names()}. Begin it with mr.ray.writer."
-            )
+        require_run(run)
+        self.run = run
         self.key = cluster.this_node().key
         self._shards: dict[str, RayShard] = {}
         self._registry = cluster.Remote(cluster.registry_name(run))
