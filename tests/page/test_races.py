@@ -79,13 +79,13 @@ def test_an_episode_that_fills_its_ring(ask, tmp_path, rng, monkeypatch):
         assert (before["begin"], before["end"]) == (500, 1500)
         rewards, added = episodes._rewards, []
 
-        def overtaken(buffer, env_id, begin, end):
+        def overtaken(*arguments):
             if len(added) < 3:
                 steps = healthy_steps(rng, 20, 1, length=1000)
                 added.append(
                     writer.extend({name: _first(v) for name, v in steps.items()})
                 )
-            return rewards(buffer, env_id, begin, end)
+            return rewards(*arguments)
 
         monkeypatch.setattr(episodes, "_rewards", overtaken)
         found = client.json("episode", "env=0&at=1400")
