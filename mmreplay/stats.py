@@ -346,6 +346,9 @@ def count_values(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
     if not (np.isfinite(values.min()) and np.isfinite(values.max())):
         finite = values[np.isfinite(values)]
     wide = finite.astype(np.float64)
+    if values.dtype.kind in "iub":
+        # The edges of so wide a range are rounded.
+        wide = wide[(values >= least) & (values <= most)].clip(edges[0], edges[-1])
     if math.isfinite(edges[-1] - edges[0]) and (edges[1:] > edges[:-1]).all():
         # Bins of one width take no sorting.
         return np.histogram(wide, bins, (float(edges[0]), float(edges[-1])))[0]

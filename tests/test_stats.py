@@ -377,6 +377,18 @@ def test_counts_are_those_of_numpy_between_the_same_edges(
     assert counts.tolist() == expected
 
 
+def test_whole_numbers_of_the_widest_range_are_all_counted():
+    limits = np.iinfo(np.int64)
+    for values in (
+        [limits.min, 0, limits.max],
+        [-9_131_150_555_823_520_001, 5, 9_175_009_318_040_891_001],
+    ):
+        array = np.array(values)
+        moments = moments_of(array)
+        edges = stats.edges_of(moments, mr.Field((), "int64"), 40)
+        assert stats.count_values(array, moments, edges).sum() == 3
+
+
 def test_floats_that_hardly_differ_are_counted(tmp_path):
     values = np.array([2.0**53, 2.0**53 + 2, 2.0**53 + 2])
     fields = mr.Schema({"x": mr.Field((), "float64")})

@@ -42,7 +42,8 @@ def compare_buffers(
     first, second = buffers
     histograms = []
     for name, attribute in (("return", "returns"), ("length", "lengths")):
-        pair = tuple(getattr(columns, attribute) for columns in episodes)
+        # Of whole ones: others are as long as they are by chance.
+        pair = [getattr(columns, attribute)[columns.complete] for columns in episodes]
         field = Field((), "float32" if name == "return" else "int64")
         shared = shared_histogram(pair[0], pair[1], field)
         if shared is not None:

@@ -194,7 +194,7 @@ class _Reduction:
         self._highest = np.full(shape, least, dtype)
         # float32 holds values of narrower types well enough.
         self._wide = dtype.itemsize >= 4 and dtype != np.float32
-        self._base: NDArray[np.float64] | None = None
+        self._base: NDArray[Any] | None = None
 
     def add(self, row: int, values: NDArray[Any]) -> None:
         """Take in the rows ``[N, C]`` that begin at a row."""
@@ -223,10 +223,9 @@ class _Reduction:
             # the first finite value are added up.
             if self._base is None:
                 rows = 0 if finite is None else finite.argmax(axis=0)
-                first = values[rows, np.arange(values.shape[1])].astype(np.float64)
-                self._base = np.where(np.isfinite(first), first, 0)
-            with np.errstate(over="ignore", invalid="ignore"):
-                values = values.astype(np.float64) - self._base
+                first = values[rows, np.arange(values.shape[1])]
+                self._base = np.where(np.isfinite(first), first, 0).astype(first.dtype)
+            values = _distances(values, self._base)
         if finite is not None:
             values = np.where(finite, values, 0)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -247,12 +246,25 @@ class _Reduction:
                         offsets[number] = low.item()
                         lowest[:, number] -= low
                         highest[:, number] -= low
-                    means[:, number] += base - float(offsets[number])
+                    # Of whole numbers the difference is exact.
+                    means[:, number] += float(base - offsets[number])
             narrow = _narrow(lowest).T, _narrow(highest).T, _narrow(means).T
         empty = (self._counts == 0).T
         for curve in narrow:
             curve[empty] = np.nan
         return *narrow, tuple(offsets) if any(offsets) else ()
+
+
+def _distances(values: NDArray[Any], base: NDArray[Any]) -> NDArray[np.float64]:
+    """Return values less a base: of whole numbers exactly, as far as float64 goes."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = values.astype(np.float64) - base.astype(np.float64)
+    if values.dtype.kind == "f" or values.dtype.itemsize < 8:
+        return wide
+    # Modulo 2^64, which is exact where the distance is less than 2^63.
+    exact = (values.view(np.uint64) - base.view(np.uint64)).view(np.int64)
+    near: NDArray[np.float64] = np.where(abs(wide) < 1 << 62, exact, wide)
+    return near
 
 
 def _needs_offset(low: float, high: float) -> bool:

@@ -378,7 +378,8 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
 
     Returns:
         ``rows`` as `table_rows` returns them; ``total`` after the filters, ``all``,
-        ``histogram`` and ``done``, the share of the returns that are known.
+        ``histogram``, ``written`` (rows of all environments at the time) and ``done``,
+        the share of the returns that are known.
 
     Raises:
         Refusal: A parameter is out of bounds.
@@ -428,6 +429,7 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
     return {
         "total": len(order),
         "all": len(columns),
+        "written": int(columns.heads.sum()),
         "offset": offset,
         "rows": table_rows(columns, some),
         "done": done,

@@ -251,11 +251,11 @@ def test_curves_of_time_stamps_are_distances(
     assert [kind(text) for text in head["offsets"]] == [
         np.nanmin(stamps[:, number]).item() for number in (0, 1)
     ]
-    away = (stamps[:, 1] - stamps[0, 1]).astype(float).reshape(25, 2)
+    away = np.array([kind(step * i) for i in range(50)], float).reshape(25, 2)
     np.testing.assert_allclose(lowest[1], away.min(1), rtol=1e-5)
     np.testing.assert_allclose(highest[1], away.max(1), rtol=1e-5)
-    # float64 holds a time stamp in nanoseconds to 256 of them.
-    lost = 1024 if dtype == "int64" else 4096 if dtype == "uint64" else 1e-4
+    # Distances of whole numbers are exact, whatever float64 holds of them.
+    lost = 1e-4 if dtype == "float64" else 0
     np.testing.assert_allclose(mean[1], away.mean(1), rtol=1e-4, atol=lost)
     if dtype == "float64":
         assert mean[0, 0] == lowest[0, 0] == 0
@@ -464,6 +464,16 @@ def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, r
             assert counts == np.histogram(numbers, edges)[0].tolist()
     assert histograms["length"]["values"] == [9.0, 30.0]
     assert histograms["length"]["counts"] == [[0, 20], [10, 0]]
+
+
+def test_episodes_are_compared_that_are_whole(ask, tmp_path, rng):
+    # Of 70 steps an environment has two whole episodes of 30 and one that goes on.
+    paths = [make_buffer(tmp_path / name, rng, count=70) for name in "ab"]
+    answer = ask(*paths).json("compare", "c=1")
+    histograms = {entry["name"]: entry for entry in answer["histograms"]}
+    assert histograms["length"]["values"] == [30.0]
+    assert histograms["length"]["counts"] == [[4], [4]]
+    assert [sum(counts) for counts in histograms["return"]["counts"]] == [4, 4]
 
 
 def test_frames_of_a_known_generation_are_cached_by_the_browser(ask, path):

@@ -867,6 +867,29 @@ def test_the_table_is_sorted_by_the_kind_of_end(tab, serve, path):
     assert tab.errors() == []
 
 
+def test_a_table_grows_with_its_buffer(tab, serve, tmp_path, rng):
+    path = make_buffer(tmp_path / "live", rng, count=60)
+    with mr.ReplayBuffer.open(path, "r+") as writer:
+        tab.open(serve(path), "episodes")
+        tab.wait("return document.querySelector('.note').textContent === '4'")
+        steps = healthy_steps(rng, 90, 2)
+
+        def add():
+            writer.extend(steps, final_observation=steps["observation"])
+
+        add()
+        tab.wait("return document.querySelector('.note').textContent === '10'")
+        assert tab.texts(".erow[data-row='0'] .mono") == ["0 : 124"]
+        # Under the reader's focus rows do not move.
+        tab.run("document.querySelector('.erow[data-row=\"1\"] .mono').focus()")
+        add()
+        time.sleep(3)
+        assert tab.text(".note") == "10"
+        tab.run("document.activeElement.blur()")
+        tab.wait("return document.querySelector('.note').textContent === '16'")
+    assert tab.errors() == []
+
+
 def test_any_of_many_environments_is_chosen(tab, serve, tmp_path):
     num_envs = 600
     fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}

@@ -4,7 +4,7 @@
   const { el, count, number, token } = mmr;
   const FONT = "12px system-ui, sans-serif";
   const charts = new Set();
-  const WHOLE = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+  const WHOLE = (mmr.WHOLE = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3)));
 
   mmr.axis = (options) => ({
     stroke: token("muted"),
@@ -187,7 +187,7 @@
           options: {
             scales: { x: { time: false }, y: { range: () => limits } },
             axes: [
-              mmr.axis({ values: mmr.labels, label: xlabel, labelSize: 18, labelFont: FONT, size: 26 }),
+              mmr.axis({ values: mmr.labels, incrs: WHOLE, label: xlabel, labelSize: 18, labelFont: FONT, size: 26 }),
               mmr.axis({ values: mmr.labels, size: 52, ...steps }),
             ],
             series: [

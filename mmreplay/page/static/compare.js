@@ -59,7 +59,7 @@
           }));
           later.push(() => mmr.bars(box, 170, { edges: each.edges, series, label: `Histograms of ${each.name} of both buffers, in percent` }));
         }
-        const noteText = `${count(sums[0])} and ${count(sums[1])}${each.values ? "" : "; in percent"}`;
+        const noteText = `${count(sums[0])} and ${count(sums[1])}${each.role === "episode" ? " whole ones" : ""}${each.values ? "" : "; in percent"}`;
         return card("c6", each.role === "episode" ? `Episode ${each.name}s` : each.name, noteText, box);
       });
       const differences = answer.schema.length

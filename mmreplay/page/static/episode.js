@@ -696,7 +696,7 @@
           data: [data.x, ...columns()],
           options: {
             scales: { x: { time: false, range: () => view }, y: { range } },
-            axes: [mmr.axis({ size: 24, values: mmr.labels }), mmr.axis({ size: 52, values: mmr.labels, space: 22 })],
+            axes: [mmr.axis({ size: 24, values: mmr.labels, incrs: mmr.WHOLE }), mmr.axis({ size: 52, values: mmr.labels, space: 22 })],
             bands,
             series: [{}, ...[true, false, false].flatMap((isMean) => data.lines.map((line) => seriesOf(line, isMean)))],
             cursor: {

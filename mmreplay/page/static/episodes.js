@@ -258,6 +258,28 @@
       }
     }
 
+    // While a buffer is written, the table is read again where nobody reads it: at its top,
+    // without the focus in it. Elsewhere rows would move away under the reader.
+    let version = app.states[id]?.version;
+    let written = 0;
+    let began = performance.now();
+    let took = 0;
+    let follower = 0;
+    function follow(state) {
+      const { version: newest, head } = state ?? {};
+      if (follower || head == null || (newest === version && head <= written)) return;
+      follower = setTimeout(async () => {
+        follower = 0;
+        if (!list.scrollTop && !list.contains(document.activeElement)) {
+          version = app.states[id]?.version;
+          began = performance.now();
+          await load(true);
+          took = performance.now() - began;
+        } else began = performance.now();
+        if (!stopped) follow(app.states[id]);
+      }, Math.max(0, Math.max(POLL_MS, 10 * took) - (performance.now() - began)));
+    }
+
     function clearRows() {
       for (const { node } of drawn.values()) node.remove();
       drawn.clear();
@@ -265,6 +287,7 @@
 
     function showTable(table_) {
       total = table_.total;
+      written = table_.written;
       all = table_.all;
       note.textContent = noteOf(table_);
       space.style.height = `${Math.min(total * ROW_HEIGHT, TALLEST)}px`;
@@ -477,8 +500,9 @@
     app.leave = () => {
       stopped = true;
       clearTimeout(timer);
+      clearTimeout(follower);
     };
-    app.onstate = null;
+    app.onstate = follow;
     drawExport();
     await load();
   };
