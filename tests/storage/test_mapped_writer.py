@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -364,3 +365,42 @@ def test_steps_far_from_each_other_are_written(tmp_path, stores, monkeypatch):
     assert 4 <= len(asked) <= 5
     assert disk.calls["store"] >= steps - write_path.RESTS
     file.close()
+
+
+def advised_pages(path):
+    """Whether large pages were advised for each mapping of a file that is writable."""
+    found, named = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            named = line.endswith(str(path)) and " rw-s " in line
+        elif named and line.startswith("VmFlags:"):
+            found.append("hg" in line.split())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "layout"), [(1, "env_major"), (3, "time_major"), (3, "env_major")]
+)
+def test_large_pages_are_for_rows_that_follow_each_other(
+    tmp_path, stores, num_envs, layout
+):
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no large pages")
+    buffer = mr.ReplayBuffer.create(
+        tmp_path / "a",
+        SCHEMA,
+        90_000,
+        num_envs=num_envs,
+        layout=layout,
+        autoreset="disabled",
+    )
+    steps = {
+        path: np.ones((9000, num_envs, *field.shape), field.numpy)
+        for path, field in SCHEMA.fields.items()
+    }
+    buffer.extend(steps)
+    (records,) = tmp_path.rglob("records.bin")
+    (flags,) = tmp_path.rglob("flags.bin")
+    assert any(advised_pages(records)) == (num_envs == 1 or layout == "time_major")
+    assert not any(advised_pages(flags))
+    buffer.close()
