@@ -314,9 +314,10 @@ def answer_overview(request: PageRequest) -> PageAnswer:
 
 def answer_episode_table(request: PageRequest) -> PageAnswer:
     """Return a page of the table of episodes."""
-    value = answer_episodes(request.shown.episodes, request.query)
-    version = request.shown.episodes.columns().version
-    return request.json(value, version, value["done"])
+    # One look at the episodes: an answer must not have the tag of newer ones.
+    columns = request.shown.episodes.with_returns()
+    value = answer_episodes(request.shown.episodes, columns, request.query)
+    return request.json(value, columns.version, value["done"])
 
 
 def answer_episode(request: PageRequest) -> PageAnswer:

@@ -108,6 +108,12 @@ class ColumnSampler(PrioritizedSampler):
         self.weigh(view, nullcontext())
         assert self.masses is not None
         total, options = self.masses.total, self._options
+        if not np.isfinite(total):
+            raise Refusal(
+                BAD,
+                "(priority + eps) ** alpha must be finite for all rows, and its sum "
+                "overflows. Use a smaller alpha or eps.",
+            )
         if not total > 0:
             raise EmptyError(
                 f"cannot draw {batch_size} steps: all {count} legal starts have "
@@ -332,7 +338,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
                 check_episodes(view)
             for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
                 copy_priorities(buffer, view, sampler, name)
-            draw = parsed.sampler.draw(view, DRAWN)
+            draw = _draw(parsed.sampler, view, text)
             span = view.span
         for number, by_column in enumerate(parsed.by_column):
             if by_column.masses is not None:
@@ -358,6 +364,16 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         "priorities": by_priority,
         "form": form_of(parsed.sampler),
     }
+
+
+def _draw(sampler: Sampler, view: GenerationReader, text: str) -> Draw:
+    try:
+        return sampler.draw(view, DRAWN)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        # Arguments that are legal one by one, such as shares whose sum overflows.
+        if isinstance(error, ReplayError):
+            raise
+        raise Refusal(BAD, f"{text} cannot draw: {error}. Change it.") from error
 
 
 def _use_columns(

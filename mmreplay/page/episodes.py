@@ -368,11 +368,14 @@ def _carry_returns(former: EpisodeColumns, columns: EpisodeColumns) -> None:
         columns.known[rows][same] = True
 
 
-def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
+def answer_episodes(
+    episodes: EpisodeList, columns: EpisodeColumns, query: Query
+) -> dict[str, Any]:
     """Return a page of the table, as JSON values.
 
     Args:
-        episodes: Of the buffer.
+        episodes: Of the buffer; keeps orders of rows.
+        columns: As the list returned them.
         query: ``sort``, ``desc``, ``env``, ``len``, ``ret``, ``end``, ``whole``,
             ``hist``, ``offset`` and ``limit``.
 
@@ -393,7 +396,6 @@ def answer_episodes(episodes: EpisodeList, query: Query) -> dict[str, Any]:
     measure = query.choice("hist", ("return", "length"), "return")
     offset = query.integer("offset", 0, 1 << 40, 0)
     limit = query.integer("limit", 1, MAX_LIMIT, 100)
-    columns = episodes.with_returns()
     done = columns.done
 
     def make_order() -> NDArray[Any]:

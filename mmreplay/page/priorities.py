@@ -152,8 +152,9 @@ class Weighing:
 
     def masses(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the masses of priorities ``[N]``, float64 ``[N]``."""
-        masses = np.add(priorities, self.eps, dtype=np.float64)
-        np.power(masses, self.alpha, out=masses)
+        with np.errstate(over="ignore"):  # A draw refuses them.
+            masses = np.add(priorities, self.eps, dtype=np.float64)
+            np.power(masses, self.alpha, out=masses)
         return masses
 
     def look(

@@ -12,7 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.page.api import Page
-from mmreplay.page.episodes import KINDS
+from mmreplay.page.episodes import KINDS, table_rows
 from mmreplay.page.shown import rows_version
 from mmreplay.page.wire import encode_json, pack, unpack
 from tests.page.conftest import (
@@ -417,6 +417,26 @@ def test_an_entity_tag_changes_with_what_is_still_read(ask, path, stored, monkey
     rows = client.json("episodes", "sort=return&desc=0&limit=500")["rows"]
     returns = np.sort(mr.episode_table(stored).returns)
     np.testing.assert_allclose([row[3] for row in rows], returns, atol=1e-4)
+
+
+def test_a_tag_is_of_the_rows_that_came_with_it(ask, path, rng, monkeypatch):
+    monkeypatch.setattr("mmreplay.page.episodes.REFRESH_S", 0)
+    monkeypatch.setattr("mmreplay.page.episodes.PATIENCE", 0)
+    client = ask(path)
+    steps = healthy_steps(rng, 90, 2)
+    with mr.ReplayBuffer.open(path, "r+") as writer:
+
+        def overtaken(*arguments):
+            writer.extend(steps, final_observation=steps["observation"])
+            return table_rows(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("mmreplay.page.episodes.table_rows", overtaken)
+            answer = client.answer("episodes", "limit=500")
+        before = json.loads(answer.body)["all"]
+        again = client.answer("episodes", "limit=500", answer.headers["etag"])
+        assert again.status == 200
+        assert json.loads(again.body)["all"] == before + 6
 
 
 def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, rng):

@@ -890,6 +890,31 @@ def test_a_table_grows_with_its_buffer(tab, serve, tmp_path, rng):
     assert tab.errors() == []
 
 
+def test_another_buffer_at_the_same_path_is_another(tab, serve, path, rng):
+    tab.open(serve(path), "episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    thumb = (
+        "const c = document.querySelector('.erow[data-row=\"0\"] canvas');"
+        "if (c?.width !== 32) return null;"
+        "return [...c.getContext('2d').getImageData(0, 0, 32, 24).data].join()"
+    )
+    before = tab.wait(thumb)
+    tab.run("document.querySelector('.erow input').click()")
+    assert tab.text("[aria-label=Selection] h2") == "1 episode selected"
+    version = tab.run("return mmr.app.states[0].version")
+    shutil.rmtree(path)
+    make_buffer(path, rng)
+    tab.wait(
+        f"return mmr.app.states[0].version?.split('.')[0] !== {version.split('.')[0]!r}"
+    )
+    tab.go("overview")
+    tab.go("episodes")
+    tab.wait("return document.querySelectorAll('.erow').length > 5")
+    assert tab.run("return document.querySelector('[aria-label=Selection]').hidden")
+    assert tab.run("return document.querySelector('.erow input').checked") is False
+    assert tab.wait(thumb) != before
+
+
 def test_any_of_many_environments_is_chosen(tab, serve, tmp_path):
     num_envs = 600
     fields = {"observation": mr.Field((), "float32"), "reward": mr.Field((), "float32")}

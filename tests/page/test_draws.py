@@ -415,6 +415,24 @@ def test_draws_that_take_too_much_are_refused(ask, prioritized, monkeypatch):
     assert client.json("draws", "sampler=UniformSampler()")["ages"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("PrioritizedSampler(alpha=4, eps=1e200)", "Use a smaller alpha or eps."),
+        ("SequenceSampler(2, sampler=PrioritizedSampler(4, eps=1e200))", "overflows"),
+        (
+            "MixtureSampler([(UniformSampler(),1e308),(UniformSampler(),1e308)])",
+            "cannot draw",
+        ),
+    ],
+)
+def test_arguments_that_overflow_are_refused(ask, prioritized, text, words):
+    with np.errstate(all="ignore"):
+        status, text = ask(prioritized).refused("draws", urlencode({"sampler": text}))
+    assert status == 400
+    assert words in text
+
+
 def test_masses_are_those_of_the_buffer_as_it_is(ask, prioritized, monkeypatch):
     # Masses of a large ring are 30 s old at most, but never of other rows.
     monkeypatch.setattr("mmreplay.page.draws.LARGE_ROWS", 1)

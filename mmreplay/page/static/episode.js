@@ -429,8 +429,8 @@
       const [first, until] = [begin + view[0], begin + view[1] + 1];
       const whole = first === begin && until >= end;
       const stop = whole ? end + (episode.final_row ? 1 : 0) : until;
-      mmr.selectionOf(id).set(whole ? `${env}:${begin}` : `${env}:${first}-${stop}`, [env, first, stop]);
-      mmr.drawSelection(exportBox, id, overview);
+      mmr.selectionOf(overview).set(whole ? `${env}:${begin}` : `${env}:${first}-${stop}`, [env, first, stop]);
+      mmr.drawSelection(exportBox, overview);
     }
 
     function zoomIn() {
@@ -826,7 +826,7 @@
     // For tests that measure how fast frames are shown.
     app.player = { move, shown: () => shown, curves: () => curves, zoom };
 
-    mmr.drawSelection(exportBox, id, overview);
+    mmr.drawSelection(exportBox, overview);
     follow.version = app.states[id]?.version;
     listRewards();
     move(step);

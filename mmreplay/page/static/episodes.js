@@ -8,20 +8,23 @@
   const MAX_LISTED_ENVS = 64;
   const KINDS = ["terminated", "truncated", "both", "broken off", "running"];
 
-  // Ranges of rows that are selected, by buffer: [env, first, stop] by "env:begin" of an
-  // episode, or "env:first-stop" of some of its steps.
+  // Ranges of rows that are selected, by the uuid of a buffer: another one may be made at
+  // its path. [env, first, stop] by "env:begin" of an episode, or "env:first-stop" of some
+  // of its steps.
   const selections = new Map();
-  const selectionOf = (id) => {
-    if (!selections.has(id)) selections.set(id, new Map());
-    return selections.get(id);
+  const selectionOf = ({ storage: { uuid } }) => {
+    if (!selections.has(uuid)) selections.set(uuid, new Map());
+    return selections.get(uuid);
   };
   mmr.selectionOf = selectionOf;
 
   const quoted = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
   // What is selected as a file, and the command that takes it.
-  mmr.drawSelection = (box, id, overview, cleared = () => {}) => {
-    const selected = selectionOf(id);
+  let url = "";
+  mmr.drawSelection = (box, overview, cleared = () => {}) => {
+    const selected = selectionOf(overview);
+    URL.revokeObjectURL(url);
     box.hidden = !selected.size;
     if (!selected.size) return;
     const rows = [...selected.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
@@ -32,11 +35,12 @@
     const ranges = [...selected.keys()].filter((key) => key.includes("-")).length;
     const episodes = selected.size - ranges;
     const words = [episodes ? plural(episodes, "episode") : null, ranges ? plural(ranges, "range") : null];
-    const save = el("a", { class: "btn main", download: name, href: URL.createObjectURL(blob) }, `Save ${name}`);
+    url = URL.createObjectURL(blob);
+    const save = el("a", { class: "btn main", download: name, href: url }, `Save ${name}`);
     const clear = mmr.button("Clear", "Clear the selection", () => {
       selected.clear();
       cleared();
-      mmr.drawSelection(box, id, overview, cleared);
+      mmr.drawSelection(box, overview, cleared);
     });
     const command = `mmreplay convert ${quoted(overview.storage.path)} selected.npz --select ${name}`;
     box.replaceChildren(
@@ -81,7 +85,7 @@
     const image = overview.fields.find((f) => f.image && f.role === "observation")
       ?? overview.fields.find((f) => f.image);
     const query = { sort: "age", desc: "0", hist: "return" };
-    const selected = selectionOf(id);
+    const selected = selectionOf(overview);
     const pages = new Map();
     const drawn = new Map();
     let total = 0;
@@ -108,7 +112,7 @@
     const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
 
     const drawExport = () =>
-      mmr.drawSelection(exportBox, id, overview, () => {
+      mmr.drawSelection(exportBox, overview, () => {
         for (const { node } of drawn.values()) node.querySelector("input").checked = false;
       });
 

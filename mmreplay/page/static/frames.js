@@ -58,7 +58,7 @@
 
   mmr.thumb = (id, field, env, position, begin = position) => {
     const canvas = el("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-    const key = `${id}/${field}/${env}:${position}`;
+    const key = `${id}/${field}/${env}:${position}/${frozen(id).v}`;
     const known = thumbs.get(key);
     if (known) mmr.paint(canvas, known);
     else {
