@@ -82,10 +82,7 @@ class BoundLimit:
         settings = list(self._limiter.settings)
         if not path.exists():
             self._write(path, settings)
-        value = strict_json.parse(files.read_bytes(path, 4096), str(path))
-        said, base = value.get("law"), value.get("base")
-        if isinstance(said, list):
-            said = [math.inf if each is None else each for each in said]
+        said, base = _parsed(path)
         if said != settings:
             raise SchemaError(
                 "limiter: (samples_per_insert, min_size, error_buffer) must be "
@@ -322,6 +319,26 @@ class BoundLimit:
         """Close in a forked child, where another thread's lock is held for good."""
         self._lock = threading.RLock()
         self.close()
+
+
+def stored_settings(folder: Path) -> object:
+    """Return the settings in a buffer's folder, as they stand there; None for none.
+
+    Raises:
+        FormatError: The folder is a link, or the file damaged.
+    """
+    own = folder / FOLDER
+    refuse_link(own)
+    return _parsed(own / SETTINGS)[0] if (own / SETTINGS).exists() else None
+
+
+def _parsed(path: Path) -> tuple[object, object]:
+    """Settings and base of a file, whatever they are; infinity is stored as null."""
+    value = strict_json.parse(files.read_bytes(path, 4096), str(path))
+    said = value.get("law")
+    if isinstance(said, list):
+        said = [math.inf if each is None else each for each in said]
+    return said, value.get("base")
 
 
 def _read(file: File) -> int:

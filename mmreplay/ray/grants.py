@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmreplay.buffer.limiting import Counts
-from mmreplay.errors import SchemaError, StarvedError
+from mmreplay.errors import FailedError, SchemaError, StarvedError
 from mmreplay.limiter import RateLimiter
 from mmreplay.process import Worker
 
@@ -41,8 +41,12 @@ Side = Literal["insert", "sample"]
 Clock = Callable[[], float]
 STEPS = 64
 """Steps of all its environments that a writer is granted at a time."""
+PATIENCE_S = 10.0
+"""A grant that was not used for so long is void."""
 LOOK_S = 1.0
 """Counts older than this are looked up again, also where they allow everything."""
+LOOK_AGAIN_S = 0.005
+"""Counts that allowed nothing are looked up again after this."""
 SHORTEST_S, LONGEST_S = 0.002, 0.05
 
 
@@ -77,7 +81,7 @@ class Answer:
     Attributes:
         granted: Rows or items, all that were asked for or 0.
         counts: As the registry last looked them up.
-        others: Askers of the other side that asked within the limiter's patience.
+        others: Askers of the other side that live: they asked a short while ago.
     """
 
     granted: int
@@ -99,8 +103,7 @@ class Grants:
         """Begin without counts; see `looked`.
 
         Args:
-            limiter: The bound, and the patience after which a silent asker, and all
-                that it holds, is forgotten.
+            limiter: The bound.
             clock: Seconds, never falling.
         """
         self.limiter = limiter
@@ -158,8 +161,7 @@ class Grants:
             who: Of one asker, in all of the run.
             side: Its side.
             count: Rows or items that it asks for, 0 to say only that it lives.
-            held: Rows or items that it was granted and that are not yet published or
-                counted in a file.
+            held: Rows or items that it was granted and has not used.
             number: Of the request, growing.
 
         Returns:
@@ -213,7 +215,8 @@ class Grants:
         Args:
             refused: They allowed nothing, so that any newer ones are worth a look.
         """
-        return refused or self._clock() - self._began_s >= LOOK_S
+        age_s = self._clock() - self._began_s
+        return age_s >= (LOOK_AGAIN_S if refused else LOOK_S)
 
     def begin_look(self) -> float:
         """Return the time from which counts are read, for `looked`."""
@@ -240,35 +243,30 @@ class Grants:
         They drop what they hold by themselves, see `Allowance`. What they did with it
         must have been counted first, so a look has to have begun since.
         """
-        deadline_s = self._began_s - self.limiter.patience
+        deadline_s = self._began_s - PATIENCE_S
         for who in list(self._askers):
             if self._askers[who].asks[-1].at_s <= deadline_s:
                 del self._askers[who]
 
 
 class Allowance:
-    """What a writer or learner holds of its grants; drops those that are too old.
+    """The grants that a writer or learner has not used; drops those that are void.
 
     Attributes:
         count: Rows or items that it asks for at a time.
     """
 
-    def __init__(
-        self, count: int, ahead: int, patience: float, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, count: int, ahead: int, clock: Clock = time.monotonic) -> None:
         """Begin without grants.
 
         Args:
             count: Rows or items to ask for at a time.
             ahead: Ask again while no more than this is left.
-            patience: Seconds after which a grant is void: the registry may have
-                forgotten it.
             clock: Seconds, never falling.
         """
         self.count = count
-        self._ahead, self._patience, self._clock = ahead, patience, clock
+        self._ahead, self._clock = ahead, clock
         self._grants: deque[tuple[int, float]] = deque()
-        self._in_use = 0
         self._number = 0
         self._used_since = False
 
@@ -279,11 +277,6 @@ class Allowance:
         while self._grants and self._grants[0][1] <= now_s:
             self._grants.popleft()
         return sum(count for count, _ in self._grants)
-
-    @property
-    def held(self) -> int:
-        """What is granted and not counted yet: available or begun."""
-        return self.available + self._in_use
 
     def wants(self, needed: int = 0) -> bool:
         """Whether to ask now.
@@ -298,9 +291,9 @@ class Allowance:
         return left < needed or (self._used_since and left <= self._ahead)
 
     def request(self) -> tuple[int, int, float]:
-        """Return what is held, the number of the request and when it is sent."""
+        """Return what is available, the request's number and when it is sent."""
         self._number += 1
-        return self.held, self._number, self._clock()
+        return self.available, self._number, self._clock()
 
     def granted(self, count: int, sent_s: float) -> None:
         """Take a grant.
@@ -310,23 +303,22 @@ class Allowance:
             sent_s: When the request was sent.
         """
         if count:
-            self._grants.append((count, sent_s + self._patience))
+            self._grants.append((count, sent_s + PATIENCE_S))
             self._used_since = False
 
-    def begin(self, count: int) -> None:
-        """Use grants, the oldest first; all of them where there are fewer."""
+    def use(self, count: int) -> None:
+        """Use grants, the oldest first; all of them where there are fewer.
+
+        Rows are used once they are published, items once they are drawn: until then
+        they are held.
+        """
         self._used_since = True
         count = min(count, self.available)
-        self._in_use += count
         while count:
             held, until_s = self._grants.popleft()
             if held > count:
                 self._grants.appendleft((held - count, until_s))
             count -= min(held, count)
-
-    def done(self, count: int) -> None:
-        """Say that rows are published, or items counted in a file."""
-        self._in_use = max(0, self._in_use - count)
 
 
 Ask = Callable[[int, int, int], Answer | None]
@@ -370,31 +362,18 @@ class Asker:
         self._worker: Worker[None] = Worker("mmreplay-grants", self._run)
         self._worker.start()
 
-    def take(self, count: int) -> bool:
-        """Begin to use grants where there are as many now; see `Allowance.begin`."""
-        with self._changed:
-            self._check()
-            if self._allowance.available < count:
-                return False
-            self._use(count)
-            return True
-
     def use(self, count: int) -> None:
-        """Use what was done already, beyond the grants where it is more."""
+        """Use grants, beyond what there is where more was done."""
         with self._changed:
             self._check()
-            self._use(count)
-            self._allowance.done(count)
+            self._allowance.use(count)
+            if self._allowance.wants():
+                self._worker.put(None)
 
-    def done(self, count: int) -> None:
-        """Say that what `take` began is counted in a file."""
-        with self._changed:
-            self._allowance.done(count)
-
-    def _use(self, count: int) -> None:
-        self._allowance.begin(count)
-        if self._allowance.wants():
-            self._worker.put(None)
+    @property
+    def answer(self) -> Answer | None:
+        """The registry's last one."""
+        return self._answer
 
     @property
     def available(self) -> int:
@@ -461,10 +440,15 @@ class Asker:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+        if self._ended.is_set():
+            raise FailedError(
+                f"{self._what}: this asker of the rate limiter is closed. Close a "
+                "writer or client only after all threads have finished with it."
+            )
 
     def _run(self, worker: Worker[None]) -> None:
-        """Ask, and say every third of the patience that this asker lives."""
-        pause_s, last_s, alive_s = 0.0, SHORTEST_S, self._limiter.patience / 3
+        """Ask, and say every third of `PATIENCE_S` that this asker lives."""
+        pause_s, last_s, alive_s = 0.0, SHORTEST_S, PATIENCE_S / 3
         due_s = time.monotonic()
         while not self._ended.wait(pause_s):
             if not pause_s:
@@ -499,8 +483,10 @@ class Asker:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, and wait for a request that is under way."""
+        """End the thread, and all waits; a request that is under way is waited for."""
         self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
         self._worker.stop()
 
 

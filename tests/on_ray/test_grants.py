@@ -1,16 +1,19 @@
 """The bound of a rate limiter holds over grants, and no side waits for ever."""
 
+import functools
 import heapq
 import itertools
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.buffer.limiting import Counts
-from mmreplay.errors import SchemaError
-from mmreplay.ray.grants import Allowance, Grants
+from mmreplay.errors import FailedError, SchemaError, StarvedError
+from mmreplay.ray.grants import Allowance, Asker, Grants
 
 ROWS, ITEMS = 64, 256
 
@@ -52,7 +55,7 @@ class World:
     def begin(self, number, side):
         count = ROWS if side == "insert" else ITEMS
         ahead = count // 2 if side == "insert" else count
-        allowance = Allowance(count, ahead, self.limiter.patience, self.clock)
+        allowance = Allowance(count, ahead, self.clock)
         name = f"{side} {next(self.names)}"
         self.lives[number] = name, side
         self.at(self.delay(), self.work, number, name, side, allowance, False)
@@ -104,13 +107,15 @@ class World:
         need = 8 if side == "insert" else ITEMS
         if begun:
             if side == "insert":
+                # Published, and only then used.
                 self.inserts += need
+                allowance.use(need)
             else:
                 self.samples += need
-            allowance.done(need)
             self.measure()
         if allowance.available >= need:
-            allowance.begin(need)
+            if side == "sample":
+                allowance.use(need)
             mean = self.busy_s[0] / 8 if side == "insert" else self.busy_s[1]
             self.at(self.delay(mean), self.work, number, name, side, allowance, True)
         else:
@@ -159,7 +164,8 @@ def test_the_bound_is_held_and_the_ratio_kept(ratio, writers, learners):
     world.run(40.0)
     # At the beginning one grant may pass min_size.
     assert world.worst_high <= ratio * ROWS
-    assert world.worst_low <= 0
+    # A draw that is under way is counted some time after its grant was used.
+    assert world.worst_low <= ITEMS * learners
     assert world.longest < 1.5
     assert world.inserts > 2_000
     error = 2 * rule.error_buffer / (world.inserts - rule.min_size)
@@ -167,20 +173,20 @@ def test_the_bound_is_held_and_the_ratio_kept(ratio, writers, learners):
 
 
 def test_kills_of_the_registry_and_of_askers_neither_stall_nor_bend_the_ratio():
-    for seed in range(5):
+    for seed in range(2):
         world = World(limiter(), 4, 2, seed)
-        for second in range(3, 90, 7):
+        for second in range(3, 60, 7):
             world.at(second, world.kill_registry)
-        for second in range(5, 90, 11):
+        for second in range(5, 60, 11):
             number = int(world.rng.integers(6))
             world.at(second, world.kill, number, float(world.rng.uniform(0.5, 15)))
-        world.run(100.0)
+        world.run(70.0)
         # What was under way at a kill of the registry, of all askers, may pass.
         assert world.worst_high <= 4 * ROWS * 4 * 2
         assert world.worst_low <= ITEMS * 2 * 2
         # A registry that is down grants nothing, and a silent asker is waited for.
         assert world.longest < 14
-        assert world.inserts > 10_000
+        assert world.inserts > 5_000
         assert world.ratio == pytest.approx(4.0, rel=0.03)
 
 
@@ -240,21 +246,21 @@ def test_nothing_is_granted_before_counts_are_known():
 
 def test_what_was_granted_since_a_look_began_counts_as_done_for_the_own_side_only():
     rule = mr.RateLimiter(1.0, 1, 150.0)
-    time = [0.0]
-    grants = Grants(rule, lambda: time[0])
+    now = [0.0]
+    grants = Grants(rule, lambda: now[0])
     grants.looked(0.0, Counts(100, 0, 100))
-    time[0] = 1.0
+    now[0] = 1.0
     grants.ask("a", "sample", 50, 0, 1)
     assert grants.decide("a", 50).granted == 50
     began = grants.begin_look()
-    time[0] = 2.0
+    now[0] = 2.0
     # The look began when the grant was given: its items may be counted or not.
     grants.looked(began, Counts(100, 30, 100))
     grants.ask("b", "sample", 200, 0, 1)
     # 100 - (30 + 50 + 200) < 1 - 150.
     assert grants.decide("b", 200).granted == 0
     grants.ask("a", "sample", 0, 0, 2)
-    time[0] = 3.0
+    now[0] = 3.0
     grants.looked(grants.begin_look(), Counts(100, 50, 100))
     # 100 - (50 + 199) = 1 - 150 + 0.
     assert grants.decide("b", 199).granted == 199
@@ -279,15 +285,15 @@ def test_a_registry_that_was_killed_learns_what_is_held_from_requests():
 
 
 def test_others_are_askers_of_the_other_side_that_live():
-    time = [0.0]
-    grants = Grants(limiter(), lambda: time[0])
+    now = [0.0]
+    grants = Grants(limiter(), lambda: now[0])
     grants.looked(0.0, Counts(0, 0, 0))
     grants.ask("w", "insert", 0, 0, 1)
     grants.ask("v", "insert", 0, 0, 1)
     grants.ask("l", "sample", 0, 0, 1)
     assert grants.decide("l", 0).others == 2
     assert grants.decide("w", 0).others == 1
-    time[0] = 11.0
+    now[0] = 11.0
     grants.looked(grants.begin_look(), Counts(0, 0, 0))
     grants.ask("w", "insert", 0, 0, 2)
     assert grants.decide("w", 0).others == 0
@@ -326,23 +332,21 @@ def test_another_bound_is_refused():
 
 
 def test_an_allowance_is_used_oldest_first_and_void_after_the_patience():
-    time = [0.0]
-    allowance = Allowance(64, 32, 10.0, lambda: time[0])
+    now = [0.0]
+    allowance = Allowance(64, 32, lambda: now[0])
     assert not allowance.wants()
     assert allowance.wants(1)
     allowance.granted(64, 0.0)
-    time[0] = 6.0
+    now[0] = 6.0
     allowance.granted(64, 6.0)
-    assert allowance.available == allowance.held == 128
-    allowance.begin(100)
+    assert allowance.available == 128
+    allowance.use(100)
     assert allowance.available == 28
-    assert allowance.held == 128
+    assert allowance.request()[0] == 28
     assert allowance.wants()
-    allowance.done(100)
-    assert allowance.held == 28
-    time[0] = 15.9
+    now[0] = 15.9
     assert allowance.available == 28
-    time[0] = 16.0
+    now[0] = 16.0
     assert allowance.available == 0
     # It used some, and asks once more.
     assert allowance.wants()
@@ -351,19 +355,139 @@ def test_an_allowance_is_used_oldest_first_and_void_after_the_patience():
 
 
 def test_one_that_does_nothing_does_not_ask_again():
-    time = [0.0]
-    allowance = Allowance(64, 64, 10.0, lambda: time[0])
+    now = [0.0]
+    allowance = Allowance(64, 64, lambda: now[0])
     allowance.granted(64, 0.0)
     assert not allowance.wants()
-    time[0] = 20.0
+    now[0] = 20.0
     assert allowance.available == 0
     assert not allowance.wants()
     assert allowance.wants(1)
 
 
 def test_more_than_was_granted_uses_all_of_it():
-    allowance = Allowance(64, 0, 10.0, lambda: 0.0)
+    allowance = Allowance(64, 0, lambda: 0.0)
     allowance.granted(64, 0.0)
-    allowance.begin(1_000)
-    allowance.done(1_000)
-    assert allowance.available == allowance.held == 0
+    allowance.use(1_000)
+    assert allowance.available == 0
+
+
+class Registry:
+    """Answers requests in the asking thread, as the registry would."""
+
+    def __init__(self, rule, counts):
+        self.grants = begun(rule, *counts, clock=time.monotonic)
+        self.calls = []
+        self.silent = 0
+
+    def __call__(self, count, held, number, who="a", side="insert"):
+        self.calls.append((count, held, number))
+        if self.silent:
+            self.silent -= 1
+            return None
+        self.grants.ask(who, side, count, held, number)
+        return self.grants.decide(who, count)
+
+
+def asker(registry, rule, side="insert", count=ROWS):
+    allowance = Allowance(count, count // 2 if side == "insert" else 0)
+    ask = functools.partial(registry, side=side)
+    return Asker(side, rule, allowance, ask, "run 'r'")
+
+
+def test_an_asker_gets_what_it_waits_for_and_asks_ahead_of_its_end():
+    rule = limiter(error=math.inf)
+    own = asker(registry := Registry(rule, (0, 0)), rule)
+    assert own.wait(1)
+    assert own.available == ROWS
+    own.use(ROWS // 2)
+    until(lambda: own.available > ROWS // 2)
+    own.use(10 * ROWS)
+    until(lambda: own.available == ROWS)
+    assert own.answer.granted == ROWS
+    own.close()
+    assert [number for _, _, number in registry.calls] == sorted(
+        {number for _, _, number in registry.calls}
+    )
+    with pytest.raises(FailedError, match=r"this asker of .* is closed"):
+        own.use(1)
+
+
+def test_an_asker_asks_again_where_the_registry_does_not_answer():
+    rule = limiter(error=math.inf)
+    registry = Registry(rule, (0, 0))
+    registry.silent = 3
+    own = asker(registry, rule)
+    assert own.wait(1)
+    own.close()
+    assert len(registry.calls) >= 4
+
+
+def test_a_wait_ends_with_the_timeout_or_alone_and_says_what_is_counted():
+    full = mr.RateLimiter(1.0, 10, 70.0, timeout=0.2)
+    own = asker(Registry(full, (80, 0)), full)
+    with pytest.raises(StarvedError, match=r"run 'r': .* 0\.2 s have passed\. 80 rows"):
+        own.wait(1)
+    own.close()
+    alone = mr.RateLimiter(1.0, 10, 70.0, patience=0.2)
+    own = asker(Registry(alone, (80, 0)), alone)
+    with pytest.raises(StarvedError, match="waited for a client to draw, but none is"):
+        own.wait(1)
+    own.close()
+    proceeds = mr.RateLimiter(1.0, 10, 70.0, patience=0.1, on_timeout="proceed")
+    own = asker(Registry(proceeds, (80, 0)), proceeds, "sample", 200)
+    assert own.wait(200) is False
+    own.close()
+
+
+def test_a_wait_for_a_side_that_lives_goes_on():
+    rule = mr.RateLimiter(1.0, 10, 70.0, patience=0.1)
+    registry = Registry(rule, (80, 0))
+    registry.grants.ask("client", "sample", 64, 0, 1)
+    own = asker(registry, rule)
+    waited = threading.Thread(target=own.wait, args=(1,), daemon=True)
+    waited.start()
+    waited.join(0.5)
+    assert waited.is_alive()
+    registry.grants.looked(time.monotonic(), Counts(80, 75, 80))
+    waited.join(10)
+    assert not waited.is_alive()
+    own.close()
+
+
+def test_what_a_request_raises_is_raised_by_the_calls():
+    def refuse(*_, **__):
+        raise SchemaError("error_buffer must be at least 9")
+
+    own = asker(refuse, limiter())
+    with pytest.raises(SchemaError, match="at least 9"):
+        own.wait(1)
+    with pytest.raises(SchemaError, match="at least 9"):
+        own.use(1)
+    own.close()
+
+
+def test_closing_ends_a_wait_in_another_thread():
+    rule = mr.RateLimiter(1.0, 10, 70.0, patience=1000.0)
+    own = asker(Registry(rule, (80, 0)), rule)
+    errors = []
+
+    def wait():
+        try:
+            own.wait(1)
+        except FailedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    until(lambda: own.answer is not None)
+    own.close()
+    thread.join(10)
+    assert len(errors) == 1
+
+
+def until(done):
+    stop = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < stop
+        time.sleep(0.005)

@@ -1,0 +1,251 @@
+"""A run's rate limiter at its writers, clients and rings; `grants` has the bound.
+
+Each ring counts its rows and items by the files of a `RateLimiter`, which hold the
+bound of the whole run: by them a restarted shard or registry knows it again. Nothing
+waits for a single ring. Writers and clients wait for grants of the registry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmreplay.buffer.limiting import Count, Counts
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.limiter import RateLimiter
+from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
+from mmreplay.limiter.rate_counter import BoundCounter
+from mmreplay.ray import cluster
+from mmreplay.ray.cluster import Remote, UnansweredError
+from mmreplay.ray.grants import STEPS, Allowance, Answer, Asker, Side
+
+GRANT_S = 10.0
+"""How long an asker waits for an answer, before it asks again."""
+Settings = tuple[float, int, float]
+
+
+def limiter_of(folder: Path) -> RateLimiter | None:
+    """Return the bound that a ring's folder holds; None without one.
+
+    Raises:
+        FormatError: The file is damaged.
+    """
+    settings = stored_settings(folder)
+    if settings is None:
+        return None
+    try:
+        if isinstance(settings, list) and len(settings) == 3:
+            return RateLimiter(*settings)
+    except SchemaError:
+        pass
+    raise FormatError(
+        f"{folder / FOLDER}: the law must be a ratio, a size and an error buffer, got "
+        f"{settings!r:.60}. Remove the folder while no process uses it."
+    )
+
+
+@dataclass(frozen=True)
+class RingCounter:
+    """Counts for one ring by the bound of its run; see `mmreplay.buffer.limiting`.
+
+    Attributes:
+        limiter: The run's. Its least size is of all rings together.
+    """
+
+    limiter: RateLimiter
+
+    def check(self, folder: object, capacity: int) -> None:
+        """Refuse a buffer in RAM; a ring may be smaller than the run's least size."""
+        self.limiter.check(folder, max(capacity, self.limiter.min_size))
+
+    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundCounter:
+        """Count for a ring; see `Limiter.bind`."""
+        self.check(folder, capacity)
+        assert folder is not None
+        return BoundCounter(BoundLimit(self.limiter, folder / FOLDER, count))
+
+
+def counter_of(folder: Path) -> RingCounter | None:
+    """Return what counts for a ring whose run has a limiter, or None."""
+    limiter = limiter_of(folder)
+    return None if limiter is None else RingCounter(limiter)
+
+
+@dataclass(frozen=True)
+class RunLimiter:
+    """Has a writer wait for grants of rows; see `mmreplay.buffer.limiting.Limiter`.
+
+    Attributes:
+        run: The run.
+        limiter: Its bound.
+        num_envs: Of the writer.
+    """
+
+    run: str
+    limiter: RateLimiter
+    num_envs: int
+
+    def check(self, folder: object, capacity: int) -> None:
+        """Refuse a buffer in RAM."""
+        RingCounter(self.limiter).check(folder, capacity)
+
+    def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedRows:
+        """Begin to ask for grants; see `Limiter.bind`."""
+        counter = RingCounter(self.limiter).bind(folder, capacity, count)
+        try:
+            asker = ask_registry(
+                self.run, "insert", self.limiter, STEPS * self.num_envs
+            )
+        except BaseException:
+            counter.close()
+            raise
+        return GrantedRows(counter, asker, count)
+
+
+class GrantedRows:
+    """A writer's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`."""
+
+    def __init__(self, counter: BoundCounter, asker: Asker, count: Count) -> None:
+        """Take over a counter and an asker of rows.
+
+        Args:
+            counter: Of the ring.
+            asker: Of the writer.
+            count: Returns the rows written and alive.
+        """
+        self._counter, self._asker, self._rows = counter, asker, count
+        self._written = count()[0]
+
+    def await_insert(self) -> None:
+        """Return once a row may be written; see `Limit.await_insert`."""
+        self._counter.await_insert()
+        written = self._rows()[0]
+        new, self._written = written - self._written, written
+        # What the last calls wrote; a call writes as many rows as it likes.
+        if new:
+            self._asker.use(new)
+        if not self._asker.available:
+            self._asker.wait(1)
+
+    def await_sample(self) -> None:
+        """Return at once: a writer that draws its own ring is counted only."""
+        self._counter.await_sample()
+
+    def count(self, count: int) -> None:
+        """Count items drawn; see `Limit.count`."""
+        self._counter.count(count)
+
+    def counts(self) -> Counts:
+        """Return what the ring counts; see `Limit.counts`."""
+        return self._counter.counts()
+
+    def allows_insert(self, count: int = 1) -> bool:
+        """Whether so many rows are granted; see `Limit.allows_insert`."""
+        return self._asker.available >= count
+
+    def allows_sample(self, count: int = 1) -> bool:
+        """Whether so many items may be drawn here, which nothing forbids."""
+        return True
+
+    def close(self) -> None:
+        """End the asking, and release the locks."""
+        self._asker.close()
+        self._counter.close()
+
+
+class GrantedItems:
+    """A client's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`.
+
+    Items are counted where they are drawn, in the files of each ring.
+    """
+
+    def __init__(self, run: str, limiter: RateLimiter, batch_size: int) -> None:
+        """Begin to ask for batches."""
+        self._batch_size = batch_size
+        self._asker = ask_registry(run, "sample", limiter, batch_size)
+
+    def await_insert(self) -> None:
+        """Return at once: a client writes nothing."""
+
+    def await_sample(self) -> None:
+        """Return once a batch may be drawn; see `Limit.await_sample`."""
+        self._asker.wait(self._batch_size)
+        self._asker.use(self._batch_size)
+
+    def count(self, count: int) -> None:
+        """Do nothing: who draws counts."""
+
+    def counts(self) -> Counts:
+        """Return what all rings of the run count, as of the last answer."""
+        answer = self._asker.answer
+        return Counts(0, 0, 0) if answer is None else answer.counts
+
+    def allows_insert(self, count: int = 1) -> bool:
+        """Whether rows may be written here: none."""
+        return False
+
+    def allows_sample(self, count: int = 1) -> bool:
+        """Whether so many items are granted; see `Limit.allows_sample`."""
+        return self._asker.available >= count
+
+    def close(self) -> None:
+        """End the asking; a wait in another thread ends with an error."""
+        self._asker.close()
+
+
+def ask_registry(run: str, side: Side, limiter: RateLimiter, count: int) -> Asker:
+    """Begin to ask a run's registry for grants.
+
+    Args:
+        run: The run.
+        side: Of the asker.
+        limiter: The run's.
+        count: Rows or items to ask for at a time.
+
+    Raises:
+        SchemaError: The run has another bound, or its error buffer is too small for
+            this asker.
+    """
+    registry = Remote(cluster.registry_name(run))
+    who = f"{side} {uuid.uuid4().hex}"
+    settings = list(limiter.settings)
+    registry.call("limit", who, side, count, settings)
+    ahead = count // 2 if side == "insert" else 0
+    ask = partial(_ask, registry, who, side, settings)
+    return Asker(side, limiter, Allowance(count, ahead), ask, f"run {run!r}")
+
+
+def _ask(
+    registry: Remote,
+    who: str,
+    side: Side,
+    settings: list[float],
+    count: int,
+    held: int,
+    number: int,
+) -> Answer | None:
+    try:
+        reference = registry.send("grant", who, side, count, held, number, settings)
+        answer: dict[str, Any] = registry.receive(reference, GRANT_S)
+    except UnansweredError:
+        # It is restarted: asked again, it counts what is there.
+        return None
+    return Answer(answer["granted"], Counts(*answer["counts"]), answer["others"])
+
+
+def refuse_other_limiters(limiter: object) -> RateLimiter | None:
+    """Return the limiter of a writer's arguments.
+
+    Raises:
+        SchemaError: It is no `RateLimiter`.
+    """
+    if limiter is None or isinstance(limiter, RateLimiter):
+        return limiter
+    raise SchemaError(
+        f"limiter of a run must be a RateLimiter or None, got "
+        f"{type(limiter).__name__}. Pass mmreplay.RateLimiter(...): the registry "
+        "holds all writers and clients to it."
+    )
