@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from mmreplay.buffer.limiting import Count, Counts
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.limiter import RateLimiter
@@ -22,7 +24,7 @@ from mmreplay.ray import cluster
 from mmreplay.ray.cluster import Remote, UnansweredError
 from mmreplay.ray.grants import STEPS, Allowance, Answer, Asker, Side
 
-GRANT_S = 10.0
+GRANT_S = 3.0
 """How long an asker waits for an answer, before it asks again."""
 Settings = tuple[float, int, float]
 
@@ -227,6 +229,9 @@ def _ask(
     held: int,
     number: int,
 ) -> Answer | None:
+    if not ray.is_initialized():
+        # A call would begin a cluster of its own.
+        return None
     try:
         reference = registry.send("grant", who, side, count, held, number, settings)
         answer: dict[str, Any] = registry.receive(reference, GRANT_S)
@@ -236,14 +241,14 @@ def _ask(
     return Answer(answer["granted"], Counts(*answer["counts"]), answer["others"])
 
 
-def refuse_other_limiters(limiter: object) -> RateLimiter | None:
-    """Return the limiter of a writer's arguments.
+def refuse_other_limiters(limiter: object) -> None:
+    """Refuse a writer's limiter that is of another kind.
 
     Raises:
         SchemaError: It is no `RateLimiter`.
     """
     if limiter is None or isinstance(limiter, RateLimiter):
-        return limiter
+        return
     raise SchemaError(
         f"limiter of a run must be a RateLimiter or None, got "
         f"{type(limiter).__name__}. Pass mmreplay.RateLimiter(...): the registry "

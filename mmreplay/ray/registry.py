@@ -6,19 +6,32 @@ and writes do not need it; a join does, and a shard whose node is back without a
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayError
+
+from mmreplay.buffer.limiting import Counts
 from mmreplay.concatenation import first_difference
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
+from mmreplay.ray.grants import Grants, Side
 from mmreplay.schema import Schema
 
 INFO_S = 3.0
 """Within which a shard says what it serves, or counts as away."""
+COUNTS_S = 1.0
+"""Within which it says what its rings count for a rate limiter."""
+SILENT_S = 5.0
+"""After which a silent shard counts as it did last, as clients draw without it."""
+LIST_S = 1.0
+"""Shards that are new are looked for so often."""
 
 
 @dataclass(slots=True)
@@ -41,6 +54,23 @@ class Member:
     info: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a shard's rings counted for the rate limiter when it said so last.
+
+    Attributes:
+        at_s: When that was, or when the shard was first known.
+        inserts: Rows written.
+        samples: Items drawn.
+        size: Rows alive.
+    """
+
+    at_s: float
+    inserts: int = 0
+    samples: int = 0
+    size: int = 0
+
+
 class Registry:
     """Members of one run; a plain class, made an actor by `cluster`."""
 
@@ -50,6 +80,12 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._schema: Schema | None = None
         self._lock = threading.RLock()
+        self._grants: Grants | None = None
+        self._bound: list[float] | None = None
+        self._grants_lock = threading.RLock()
+        self._looking = threading.Lock()
+        self._counted: dict[str, Counted] = {}
+        self._listed_at = -LIST_S
 
     def check(self, version: str, fields: Any, roles: Any) -> None:
         """Refuse a writer that does not fit the run, before it makes a ring.

@@ -16,8 +16,10 @@ from mmreplay.buffer.opening import RESUMES, StrPath, absolute, holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.errors import FormatError, LockedError, SchemaError
+from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
+from mmreplay.ray.limits import RunLimiter, refuse_other_limiters
 from mmreplay.ray.registry import differing
 from mmreplay.schema import Schema
 
@@ -35,7 +37,7 @@ def writer(
     root: StrPath,
     name: str | None = None,
     num_envs: int = 1,
-    limiter: Any = None,
+    limiter: RateLimiter | None = None,
     key: str | None = None,
     on_resume: Literal["break", "truncate", "continue"] = "break",
     **create: Any,
@@ -52,7 +54,8 @@ def writer(
         name: The ring's name. By default the first of ``ring-000``, ``ring-001`` and
             so on that has no writer.
         num_envs: Environments.
-        limiter: As of `ReplayBuffer.create`.
+        limiter: Of the whole run: all its writers need an equal one, and its clients
+            follow it. None for no limit.
         key: What names this node where it has no label ``mmreplay``; by default its
             host's name.
         on_resume: As of `ReplayBuffer.open`, for a ring that is opened again.
@@ -60,7 +63,7 @@ def writer(
 
     Raises:
         SchemaError: An argument is not legal, there is no cluster, or the run has
-            another schema or, on this node, another root.
+            another schema or limiter or, on this node, another root.
         LockedError: The ring has a writer, or the folder is served already.
         FailedError: The disk cannot be written, or is a network file system.
 
@@ -80,6 +83,7 @@ def writer(
             f"schema must be a Schema, got {type(schema).__name__}. Use "
             "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
         )
+    refuse_other_limiters(limiter)
     node = cluster.this_node()
     key = node_key(node, key)
     if name is not None:
@@ -89,8 +93,9 @@ def writer(
     registry = cluster.start_registry(run)
     fields, roles = schema.to_json(), dict(schema.roles)
     registry.call("check", VERSION, fields, roles)
+    granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
     buffer = _open(
-        where / run, name, schema, capacity, num_envs, limiter, on_resume, create
+        where / run, name, schema, capacity, num_envs, granted, on_resume, create
     )
     try:
         registry.call("join", key, str(where), node.host, node.node_id, network)
@@ -138,7 +143,7 @@ def _open(
     schema: Schema,
     capacity: int,
     num_envs: int,
-    limiter: Any,
+    limiter: RunLimiter | None,
     on_resume: Literal["break", "truncate", "continue"],
     create: dict[str, Any],
 ) -> ReplayBuffer:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
 from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
 from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.limiter import RateLimiter
+from mmreplay.limiter.rate_counter import BoundCounter
 from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.draws import (
     Client,
@@ -35,9 +38,25 @@ from mmreplay.ray.draws import (
     Update,
 )
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
+from mmreplay.ray.limits import counter_of
 
 RATE_S = 1.0
 """The least time between the two counts of rows that make a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingCount:
+    """What counts the rows and items of one ring for the run's rate limiter.
+
+    Attributes:
+        ring: The ring.
+        limiter: The run's.
+        limit: What counts.
+    """
+
+    ring: ReplayBuffer
+    limiter: RateLimiter
+    limit: BoundCounter
 
 
 class Shard:
@@ -69,6 +88,7 @@ class Shard:
         self._stopped = False
         self._counts: dict[str, list[tuple[float, int]]] = {}
         self._draws = ShardDraws(self._folders)
+        self._counters: dict[str, RingCount] = {}
 
     # Calls by writers, clients and the registry; each may be repeated.
 
@@ -107,6 +127,26 @@ class Shard:
             )
         with self._lock:
             return self._facts(name)
+
+    def counts(self) -> dict[str, Any]:
+        """Say what the rings count for the run's rate limiter, all together.
+
+        Returns:
+            ``counts``, rows written, items drawn and rows alive, and ``bound``, the
+            limiter's settings; None where no ring has any.
+        """
+        with self._lock:
+            if not self.rings:
+                self.open_rings()
+            bound, sums = None, [0, 0, 0]
+            for name, ring in self.rings.items():
+                counter = self._counter(name, ring)
+                if counter is not None:
+                    bound = list(counter.limiter.settings)
+                    counts = counter.limit.counts()
+                    found = (counts.inserts, counts.samples, counts.size)
+                    sums = [a + b for a, b in zip(sums, found, strict=True)]
+            return {"counts": sums, "bound": bound}
 
     def lease(
         self,
@@ -179,6 +219,25 @@ class Shard:
                     self._open(name)
                     self._versions[name] = version
             return dict(self.rings)
+
+    def _counter(self, name: str, ring: ReplayBuffer) -> RingCount | None:
+        """Return what counts for a ring; None where its writer has no limiter."""
+        counter = self._counters.get(name)
+        if counter is not None and counter.ring is ring:
+            return counter
+        if counter is not None:
+            counter.limit.close()
+        found = counter_of(self.folder / name)
+        if found is None:
+            return None
+
+        def rows() -> tuple[int, int]:
+            span = ring.span
+            return int(span.stop.sum()), int(span.lengths.sum())
+
+        limit = found.bind(ring.path, ring.capacity * ring.num_envs, rows)
+        self._counters[name] = counter = RingCount(ring, found.limiter, limit)
+        return counter
 
     def _thin(self) -> Lanes:
         """Return the lanes of the ring of thin writers, opened at the first call.
@@ -308,6 +367,8 @@ class Shard:
             if lanes is not None:
                 lanes.close()
             self._draws.close()
+            while self._counters:
+                self._counters.popitem()[1].limit.close()
             while self.rings:
                 self.rings.popitem()[1].close()
         finally:
