@@ -30,6 +30,7 @@ from mmreplay.loader.sources import (
 )
 from mmreplay.ray import cluster
 from mmreplay.ray.descriptions import SAMPLERS
+from mmreplay.ray.limits import ClientLimiter, client_limiter
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.sources import (
     Call,
@@ -233,14 +234,23 @@ class ReplayClient(ReplayLoader):
         self._rings: RingsSource | None = None
         self._ring: ReplayBuffer | None = None
         own = checked(sampler)
+        # The limiter of its writers holds for it, too.
+        limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
         if type(own) in SAMPLERS and epochs_of(own) is None:
-            self._rings = RingsSource(
-                calls, own, transforms, per_call=per_call, alone=alone,
-                straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
-            )  # fmt: skip
+            limit = None if limiter is None else limiter.ask()
+            try:
+                self._rings = RingsSource(
+                    calls, own, transforms, per_call=per_call, alone=alone,
+                    straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
+                    limit=limit,
+                )  # fmt: skip
+            except BaseException:
+                if limit is not None:
+                    limit.close()
+                raise
             schema = self._rings.schema
         else:
-            self._ring = _only_ring(calls, own, transforms, lost_s)
+            self._ring = _only_ring(calls, own, transforms, lost_s, limiter)
             schema = self._ring.schema
         one_thread = self._ring is not None and calls_user_functions(self._ring)
         try:
@@ -310,7 +320,11 @@ def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
 
 
 def _only_ring(
-    run: RunCalls, sampler: Sampler, transforms: Sequence[Transform], lost_s: float
+    run: RunCalls,
+    sampler: Sampler,
+    transforms: Sequence[Transform],
+    lost_s: float,
+    limiter: ClientLimiter | None,
 ) -> ReplayBuffer:
     """Open the one ring of a run, for samplers that cannot draw from several.
 
@@ -323,7 +337,9 @@ def _only_ring(
         found += [(calls.key, each["path"]) for each in info["rings"].values()]
     name = type(sampler).__name__
     if len(found) == 1 and found[0][0] == run.key:
-        return ReplayBuffer.open(found[0][1], sampler=sampler, transforms=transforms)
+        return ReplayBuffer.open(
+            found[0][1], sampler=sampler, transforms=transforms, limiter=limiter
+        )
     where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
     raise SchemaError(
         f"{name} draws from one ring of this node, but run {run.run!r} has {where}. "

@@ -47,7 +47,7 @@ ANSWER_S = 60.0
 PAUSE_S = 0.05
 """Between two tries of a call."""
 
-SHARD_THREADS = {"draw": 2, "write": 1, "control": 1}
+SHARD_THREADS = {"draw": 2, "write": 1, "control": 1, "count": 1}
 """Threads of a shard by the kind of call, so that none waits for one of another kind.
 Asynchronous calls would cost 20 to 40 % more."""
 SHARD_CALLS = {
@@ -56,13 +56,10 @@ SHARD_CALLS = {
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
     "counts": "count",
 }  # fmt: skip
-REGISTRY_GROUPS = {"grant": 2, "epoch": 1}
-"""Threads of a registry: a join, which waits for a shard, holds up no writer."""
-REGISTRY_GROUP_OF = {"grant": "grant", "epoch": "epoch"}
-REGISTRY_THREADS = {"grant": 1, "epoch": 1, "control": 1}
+REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
-    "grant": "grant", "epoch": "epoch",
+    "grant": "grant", "limit": "grant", "bound": "grant", "epoch": "epoch",
     "check": "control", "join": "control", "members": "control",
 }  # fmt: skip
 
@@ -239,14 +236,6 @@ def _actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> 
         if hasattr(kind, method):
             ray.method(concurrency_group=group)(getattr(kind, method))
     return ray.remote(concurrency_groups=dict(threads))(kind)
-
-
-def _in_groups(kind: type, groups: dict[str, int], group_of: dict[str, str]) -> Any:
-    """Make an actor class whose methods have threads of their own, by group."""
-    for method, group in group_of.items():
-        if hasattr(kind, method):
-            ray.method(concurrency_group=group)(getattr(kind, method))
-    return ray.remote(concurrency_groups=dict(groups))(kind)
 
 
 def _options(name: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from mmreplay.errors import (
     StaleError,
 )
 from mmreplay.ray.descriptions import Description, make, text_of
+from mmreplay.ray.limits import counter_of
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.joint import DrawAtShares, JointWeights, Mass, ShareSampler
 from mmreplay.samplers.prioritized import PriorityBasedSampler
@@ -192,7 +193,10 @@ class RingDraws:
                     continue
                 sampler = make(self.client["sampler"])
                 buffer = ReplayBuffer.open(
-                    folder, sampler=sampler, transforms=self._transforms
+                    folder,
+                    sampler=sampler,
+                    transforms=self._transforms,
+                    limiter=counter_of(folder),
                 )
                 self._rings[name] = _Ring(buffer, sampler, folder)
             # In the order of names, whichever came first.
@@ -333,7 +337,10 @@ class RingDraws:
             while True:
                 with suppress(ReplacedError):
                     reader = ring.buffer.reading
-                    return _of_draw(reader.draw(sampler, len(numbers)).draw)
+                    draw = reader.draw(sampler, len(numbers)).draw
+                    if ring.buffer.limit is not None:
+                        ring.buffer.limit.count(len(draw))
+                    return _of_draw(draw)
         except EmptyError:
             return None
 

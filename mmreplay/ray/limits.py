@@ -26,7 +26,6 @@ from mmreplay.ray.grants import STEPS, Allowance, Answer, Asker, Side
 
 GRANT_S = 3.0
 """How long an asker waits for an answer, before it asks again."""
-Settings = tuple[float, int, float]
 
 
 def limiter_of(folder: Path) -> RateLimiter | None:
@@ -158,16 +157,58 @@ class GrantedRows:
         self._counter.close()
 
 
-class GrantedItems:
-    """A client's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`.
+@dataclass(frozen=True)
+class ClientLimiter:
+    """Has a client wait for grants of batches; see `mmreplay.buffer.limiting.Limiter`.
 
-    Items are counted where they are drawn, in the files of each ring.
+    Attributes:
+        run: The run.
+        limiter: Its bound.
+        batch_size: Items of a batch.
     """
 
-    def __init__(self, run: str, limiter: RateLimiter, batch_size: int) -> None:
-        """Begin to ask for batches."""
-        self._batch_size = batch_size
-        self._asker = ask_registry(run, "sample", limiter, batch_size)
+    run: str
+    limiter: RateLimiter
+    batch_size: int
+
+    def check(self, folder: object, capacity: int) -> None:
+        """Refuse a buffer in RAM."""
+        RingCounter(self.limiter).check(folder, capacity)
+
+    def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedItems:
+        """Begin to ask for grants, and count for one ring; see `Limiter.bind`."""
+        counter = RingCounter(self.limiter).bind(folder, capacity, count)
+        try:
+            return self.ask(counter)
+        except BaseException:
+            counter.close()
+            raise
+
+    def ask(self, counter: BoundCounter | None = None) -> GrantedItems:
+        """Begin to ask for grants.
+
+        Args:
+            counter: Of the ring that is drawn from; None where shards count.
+        """
+        asker = ask_registry(self.run, "sample", self.limiter, self.batch_size)
+        return GrantedItems(asker, self.batch_size, counter)
+
+
+class GrantedItems:
+    """A client's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`."""
+
+    def __init__(
+        self, asker: Asker, batch_size: int, counter: BoundCounter | None
+    ) -> None:
+        """Take over an asker of items.
+
+        Args:
+            asker: Of the client.
+            batch_size: Items of a batch.
+            counter: Of the ring; None where draws are counted elsewhere.
+        """
+        self._asker, self._batch_size = asker, batch_size
+        self._counter = counter
 
     def await_insert(self) -> None:
         """Return at once: a client writes nothing."""
@@ -178,7 +219,9 @@ class GrantedItems:
         self._asker.use(self._batch_size)
 
     def count(self, count: int) -> None:
-        """Do nothing: who draws counts."""
+        """Count items drawn; see `Limit.count`."""
+        if self._counter is not None:
+            self._counter.count(count)
 
     def counts(self) -> Counts:
         """Return what all rings of the run count, as of the last answer."""
@@ -196,6 +239,18 @@ class GrantedItems:
     def close(self) -> None:
         """End the asking; a wait in another thread ends with an error."""
         self._asker.close()
+        if self._counter is not None:
+            self._counter.close()
+
+
+def client_limiter(run: str, batch_size: int) -> ClientLimiter | None:
+    """Return the limiter of a run, as a client follows it; None without one."""
+    settings = Remote(cluster.registry_name(run)).call("bound")
+    if settings is None:
+        return None
+    ratio, min_size, error = settings
+    limiter = RateLimiter(ratio, int(min_size), error)
+    return ClientLimiter(run, limiter, batch_size)
 
 
 def ask_registry(run: str, side: Side, limiter: RateLimiter, count: int) -> Asker:

@@ -169,6 +169,120 @@ class Registry:
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
 
+    def bound(self) -> list[float] | None:
+        """Return the settings of the run's rate limiter; None without one.
+
+        A registry that was restarted finds them in the rings.
+        """
+        with self._grants_lock:
+            if self._grants is not None:
+                return list(self._grants.limiter.settings)
+        with self._looking:
+            self._look(Grants(RateLimiter(1.0, 1, math.inf)))
+        return self._bound
+
+    def limit(self, who: str, side: Side, count: int, settings: list[float]) -> None:
+        """Take in a writer or client that will ask for grants.
+
+        Args:
+            who: Of one asker, in all of the run.
+            side: Its side.
+            count: Rows or items that it will ask for at a time.
+            settings: Of its limiter.
+
+        Raises:
+            SchemaError: The run has other settings, or both sides could wait for each
+                other.
+        """
+        with self._grants_lock:
+            grants = self._agreed(settings)
+            grants.check(side, count)
+            grants.ask(who, side, count, 0, 0)
+
+    def grant(
+        self,
+        who: str,
+        side: Side,
+        count: int,
+        held: int,
+        number: int,
+        settings: list[float],
+    ) -> dict[str, Any]:
+        """Grant rows or items of a rate limiter; see `Grants`.
+
+        Returns:
+            ``granted``, ``counts`` and ``others``; see `Answer`.
+
+        Raises:
+            SchemaError: See `limit`.
+        """
+        with self._grants_lock:
+            grants = self._agreed(settings)
+            if count:
+                grants.check(side, count)
+            if not grants.ask(who, side, count, held, number):
+                count = 0
+            answer = grants.decide(who, count)
+            is_old = grants.is_old(refused=bool(count) and not answer.granted)
+        # Another request may be looking; this one is sent again by its asker.
+        if is_old and self._looking.acquire(blocking=False):
+            try:
+                self._look(grants)
+            finally:
+                self._looking.release()
+            with self._grants_lock:
+                if not answer.granted:
+                    answer = grants.decide(who, count)
+        counts = answer.counts
+        return {
+            "granted": answer.granted,
+            "counts": [counts.inserts, counts.samples, counts.size],
+            "others": answer.others,
+        }
+
+    def _agreed(self, settings: list[float]) -> Grants:
+        ratio, min_size, error = settings
+        if self._grants is None:
+            self._grants = Grants(RateLimiter(ratio, int(min_size), error))
+        self._grants.agree((ratio, int(min_size), error))
+        return self._grants
+
+    def _look(self, grants: Grants) -> None:
+        """Ask all shards what their rings count.
+
+        A shard that was silent for `SILENT_S` counts as it did last. Until then
+        nothing new is known, and what is under way stays held.
+        """
+        now = time.monotonic()
+        if now - self._listed_at >= LIST_S:
+            with suppress(RayError, ConnectionError):
+                for key in cluster.shard_keys(self.run):
+                    self._counted.setdefault(key, Counted(now))
+            self._listed_at = now
+        began_s = grants.begin_look()
+        asked = []
+        for key in self._counted:
+            remote = self._shard(key)
+            with suppress(FailedError):
+                asked.append((key, remote, remote.send("counts")))
+        stop = time.monotonic() + COUNTS_S
+        for key, remote, reference in asked:
+            with suppress(ReplayError):
+                left = max(0.0, stop - time.monotonic())
+                found = remote.receive(reference, left)
+                self._counted[key] = Counted(time.monotonic(), *found["counts"])
+                self._bound = found["bound"] or self._bound
+        now = time.monotonic()
+        every = list(self._counted.values())
+        if all(each.at_s >= began_s or now - each.at_s > SILENT_S for each in every):
+            sums = Counts(
+                sum(each.inserts for each in every),
+                sum(each.samples for each in every),
+                sum(each.size for each in every),
+            )
+            with self._grants_lock:
+                grants.looked(began_s, sums)
+
     def _shard(self, key: str) -> Remote:
         return Remote(cluster.shard_name(self.run, key))
 

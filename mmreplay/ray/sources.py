@@ -321,6 +321,7 @@ class RingsSource:
         lost_s: float = 5.0,
         seed: int | None = None,
         rank: int = 0,
+        limit: Limit | None = None,
     ) -> None:
         """Find the rings.
 
@@ -334,12 +335,13 @@ class RingsSource:
             lost_s: Seconds without an answer after which a shard is lost.
             seed: Of the draws; that of the sampler by default.
             rank: Each rank draws other steps.
+            limit: Grants batches, and is closed with this; None for no limit.
 
         Raises:
             SchemaError: The run has no ring, schemas differ, or the sampler or a
                 transform cannot draw from rings of a run.
         """
-        self._run, self._sampler = run, sampler
+        self._run, self._sampler, self._limit = run, sampler, limit
         self.pool = BufferPool()
         self._transforms = tuple(transforms)
         self._per_call, self._alone = per_call, alone
@@ -928,8 +930,8 @@ class RingsSource:
 
     @property
     def limits(self) -> Sequence[Limit]:
-        """None: the registry grants what a limiter allows."""
-        return ()
+        """What grants batches, where the run has a limiter."""
+        return () if self._limit is None else (self._limit,)
 
     def begin(self) -> None:
         """Start the thread that looks after the shards."""
@@ -997,7 +999,7 @@ class RingsSource:
             self._planned.clear()
 
     def count(self, batch: Batch, size: int) -> None:
-        """Do nothing; see `limits`."""
+        """Do nothing: items are counted where they are drawn."""
 
     def stats(self) -> ClientStats:
         """What was met so far."""
@@ -1108,6 +1110,8 @@ class RingsSource:
 
     def close(self) -> None:
         """Send the priorities that wait, and close the rings of this node."""
+        if self._limit is not None:
+            self._limit.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stop()

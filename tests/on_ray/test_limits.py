@@ -1,0 +1,206 @@
+"""A rate limiter over the writers and clients of a run, on a head and two nodes."""
+
+import math
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import mmreplay as mr  # noqa: E402
+from mmreplay.errors import FormatError, SchemaError, StarvedError  # noqa: E402
+from mmreplay.ray import cluster as calls  # noqa: E402
+from mmreplay.ray.draws import RingDraws  # noqa: E402
+from mmreplay.ray.limits import RingCounter, counter_of, limiter_of  # noqa: E402
+from mmreplay.ray.shard import Shard  # noqa: E402
+from tests.on_ray.actors import ask, kill, shard  # noqa: E402
+from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.rings import client_of, shares_of  # noqa: E402
+from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+
+BOUND = {"samples_per_insert": 4.0, "min_size": 500, "error_buffer": 3_000.0}
+
+
+class Steady:
+    """An actor that writes in a thread, as fast as the limiter allows."""
+
+    def __init__(self, run, root, number, limiter, num_envs=1):
+        self.number = number
+        self.writer = mr.ray.writer(
+            run, SCHEMA, 100_000, root=root, limiter=limiter, num_envs=num_envs
+        )
+        self.error = None
+        self.stopped = False
+        self.thread = threading.Thread(target=self.write, daemon=True)
+        self.thread.start()
+
+    def write(self):
+        written = 0
+        try:
+            while not self.stopped:
+                rows = block(self.number, written, 1)
+                self.writer.add({path: column[0] for path, column in rows.items()})
+                written += 1
+        except Exception as error:
+            self.error = repr(error)
+
+    def facts(self):
+        return str(self.writer.buffer.path), self.error
+
+    def stop(self):
+        self.stopped = True
+        self.writer.close()
+        self.thread.join(10)
+
+
+class Learner:
+    """An actor that draws in a thread, as fast as the limiter allows."""
+
+    def __init__(self, run, batch_size):
+        self.client = mr.ray.ReplayClient(
+            run, mr.UniformSampler(seed=0), batch_size=batch_size
+        )
+        self.drawn, self.error, self.stopped = 0, None, False
+        self.thread = threading.Thread(target=self.learn, daemon=True)
+        self.thread.start()
+
+    def learn(self):
+        try:
+            for batch in self.client:
+                check(batch)
+                self.drawn += len(batch)
+                if self.stopped:
+                    return
+        except Exception as error:
+            self.error = repr(error)
+
+    def facts(self):
+        return self.drawn, self.error
+
+    def stop(self):
+        self.stopped = True
+        self.client.close()
+        self.thread.join(10)
+
+
+def on(kind, label, *arguments):
+    where = {"label_selector": {"mmreplay": label}}
+    return ray.remote(kind).options(num_cpus=0, **where).remote(*arguments)
+
+
+def end_registry(run):
+    """Kill the registry; Ray restarts it."""
+    actor = ray.get_actor(calls.registry_name(run), namespace="mmreplay")
+    ray.kill(actor, no_restart=False)
+
+
+def counts_of(run):
+    found = [shard(run, key).call("counts")["counts"] for key in ("n0", "n1")]
+    return [sum(each) for each in zip(*found, strict=True)]
+
+
+def test_four_writers_and_two_learners_keep_the_ratio_over_kills(run_name, tmp_path):
+    limiter = mr.RateLimiter(**BOUND)
+    writers = [
+        on(Steady, label, run_name, str(tmp_path / label), 2 * n + k, limiter)
+        for k, label in enumerate(("n0", "n1"))
+        for n in range(2)
+    ]
+    paths = [ask(writer, "facts")[0] for writer in writers]
+    assert len(set(paths)) == 4
+    # Alone, writers stop where r (inserts - min_size) is the error buffer.
+    until(lambda: counts_of(run_name)[0] >= 1_180)
+    time.sleep(1)
+    assert counts_of(run_name)[0] <= 500 + 3_000 / 4 + 64
+    learners = [on(Learner, label, run_name, 64) for label in ("n0", "n1")]
+    worst = 0.0
+    for number in range(4):
+        before = counts_of(run_name)[0]
+        until(lambda least=before + 2_000: counts_of(run_name)[0] >= least)
+        inserts, samples, size = counts_of(run_name)
+        assert size == inserts
+        worst = max(worst, abs(4 * (inserts - 500) - samples))
+        if number == 1:
+            kill(shard(run_name, "n0").call("info")["pid"])
+        if number == 2:
+            end_registry(run_name)
+    # Rows under way at the kills, and batches that were drawn ahead.
+    assert worst <= 3_000 + 4 * 64 * 4 + 2 * 3 * 64
+    inserts, samples, _ = counts_of(run_name)
+    assert samples / (inserts - 500) == pytest.approx(4.0, rel=0.15)
+    for each in (*writers, *learners):
+        assert ask(each, "facts")[1] is None
+        ask(each, "stop")
+    for path in paths:
+        assert limiter_of(Path(path)).settings == limiter.settings
+
+
+def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
+    limiter = mr.RateLimiter(4.0, 100, 200.0)
+    with pytest.raises(SchemaError, match="limiter of a run must be a RateLimiter"):
+        mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=mr.RateCounter())
+    with mr.ray.writer(
+        run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter
+    ) as writer:
+        other = mr.RateLimiter(5.0, 100, 400.0)
+        with pytest.raises(SchemaError, match="everywhere in the run, got"):
+            mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=other)
+        with pytest.raises(SchemaError, match="at least 256 where 64 rows and 256"):
+            mr.ray.ReplayClient(run_name, mr.UniformSampler(), batch_size=256)
+        writer.extend(block(0, 0, 100))
+        with mr.ray.ReplayClient(
+            run_name, mr.UniformSampler(seed=0), batch_size=16
+        ) as client:
+            check(next(iter(client)))
+
+
+def test_a_writer_alone_gets_an_error_and_goes_on_with_a_client(run_name, tmp_path):
+    limiter = mr.RateLimiter(1.0, 50, 100.0, patience=0.5)
+    with mr.ray.writer(
+        run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter
+    ) as writer:
+        # Each call goes on while one more row is granted.
+
+        def write():
+            for first in range(0, 10_000, 10):
+                writer.extend(block(0, first, 10))
+
+        with pytest.raises(StarvedError, match="waited for a client to draw, but none"):
+            write()
+        written = len(writer.buffer)
+        assert 150 - 64 <= written <= 150 + 10
+        assert writer.buffer.limit.counts().inserts == written
+        with mr.ray.ReplayClient(
+            run_name, mr.UniformSampler(seed=0), batch_size=16
+        ) as client:
+            batches = iter(client)
+            for _ in range(4):
+                check(next(batches))
+            writer.extend(block(0, written, 10))
+
+
+def test_rings_count_and_remember_the_bound_of_their_run(tmp_path):
+    """Without a cluster: a shard is a plain class."""
+    folder = tmp_path / "run" / "ring"
+    limiter = mr.RateLimiter(4.0, 5_000, math.inf)
+    assert counter_of(folder) is None
+    with mr.ReplayBuffer.create(
+        folder, SCHEMA, 100, limiter=RingCounter(limiter), commit_every=None
+    ) as buffer:
+        buffer.extend(block(0, 0, 60))
+    assert limiter_of(folder) == limiter
+    own = Shard("run", str(tmp_path), "key")
+    assert own.counts() == {"counts": [60, 0, 60], "bound": [4.0, 5_000, math.inf]}
+    draws = RingDraws(client_of(mr.UniformSampler()))
+    draws.serve({"ring": folder})
+    for rows in (False, True):
+        draws.exchange({}, [shares_of({"ring": np.full(16, 0.5)}, rows=rows)], 0.0)
+    assert own.counts()["counts"] == [60, 32, 60]
+    draws.close()
+    own.stop()
+    (folder / "limiter" / "law.json").write_text('{"law": [4.0, 1], "base": 0}')
+    with pytest.raises(FormatError, match="the law must be a ratio, a size and"):
+        limiter_of(folder)
