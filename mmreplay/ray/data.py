@@ -46,6 +46,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.metadata import load as load_metadata
 from mmreplay.nesting import unflatten
+from mmreplay.ray.cluster import require_connection
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import EpochSnapshot
 from mmreplay.schema import Schema
@@ -121,9 +122,10 @@ def read(
     Raises:
         LockedError: A ring is being written, and `live` is False.
         FormatError: No node has a ring at a path, or several nodes have other ones.
-        SchemaError: Rings differ in their columns, or a column is unknown.
+        SchemaError: Rings differ in their columns, a column is unknown, or this process
+            is not connected to a cluster.
         EmptyError: No ring has a legal start.
-        FailedError: Ray is not running, or a node did not answer.
+        FailedError: A node did not answer.
 
     Example::
 
@@ -152,8 +154,7 @@ def read_as(
         episodes: See there.
         live: See there.
     """
-    if not ray.is_initialized():
-        raise FailedError("read needs a running Ray. Call ray.init() first.")
+    require_connection()
     look = partial(look_at, transforms=tuple(transforms), episodes=episodes, live=live)
     named = _named(paths)
     total = sum(len(group) for group in named.values())

@@ -657,7 +657,7 @@ class RLlibDatasource(RingDatasource):
 
 
 class RingOfflineData(OfflineData):
-    """Rings as RLlib's offline data, for BC, MARWIL and CQL.
+    """Rings as RLlib's offline data, for BC and CQL.
 
     Example::
 

@@ -365,5 +365,5 @@ def test_a_missing_column_is_named(rings, tmp_path):
 
 def test_a_read_without_ray_says_what_to_call(rings, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(mr.FailedError, match=r"ray\.init"):
+    with pytest.raises(mr.SchemaError, match=r"ray\.init"):
         read(rings)
