@@ -61,9 +61,12 @@ PEERS_OF: dict[str, Collection[str]] = {
     "bench_zarr_peers": bench_zarr_peers.PEERS,
 }
 """Scripts that measure others too, and the names that each knows them by."""
+ENVIRONMENTS = {"bench_ray": make_peers.ROOT / "build/ray"}
+"""Scripts that run in an environment of their own, which `make ray` makes."""
 LIBRARIES = (
-    "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "safetensors",
-    "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch", "torchrl", "zarr",
+    "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "ray",
+    "safetensors", "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch",
+    "torchrl", "zarr",
 )  # fmt: skip
 RAW = page.RAW
 
@@ -173,8 +176,9 @@ def main() -> int:
     for script in [] if options.redraw else options.scripts or SCRIPTS:
         try:
             results[script] = run(
-                script, options.python, _passed(script, options), options.timeout
-            )
+                script, _python(script, options), _passed(script, options),
+                options.timeout,
+            )  # fmt: skip
         except RuntimeError as error:
             failed.append(str(error))
             print(error, file=sys.stderr, flush=True)
@@ -200,6 +204,13 @@ def _options() -> argparse.Namespace:
     python = found if found.exists() else Path(sys.executable)
     parser.add_argument("--python", type=Path, default=python, help="runs the scripts")
     return parser.parse_args()
+
+
+def _python(script: str, options: argparse.Namespace) -> Path:
+    """Interpreter that runs one script."""
+    own = ENVIRONMENTS.get(script)
+    python: Path = options.python
+    return python if own is None else make_peers.python_of(own)
 
 
 def _passed(script: str, options: argparse.Namespace) -> list[str]:

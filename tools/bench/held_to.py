@@ -191,6 +191,16 @@ VIEW = (
           "writer_share watched", 0.95),
 )  # fmt: skip
 
+RAY = (
+    at_least("RLlib's interface, add of 8 steps, over RLlib", "bench_ray",
+          "behind_rllib add_8_steps speedup rllib", 3),
+    at_least("RLlib's interface, sample(256) with its update, over RLlib", "bench_ray",
+          "behind_rllib sample_256_and_update speedup rllib", 10),
+    at_least("shuffled epoch, over Ray Data", "bench_ray", "epoch speedup ray_data", 5),
+    at_most("shuffled epoch, memory over that of Ray Data", "bench_ray",
+         "epoch memory_of_ours_over_ray_data", 0.25),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     at_least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     at_least("add 1, over Stable-Baselines3", "bench_add",
@@ -222,6 +232,7 @@ TARGETS: tuple[Target, ...] = (
     *BEYOND,
     *CONVERT,
     *SHARDS,
+    *RAY,
     *SEALED,
     at_least("loader, pixels, over the bare gather", "bench_loader",
           "pixels_256 over_the_bare_gather loader", 0.9),

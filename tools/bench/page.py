@@ -30,6 +30,8 @@ NAMES = {
     "original": "the original",
     "pandas_inexact": "pandas, inexact",
     "pyarrow_alone": "pyarrow alone",
+    "ray_data": "Ray Data",
+    "rllib": "RLlib",
     "save_file": "safetensors",
     "stable_baselines3": "Stable-Baselines3",
     "synced_copy": "a synced copy",

@@ -646,6 +646,31 @@ faster than that where the host below the virtual disk has them in memory.""",
     ),
 )
 
+RAY = Question(
+    "Rings on Ray",
+    "bench_ray",
+    "median µs",
+    """RLlib's own prioritized buffer (in RAM) and a ring (in files) behind the
+interface that RLlib calls: steps of 8 episodes that run, and draws with their
+updates of 256 of 48,000 steps of vectors. An epoch is of a million transitions in
+batches of 256: from a ring, and by Ray Data from parquet files that it wrote, with
+a local shuffle buffer of a tenth of the rows. The memory is that of all processes
+of a side, Ray's object store among it.""",
+    (
+        Ratios("add of 8 steps, RLlib's interface",
+               "behind_rllib add_8_steps speedup",
+               "behind_rllib add_8_steps median_us"),
+        Ratios("sample(256) with its update, RLlib's interface",
+               "behind_rllib sample_256_and_update speedup",
+               "behind_rllib sample_256_and_update median_us"),
+        Ratios("a shuffled epoch", "epoch speedup"),
+    ),
+    (
+        Figure("a shuffled epoch, s", "epoch seconds"),
+        Figure("its memory, MiB", "epoch memory_mib"),
+    ),
+)  # fmt: skip
+
 KILLS = Question(
     "Killed, without power, on a full disk",
     "torture_peers",
@@ -666,6 +691,6 @@ TorchRL's replay buffer (`LazyMemmapStorage`, repeated `dumps`): how many of
 QUESTIONS = (
     KILLS, ADD, SAMPLE, PRIORITIZED, TREE, SEQUENCES, TRANSFORMS, SHUFFLED, PIXELS,
     COLD, BEYOND, BEYOND_8, BEYOND_SMALL, MEMORY, LOADER, CONVERT, BYTES, ZARR,
-    ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, DURABILITY, LOOKING, VIEW,
+    ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, RAY, DURABILITY, LOOKING, VIEW,
     LIMITS,
 )  # fmt: skip
