@@ -40,7 +40,7 @@ def status(run: Run, json: Json = False, address: Address = "auto") -> None:
     if json:
         show.print_json({**asdict(found), "steps": found.steps})
     else:
-        _print(found)
+        print_status(found)
 
 
 @ray.command("stop")
@@ -54,7 +54,8 @@ def stop(run: Run, address: Address = "auto") -> None:
     show.print_line(f"The run {run!r} was stopped. Its folders are as they were.")
 
 
-def _print(found: RunStatus) -> None:
+def print_status(found: RunStatus) -> None:
+    """Print the shards and rings of a run."""
     shards, rings = len(found.shards), sum(len(each.rings) for each in found.shards)
     show.print_line(
         f"run {found.run!r}: {show.plural(shards, 'shard')}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,12 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.options import parse_path, usage_error
+from mmreplay.errors import SchemaError
 
 MAX_PORT = 65535
 
 Paths = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(
         parser=parse_path, metavar="PATH...", show_default=False,
         help="Folders of buffers.",
@@ -37,7 +39,7 @@ SamplerText = Annotated[
 
 
 def view(
-    paths: Paths,
+    paths: Paths = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -72,10 +74,26 @@ def view(
             help="With --save: which episodes, as the page writes them.",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="RUN", show_default=False,
+            help="The rings on this node of a run on a Ray cluster.",
+        ),
+    ] = None,
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="HOST:PORT", help="With --ray: the cluster."),
+    ] = "auto",
 ) -> None:  # fmt: skip
     """Show buffers on a page in the browser; it only reads. Ctrl-C ends it."""
     from mmreplay.page import launch
 
+    paths = paths or []
+    if ray is not None:
+        paths = [*paths, *rings_here(ray, address)]
+    elif not paths:
+        raise usage_error("Missing argument 'PATH...': folders of buffers, or --ray")
     if select is not None and save is None:
         raise usage_error("--select needs --save. Pass --save FOLDER as well.")
     page = launch.make_page(paths, read_images(image or []), sampler)
@@ -114,3 +132,31 @@ def read_images(texts: list[str]) -> dict[str, str]:
             )
         images[path] = axes
     return images
+
+
+def rings_here(run: str, address: str) -> list[Path]:
+    """Return the folders of a run's rings on this node, and print the others'.
+
+    Raises:
+        SchemaError: This node has none.
+    """
+    import mmreplay.ray
+    from mmreplay.cli.ray import print_status
+    from mmreplay.ray.cluster import connected, this_node
+
+    with connected(address):
+        status = mmreplay.ray.status(run)
+        key = this_node().key
+    here = [shard for shard in status.shards if shard.key == key]
+    others = tuple(shard for shard in status.shards if shard.key != key)
+    paths = [Path(ring.path) for shard in here for ring in shard.rings]
+    if not paths:
+        nodes = ", ".join(shard.key for shard in others if shard.rings)
+        raise SchemaError(
+            f"the run {run!r} has no ring on this node ({key}). Run mmreplay view "
+            f"--ray {run} on one that has: {nodes or 'none yet'}."
+        )
+    if others:
+        show.print_line("On other nodes, where the same command shows them:")
+        print_status(replace(status, shards=others))
+    return paths

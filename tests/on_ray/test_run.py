@@ -105,21 +105,26 @@ def test_the_commands_show_a_run_and_end_it(run_name, tmp_path, cluster):
 
     def command(*words):
         return subprocess.run(
-            [sys.executable, "-m", "mmreplay", "ray", *words, *address],
+            [sys.executable, "-m", "mmreplay", *words, *address],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
 
-    shown = command("status", run_name)
+    shown = command("ray", "status", run_name)
     assert shown.returncode == 0
     assert f"run '{run_name}': 1 shard, 1 ring, 60 steps" in shown.stdout
     assert str(tmp_path / run_name / "ring-000") in shown.stdout
-    found = json.loads(command("status", run_name, "--json").stdout)
+    found = json.loads(command("ray", "status", run_name, "--json").stdout)
     assert (found["run"], found["steps"]) == (run_name, 60)
+    pytest.importorskip("starlette")
+    page = str(tmp_path / "page")
+    viewed = command("view", "--ray", run_name, "--save", page)
+    assert viewed.returncode == 0, viewed.stderr
+    assert viewed.stdout.startswith(f"{page}/index.html: 2 episodes")
     assert found["shards"][0]["rings"][0]["name"] == "ring-000"
-    assert command("stop", run_name).returncode == 0
-    gone = command("status", run_name)
+    assert command("ray", "stop", run_name).returncode == 0
+    gone = command("ray", "status", run_name)
     assert gone.returncode == 3
     assert f"this cluster has no run '{run_name}'" in gone.stderr
