@@ -159,16 +159,12 @@ class Lanes:
 
     @property
     def num_free(self) -> int:
-        """Lanes without a lease, or of writers that were silent for long."""
-        with self._lock:
-            idle = sum(len(lease.env_ids) for lease in self._idle())
-            return len(self._free()) + idle
+        """Lanes without a lease, or of writers that were silent for long.
 
-    @property
-    def num_writers(self) -> int:
-        """Leases that hold."""
-        with self._lock:
-            return len(self._holding())
+        Without the lock, which a slow disk holds for long.
+        """
+        idle = sum(len(lease.env_ids) for lease in self._idle())
+        return len(self._free()) + idle
 
     def lease(
         self,
@@ -353,12 +349,11 @@ class Lanes:
     def _idle(self) -> list[Lease]:
         """Leases whose writers were silent for long, the longest first."""
         since, now = self._last_call, self._clock()
-        idle = [
-            lease
-            for lease in self._holding()
-            if now - since[lease.writer] >= self._idle_s
-        ]
-        return sorted(idle, key=lambda lease: since[lease.writer])
+        silent_s = {
+            lease: now - since.get(lease.writer, now) for lease in self._holding()
+        }
+        idle = [lease for lease in silent_s if silent_s[lease] >= self._idle_s]
+        return sorted(idle, key=lambda lease: -silent_s[lease])
 
     def _ended(self, ended: Sequence[Lease]) -> dict[str, Lease]:
         """Return all leases, some of them ended now; they are not noted yet."""

@@ -238,8 +238,8 @@ class Block:
     published: bool = False
     call: Any = None
 
-    def follow(self, first: Positions) -> Positions:
-        """Place the block at some heads, and return those after it."""
+    def move_to(self, first: Positions) -> Positions:
+        """Let the block follow some heads, and return those after it."""
         self.first = first
         self.after = counts_after(first, self.ended, self.final is not None)
         return self.after
@@ -583,7 +583,7 @@ class ThinWriter:
             self._stopped = False
 
     def _put(self, block: Block) -> None:
-        self._head = block.follow(self._head)
+        self._head = block.move_to(self._head)
         self._blocks.append(block)
 
     def _deliver(self, ahead: int) -> None:
@@ -739,4 +739,4 @@ class ThinWriter:
                 self._next_writer = uuid.uuid4().hex
         self._head = np.array(terms["heads"], np.int64)
         for block in self._blocks:
-            self._head = block.follow(self._head)
+            self._head = block.move_to(self._head)

@@ -30,7 +30,9 @@ EXAMPLES = int(os.environ.get("MMREPLAY_LANES_EXAMPLES", "60"))
 FAULTS = st.lists(
     st.one_of(
         st.none(),
-        st.sampled_from(["before", "after", "lost", "late", "swapped", "full"]),
+        st.sampled_from(
+            ["before", "after", "lost", "late", "late", "deliver", "swapped", "full"]
+        ),
         st.integers(0, 30),
     ),
     max_size=6,
@@ -70,9 +72,10 @@ class LanesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writers)
     @rule(
         data=st.data(), count=st.integers(1, 20), ends=st.sampled_from([0.0, 0.2, 0.9]),
-        with_final=st.booleans(), blocks=st.booleans(),
+        with_final=st.booleans(), blocks=st.booleans(), faults=FAULTS,
     )  # fmt: skip
-    def add(self, data, count, ends, with_final, blocks):
+    def add(self, data, count, ends, with_final, blocks, faults):
+        self.shard.plan += faults
         number = data.draw(st.sampled_from(sorted(self.writers)))
         add_steps(
             self.writers[number], self.feeds[number], self.rng, count, ends,
@@ -80,8 +83,9 @@ class LanesMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
     @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def flush(self, data):
+    @rule(data=st.data(), faults=FAULTS)
+    def flush(self, data, faults):
+        self.shard.plan += faults
         number = data.draw(st.sampled_from(sorted(self.writers)))
         quietly(self.writers[number].flush)
 
@@ -98,10 +102,6 @@ class LanesMachine(RuleBasedStateMachine):
         """A writer's process ends: its rows that had not arrived are lost."""
         number = data.draw(st.sampled_from(sorted(self.writers)))
         self.writers.pop(number)
-
-    @rule(faults=FAULTS)
-    def break_calls(self, faults):
-        self.shard.plan += faults
 
     @rule()
     def kill(self):

@@ -94,7 +94,8 @@ class SimulatedShard:
         plan: What happens to the next calls that run: None, ``"before"`` and
             ``"after"`` (killed around it), a number (killed at that call of the
             disk), ``"lost"`` (never runs), ``"late"`` (runs after it was given up),
-            ``"swapped"`` (the next call runs first) or ``"full"``.
+            ``"deliver"`` (late calls run before it), ``"swapped"`` (the next call runs
+            first) or ``"full"``.
     """
 
     def __init__(self, folder, capacity=4000, num_lanes=5, idle_s=600.0):
@@ -178,6 +179,8 @@ class SimulatedShard:
             if fault == "late":
                 self.late.append(call)
             return
+        if fault == "deliver":
+            self.run_late()
         if fault == "before":
             # It was under way, and is not late.
             self.kill()
