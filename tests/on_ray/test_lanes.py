@@ -1,4 +1,4 @@
-"""Leases and blocks of one ring by single calls, and killed at each call of the disk."""
+"""Leases and blocks of one ring, call by call, and killed at each call of the disk."""
 
 import multiprocessing
 import os
