@@ -99,6 +99,7 @@ class RingEpisodes:
         self._warned = False
         self._readers: dict[Reads, ReplayBuffer] = {}
         self._sampler: Sampler | None = None
+        self._drawn_from: ReplayBuffer | None = None
         self._last: tuple[ReplayBuffer, Batch] | None = None
         self._since = dict.fromkeys(("steps", "episodes", "sampled"), 0)
         self.ring: ReplayBuffer | None = None
@@ -140,6 +141,12 @@ class RingEpisodes:
         groups: dict[int, dict[int, Any]] = {}
         waiting: set[int] = set()
         for episode in force_list(episodes):
+            if not isinstance(episode, SingleAgentEpisode):
+                raise SchemaError(
+                    "a ring holds episodes of one agent, got "
+                    f"{type(episode).__name__}. Use RLlib's own buffer for several "
+                    "agents."
+                )
             length = len(episode)
             if not length:
                 continue
@@ -289,8 +296,12 @@ class RingEpisodes:
             self._beta = beta
         most = low if stop is None else stop - 1
         reader = self._reader((most, gamma))
-        if self._sampler is None:
-            self._sampler = self._make_sampler()
+        if self._sampler is None or self._drawn_from is not reader:
+            # Other steps can be drawn where others are folded, and stored priorities
+            # belong to one sampler at a time.
+            if self._sampler is not None:
+                self._sampler.close()
+            self._sampler, self._drawn_from = self._make_sampler(), reader
         batch = reader.sample_by(self._sampler, count, contiguous=True)
         self._last = reader, batch
         self.sampled_timesteps += count

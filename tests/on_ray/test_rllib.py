@@ -18,6 +18,7 @@ from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig as PlainSACConfig
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.utils import (
     update_priorities_in_episode_replay_buffer,
@@ -32,7 +33,11 @@ from mmreplay.ray.rllib import (
 )
 
 # Ray's own code meets Ray's own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    # RLlib makes tensors of arrays that lie in Ray's object store.
+    pytest.mark.filterwarnings("ignore:The given NumPy array is not writable"),
+]
 KINDS = [RingEpisodeReplayBuffer, PrioritizedRingEpisodeReplayBuffer]
 GAMMA = 0.9
 ROOT = Path(__file__).parents[2]
@@ -355,6 +360,28 @@ def test_what_the_ring_does_not_hold_is_refused(given, name, tmp_path):
         draw(buffer, 4)
 
 
+def test_another_number_of_steps_draws_on_by_the_same_priorities(tmp_path):
+    played = Episodes(10)
+    buffer = PrioritizedRingEpisodeReplayBuffer(
+        500, path=tmp_path / "ring", num_envs=3, alpha=1.0, seed=0
+    )
+    for _ in range(12):
+        buffer.add(played.chunks())
+    for n_step in (1, 3, 1):
+        for _ in range(20):
+            drawn = draw(buffer, 64, n_step)
+            check_drawn(drawn, played.transitions(n_step))
+            buffer.update_priorities(np.full(64, 5.0))
+        assert buffer._sampler.where == "disk"
+        assert buffer._sampler.priorities.highest() == 5.0
+
+
+def test_episodes_of_several_agents_are_refused(tmp_path):
+    buffer = RingEpisodeReplayBuffer(100, path=tmp_path / "ring", num_envs=1)
+    with pytest.raises(mr.SchemaError, match="got MultiAgentEpisode"):
+        buffer.add([MultiAgentEpisode()])
+
+
 def test_a_ring_that_is_not_closed_is_locked(tmp_path):
     buffer = RingEpisodeReplayBuffer(100, path=tmp_path / "ring", num_envs=1)
     buffer.add(Episodes(0, 1).chunks())
@@ -514,8 +541,13 @@ def record(path, env_id, steps=300):
 
 
 def offline(config, env_id, path):
+    env = gym.make(env_id)
     return (
-        config.environment(env_id)
+        config.environment(
+            env_id,
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+        )
         .env_runners(num_env_runners=0)
         .learners(num_learners=0)
         .offline_data(
