@@ -1,0 +1,408 @@
+"""Steps that a thin writer takes or refuses, and blocks that it makes of them."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import (
+    DurabilityWarning,
+    FailedError,
+    FullError,
+    LockedError,
+    SchemaError,
+    StarvedError,
+)
+from mmreplay.ray import thin as thin_module
+from mmreplay.ray.lanes import create_lanes
+from mmreplay.ray.thin import ThinWriter
+from tests.on_ray.thin_support import (
+    SCHEMA,
+    Feed,
+    SimulatedShard,
+    add_steps,
+    check_rows,
+    make_writer,
+)
+
+NESTED = mr.Schema(
+    {
+        "observation": {
+            "image": mr.Field((4, 5), "uint8"),
+            "state": mr.Field((2,), "bfloat16"),
+        },
+        "action": mr.Field((), "int32"),
+        "terminated": mr.Field((), "bool"),
+    }
+)
+
+
+class NestedShard(SimulatedShard):
+    """A shard of another ring."""
+
+    def __init__(self, folder, schema, num_lanes=2, **create):
+        super().__init__(folder.with_name("unused"))
+        self.folder = folder
+        create_lanes(folder, schema, 400, num_lanes, commit_every=None, **create)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    return SimulatedShard(tmp_path / "ring")
+
+
+def lengths(shard):
+    """Steps of the blocks that were sent."""
+    return [len(call["arguments"][2]["seq"]) for call in shard.blocks]
+
+
+@pytest.fixture
+def watched(shard, monkeypatch):
+    """A shard that remembers the blocks sent to it."""
+    shard.blocks = []
+    send = shard.send
+
+    def watch(method, *arguments):
+        call = send(method, *arguments)
+        if method == "extend" and arguments[2]:
+            shard.blocks.append(call)
+        return call
+
+    monkeypatch.setattr(shard, "send", watch)
+    return shard
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [64, 36]),
+        ({"steps": 30}, [30, 30, 30, 10]),
+        # A step takes 43 bytes: 12 + 3 * 8 + 4, two ends and its flags.
+        ({"nbytes": 2000}, [23] * 4 + [8]),
+        ({"nbytes": 1}, [1] * 100),
+    ],
+)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_blocks_are_bounded_by_steps_and_bytes(watched, options, expected, blocks):
+    writer, feed = make_writer(watched, 0, 2, **options)
+    rng = np.random.default_rng(0)
+    assert add_steps(writer, feed, rng, 100, ends=0.0, blocks=blocks) is None
+    writer.close()
+    assert lengths(watched) == expected
+
+
+def test_blocks_are_bounded_by_half_of_the_reserve(tmp_path):
+    shard = SimulatedShard(tmp_path / "ring", capacity=40)
+    writer, feed = make_writer(shard, 0, 1)
+    reserve = shard.opened().ring.metadata.ring.reserve
+    assert reserve == 2
+    assert add_steps(writer, feed, np.random.default_rng(0), 30, ends=0.5) is None
+    writer.close()
+    assert shard.opened().ring.heads[0] == 30 + len(feed.ended[0])
+
+
+def test_two_blocks_are_under_way_before_an_answer_is_waited_for(watched):
+    writer, feed = make_writer(watched, 0, 1, steps=10)
+    rng = np.random.default_rng(0)
+    for blocks, waiting in ((1, 1), (2, 2), (3, 2), (4, 2)):
+        add_steps(writer, feed, rng, 10 * blocks - feed.seq)
+        assert lengths(watched) == [10] * blocks
+        assert f"{waiting} blocks wait" in repr(writer)
+    writer.flush()
+    assert repr(writer).startswith(
+        "<ThinWriter of 1 environments: 0 blocks wait, 0 row"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": 1.0}, r"unknown fields \['reward'\]"),
+        ({"seq": None}, "must be exactly"),
+        ({"crc": -1}, "'crc'"),
+        ({"observation": np.zeros(4)}, "'observation'"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_where_it_is_added(
+    watched, change, message
+):
+    writer, feed = make_writer(watched, 0, 1)
+    step = {path: column[0] for path, column in one_step(feed).items()} | change
+    step = {path: value for path, value in step.items() if value is not None}
+    with pytest.raises(SchemaError, match=message):
+        writer.add(step)
+    with pytest.raises(SchemaError, match=message):
+        writer.extend({path: np.array([value]) for path, value in step.items()})
+    with pytest.raises(SchemaError, match="takes a mapping or keywords, got both"):
+        writer.add(step, seq=3)
+    writer.flush()
+    assert watched.blocks == []
+
+
+def one_step(feed):
+    columns, _ = feed.steps(np.zeros((1, 1), bool), np.zeros((1, 1), bool), False)
+    return {path: column[:, 0] for path, column in columns.items()}
+
+
+def test_final_observations_are_given_where_an_episode_ends(watched):
+    writer, feed = make_writer(watched, 0, 2)
+    ends = np.array([[True, False]])
+    columns, final = feed.steps(ends, ends, with_final=True)
+    step = {path: column[0] for path, column in columns.items()}
+    with pytest.raises(
+        SchemaError, match=r"environment 0 must be the observation .*No"
+    ):
+        writer.add(step, final_observation=[None, final[0, 1]])
+    writer.add(step, final_observation=[final[0, 0], None])
+    feed.advance(ends, with_final=True)
+    rng = np.random.default_rng(0)
+    # Ends with and without final rows are in blocks of their own.
+    for with_final in (True, False, False, True):
+        assert add_steps(writer, feed, rng, 10, 1.0, with_final) is None
+    writer.close()
+    assert lengths(watched) == [11, 20, 10]
+    watched.opened().close()
+    check_rows(watched.folder, {0: feed}, {0: 0}, [0])
+
+
+def test_nested_observations_and_their_final_rows_are_those_of_a_plain_buffer(tmp_path):
+    shard = NestedShard(tmp_path / "thin", NESTED)
+    plain = mr.ReplayBuffer.create(
+        tmp_path / "plain", NESTED, 400, 2, autoreset="disabled", commit_every=None
+    )
+    rng = np.random.default_rng(0)
+    with plain, ThinWriter(shard, NESTED, 2, steps=7) as writer:
+        for number in range(30):
+            step = {
+                "observation": observation_of(rng),
+                "action": rng.integers(9, size=2),
+                "terminated": rng.random(2) < 0.3,
+            }
+            last = observation_of(rng) if number % 3 else None
+            if last is not None:
+                last = {"state": last["state"], "image": last["image"]}
+            plain.add(step, final_observation=last)
+            writer.add(step, final_observation=last)
+            # What was added may change.
+            step["observation"]["image"][:] = 0
+        expected = plain.gather_all()
+        flags = plain.flags(expected.env_ids, expected.positions)
+        writer.flush()
+        ring = shard.opened().ring
+        got = ring.gather_all()
+        assert (got.positions == expected.positions).all()
+        assert (ring.flags(got.env_ids, got.positions) == flags).all()
+        for path in NESTED.paths:
+            ended = got.fields["final"]
+            keep = ~ended if not path.startswith("observation") else slice(None)
+            assert (got[path][keep] == expected[path][keep]).all(), path
+    shard.opened().close()
+
+
+def observation_of(rng):
+    return {
+        "image": rng.integers(0, 256, (2, 4, 5)).astype(np.uint8),
+        "state": rng.integers(0, 9, (2, 2)).astype(np.uint16),
+    }
+
+
+def test_reset_rows_of_next_step_mode_are_final_rows(tmp_path):
+    shard = NestedShard(tmp_path / "ring", SCHEMA, autoreset="next_step")
+    writer = ThinWriter(shard, SCHEMA, 1, steps=4)
+    feed = Feed(0, 1)
+    with pytest.raises(
+        SchemaError, match="must be None in a buffer with autoreset='ne"
+    ):
+        writer.add(one_step(feed), final_observation=np.zeros((1, 3), np.float32))
+    ends = np.array([[False], [True], [False], [False], [True], [False]])
+    columns, _ = feed.steps(ends, ends, with_final=False)
+    writer.extend({path: column[:, 0] for path, column in columns.items()})
+    writer.close()
+    ring = shard.opened().ring
+    assert ring.heads.tolist() == [6, 0]
+    assert len(ring) == 4
+    assert ring.gather_all().fields["final"].tolist() == [0, 0, 1, 0, 0, 1]
+    ring.close()
+
+
+def test_ends_of_several_agents_end_an_episode_together(tmp_path):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((2,), "float32"),
+            "terminated": mr.Field((2,), "bool"),
+            "truncated": mr.Field((2,), "bool"),
+        }
+    )
+    shard = NestedShard(tmp_path / "ring", schema)
+    with ThinWriter(shard, schema, 1, steps=3) as writer:
+        for number in range(10):
+            first = number % 2 == 1
+            writer.add(
+                observation=[number, 0], terminated=[first, False],
+                truncated=[False, number % 4 == 3],
+                final_observation=np.array([number, 1], np.float32),
+            )  # fmt: skip
+    # Two ends, each with a final row.
+    assert shard.opened().ring.heads.tolist() == [12, 0]
+    shard.opened().close()
+
+
+def test_a_full_disk_is_raised_by_the_next_call_which_takes_nothing(shard):
+    writer, feed = make_writer(shard, 0, 1, steps=5)
+    rng = np.random.default_rng(0)
+    shard.plan = ["full"] * 5
+    error, taken = None, 0
+    while error is None:
+        error = add_steps(writer, feed, rng, 1)
+        taken = feed.seq
+    assert isinstance(error, FullError)
+    # The first block, and two ahead of its answer.
+    assert taken == 15
+    with pytest.raises(FullError, match="cannot"):
+        writer.flush()
+    writer.close()
+    shard.opened().close()
+    check_rows(shard.folder, {0: feed}, {0: 0}, [0])
+
+
+def test_a_writer_may_wait_for_a_disk_that_is_full(shard, monkeypatch):
+    waits = []
+    monkeypatch.setattr(thin_module.time, "sleep", waits.append)
+    writer, feed = make_writer(shard, 0, 1, steps=5, on_full="wait")
+    shard.plan = [None, "full", "full", None, "full"]
+    assert add_steps(writer, feed, np.random.default_rng(0), 40) is None
+    writer.close()
+    assert waits == [1.0] * 2
+    shard.opened().close()
+    check_rows(shard.folder, {0: feed}, {0: 0}, [0])
+
+
+def test_a_shard_that_does_not_answer_is_asked_again_by_the_next_call(shard):
+    writer, feed = make_writer(shard, 0, 1, steps=5)
+    rng = np.random.default_rng(0)
+    shard.plan = ["lost"] * 60
+    assert add_steps(writer, feed, rng, 15) is None
+    with pytest.raises(StarvedError):
+        writer.add(one_step(feed))
+    assert add_steps(writer, feed, rng, 15) is None
+    writer.close()
+    shard.opened().close()
+    check_rows(shard.folder, {0: feed}, {0: 0}, [0])
+
+
+def test_a_folder_that_another_process_still_serves_is_waited_for(shard, monkeypatch):
+    writer, feed = make_writer(shard, 0, 1, steps=5)
+    opened, tries = shard.opened, []
+
+    def locked():
+        tries.append(len(tries))
+        if len(tries) < 4:
+            raise LockedError("the ring is open elsewhere")
+        return opened()
+
+    monkeypatch.setattr(shard, "opened", locked)
+    assert add_steps(writer, feed, np.random.default_rng(0), 20) is None
+    writer.close()
+    assert len(tries) > 4
+    opened().close()
+    check_rows(shard.folder, {0: feed}, {0: 0}, [0])
+
+
+def test_a_ring_that_was_removed_is_begun_again_and_what_is_unknown_is_counted(
+    shard, tmp_path
+):
+    writer, feed = make_writer(shard, 0, 2, steps=5)
+    rng = np.random.default_rng(0)
+    assert add_steps(writer, feed, rng, 10, ends=0.0) is None
+    writer.flush()
+    assert add_steps(writer, feed, rng, 5, ends=0.0) is None
+    shard.kill()
+    shard.late.clear()
+    shutil.rmtree(shard.folder)
+    create_lanes(shard.folder, SCHEMA, 400, 3, commit_every=None)
+    with pytest.warns(
+        DurabilityWarning, match="does not know this writer any more, so"
+    ):
+        writer.flush()
+    assert writer.lost_rows == 10
+    assert add_steps(writer, feed, rng, 5) is None
+    writer.close()
+    assert shard.opened().ring.heads.tolist()[2] == 0
+    shard.opened().close()
+
+
+def test_a_warning_that_is_an_error_loses_no_step(shard):
+    writer, feed = make_writer(shard, 0, 1, steps=5)
+    rng = np.random.default_rng(0)
+    assert add_steps(writer, feed, rng, 10) is None
+    writer.flush()
+    lost = int(shard.opened().ring.heads[0])
+    shard.lose_power()
+    shard.plan = ["lost"]
+    ends = rng.random((20, 1)) < 0.2
+    columns, final = feed.steps(ends, ends, with_final=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DurabilityWarning, match="lost power"):
+            writer.extend(columns, final_observation=final)
+    feed.advance(ends, with_final=True)
+    writer.close()
+    assert writer.lost_rows == lost
+    shard.opened().close()
+    check_rows(shard.folder, {0: feed}, {0: lost}, [0])
+
+
+def test_a_commit_is_asked_for_where_many_blocks_wait_for_one(shard, monkeypatch):
+    monkeypatch.setattr(thin_module, "UNCOMMITTED_NBYTES", 2000)
+    writer, feed = make_writer(shard, 0, 1, steps=5, keep="committed")
+    rng = np.random.default_rng(0)
+    most = 0
+    for _ in range(100):
+        assert add_steps(writer, feed, rng, 5) is None
+        most = max(most, sum(block.nbytes for block in writer._blocks))
+    assert 2000 < most < 4000
+    assert shard.opened().ring.committed[0] > 400
+    writer.close()
+    shard.opened().close()
+
+
+def test_a_closed_writer_takes_nothing(shard):
+    writer, feed = make_writer(shard, 0, 1)
+    writer.close()
+    writer.close()
+    for call in (lambda: writer.add(one_step(feed)), writer.flush):
+        with pytest.raises(FailedError, match="this writer is closed"):
+            call()
+    shard.opened().close()
+
+
+def test_an_error_in_the_block_is_raised_rather_than_one_of_closing(shard):
+    def fail():
+        with ThinWriter(shard, SCHEMA) as writer:
+            writer.add(one_step(Feed(0, 1)))
+            shard.plan = ["full"]
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    shard.opened().close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"nbytes": 0.5}, "nbytes must be an integer of at least 1, got 0.5"),
+        ({"ahead": 0}, "ahead must be an integer of at least 1, got 0"),
+        ({"keep": "forever"}, "keep must be one of"),
+        ({"on_full": "drop"}, "on_full must be one of"),
+        ({"timeout_s": 0}, "timeout_s must be a finite number above 0, got 0"),
+        ({"num_envs": 6}, "num_envs must be at most 5, the environments of"),
+    ],
+)
+def test_arguments_are_checked(shard, options, message):
+    with pytest.raises(SchemaError, match=message):
+        ThinWriter(shard, SCHEMA, **options)
