@@ -249,6 +249,8 @@
         const table_ = await page(0);
         if (stopped || own !== turn) return;
         if (!again) clearRows();
+        // What is read again by itself is not spoken.
+        note.setAttribute("aria-live", again ? "off" : "polite");
         showTable(table_);
         await draw();
         if (table_.done < 1 && !stopped && own === turn) timer = setTimeout(load, POLL_MS, true);
@@ -274,7 +276,8 @@
       if (follower || head == null || (newest === version && head <= written)) return;
       follower = setTimeout(async () => {
         follower = 0;
-        if (!list.scrollTop && !list.contains(document.activeElement)) {
+        const isUsed = list.scrollTop || list.contains(document.activeElement) || histogramBox.matches(":active");
+        if (!isUsed) {
           version = app.states[id]?.version;
           began = performance.now();
           await load(true);
