@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from mmreplay.convert.ranges import RowRanges, read_ranges
 from mmreplay.convert.staging import Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import FailedError, SchemaError, called
+from mmreplay.errors import FailedError, FormatError, SchemaError, called
 from mmreplay.page import faults
 from mmreplay.page.api import OK, Page, PageAnswer, Shown
 from mmreplay.page.curves import MAX_NBYTES as MAX_CURVE_NBYTES
@@ -92,6 +93,8 @@ def save_page(
     ranges = None if select is None else read_ranges(select)
     chosen = None if ranges is None else (_selected(page, ranges.uuid), ranges)
     report = SaveReport()
+    if os.path.lexists(folder):
+        raise FormatError(f"{folder} already exists. Choose another folder.")
     staging = Staging(folder, folder=True)
     try:
         names = []

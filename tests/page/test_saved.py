@@ -104,7 +104,9 @@ def test_a_folder_that_exists_is_refused(path, tmp_path):
     page = Page([path])
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "mine").write_text("x")
-    with pytest.raises(mr.FormatError, match="exist"):
+    with pytest.raises(
+        mr.FormatError, match=r"already exists\. Choose another folder\.$"
+    ):
         save_page(page, tmp_path / "page")
     assert [p.name for p in tmp_path.glob("tmp-*")] == []
     page.close()
