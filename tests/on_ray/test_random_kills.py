@@ -8,8 +8,10 @@ notes in a file how many rows are published; these must be there in the end, and
 import os
 import random
 import struct
+import sys
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -53,6 +55,11 @@ class Noting:
 
     def pid(self):
         return os.getpid(), self.error
+
+    def stacks(self):
+        """What every thread does now."""
+        frames = sys._current_frames().values()
+        return "\n".join("".join(traceback.format_stack(frame)) for frame in frames)
 
 
 class Writes(Noting):
@@ -131,7 +138,12 @@ class Run:
         mark = noted(self.notes("learner"))[0]
         for actor in (*self.writers, self.learner):
             assert ask(actor, "pid")[1] is None
-        until(lambda: noted(self.notes("learner"))[0] >= mark + BATCHES)
+        try:
+            until(lambda: noted(self.notes("learner"))[0] >= mark + BATCHES)
+        except AssertionError:
+            print(ask(self.learner, "pid"), mr.ray.status(self.name))
+            print(ask(self.learner, "stacks"))
+            raise
         took = time.monotonic() - began
         for number in range(2):
             note = self.notes(f"w{number}")
@@ -151,8 +163,11 @@ class Run:
         elif kind == "raylet":
             # Not that of the learner, whose draws go on without the other node.
             pid = ask(self.writers[1], "pid")[0]
+            node_id = self.nodes.node_id(LABELS[1])
             self.nodes.kill_raylet(LABELS[1])
             until(lambda: ended(pid))
+            # Ray would start actors on it until then.
+            self.nodes.wait_dead(node_id)
             self.nodes.remove(LABELS[1])
             self.nodes.add(LABELS[1])
             self.writers[1] = self.write(1)
@@ -188,6 +203,7 @@ def test_random_kills_lose_no_published_row(run_name, tmp_path, cluster):
         (kind,) = rng.choices([*KINDS], [*KINDS.values()])
         number = rng.randrange(2)
         time.sleep(rng.random() * 0.2)
+        print(f"kills a {kind} of {number}")
         run.strike(kind, number)
         took[kind].append(run.healthy())
     ray.kill(run.learner)
