@@ -64,12 +64,21 @@ def print_status(found: RunStatus) -> None:
     rows = [
         [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
          show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
-         ring.path]
+         _sums(ring.priorities), ring.path]
         for shard in found.shards
         for ring in shard.rings
     ]  # fmt: skip
     if rows:
-        columns = ["node", "ring", "steps", "rows", "rows/s", "writer", "folder"]
+        columns = [
+            "node",
+            "ring",
+            "steps",
+            "rows",
+            "rows/s",
+            "writer",
+            "priorities",
+            "folder",
+        ]
         show.print_table(columns, rows, left=2)
     for shard in found.shards:
         if text := _trouble(shard):
@@ -81,3 +90,11 @@ def _trouble(shard: ShardStatus) -> str:
     if not shard.alive:
         return f"{shard.key}: does not answer; its rings are not drawn from."
     return f"{shard.key}: {shard.error}" if shard.error else ""
+
+
+def _sums(priorities: dict[str, float]) -> str:
+    """Sums of priorities, with the sampler's name where there are several."""
+    if len(priorities) == 1:
+        return show.number(*priorities.values())
+    sums = [f"{name} {show.number(each)}" for name, each in priorities.items()]
+    return ", ".join(sums) or "-"

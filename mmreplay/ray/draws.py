@@ -152,6 +152,7 @@ class RingDraws:
 
     Attributes:
         client: What it draws by.
+        known: What `masses` returned last.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class RingDraws:
             transforms: In place of those described, in the client's own process.
         """
         self.client = client
+        self.known: Masses = {}
         self._rings: dict[str, _Ring] = {}
         self._lock = threading.RLock()
         if transforms is None:
@@ -215,10 +217,11 @@ class RingDraws:
         """
         with self._lock:
             rings = dict(self._rings)
-        return {
+        self.known = {
             name: _numbers(self._mass(ring, step, highest))
             for name, ring in rings.items()
         }
+        return self.known
 
     def exchange(
         self,
@@ -399,6 +402,20 @@ class ShardDraws:
                 listed_at = now
             self._by_client[text] = draws, listed_at
         return draws
+
+    def sums_of_priorities(self) -> dict[str, dict[str, float]]:
+        """Sums as of the last request, by ring and by the name of the sampler."""
+        with self._lock:
+            own = [draws for draws, _ in self._by_client.values()]
+        sums: dict[str, dict[str, float]] = {}
+        for draws in own:
+            prioritized = _prioritized(make(draws.client["sampler"]))
+            if prioritized is None:
+                continue
+            for name, numbers in draws.known.items():
+                key = prioritized.name or "in RAM"
+                sums.setdefault(name, {})[key] = numbers[0]
+        return sums
 
     def close(self) -> None:
         """Close all rings, and make priorities durable."""

@@ -27,6 +27,8 @@ class RingStatus:
         rows: Rows written since the ring was made, of all environments.
         rate: Rows a second of late; None where it was not observed for a second.
         writer: The pid of its writer; None where it has none, or it is not known.
+        priorities: Their sums, by the name of the sampler that clients draw by, as of
+            the last draw.
     """
 
     name: str
@@ -37,6 +39,7 @@ class RingStatus:
     rows: int
     rate: float | None
     writer: int | None
+    priorities: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
                 rows=sum(ring["heads"]),
                 rate=ring["rate"],
                 writer=ring["writer"],
+                priorities=ring["priorities"] or {},
             )
             for name, ring in info["rings"].items()
         ),

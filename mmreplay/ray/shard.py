@@ -95,6 +95,8 @@ class Shard:
     def info(self) -> dict[str, Any]:
         """Say who this is and what it serves; an error of opening is a part of it."""
         error = None
+        # Before the lock: draws take theirs first.
+        sums = self._draws.sums_of_priorities()
         with self._lock:
             try:
                 self.open_rings()
@@ -103,7 +105,7 @@ class Shard:
             rings = {}
             for name in self.rings:
                 try:
-                    rings[name] = self._facts(name)
+                    rings[name] = {**self._facts(name), "priorities": sums.get(name)}
                 except ReplayError as caught:
                     error = {"kind": type(caught).__name__, "message": str(caught)}
         return {

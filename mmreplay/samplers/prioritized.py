@@ -119,6 +119,11 @@ class PriorityBasedSampler(Sampler):
         self.__dict__.update(state if work is None else state | vars(work))
 
     @property
+    def name(self) -> str | None:
+        """Name of the folder with the priorities; None of priorities in RAM."""
+        return self._options.name
+
+    @property
     def where(self) -> str | None:
         """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
         if self._priorities.home is None:

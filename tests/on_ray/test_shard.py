@@ -11,6 +11,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.disk import lock  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
+from tests.on_ray.rings import client_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
 
@@ -58,6 +59,18 @@ def test_a_folder_that_is_missing_is_an_answer_until_it_is_there(shard, tmp_path
     assert shard.info()["error"] is None
     with pytest.raises(mr.FormatError, match=r"b does not exist .* local disk"):
         shard.serve("b")
+
+
+def test_it_says_the_sums_of_priorities_that_clients_draw_by(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    client = client_of(
+        mr.PrioritizedSampler(alpha=1.0, initial_priority=2.0, name="td")
+    )
+    assert shard.info()["rings"]["a"]["priorities"] is None
+    shard.masses(client, 0, 0.0)
+    shard.masses(client_of(mr.UniformSampler()), 0, 0.0)
+    ((name, total),) = shard.info()["rings"]["a"]["priorities"].items()
+    assert (name, total) == ("td", pytest.approx(2.0 * 10, rel=1e-4))
 
 
 def test_a_ring_that_was_deleted_is_no_more_and_its_name_free(shard, tmp_path):
