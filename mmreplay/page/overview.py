@@ -233,6 +233,11 @@ def _series(
         columns: All episodes.
         rows: int64 ``[N]``, which of them.
         numbers: A number of each of all episodes.
+
+    Returns:
+        ``x`` (positions of the ends), ``y`` and ``mean`` (moving, over ``window``) of
+        2,000 of them at most; ``average`` of all, ``oldest`` and ``newest`` of a
+        quarter.
     """
     ends = columns.begin[rows] + columns.lengths[rows]
     order = np.argsort(ends, kind="stable")
@@ -243,6 +248,7 @@ def _series(
     if window > 1:
         means[window - 1 :] = moving_mean(values, window)
     some = _points(len(rows))
+    quarter = -(-len(rows) // 4)
     return {
         "x": ends[some],
         "y": values[some],
@@ -251,6 +257,8 @@ def _series(
         "env_ids": columns.env_ids[rows[some]],
         "begin": columns.begin[rows[some]],
         "average": float(values.mean()) if len(values) else None,
+        "oldest": float(values[:quarter].mean()) if len(values) else None,
+        "newest": float(values[-quarter:].mean()) if len(values) else None,
     }
 
 

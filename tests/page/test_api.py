@@ -48,6 +48,27 @@ def test_returns_and_lengths_are_those_of_the_episode_table(ask, path, stored):
     np.testing.assert_allclose(returns["mean"][window - 1 :], means, atol=1e-5)
 
 
+def test_quarters_are_of_all_newest_episodes(ask, tmp_path, rng):
+    count = 3 * 3000
+    ends = np.arange(count) % 3 == 2
+    rewards = rng.normal(size=count).astype(np.float32)
+    fields = {
+        "observation": mr.Field((), "float32"), "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }  # fmt: skip
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", mr.Schema(fields), count, autoreset="disabled"
+    ) as buffer:
+        zeros = np.zeros(count, np.float32)
+        buffer.extend(observation=zeros, reward=rewards, terminated=ends)
+    returns = ask(tmp_path / "a").json("overview")["returns"]
+    assert len(returns["y"]) == 2000
+    expected = rewards.reshape(-1, 3).sum(axis=1)
+    assert returns["average"] == pytest.approx(expected.mean(), abs=1e-6)
+    assert returns["oldest"] == pytest.approx(expected[:750].mean(), abs=1e-6)
+    assert returns["newest"] == pytest.approx(expected[-750:].mean(), abs=1e-6)
+
+
 def test_ends_are_counted_by_kind(ask, tmp_path, rng):
     path = tmp_path / "ends"
     with mr.ReplayBuffer.create(path, schema(), 100, autoreset="disabled") as buffer:

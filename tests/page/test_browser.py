@@ -55,6 +55,17 @@ def test_the_overview_shows_the_buffers_figures(tab, serve, path, stored):
     assert tab.errors() == []
 
 
+def test_the_mean_of_few_episodes_is_of_all_of_them(tab, serve, tmp_path, rng):
+    path = make_buffer(tmp_path / "few", rng, count=90, num_envs=1)
+    tab.open(serve(path))
+    with mr.ReplayBuffer.open(path) as buffer:
+        table = mr.episode_table(buffer)
+    assert len(table) == 3
+    text = tab.text('[data-fact="return"]')
+    assert numbers(text)[0] == pytest.approx(table.returns.mean(), rel=1e-3)
+    assert text.endswith("mean of 3 episodes")
+
+
 def test_findings_lead_to_where_they_are_seen(tab, serve, tmp_path, rng):
     def change(steps):
         steps["observation"]["joints"][3, 0, 0] = np.nan

@@ -136,25 +136,17 @@
 
   function figures(overview) {
     const { returns, lengths, ends: kinds, storage: facts } = overview;
-    const values = returns.y.filter((value) => value != null);
-    const quarter = Math.max(1, Math.ceil(values.length / 4));
-    const newest = values.slice(-quarter);
-    const oldest = values.slice(0, quarter);
-    const returnNote = values.length >= 8
-      ? `newest quarter; oldest ${number(+mmr.mean(oldest).toPrecision(3))}`
-      : values.length
-        ? `mean of ${plural(values.length, "episode")}`
+    const returnNote = returns.count >= 8
+      ? `newest quarter; oldest ${number(+returns.oldest.toPrecision(3))}`
+      : returns.count
+        ? `mean of ${plural(returns.count, "episode")}`
         : "no whole episode yet";
+    const mean = ({ newest, average }, n) => (n ? number(+(n >= 8 ? newest : average).toPrecision(4)) : "–");
     const rows = [
       ["Steps", ...stepsText(overview, mmr.app.states[mmr.app.id])],
       ["Episodes", short(overview.episodes.count), "episodes", `${count(kinds.running)} unfinished`],
-      ["Mean return", values.length ? number(+mmr.mean(newest).toPrecision(4)) : "–", "return", returnNote],
-      [
-        "Mean length",
-        lengths.y.length ? number(+mmr.mean(lengths.y.slice(-quarter)).toPrecision(4)) : "–",
-        "length",
-        values.length >= 8 ? "newest quarter" : "steps",
-      ],
+      ["Mean return", mean(returns, returns.count), "return", returnNote],
+      ["Mean length", mean(lengths, lengths.y.length), "length", lengths.y.length >= 8 ? "newest quarter" : "steps"],
       facts.disk
         ? ["On disk", size(facts.disk.allocated), "disk", `${facts.engine}${facts.codec ? `, ${facts.codec}` : ""}`]
         : ["On disk", "–", "disk", facts.engine],
