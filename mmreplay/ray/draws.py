@@ -4,8 +4,8 @@
 sampler that its clients draw by, and a client that owns the priorities of its node's
 rings has one of its own. Requests and replies are dicts of arrays, numbers and strings.
 
-One request brings the priorities of earlier batches first, then the shares of one or
-more batches. A share in [0, 1) is looked up in the masses of now, whatever the client
+One request brings the priorities of earlier batches first, then shares, of one batch
+or of several. A share in [0, 1) is looked up in the masses of now, whatever the client
 knew when it planned; see `mmreplay.samplers.joint` for why that is unbiased. A repeated
 request draws again and sets the same priorities again, so it does no harm.
 """
@@ -32,6 +32,7 @@ from mmreplay.errors import (
     EmptyError,
     FailedError,
     LockedError,
+    RemovedError,
     StaleError,
 )
 from mmreplay.ray.descriptions import Description, make, text_of
@@ -52,12 +53,20 @@ class Client(TypedDict):
     """What a client draws by.
 
     Attributes:
+        name: The same for clients that share priorities.
         sampler: From `describe_sampler`.
         transforms: From `describe_transforms`.
     """
 
+    name: str
     sampler: Description
     transforms: list[Description]
+
+
+def describe_client(sampler: Description, transforms: list[Description]) -> Client:
+    """Describe a client by its sampler and transforms."""
+    name = text_of([sampler, transforms])
+    return {"name": name, "sampler": sampler, "transforms": transforms}
 
 
 class Update(TypedDict):
@@ -76,24 +85,24 @@ class Update(TypedDict):
     mask: Array | None
 
 
-class SharesOfBatch(TypedDict):
-    """The shard's part of one batch.
+class Wanted(TypedDict):
+    """What a client wants a shard to draw, for one batch or several.
 
     Attributes:
-        step: The batch's, for exponents that follow a schedule.
-        key: The batch's; see `Draw.key`.
+        step: Of the newest batch, for exponents that follow a schedule.
+        key: See `Draw.key`.
         shares: float64 ``[k]`` in ``[0, 1)`` by ring.
-        rows: Whether the client needs the rows, and not only which they are.
+        rows: The rings whose rows the client needs, and not only which they are.
     """
 
     step: int
     key: int
     shares: dict[str, Array]
-    rows: bool
+    rows: list[str]
 
 
 class Drawn(TypedDict):
-    """The steps of one ring in a batch, in the order of the shares.
+    """The steps of one ring, in the order of the shares.
 
     Attributes:
         env_ids: int64 ``[k]``.
@@ -127,12 +136,12 @@ class Reply(TypedDict):
 
     Attributes:
         masses: Of every ring of the shard, after the draws.
-        draws: For each batch what was drawn by ring; None where there is no mass.
+        draws: By ring; None where there is no mass.
         dropped: Priorities whose rows had been overwritten.
     """
 
     masses: Masses
-    draws: list[dict[str, Drawn | None]]
+    draws: dict[str, Drawn | None]
     dropped: int
 
 
@@ -191,8 +200,10 @@ class RingDraws:
                 self._rings.pop(name).buffer.close()
             for name, folder in folders.items():
                 ring = self._rings.get(name)
-                if ring is not None and ring.folder == folder:
-                    continue
+                if ring is not None:
+                    if ring.folder == folder and not _is_removed(ring.buffer):
+                        continue
+                    ring.buffer.close()
                 sampler = make(self.client["sampler"])
                 buffer = ReplayBuffer.open(
                     folder,
@@ -226,14 +237,14 @@ class RingDraws:
     def exchange(
         self,
         updates: Mapping[str, Sequence[Update]],
-        draws: Sequence[SharesOfBatch],
+        wanted: Wanted | None,
         highest: float,
     ) -> Reply:
         """Set priorities, then draw.
 
         Args:
             updates: By ring, the oldest first. Rings that are not here are passed over.
-            draws: Batches, in order.
+            wanted: None only sets priorities.
             highest: See `masses`.
 
         Raises:
@@ -241,38 +252,35 @@ class RingDraws:
             StarvedError: A writer overwrote every row before it could be read.
         """
         dropped = sum(self.update(name, each) for name, each in updates.items())
-        step = draws[-1]["step"] if draws else 0
-        with self._lock:
-            rings = dict(self._rings)
-        # New rows enter before the draws, so that these are of what is here now.
-        for name in {name for each in draws for name in each["shares"]}:
-            if name in rings:
-                self._mass(rings[name], step, highest)
-        drawn: list[dict[str, Drawn | None]] = [
-            {
-                name: self._draw(rings.get(name), shares, each)
-                for name, shares in each["shares"].items()
-            }
-            for each in draws
-        ]
-        return {
-            "masses": self.masses(step, highest), "draws": drawn, "dropped": dropped,
-        }  # fmt: skip
+        # They look at new rows and at schedules, so that the draws are of what is here.
+        masses = self.masses(0 if wanted is None else wanted["step"], highest)
+        draws: dict[str, Drawn | None] = {}
+        if wanted is not None:
+            for name, shares in wanted["shares"].items():
+                ring = self._rings.get(name)
+                draws[name] = None
+                if ring is not None:
+                    rows = name in wanted["rows"]
+                    draws[name] = self._draw(ring, shares, wanted["key"], rows)
+        return {"masses": masses, "draws": draws, "dropped": dropped}
 
     def update(self, name: str, updates: Sequence[Update]) -> int:
         """Set priorities of one ring's steps; return how many were overwritten.
 
         Raises:
+            LockedError: Another process owns the priorities.
             SchemaError: Values do not fit the sampler.
         """
-        with self._lock:
-            ring = self._rings.get(name)
+        ring = self._rings.get(name)
         if ring is None:
             return sum(len(each["positions"]) for each in updates)
-        self._mass(ring, 0, 0.0)
+        prioritized = _prioritized(ring.sampler)
+        if prioritized is not None and prioritized.where is None:
+            # The first look at its priorities, which may be another process's.
+            self._mass(ring, 0, 0.0)
         view, dropped = ring.buffer.view, 0
+        sampler = cast(PriorityBasedSampler, ring.sampler)
         for each in updates:
-            sampler = cast(PriorityBasedSampler, ring.sampler)
             with view.lock:
                 try:
                     dropped += sampler.update_priorities(
@@ -287,8 +295,8 @@ class RingDraws:
     def _mass(self, ring: _Ring, step: int, highest: float) -> Mass:
         sampler = cast(ShareSampler, ring.sampler)
         while True:
-            view = ring.buffer.view
             try:
+                view = ring.buffer.view
                 with view.lock:
                     view.check_current()
                     sampler.enter_at(highest)
@@ -308,6 +316,9 @@ class RingDraws:
             except ReplacedError:
                 # Another thread followed a resize.
                 continue
+            except RemovedError:
+                # Its folder was deleted: the next look opens what is there by then.
+                return Mass(0.0, 0, np.inf, 0.0)
 
     def _refuse(self, ring: _Ring, sampler: PriorityBasedSampler) -> None:
         """Refuse priorities in RAM: they are another process's, or would be lost."""
@@ -323,20 +334,14 @@ class RingDraws:
             "Pass PrioritizedSampler(name=None) to have them in memory."
         )
 
-    def _draw(
-        self, ring: _Ring | None, shares: Array, batch: SharesOfBatch
-    ) -> Drawn | None:
-        """Draw from one ring; None where it is gone or has no mass."""
-        if ring is None:
-            return None
+    def _draw(self, ring: _Ring, shares: Array, key: int, rows: bool) -> Drawn | None:
+        """Draw from one ring; None where it has no mass, or was deleted."""
         numbers = np.asarray(shares, np.float64)
-        sampler = DrawAtShares(
-            cast(ShareSampler, ring.sampler), numbers, batch["key"], UNWEIGHTED
-        )
+        source = cast(ShareSampler, ring.sampler)
+        sampler = DrawAtShares(source, numbers, key, UNWEIGHTED)
         try:
-            if batch["rows"]:
-                gathered = ring.buffer.sample_by(sampler, len(numbers), contiguous=True)
-                return _of_batch(gathered)
+            if rows:
+                return _of_batch(ring.buffer.sample_by(sampler, len(numbers)))
             while True:
                 with suppress(ReplacedError):
                     reader = ring.buffer.reading
@@ -344,7 +349,7 @@ class RingDraws:
                     if ring.buffer.limit is not None:
                         ring.buffer.limit.count(len(draw))
                     return _of_draw(draw)
-        except EmptyError:
+        except (EmptyError, RemovedError):
             return None
 
     def close(self) -> None:
@@ -382,7 +387,7 @@ class ShardDraws:
         self,
         client: Client,
         updates: Mapping[str, Sequence[Update]],
-        draws: Sequence[SharesOfBatch],
+        wanted: Wanted | None,
         highest: float,
     ) -> Reply:
         """Set priorities, then draw; see `RingDraws.exchange`.
@@ -390,17 +395,17 @@ class ShardDraws:
         A shard that was restarted opens its rings here, and new rings are looked for
         every second.
         """
-        return self._served(client, LOOK_S).exchange(updates, draws, highest)
+        return self._served(client, LOOK_S).exchange(updates, wanted, highest)
 
     def _served(self, client: Client, look_s: float) -> RingDraws:
         """The draws for a client, over rings that were listed lately."""
-        text, now = text_of(client), time.monotonic()
+        name, now = client["name"], time.monotonic()
         with self._lock:
-            draws, listed_at = self._by_client.get(text) or (RingDraws(client), None)
+            draws, listed_at = self._by_client.get(name) or (RingDraws(client), None)
             if listed_at is None or now - listed_at >= look_s:
                 draws.serve(self._folders())
                 listed_at = now
-            self._by_client[text] = draws, listed_at
+            self._by_client[name] = draws, listed_at
         return draws
 
     def sums_of_priorities(self) -> dict[str, dict[str, float]]:
@@ -429,6 +434,14 @@ def _prioritized(sampler: Sampler) -> PriorityBasedSampler | None:
     """The sampler, or the one inside it, that has priorities."""
     inner = sampler.parts[0] if sampler.parts else sampler
     return inner if isinstance(inner, PriorityBasedSampler) else None
+
+
+def _is_removed(buffer: ReplayBuffer) -> bool:
+    """Whether a buffer's folder was deleted, or leads to another buffer."""
+    try:
+        return buffer.reading is None
+    except RemovedError:
+        return True
 
 
 def _numbers(mass: Mass) -> list[float]:

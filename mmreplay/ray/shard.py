@@ -34,8 +34,8 @@ from mmreplay.ray.draws import (
     Masses,
     Reply,
     ShardDraws,
-    SharesOfBatch,
     Update,
+    Wanted,
 )
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
@@ -184,11 +184,11 @@ class Shard:
         self,
         client: Client,
         updates: Mapping[str, Sequence[Update]],
-        draws: Sequence[SharesOfBatch],
+        wanted: Wanted | None,
         highest: float,
     ) -> Reply:
         """Set priorities, then draw; see `ShardDraws.exchange`."""
-        return self._draws.exchange(client, updates, draws, highest)
+        return self._draws.exchange(client, updates, wanted, highest)
 
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""

@@ -34,11 +34,12 @@ from mmreplay import errors
 from mmreplay.batch import Batch
 from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.concatenation import as_numpy, join_batches, select_rows
+from mmreplay.concatenation import as_numpy, join_batches
 from mmreplay.errors import (
     EmptyError,
     FailedError,
     FormatError,
+    RemovedError,
     ReplayError,
     SchemaError,
     StaleError,
@@ -47,15 +48,20 @@ from mmreplay.errors import (
 )
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
-from mmreplay.ray.descriptions import describe_sampler, describe_transforms
+from mmreplay.ray.descriptions import (
+    Description,
+    describe_sampler,
+    describe_transforms,
+)
 from mmreplay.ray.draws import (
     Client,
     Drawn,
     Masses,
     Reply,
     RingDraws,
-    SharesOfBatch,
     Update,
+    Wanted,
+    describe_client,
 )
 from mmreplay.samplers.base import Draw, Sampler, State, Windows, keeps_priorities
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers, plan
@@ -250,6 +256,9 @@ class Request:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+Part = tuple[Request, dict[str, slice]]
+
+
 @dataclass(slots=True, eq=False)
 class PlannedBatch:
     """A batch that was planned and asked for.
@@ -258,19 +267,18 @@ class PlannedBatch:
         step: Of the client.
         count: Steps.
         key: See `Draw.key`.
-        rings: All that were known.
         fractions: float64 ``[R]``, each ring's share in the plan.
         shares: float64 ``[k]`` of each ring.
-        requests: To each shard that has a share, and the index of this batch in it.
+        parts: Requests to shards that have a share, and which of each ring's draws in
+            the reply are this batch's.
     """
 
     step: int
     count: int
     key: int
-    rings: tuple[Ring, ...]
     fractions: Numbers
     shares: list[Numbers]
-    requests: list[tuple[Request, int]]
+    parts: list[Part] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -346,15 +354,14 @@ class RingsSource:
         self._transforms = tuple(transforms)
         self._per_call, self._alone = per_call, alone
         self._straggler_s, self._lost_s = straggler_s, lost_s
-        self._client: Client = {
-            "sampler": describe_sampler(sampler), "transforms": [],
-        }  # fmt: skip
+        described: list[Description] = []
         # Refused once it is known that a ring is on another node.
         self._not_described: SchemaError | None = None
         try:
-            self._client["transforms"] = describe_transforms(transforms)
+            described = describe_transforms(transforms)
         except SchemaError as error:
             self._not_described = error
+        self._client: Client = describe_client(describe_sampler(sampler), described)
         seed = _seed_of(sampler) if seed is None else seed
         if rank:
             sequence = np.random.SeedSequence([seed or 0, rank])
@@ -556,23 +563,40 @@ class RingsSource:
 
     def _plan(self, count: int, num_batches: int) -> list[PlannedBatch]:
         """Divide the next batches between the rings, and send the requests."""
-        totals = self._totals(count)
-        rings, batches = tuple(self._rings), []
+        totals, batches = self._totals(count), []
         for step in range(self._step, self._step + num_batches):
             points = self._points(self._random.shares(step, count))
             fractions, shares = plan(totals, points)
             key = self._random.key(step)
-            batches.append(PlannedBatch(step, count, key, rings, fractions, shares, []))
+            batches.append(PlannedBatch(step, count, key, fractions, shares))
         # Those of this process first: their rows are copied while others travel.
-        shards = sorted(self._shards.values(), key=lambda each: each.draws is None)
-        for shard in shards:
-            parts = [(batch, _shares_of(shard, batch)) for batch in batches]
-            parts = [(batch, shares) for batch, shares in parts if shares]
-            if parts:
-                request = self._send(shard, parts)
-                for index, (batch, _) in enumerate(parts):
-                    batch.requests.append((request, index))
+        for shard in sorted(self._shards.values(), key=lambda each: each.draws is None):
+            self._request(shard, batches)
         return batches
+
+    def _request(self, shard: Shard, batches: Sequence[PlannedBatch]) -> None:
+        """Ask a shard for its part of some batches, all of a ring's at once."""
+        shares: dict[str, Numbers] = {}
+        slices: list[dict[str, slice]] = [{} for _ in batches]
+        for ring in list(shard.rings.values()):
+            each = [
+                batch.shares[ring.number]
+                for batch in batches
+                if ring.number < len(batch.shares)
+            ]
+            stops = np.cumsum([len(own) for own in each]).tolist()
+            if not stops or not stops[-1]:
+                continue
+            shares[ring.name] = np.concatenate(each) if len(each) > 1 else each[0]
+            for mine, first, stop in zip(slices, [0, *stops], stops, strict=False):
+                if first < stop:
+                    mine[ring.name] = slice(first, stop)
+        if not shares:
+            return
+        request = self._send(shard, batches[-1].step, batches[0].key, shares)
+        for batch, mine in zip(batches, slices, strict=True):
+            if mine:
+                batch.parts.append((request, mine))
 
     def _totals(self, count: int) -> Numbers:
         """Masses of the rings as they are known; 0 of those that are lost.
@@ -610,21 +634,17 @@ class RingsSource:
         return numbers
 
     def _send(
-        self, shard: Shard, parts: Sequence[tuple[PlannedBatch, dict[str, Numbers]]]
+        self, shard: Shard, step: int, key: int, shares: dict[str, Numbers]
     ) -> Request:
-        """Send a shard's part of some batches, and the priorities that wait."""
+        """Send shares to a shard, and the priorities that wait for it."""
+        wanted: Wanted | None = None
+        if shares:
+            rings = shard.rings
+            rows = [name for name in shares if rings[name].buffer is None]
+            wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
         with self._lock:
             updates, shard.updates = shard.updates, {}
-        draws: list[SharesOfBatch] = [
-            {
-                "step": batch.step,
-                "key": batch.key,
-                "shares": shares,
-                "rows": any(shard.rings[name].buffer is None for name in shares),
-            }
-            for batch, shares in parts
-        ]
-        arguments = (self._client, updates, draws, self._highest)
+        arguments = (self._client, updates, wanted, self._highest)
         call = shard.calls.send("exchange", *arguments)
         return Request(shard, arguments, call, time.monotonic())
 
@@ -677,113 +697,108 @@ class RingsSource:
                 points = self._points(self._random.shares(planned.step, planned.count))
                 fractions, shares = plan(totals, points)
                 planned = PlannedBatch(
-                    planned.step, planned.count, planned.key, tuple(self._rings),
-                    fractions, shares, [],
+                    planned.step, planned.count, planned.key, fractions, shares
                 )  # fmt: skip
-            planned.requests.extend(self._requests(planned, shares))
+            planned.parts = self._ask_for(planned, shares)
         raise StarvedError(
             f"run {self._run.run!r}: gave up after {MAX_REDRAWS} attempts, as rings "
             "were empty each time. Lower the batch_size, or increase the capacities."
         )
 
-    def _requests(
-        self, planned: PlannedBatch, shares: Sequence[Numbers]
-    ) -> list[tuple[Request, int]]:
-        """Send requests for shares of rings, outside the order of plans."""
-        part = replace(planned, shares=list(shares))
-        return [
-            (self._send(shard, [(part, own)]), 0)
-            for shard in list(self._shards.values())
-            if (own := _shares_of(shard, part))
-        ]
+    def _ask_for(self, planned: PlannedBatch, shares: Sequence[Numbers]) -> list[Part]:
+        """Ask for shares of rings, outside the order of plans."""
+        part = replace(planned, shares=list(shares), parts=[])
+        for shard in list(self._shards.values()):
+            self._request(shard, [part])
+        return part.parts
 
     def _collect(self, planned: PlannedBatch) -> Batch | None:
         """Collect the parts of a batch; None where no ring gave any."""
-        fractions, count = planned.fractions, planned.count
+        fractions = planned.fractions
+        batches: dict[int, list[Batch]] = {}
+        silent = self._receive(planned, planned.parts, batches)
+        if not silent:
+            return self._join(planned, batches, fractions, silent)
         points = np.array([len(own) for own in planned.shares])
-        parts: dict[int, list[Batch]] = {}
-        silent: set[int] = set()
-        requests = planned.requests
-        spent = count
-        while True:
-            failed = self._receive(planned, requests, parts)
-            if failed:
-                # Their points, all of them, are drawn among the others.
-                silent |= failed
-                for number in silent:
-                    parts.pop(number, None)
-                missing = int(points[list(silent)].sum())
-                points[list(silent)] = 0
-                rest = fractions.copy()
-                rest[list(silent)] = 0.0
-                if not rest.sum() > 0:
-                    return None
-                self._stats.redrawn += missing
-                numbers = self._random.shares(planned.step, spent + missing)[spent:]
-                spent += missing
-                _, shares = plan(rest, self._points(numbers))
-                points += [len(own) for own in shares]
-                requests = self._requests(planned, shares)
-                continue
-            break
+        spent, failed = planned.count, silent
+        while failed:
+            # All points of a ring that gives nothing are drawn among the others.
+            gone = list(silent)
+            for number in gone:
+                batches.pop(number, None)
+            missing = int(points[gone].sum())
+            points[gone] = 0
+            rest = fractions.copy()
+            rest[gone] = 0.0
+            if not rest.sum() > 0:
+                return None
+            self._stats.redrawn += missing
+            numbers = self._random.shares(planned.step, spent + missing)[spent:]
+            spent += missing
+            _, shares = plan(rest, self._points(numbers))
+            points += [len(own) for own in shares]
+            failed = self._receive(planned, self._ask_for(planned, shares), batches)
+            silent |= failed
         phi = float(fractions[list(silent)].sum())
-        return self._join(planned, parts, fractions / (1.0 - phi), silent)
+        return self._join(planned, batches, fractions / (1.0 - phi), silent)
 
     def _receive(
         self,
         planned: PlannedBatch,
-        requests: Sequence[tuple[Request, int]],
-        parts: dict[int, list[Batch]],
+        parts: Sequence[Part],
+        batches: dict[int, list[Batch]],
     ) -> set[int]:
-        """Add what requests gave to the parts; return the rings that gave nothing."""
+        """Add what shards gave to the batches; return the rings that gave nothing."""
         failed: set[int] = set()
-        late: list[tuple[Request, int]] = []
+        late: list[Part] = []
         for straggler_s in (self._straggler_s, None):
-            for request, index in requests:
+            for request, slices in parts:
+                rings = request.shard.rings
                 reply = self._answer(request, straggler_s)
-                names = request.arguments[2][index]["shares"]
                 if reply is None:
                     if not request.shard.lost:
-                        late.append((request, index))
-                    failed |= {request.shard.rings[name].number for name in names}
+                        late.append((request, slices))
+                    failed |= {rings[name].number for name in slices}
                     continue
-                drawn = reply["draws"][index]
-                for name, own in drawn.items():
-                    ring = request.shard.rings[name]
-                    batch = self._rows(ring, own, names[name], planned)
+                for name, own in slices.items():
+                    batch = self._rows(rings[name], request, own, planned)
                     if batch is None:
-                        failed.add(ring.number)
+                        failed.add(rings[name].number)
                     else:
-                        failed.discard(ring.number)
-                        parts.setdefault(ring.number, []).append(batch)
-                # Rows in Ray's memory are given back before the batch is handed over.
-                reply["draws"][index] = {}
-            if not late or parts:
+                        failed.discard(rings[name].number)
+                        batches.setdefault(rings[name].number, []).append(batch)
+            if not late or batches:
                 break
             # None is in time: wait for them all.
-            requests, late = late, []
+            parts, late = late, []
         self._stats.late += bool(late)
         return failed
 
     def _rows(
-        self, ring: Ring, drawn: Drawn | None, shares: Numbers, planned: PlannedBatch
+        self, ring: Ring, request: Request, own: slice, planned: PlannedBatch
     ) -> Batch | None:
         """The rows of one ring; None where it has nothing to draw."""
+        shares = request.arguments[2]["shares"][ring.name][own]
+        reply = request.reply
         for _ in range(MAX_REDRAWS):
+            drawn = None if reply is None else reply["draws"][ring.name]
             if drawn is None:
                 return None
             if "fields" in drawn:
-                return _arrived(drawn, planned.key)
-            assert ring.buffer is not None
+                return _arrived(drawn, own, planned.key)
             try:
-                return ring.buffer.gather(_draw_of(drawn, planned.key))
+                if ring.buffer is not None:
+                    return ring.buffer.gather(_draw_of(drawn, own, planned.key))
             except StaleError:
-                # Overwritten since the draw: the ring's whole share is drawn again, by
-                # the same shares, with the probabilities of then.
                 self._stats.overwritten += 1
-                request = self._send(ring.shard, [(planned, {ring.name: shares})])
-                reply = self._answer(request, None)
-                drawn = None if reply is None else reply["draws"][0][ring.name]
+            except RemovedError:
+                # Its shard reads what is there by now, if anything.
+                ring.buffer = None
+            # Overwritten since the draw: the ring's whole share is drawn again, by the
+            # same shares, with the probabilities of then.
+            again = {ring.name: shares}
+            request = self._send(ring.shard, planned.step, planned.key, again)
+            reply, own = self._answer(request, None), slice(None)
         raise StarvedError(
             f"gave up after {MAX_REDRAWS} attempts: the writer of ring {ring.name} "
             "overwrote drawn steps before they were read. Increase its capacity, or "
@@ -866,23 +881,28 @@ class RingsSource:
                 f"{type(batch).__name__} without buffer_ids. Pass it to the buffer "
                 "that drew it."
             )
-        ids = as_numpy(batch.buffer_ids)
+        ids, rings, dropped = as_numpy(batch.buffer_ids), list(self._rings), 0
         numbers = self._checked(as_numpy(values), batch, len(ids))
-        bare = select_rows(replace(batch, fields={}), np.arange(len(ids)))
-        rings, dropped = list(self._rings), 0
-        if len(ids) and not 0 <= ids.min() <= ids.max() < len(rings):
+        # Looked at as arrays, of which no tensor was made yet.
+        env_ids = as_numpy(batch.drawn("env_ids"))
+        positions = as_numpy(batch.drawn("positions"))
+        mask = None
+        if numbers.ndim == 2 and batch.mask is not None:
+            mask = as_numpy(batch.mask)
+        used = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        if used and used[-1] >= len(rings):
             raise SchemaError(
-                f"buffer_ids must be in [0, {len(rings)}), got values in "
-                f"[{ids.min()}, {ids.max()}]. Pass a batch of this client."
+                f"buffer_ids must be in [0, {len(rings)}), got values up to "
+                f"{used[-1]}. Pass a batch of this client."
             )
-        for number in np.unique(ids).tolist():
-            rows = np.flatnonzero(ids == number)
-            some = select_rows(bare, rows)
+        for number in used:
+            # Batches are laid out ring by ring; the others are in any order.
+            rows = np.flatnonzero(ids == number) if len(used) > 1 else slice(None)
             update: Update = {
-                "env_ids": some.env_ids,
-                "positions": some.positions,
+                "env_ids": env_ids[rows],
+                "positions": positions[rows],
                 "values": numbers[rows],
-                "mask": some.mask if numbers.ndim == 2 else None,
+                "mask": None if mask is None else mask[rows],
             }
             ring = rings[number]
             if ring.shard.draws is not None:
@@ -966,12 +986,12 @@ class RingsSource:
             return self.nbytes(pending)
         planned: PlannedBatch = pending.shares[0]
         missing = 0
-        for request, index in planned.requests:
-            reply = request.call.result(0.0)
-            for name, drawn in reply["draws"][index].items():
-                buffer = request.shard.rings[name].buffer
+        for request, slices in planned.parts:
+            draws = request.call.result(0.0)["draws"]
+            for name, own in slices.items():
+                buffer, drawn = request.shard.rings[name].buffer, draws[name]
                 if drawn is not None and buffer is not None:
-                    draw = _draw_of(drawn, planned.key)
+                    draw = _draw_of(drawn, own, planned.key)
                     missing += buffer.reading.prefetch(draw)
         return missing
 
@@ -1073,7 +1093,7 @@ class RingsSource:
     def _look_at(self, shard: Shard) -> None:
         now = time.monotonic()
         if shard.flushing is None and shard.updates and now - self._drew_at > IDLE_S:
-            shard.flushing = self._send(shard, [])
+            shard.flushing = self._send(shard, 0, 0, {})
         request = shard.flushing
         if request is not None and not shard.lost and self._answer_now(request):
             shard.flushing = None
@@ -1118,7 +1138,7 @@ class RingsSource:
         for shard in list(self._shards.values()):
             request = shard.flushing
             if request is None and shard.updates and not shard.lost:
-                request = self._send(shard, [])
+                request = self._send(shard, 0, 0, {})
             if request is not None:
                 try:
                     self._answer(request, None)
@@ -1135,16 +1155,6 @@ class RingsSource:
         for ring in self._rings:
             if ring.buffer is not None:
                 ring.buffer.close()
-
-
-def _shares_of(shard: Shard, batch: PlannedBatch) -> dict[str, Numbers]:
-    """The shares of a shard's rings in a batch, of those that have any."""
-    count = len(batch.shares)
-    return {
-        ring.name: batch.shares[ring.number]
-        for ring in list(shard.rings.values())
-        if ring.number < count and len(batch.shares[ring.number])
-    }
 
 
 def _opened(info: RingInfo, transforms: Sequence[Transform]) -> ReplayBuffer | None:
@@ -1168,30 +1178,32 @@ def _seed_of(sampler: Sampler) -> int | None:
     return None
 
 
-def _draw_of(drawn: Drawn, key: int) -> Draw:
+def _draw_of(drawn: Drawn, own: slice, key: int) -> Draw:
     windows = None
     if drawn["windows"] is not None and drawn["mask"] is not None:
+        firsts = drawn["is_first"]
         windows = Windows(
-            drawn["windows"], drawn["mask"], drawn["is_first"],
-            tuple(drawn["first_only"]),
+            drawn["windows"][own], drawn["mask"][own],
+            None if firsts is None else firsts[own], tuple(drawn["first_only"]),
         )  # fmt: skip
-    count = len(drawn["positions"])
+    positions = drawn["positions"][own]
     return Draw(
-        drawn["env_ids"], drawn["positions"], drawn["probabilities"],
-        np.ones(count, np.float32), key, windows,
+        drawn["env_ids"][own], positions, drawn["probabilities"][own],
+        np.ones(len(positions), np.float32), key, windows,
     )  # fmt: skip
 
 
-def _arrived(drawn: Drawn, key: int) -> Batch:
+def _arrived(drawn: Drawn, own: slice, key: int) -> Batch:
     """The rows of a ring on another node; arrays may be views of Ray's memory."""
+    positions, windows, mask = drawn["positions"][own], drawn["windows"], drawn["mask"]
     return Batch(
-        dict(drawn["fields"]),
-        drawn["env_ids"],
-        drawn["positions"],
-        drawn["probabilities"],
-        np.ones(len(drawn["positions"]), np.float32),
-        drawn["mask"],
+        {path: array[own] for path, array in drawn["fields"].items()},
+        drawn["env_ids"][own],
+        positions,
+        drawn["probabilities"][own],
+        np.ones(len(positions), np.float32),
+        None if mask is None else mask[own],
         frozenset(drawn["bfloat16"]),
         key,
-        drawn["windows"],
+        None if windows is None else windows[own],
     )

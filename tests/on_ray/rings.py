@@ -7,7 +7,7 @@ import numpy as np
 import mmreplay as mr
 from mmreplay.errors import ReplayError
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
-from mmreplay.ray.draws import ShardDraws
+from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.sources import CallLostError, NotYetError
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
@@ -26,10 +26,7 @@ def ring(path, numbers, capacity=None, **options):
 
 def client_of(sampler, transforms=()):
     """What a client draws by, as it travels."""
-    return {
-        "sampler": describe_sampler(sampler),
-        "transforms": describe_transforms(transforms),
-    }
+    return describe_client(describe_sampler(sampler), describe_transforms(transforms))
 
 
 def update_of(positions, values):
@@ -42,10 +39,10 @@ def update_of(positions, values):
     }
 
 
-def shares_of(shares, step=0, key=0, rows=False):
-    """One batch of a request."""
+def wanted_of(shares, step=0, key=0, rows=False):
+    """What a request asks for."""
     shares = {name: np.asarray(own, np.float64) for name, own in shares.items()}
-    return {"step": step, "key": key, "shares": shares, "rows": rows}
+    return {"step": step, "key": key, "shares": shares, "rows": [*shares] * rows}
 
 
 class Shard:

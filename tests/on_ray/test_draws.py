@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, LockedError, SchemaError, StarvedError
 from mmreplay.ray.draws import RingDraws, ShardDraws
-from tests.on_ray.rings import client_of, ring, shares_of, update_of
+from tests.on_ray.rings import client_of, ring, wanted_of, update_of
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_priorities_come_before_the_draws_of_their_request(shard):
     client = client_of(mr.PrioritizedSampler(1.0, eps=0.0))
     update = update_of(np.arange(30), np.where(np.arange(30) == 7, 3.0, 0.0))
     middle = np.linspace(0, 1, 20, endpoint=False)
-    reply = shard.exchange(client, {"a": [update]}, [shares_of({"a": middle})], 0.0)
-    drawn = reply["draws"][0]["a"]
+    reply = shard.exchange(client, {"a": [update]}, wanted_of({"a": middle}), 0.0)
+    drawn = reply["draws"]["a"]
     assert (drawn["positions"] == 7).all()
     np.testing.assert_array_equal(drawn["probabilities"], 1.0)
     assert reply["masses"]["a"][:2] == [3.0, 30.0]
@@ -52,26 +52,21 @@ def test_priorities_come_before_the_draws_of_their_request(shard):
 def test_a_request_that_is_repeated_gives_the_same(shard, rows, rng):
     client = client_of(mr.PrioritizedSampler(0.7))
     update = update_of(rng.permutation(30)[:20], rng.random(20))
-    batches = [shares_of({"a": rng.random(9), "b": rng.random(4)}, n, n, rows)
-               for n in range(3)]  # fmt: skip
-    first = shard.exchange(client, {"a": [update]}, batches, 2.0)
-    again = shard.exchange(client, {"a": [update]}, batches, 2.0)
+    wanted = wanted_of({"a": rng.random(9), "b": rng.random(4)}, 3, 3, rows)
+    first = shard.exchange(client, {"a": [update]}, wanted, 2.0)
+    again = shard.exchange(client, {"a": [update]}, wanted, 2.0)
     assert first["masses"] == again["masses"]
-    for one, other in zip(first["draws"], again["draws"], strict=True):
-        for name in ("a", "b"):
-            np.testing.assert_array_equal(
-                one[name]["positions"], other[name]["positions"]
-            )
-            np.testing.assert_array_equal(
-                one[name]["probabilities"], other[name]["probabilities"]
-            )
+    for name in ("a", "b"):
+        one, other = first["draws"][name], again["draws"][name]
+        np.testing.assert_array_equal(one["positions"], other["positions"])
+        np.testing.assert_array_equal(one["probabilities"], other["probabilities"])
 
 
 def test_rows_that_are_asked_for_are_those_of_the_steps(shard, rng):
     client = client_of(mr.UniformSampler())
     shares = {"a": rng.random(50), "b": rng.random(50)}
-    (bare,) = shard.exchange(client, {}, [shares_of(shares)], 0.0)["draws"]
-    (full,) = shard.exchange(client, {}, [shares_of(shares, rows=True)], 0.0)["draws"]
+    bare = shard.exchange(client, {}, wanted_of(shares), 0.0)["draws"]
+    full = shard.exchange(client, {}, wanted_of(shares, rows=True), 0.0)["draws"]
     for name, first in (("a", 0), ("b", 1000)):
         assert "fields" not in bare[name]
         np.testing.assert_array_equal(bare[name]["positions"], full[name]["positions"])
@@ -89,13 +84,13 @@ def test_windows_and_transforms_are_those_of_the_client(tmp_path):
     sampler = mr.SequenceSampler(3, mr.UniformSampler())
     client = client_of(sampler, [mr.Cast("float64", ["reward"], scale=2.0)])
     shard = ShardDraws(lambda: {"w": tmp_path / "w"})
-    shares = shares_of({"w": np.linspace(0, 0.99, 12)}, rows=True)
-    drawn = shard.exchange(client, {}, [shares], 0.0)["draws"][0]["w"]
+    shares = wanted_of({"w": np.linspace(0, 0.99, 12)}, rows=True)
+    drawn = shard.exchange(client, {}, shares, 0.0)["draws"]["w"]
     assert drawn["windows"].shape == drawn["mask"].shape == (12, 3)
     assert drawn["fields"]["is_first"].shape == (12, 3)
     np.testing.assert_array_equal(drawn["fields"]["reward"], 2.0 * drawn["windows"])
-    bare = shard.exchange(client, {}, [{**shares, "rows": False}], 0.0)
-    bare = bare["draws"][0]["w"]
+    bare = shard.exchange(client, {}, {**shares, "rows": []}, 0.0)
+    bare = bare["draws"]["w"]
     np.testing.assert_array_equal(bare["windows"], drawn["windows"])
     np.testing.assert_array_equal(bare["is_first"], drawn["fields"]["is_first"])
     shard.close()
@@ -106,10 +101,11 @@ def test_a_ring_without_mass_draws_nothing(tmp_path):
     shard = ShardDraws(lambda: folders)
     client = client_of(mr.PrioritizedSampler(eps=0.0))
     updates = {"zero": [update_of([0], [0.0])]}
-    shares = shares_of({"empty": [0.1], "zero": [0.1], "unknown": [0.5]})
+    shares = wanted_of({"empty": [0.1], "zero": [0.1], "unknown": [0.5]})
     for rows in (False, True):
-        reply = shard.exchange(client, updates, [{**shares, "rows": rows}], 0.0)
-        assert reply["draws"] == [{"empty": None, "zero": None, "unknown": None}]
+        wanted = {**shares, "rows": [*shares["shares"]] * rows}
+        reply = shard.exchange(client, updates, wanted, 0.0)
+        assert reply["draws"] == {"empty": None, "zero": None, "unknown": None}
     assert reply["masses"]["zero"][:2] == [0.0, 1.0]
     shard.close()
 
@@ -142,14 +138,14 @@ def test_overwritten_priorities_are_counted(tmp_path):
         update = update_of(np.arange(10), np.ones(10))
         unknown = update_of([5000], [1.0])
         updates = {"a": [update, unknown], "gone": [update_of([1], [1.0])]}
-        assert shard.exchange(client, updates, [], 0.0)["dropped"] == 5 + 1 + 1
+        assert shard.exchange(client, updates, None, 0.0)["dropped"] == 5 + 1 + 1
         shard.close()
 
 
 def test_values_that_do_not_fit_are_refused(shard):
     client = client_of(mr.PrioritizedSampler())
     with pytest.raises(SchemaError, match="priorities must be finite"):
-        shard.exchange(client, {"a": [update_of([1], [np.nan])]}, [], 0.0)
+        shard.exchange(client, {"a": [update_of([1], [np.nan])]}, None, 0.0)
 
 
 def hold(path, ready, end):
@@ -198,14 +194,14 @@ def test_priorities_outlive_the_shard(folders):
     client = client_of(mr.PrioritizedSampler())
     first = ShardDraws(lambda: folders)
     update = update_of(np.arange(30), np.arange(30))
-    expected = first.exchange(client, {"a": [update]}, [], 0.0)["masses"]
+    expected = first.exchange(client, {"a": [update]}, None, 0.0)["masses"]
     first.close()
     second = ShardDraws(lambda: folders)
     shares = {"a": np.linspace(0, 0.9, 10)}
     # The first call may be any: a client repeats what a restart interrupted.
-    reply = second.exchange(client, {}, [shares_of(shares)], 0.0)
+    reply = second.exchange(client, {}, wanted_of(shares), 0.0)
     assert reply["masses"]["a"] == pytest.approx(expected["a"])
-    assert reply["draws"][0]["a"] is not None
+    assert reply["draws"]["a"] is not None
     second.close()
 
 
@@ -225,13 +221,13 @@ def test_rows_overwritten_while_they_are_copied_are_drawn_again(tmp_path, monkey
 
         monkeypatch.setattr(type(reader), "copy_draw", slow_copy)
         limit = 1
-        request = shares_of({"a": np.linspace(0, 0.99, 50)}, rows=True)
-        drawn = draws.exchange({}, [request], 0.0)["draws"][0]["a"]
+        request = wanted_of({"a": np.linspace(0, 0.99, 50)}, rows=True)
+        drawn = draws.exchange({}, request, 0.0)["draws"]["a"]
         np.testing.assert_array_equal(drawn["fields"]["n"], drawn["positions"])
         assert drawn["positions"].min() >= 100
         limit = 1000
         with pytest.raises(StarvedError, match="gave up after 100 attempts"):
-            draws.exchange({}, [request], 0.0)
+            draws.exchange({}, request, 0.0)
         draws.close()
 
 
@@ -243,8 +239,8 @@ def test_a_resize_is_followed(tmp_path):
         assert shard.masses(client, 0, 0.0)["a"][1] == 100
         writer.resize(50)
         for rows in (False, True):
-            request = shares_of({"a": np.linspace(0, 0.99, 50)}, rows=rows)
-            reply = shard.exchange(client, {}, [request], 0.0)
+            request = wanted_of({"a": np.linspace(0, 0.99, 50)}, rows=rows)
+            reply = shard.exchange(client, {}, request, 0.0)
             assert reply["masses"]["a"][1] == 50
-            assert reply["draws"][0]["a"]["positions"].min() >= 50
+            assert reply["draws"]["a"]["positions"].min() >= 50
         shard.close()

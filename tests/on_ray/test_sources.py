@@ -60,7 +60,7 @@ def prioritize(source, number, values):
         "env_ids": np.zeros(count, np.int64), "positions": np.arange(count),
         "values": np.asarray(values, np.float32), "mask": None,
     }  # fmt: skip
-    arguments = (source._client, {source._rings[number].name: [update]}, [], 0.0)
+    arguments = (source._client, {source._rings[number].name: [update]}, None, 0.0)
     calls = shard.calls.send("exchange", *arguments)
     calls.result(1.0)
 
@@ -508,7 +508,7 @@ def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
             pending = draw(source, 64)
             if not alone:
                 # Answered before the rows are overwritten.
-                for request, _ in pending.shares[0].requests:
+                for request, _ in pending.shares[0].parts:
                     source._answer(request, None)
             writer.extend(n=100 * turn + np.arange(100))
             batch = source.gather(pending)
