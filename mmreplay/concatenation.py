@@ -628,17 +628,20 @@ def join_batches(
         longest = max(_window_length(batch) for batch in batches)
         batches = [_pad(batch, longest, concatenate) for batch in batches]
     first = batches[0]
+    forms = _forms(first)
     for batch in batches:
-        for name, mine, other in (
-            ("fields", _shapes(batch), _shapes(first)),
-            ("episodes", batch.offsets is None, True),
-        ):
-            if mine != other:
-                raise SchemaError(
-                    f"concat: {name} are {mine} in one buffer and {other} in the "
-                    "first. Give all buffers the same transforms and the same kind of "
-                    "sampler, of single steps or of windows of one length."
-                )
+        differ = batch is not first and _forms(batch) != forms
+        if not differ and batch.offsets is None:
+            continue
+        # As text for the message alone: to write it takes as long as to join.
+        name, mine, other = "fields", str(_shapes(batch)), str(_shapes(first))
+        if not differ:
+            name, mine, other = "episodes", "False", "True"
+        raise SchemaError(
+            f"concat: {name} are {mine} in one buffer and {other} in the first. Give "
+            "all buffers the same transforms and the same kind of sampler, of single "
+            "steps or of windows of one length."
+        )
 
     def column(name: str) -> Any:
         arrays = [getattr(batch, name) for batch in batches]
@@ -691,6 +694,11 @@ def _pad(batch: Batch, length: int, concatenate: Callable[..., Any]) -> Batch:
 def _window_length(batch: Batch) -> int:
     assert batch.mask is not None
     return int(batch.mask.shape[1])
+
+
+def _forms(batch: Batch) -> dict[str, tuple[Any, Any]]:
+    """Dtype and shape of a step of each field."""
+    return {path: (a.dtype, a.shape[1:]) for path, a in batch.fields.items()}
 
 
 def _shapes(batch: Batch) -> dict[str, str]:

@@ -377,6 +377,7 @@ class RingsSource:
         self._warnings: deque[str] = deque()
         self._drew_at = self._looked_at = 0.0
         self._schema: Schema | None = None
+        self._start_nbytes = 0
         self._new_rings = False
         self._worker: Worker[None] | None = None
         self.find_rings()
@@ -465,6 +466,7 @@ class RingsSource:
     def _check_schema(self, schema: Schema, name: str) -> None:
         if self._schema is None:
             self._schema = schema
+            self._start_nbytes = self.window_length * schema.row_nbytes
             return
         mine, other = schema.fields, self._schema.fields
         for path in dict.fromkeys((*other, *mine)):
@@ -819,11 +821,14 @@ class RingsSource:
                 batch.buffer_ids = np.full(len(batch), number)
                 batch.probabilities = batch.probabilities * fractions[number]
                 batches.append(batch)
-        joined = join_batches(batches, self._concatenate)
+        joined = batches[0]
+        if len(batches) > 1 or not _is_writeable(joined):
+            joined = join_batches(batches, self._concatenate)
+        joined.key, joined.buffer = planned.key, b""
         if self._prioritized:
             weights = self._weights(planned, fractions, silent)
             joined.weights = weights.of(joined.probabilities)
-        return replace(joined, key=planned.key)
+        return joined
 
     def _weights(
         self, planned: PlannedBatch, fractions: Numbers, silent: set[int]
@@ -978,7 +983,7 @@ class RingsSource:
     def nbytes(self, pending: PendingBatch) -> int:
         """Bytes of the rows of a batch."""
         planned: PlannedBatch = pending.shares[0]
-        return planned.count * self.window_length * self.schema.row_nbytes
+        return planned.count * self._start_nbytes
 
     def prefetch(self, pending: PendingBatch) -> int:
         """Ask the disk for rows that are known; those that travel count as missing."""
@@ -1191,6 +1196,12 @@ def _draw_of(drawn: Drawn, own: slice, key: int) -> Draw:
         drawn["env_ids"][own], positions, drawn["probabilities"][own],
         np.ones(len(positions), np.float32), key, windows,
     )  # fmt: skip
+
+
+def _is_writeable(batch: Batch) -> bool:
+    """Whether no array is of Ray's memory, which is read-only and has to be left."""
+    arrays = [batch.env_ids, batch.positions, *batch.fields.values()]
+    return all([array.flags.writeable for array in arrays])
 
 
 def _arrived(drawn: Drawn, own: slice, key: int) -> Batch:

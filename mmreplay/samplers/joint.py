@@ -116,6 +116,8 @@ def plan(totals: Numbers, points: Numbers) -> tuple[Numbers, list[Numbers]]:
         >>> fractions.tolist(), [each.round(3).tolist() for each in shares]
         ([0.25, 0.75], [[0.5], [0.333, 0.667]])
     """
+    if len(totals) == 1:
+        return np.ones(1), [points]
     fractions = totals / totals.sum()
     edges = np.concatenate([[0.0], np.cumsum(fractions)])
     # The end of the line by its definition: rounding would leave points without one.
