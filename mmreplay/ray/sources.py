@@ -451,6 +451,9 @@ class RingsSource:
             raise self._not_described
         for name in sorted(found):
             if name in shard.rings:
+                if shard.draws is not None:
+                    # Another one, where the folder was deleted and made again.
+                    shard.rings[name].buffer = buffers.get(name)
                 continue
             each = found[name]
             schema = Schema.from_json(each["schema"], each["roles"])
@@ -1092,7 +1095,7 @@ class RingsSource:
                 shard.listed = None
                 continue
             shard.listed = None
-            is_new |= not info["rings"].keys() <= shard.rings.keys()
+            self._take_in(shard, info)
         return is_new
 
     def _look_at(self, shard: Shard) -> None:
@@ -1201,7 +1204,7 @@ def _draw_of(drawn: Drawn, own: slice, key: int) -> Draw:
 def _is_writeable(batch: Batch) -> bool:
     """Whether no array is of Ray's memory, which is read-only and has to be left."""
     arrays = [batch.env_ids, batch.positions, *batch.fields.values()]
-    return all([array.flags.writeable for array in arrays])
+    return all(array.flags.writeable for array in arrays)
 
 
 def _arrived(drawn: Drawn, own: slice, key: int) -> Batch:

@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, LockedError, SchemaError, StarvedError
 from mmreplay.ray.draws import RingDraws, ShardDraws
-from tests.on_ray.rings import client_of, ring, wanted_of, update_of
+from tests.on_ray.rings import client_of, ring, update_of, wanted_of
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Batches of several rings by one law, over shards of this process."""
 
+import shutil
 import threading
 import time
 import warnings
@@ -10,7 +11,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, LockedError, SchemaError, StarvedError
 from mmreplay.loader.prefetch import PendingBatch
-from mmreplay.ray import sources
+from mmreplay.ray import draws, sources
 from mmreplay.ray.sources import LostWarning, RingsSource
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
 from tests.samplers.frequencies import assert_distribution
@@ -491,6 +492,32 @@ def test_where_all_are_late_they_are_waited_for(make):
     thread.start()
     assert set(sample(source, 64).buffer_ids) == {0, 1}
     thread.join()
+
+
+@pytest.mark.parametrize("here", ["elsewhere", "s0"])
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.PrioritizedSampler])
+def test_a_ring_that_was_deleted_and_made_again_is_followed(
+    tmp_path, monkeypatch, sampler, here
+):
+    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    monkeypatch.setattr(draws, "LOOK_S", 0.0)
+    path = ring(tmp_path / "a", np.arange(50))
+    shard = Shard("s0", {"a": path})
+    run = Run(shard, Shard("s1", {"b": ring(tmp_path / "b", np.arange(50))}), key=here)
+    source = RingsSource(run, sampler(seed=0), ())
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    shutil.rmtree(path)
+    time.sleep(0.01)
+    ring(path, 1000 + np.arange(20))
+    for _ in range(4):
+        batch = sample(source, 64)
+        assert len(batch) == 64
+        source.tick()
+    own = batch["n"][batch.buffer_ids == 0]
+    assert len(own)
+    assert own.min() >= 1000
+    source.close()
+    run.close()
 
 
 @pytest.mark.parametrize("alone", [False, True])
