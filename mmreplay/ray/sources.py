@@ -1094,8 +1094,9 @@ class RingsSource:
             except CallLostError:
                 shard.listed = None
                 continue
-            shard.listed = None
+            shard.listed, before = None, len(self._rings)
             self._take_in(shard, info)
+            is_new |= len(self._rings) > before
         return is_new
 
     def _look_at(self, shard: Shard) -> None:

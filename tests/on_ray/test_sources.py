@@ -501,6 +501,7 @@ def test_a_ring_that_was_deleted_and_made_again_is_followed(
 ):
     monkeypatch.setattr(sources, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
+    monkeypatch.setattr(sources, "LOOK_S", 0.0)
     path = ring(tmp_path / "a", np.arange(50))
     shard = Shard("s0", {"a": path})
     run = Run(shard, Shard("s1", {"b": ring(tmp_path / "b", np.arange(50))}), key=here)
@@ -509,7 +510,7 @@ def test_a_ring_that_was_deleted_and_made_again_is_followed(
     shutil.rmtree(path)
     time.sleep(0.01)
     ring(path, 1000 + np.arange(20))
-    for _ in range(4):
+    for _ in range(8):
         batch = sample(source, 64)
         assert len(batch) == 64
         source.tick()
