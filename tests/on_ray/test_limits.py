@@ -18,7 +18,7 @@ from mmreplay.ray.limits import RingCounter, counter_of, limiter_of  # noqa: E40
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
-from tests.on_ray.rings import client_of, shares_of  # noqa: E402
+from tests.on_ray.rings import client_of, wanted_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
 BOUND = {"samples_per_insert": 4.0, "min_size": 500, "error_buffer": 3_000.0}
@@ -197,7 +197,7 @@ def test_rings_count_and_remember_the_bound_of_their_run(tmp_path):
     draws = RingDraws(client_of(mr.UniformSampler()))
     draws.serve({"ring": folder})
     for rows in (False, True):
-        draws.exchange({}, [shares_of({"ring": np.full(16, 0.5)}, rows=rows)], 0.0)
+        draws.exchange({}, wanted_of({"ring": np.full(16, 0.5)}, rows=rows), 0.0)
     assert own.counts()["counts"] == [60, 32, 60]
     draws.close()
     own.stop()
