@@ -26,7 +26,7 @@ from tests.on_ray.thin_support import (
 
 pytestmark = pytest.mark.model
 
-EXAMPLES = int(os.environ.get("MMREPLAY_LANES_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MMREPLAY_LANES_EXAMPLES", "30"))
 FAULTS = st.lists(
     st.one_of(
         st.none(),
