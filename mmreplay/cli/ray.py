@@ -1,4 +1,4 @@
-"""``mmreplay ray``: what a run on a Ray cluster does, and its end."""
+"""``mmreplay ray``: shows the status of a run on a Ray cluster, or stops it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from mmreplay.ray.run_status import RunStatus, ShardStatus
 
 ray = typer.Typer(
-    help="Runs on a Ray cluster: what they do, and their end.", no_args_is_help=True
+    help="Show the status of a run on a Ray cluster, or stop it; see docs/ray.md.",
+    no_args_is_help=True,
 )
 
 Run = Annotated[

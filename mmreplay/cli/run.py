@@ -126,7 +126,8 @@ def _report(error: Exception) -> int:
         where = context.command_path if context else "mmreplay"
         text = str(getattr(error, "format_message", error.__str__)())
         if text:
-            say(f"{text.rstrip('.')}. See {where} --help.")
+            stop = "" if text.endswith("?") else "."
+            say(f"{text.rstrip('.')}{stop} See {where} --help.")
         return int(getattr(error, "exit_code", USAGE))
     code = code_of(error)
     if code is None:

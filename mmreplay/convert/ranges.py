@@ -7,6 +7,7 @@ by positions. Rows that were overwritten since are left out and counted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,8 +92,10 @@ def read_ranges(path: Path) -> RowRanges:
     """Read a selection file.
 
     Raises:
-        FormatError: It is no selection.
+        FormatError: There is no such file, or it is no selection.
     """
+    if not os.path.lexists(path):
+        raise FormatError(f"{path} does not exist. Check the path.")
     value = strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise FormatError(
@@ -141,12 +144,19 @@ class RangesReader(Reader):
         self.report = reader.report
         self._reader = reader
         description = reader.describe()
+        other = ""
         if ranges.uuid and description.uuid and ranges.uuid != description.uuid:
-            self.report.doubt(
+            other = (
                 f"the selection is of the buffer {ranges.uuid}, and the source is "
-                f"{description.uuid}: positions may name other rows"
+                f"{description.uuid}"
             )
+            self.report.doubt(f"{other}: positions may name other rows")
         here = ranges.clip(Span(description.first, description.stop))
+        if not here.rows and other:
+            raise SchemaError(
+                f"{other}, which has none of its rows. Pass the buffer that the "
+                "selection was saved from."
+            )
         if not here.rows:
             raise SchemaError(
                 f"select names {ranges.rows:,} rows, but the source has none of them. "

@@ -86,7 +86,7 @@ def save_page(
         progress: Called with (episodes saved, episodes to save).
 
     Raises:
-        FormatError: The folder exists, or the selection is none.
+        FormatError: The folder exists or is inside a buffer, or the selection is none.
         SchemaError: The selection is of a buffer that is not on the page.
         FailedError: A buffer cannot be read.
     """
@@ -95,6 +95,12 @@ def save_page(
     report = SaveReport()
     if os.path.lexists(folder):
         raise FormatError(f"{folder} already exists. Choose another folder.")
+    for shown in page.shown:
+        path = shown.buffer.path
+        if path.resolve() in folder.resolve().parents:
+            raise FormatError(
+                f"{folder} is inside the buffer {path}. Choose another folder."
+            )
     staging = Staging(folder, folder=True)
     try:
         names = []

@@ -112,6 +112,17 @@ def test_a_folder_that_exists_is_refused(path, tmp_path):
     page.close()
 
 
+def test_a_folder_inside_a_buffer_is_refused(path, tmp_path):
+    page = Page([path])
+    inside = path / "deeper" / "page"
+    with pytest.raises(
+        mr.FormatError, match=r"is inside the buffer .*\. Choose another folder\.$"
+    ):
+        save_page(page, inside)
+    assert not inside.parent.exists()
+    page.close()
+
+
 def select(path, rows, uuid=""):
     path.write_text(json.dumps(RowRanges.of(rows, uuid).to_json()))
     return path
@@ -284,6 +295,17 @@ def test_a_selection_of_another_buffer_is_doubted(cli, path, tmp_path):
     assert "doubt: the selection is of the buffer ffff" in out
     code, _, _err = cli("convert", path, tmp_path / "two", "--select", file, "--strict")
     assert code != 0
+    file = select(tmp_path / "none.json", [(0, 90_000, 90_031)], "ff" * 16)
+    code, _, err = cli("convert", path, tmp_path / "three", "--select", file)
+    assert code == 3
+    assert "which has none of its rows. Pass the buffer that the selection was" in err
+
+
+def test_a_selection_that_does_not_exist_is_refused(cli, path, tmp_path):
+    missing = tmp_path / "nofile.json"
+    code, _, err = cli("convert", path, tmp_path / "new", "--select", missing)
+    assert code == 3
+    assert "nofile.json does not exist. Check the path." in err
 
 
 def test_select_and_numbers_do_not_mix(cli, path, tmp_path):
