@@ -180,7 +180,7 @@ class Run:
         """Check that every published row is there and whole; return how many."""
         rows = 0
         for number in range(2):
-            ray.kill(self.writers[number])
+            kill(ask(self.writers[number], "pid")[0])
             published = noted(self.notes(f"w{number}"))[0]
             path = self.folder / LABELS[number] / self.name / f"w{number}"
             with mr.ReplayBuffer.open(path) as ring:
@@ -203,7 +203,7 @@ def test_random_kills_lose_no_published_row(run_name, tmp_path, cluster):
         (kind,) = rng.choices([*KINDS], [*KINDS.values()])
         number = rng.randrange(2)
         time.sleep(rng.random() * 0.2)
-        print(f"kills a {kind} of {number}")
+        print(f"kills a {kind} of {number}", flush=True)
         run.strike(kind, number)
         took[kind].append(run.healthy())
     ray.kill(run.learner)
