@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -41,7 +41,7 @@ from mmreplay.ray.sources import (
     RunCalls,
     ShardCalls,
 )
-from mmreplay.samplers.base import Sampler, checked, epochs_of
+from mmreplay.samplers.base import Sampler, checked
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
@@ -135,6 +135,15 @@ class RayRun:
         self._shards: dict[str, RayShard] = {}
         self._registry = cluster.Remote(cluster.registry_name(run))
 
+    def epoch_name(self, start: str, rank: int) -> str:
+        """Name of the epochs of a group of learners; see `RunCalls.epoch_name`."""
+        return str(self._registry.call("epoch_name", start, rank))
+
+    def epoch(self, client: Any, name: str, epoch: int) -> Mapping[str, Any]:
+        """Freeze an epoch in all rings; see `RunCalls.epoch`."""
+        answer: Mapping[str, Any] = self._registry.call("epoch", client, name, epoch)
+        return answer
+
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
         try:
@@ -195,8 +204,8 @@ class ReplayClient(ReplayLoader):
 
         Args:
             run: Name of the run.
-            sampler: `UniformSampler`, `PrioritizedSampler`, or a `SequenceSampler`
-                around one; any other where the run has one ring, on this node.
+            sampler: `UniformSampler`, `PrioritizedSampler`, `ShuffledSampler`, or a
+                `SequenceSampler` around one; any other where the run has one ring, on this node.
             transforms: Of every ring; without functions of yours where they run on
                 other nodes.
             batch_size: Steps, or windows, a batch, at least 1.
@@ -210,7 +219,7 @@ class ReplayClient(ReplayLoader):
             lost_s: Seconds without an answer after which a node is left out.
             seed: Of the draws; by default that of the sampler.
             rank: Number of this learner; each draws other steps.
-            num_ranks: How many learners share the run.
+            num_ranks: How many learners share the run, and its epochs.
 
         Raises:
             SchemaError: An argument is not legal, there is no such run, or it has no
@@ -236,13 +245,13 @@ class ReplayClient(ReplayLoader):
         own = checked(sampler)
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
-        if type(own) in SAMPLERS and epochs_of(own) is None:
+        if type(own) in SAMPLERS:
             limit = None if limiter is None else limiter.ask()
             try:
                 self._rings = RingsSource(
                     calls, own, transforms, per_call=per_call, alone=alone,
                     straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
-                    limit=limit,
+                    num_ranks=num_ranks, limit=limit,
                 )  # fmt: skip
             except BaseException:
                 if limit is not None:
@@ -308,6 +317,8 @@ class ReplayClient(ReplayLoader):
 
     def close(self) -> None:
         """End the threads, send the last priorities, and release memory."""
+        if self._rings is not None:
+            self._rings.closing = True
         super().close()
         self._closer()
 

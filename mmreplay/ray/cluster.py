@@ -54,12 +54,13 @@ SHARD_CALLS = {
     "masses": "draw", "exchange": "draw",
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
-    "counts": "count",
+    "counts": "count", "restore": "control", "epoch_names": "control",
 }  # fmt: skip
 REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
-    "grant": "grant", "limit": "grant", "bound": "grant", "epoch": "epoch",
+    "grant": "grant", "limit": "grant", "bound": "grant",
+    "epoch": "epoch", "epoch_name": "epoch",
     "check": "control", "join": "control", "members": "control",
 }  # fmt: skip
 

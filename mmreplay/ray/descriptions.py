@@ -47,7 +47,16 @@ CLASSES = {each.__name__: each for each in (*SAMPLERS, *TRANSFORMS, LinearSchedu
 LEARNERS_OWN = {
     "UniformSampler": ("seed",),
     "PrioritizedSampler": ("seed", "beta", "stratified"),
-    "ShuffledSampler": (),
+    "ShuffledSampler": (
+        "seed",
+        "rank",
+        "num_ranks",
+        "drop_last",
+        "shuffle",
+        "layout",
+        "batches",
+        "block",
+    ),
     "SequenceSampler": (),
 }
 """Arguments that only the learner's side of a draw uses: learners that differ in these

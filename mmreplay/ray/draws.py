@@ -17,7 +17,8 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -35,7 +36,15 @@ from mmreplay.errors import (
     RemovedError,
     StaleError,
 )
+from mmreplay.format.ray_files import FrozenEpoch
 from mmreplay.ray.descriptions import Description, make, text_of
+from mmreplay.ray.epochs import (
+    NUM_EPOCHS,
+    FrozenEpochs,
+    at_epoch,
+    frozen_now,
+    unknown_epoch,
+)
 from mmreplay.ray.limits import counter_of
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.joint import DrawAtShares, JointWeights, Mass, ShareSampler
@@ -93,12 +102,15 @@ class Wanted(TypedDict):
         key: See `Draw.key`.
         shares: float64 ``[k]`` in ``[0, 1)`` by ring.
         rows: The rings whose rows the client needs, and not only which they are.
+        epoch: Name and number of the frozen epoch that the shares are of, where the
+            sampler draws epochs.
     """
 
     step: int
     key: int
     shares: dict[str, Array]
     rows: list[str]
+    epoch: NotRequired[tuple[str, int]]
 
 
 class Drawn(TypedDict):
@@ -152,6 +164,12 @@ class _Ring:
     buffer: ReplayBuffer
     sampler: Sampler
     folder: Path
+    epochs: dict[tuple[str, int], Sampler] = field(default_factory=dict)
+
+    @property
+    def uuid(self) -> str:
+        """The ring's, in hex digits."""
+        return self.buffer.metadata.uuid.hex()
 
 
 class RingDraws:
@@ -228,6 +246,9 @@ class RingDraws:
         """
         with self._lock:
             rings = dict(self._rings)
+        if self._draws_epochs:
+            # What an epoch draws is told by what was frozen for it.
+            return {name: [0.0, 0.0, float("inf"), 0.0] for name in rings}
         self.known = {
             name: _numbers(self._mass(ring, step, highest))
             for name, ring in rings.items()
@@ -260,8 +281,7 @@ class RingDraws:
                 ring = self._rings.get(name)
                 draws[name] = None
                 if ring is not None:
-                    rows = name in wanted["rows"]
-                    draws[name] = self._draw(ring, shares, wanted["key"], rows)
+                    draws[name] = self._draw(ring, shares, wanted, name in wanted["rows"])
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
     def update(self, name: str, updates: Sequence[Update]) -> int:
@@ -334,11 +354,15 @@ class RingDraws:
             "Pass PrioritizedSampler(name=None) to have them in memory."
         )
 
-    def _draw(self, ring: _Ring, shares: Array, key: int, rows: bool) -> Drawn | None:
+    def _draw(
+        self, ring: _Ring, shares: Array, wanted: Wanted, rows: bool
+    ) -> Drawn | None:
         """Draw from one ring; None where it has no mass, or was deleted."""
         numbers = np.asarray(shares, np.float64)
         source = cast(ShareSampler, ring.sampler)
-        sampler = DrawAtShares(source, numbers, key, UNWEIGHTED)
+        if "epoch" in wanted:
+            source = cast(ShareSampler, self._at_epoch(ring, *wanted["epoch"]))
+        sampler = DrawAtShares(source, numbers, wanted["key"], UNWEIGHTED)
         try:
             if rows:
                 return _of_batch(ring.buffer.sample_by(sampler, len(numbers)))
@@ -351,6 +375,48 @@ class RingDraws:
                     return _of_draw(draw)
         except (EmptyError, RemovedError):
             return None
+
+    # Epochs.
+
+    @property
+    def _draws_epochs(self) -> bool:
+        description = self.client["sampler"]
+        inner = description["arguments"].get("sampler", description)
+        return isinstance(inner, dict) and inner.get("class") == "ShuffledSampler"
+
+    def freeze(self, name: str) -> tuple[Array, Array]:
+        """Return stops and counts of the legal starts of a ring now.
+
+        Raises:
+            SchemaError: The sampler draws no epochs.
+        """
+        ring = self._rings[name]
+        while True:
+            view = ring.buffer.view
+            with suppress(ReplacedError), view.lock:
+                view.check_current()
+                return frozen_now(make(self.client["sampler"]), view)
+
+    def _at_epoch(self, ring: _Ring, name: str, epoch: int) -> Sampler:
+        """What draws from an epoch of a ring.
+
+        Raises:
+            StaleError: The ring does not know it.
+        """
+        with self._lock:
+            sampler = ring.epochs.get((name, epoch))
+            if sampler is not None:
+                return sampler
+            # The shard froze it in the ring's folder.
+            frozen = FrozenEpochs(ring.folder, ring.uuid).get(name, epoch)
+            if frozen is not None:
+                # Batches of the epoch before may still be under way.
+                while len(ring.epochs) >= NUM_EPOCHS:
+                    ring.epochs.pop(next(iter(ring.epochs)))
+                sampler = at_epoch(make(self.client["sampler"]), frozen, ring.uuid)
+                ring.epochs[name, epoch] = sampler
+                return sampler
+        raise unknown_epoch(name, epoch, str(ring.folder))
 
     def close(self) -> None:
         """Close the rings, and make their priorities durable."""
@@ -377,6 +443,7 @@ class ShardDraws:
         """
         self._folders = folders
         self._by_client: dict[str, tuple[RingDraws, float]] = {}
+        self._epochs: dict[str, FrozenEpochs] = {}
         self._lock = threading.Lock()
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
@@ -396,6 +463,59 @@ class ShardDraws:
         every second.
         """
         return self._served(client, LOOK_S).exchange(updates, wanted, highest)
+
+    def freeze(
+        self, client: Client, name: str, epoch: int, buffers: Sequence[str] | None
+    ) -> dict[str, dict[str, Any] | None]:
+        """Freeze an epoch, or say what was frozen for it; see `FrozenEpochs`.
+
+        Args:
+            client: What its learners draw by.
+            name: Of the learners.
+            epoch: Its number.
+            buffers: uuids of all rings of the epoch; None to freeze nothing.
+
+        Returns:
+            By uuid of each ring here what it froze, as JSON; None where it has not.
+        """
+        draws = self._served(client, 0.0)
+        found: dict[str, dict[str, Any] | None] = {}
+        for ring, buffer in draws.buffers.items():
+            epochs = self._epochs_of(buffer)
+            frozen = epochs.get(name, epoch)
+            if frozen is None and buffers is not None and epochs.uuid in buffers:
+                look = partial(draws.freeze, ring)
+                frozen = epochs.freeze(name, epoch, buffers, look)
+            found[epochs.uuid] = None if frozen is None else frozen.to_json()
+        return found
+
+    def restore(self, client: Client, frozen: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remember epochs again that were frozen here; see `FrozenEpochs.put`.
+
+        Args:
+            client: What its learners draw by.
+            frozen: By uuid of the ring, as JSON.
+        """
+        for buffer in self._served(client, 0.0).buffers.values():
+            epochs = self._epochs_of(buffer)
+            if epochs.uuid in frozen:
+                each = dict(frozen[epochs.uuid])
+                epochs.put(FrozenEpoch.from_json(each, f"epoch of {epochs.uuid}"))
+
+    def epoch_names(self, start: str) -> list[str]:
+        """Names of epochs that begin so, of all rings."""
+        names: set[str] = set()
+        for folder in self._folders().values():
+            names.update(FrozenEpochs(folder, "").names(start))
+        return sorted(names)
+
+    def _epochs_of(self, buffer: ReplayBuffer) -> FrozenEpochs:
+        uuid = buffer.metadata.uuid.hex()
+        with self._lock:
+            if uuid not in self._epochs:
+                assert buffer.path is not None
+                self._epochs[uuid] = FrozenEpochs(buffer.path, uuid)
+            return self._epochs[uuid]
 
     def _served(self, client: Client, look_s: float) -> RingDraws:
         """The draws for a client, over rings that were listed lately."""

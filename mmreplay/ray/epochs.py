@@ -270,12 +270,14 @@ class EpochPart:
     """What a learner draws for one batch.
 
     Attributes:
+        name: Of the epoch's learners.
         epoch: Number of the epoch.
         first: First of the learner's steps of the epoch in the batch.
         stop: One past the last.
         shares: float64 ``[k]`` in ``[0, 1)`` by uuid of the ring, of those with any.
     """
 
+    name: str
     epoch: int
     first: int
     stop: int
@@ -285,17 +287,21 @@ class EpochPart:
 class EpochPlan:
     """One learner's way through the epochs of a run.
 
-    Batches are planned ahead of those handed over: `state_dict` is of the latter.
+    Batches may be planned ahead: a batch that was not handed over is planned again
+    from the state of before it.
 
     Attributes:
         epoch: Number of the epoch of the next batch to plan.
-        handed_epoch: Of the next batch to hand over.
-        skipped: Starts that were overwritten before they were drawn, of the epoch that
-            the last batch handed over is of.
+        skipped: Starts that were overwritten before they were drawn, of the newest
+            epoch that a batch was gathered of.
     """
 
     def __init__(
-        self, sampler: ShuffledSampler, rank: int = 0, num_ranks: int = 1
+        self,
+        sampler: ShuffledSampler,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int | None = None,
     ) -> None:
         """Begin before the first epoch.
 
@@ -303,6 +309,7 @@ class EpochPlan:
             sampler: Its seed, order and options are the learner's.
             rank: Of the learner, in ``[0, num_ranks)``.
             num_ranks: Learners that share the epochs, all with one seed.
+            seed: In place of the sampler's.
 
         Raises:
             SchemaError: The sampler has an option that is for one buffer only.
@@ -316,6 +323,15 @@ class EpochPlan:
                 )
         if sampler.num_ranks != 1:
             rank, num_ranks = sampler.rank, sampler.num_ranks
+        if (
+            num_ranks > 1
+            and seed is None
+            and sampler.generators()[0].given_seed is None
+        ):
+            raise SchemaError(
+                f"seed must be given where {num_ranks} learners share epochs, got "
+                "None. Pass the same one to all."
+            )
         self.rank, self.num_ranks = rank, num_ranks
         self._options = {
             "num_ranks": num_ranks,
@@ -323,10 +339,10 @@ class EpochPlan:
             "drop_last": bool(state["drop_last"]),
             "block": int(state.get("block", 1)),
         }
-        self._random = StepGenerator(int(state["seed"]))
-        self.epoch = self.handed_epoch = 0
-        self.skipped = 0
-        self._planned = self._done = 0
+        self._random = StepGenerator(int(state["seed"]) if seed is None else seed)
+        self.epoch = self.skipped = 0
+        self._skipped_epoch = 0
+        self._done = 0
         self._frozen: dict[int, FrozenRun] = {}
         self._order: tuple[int, Permutation | BlockPermutation] | None = None
 
@@ -337,7 +353,7 @@ class EpochPlan:
 
     @property
     def done(self) -> int:
-        """Steps of the learner's part of the epoch that were handed over or skipped."""
+        """Steps of the learner's part of the epoch that were planned."""
         return self._done
 
     def frozen(self, epoch: int) -> FrozenRun | None:
@@ -380,7 +396,7 @@ class EpochPlan:
             None where the epoch has no other: `next_epoch`, then `begin`.
         """
         frozen = self._frozen[self.epoch]
-        first, stop = self._planned, self.size(batch_size)
+        first, stop = self._done, self.size(batch_size)
         if first >= stop:
             return None
         stop = min(stop, first + batch_size)
@@ -397,8 +413,8 @@ class EpochPlan:
             ranks = numbers[which == number] - (ends[number] - total)
             if len(ranks):
                 shares[uuid] = share_of_rank(ranks, total)
-        self._planned = stop
-        return EpochPart(self.epoch, first, stop, shares)
+        self._done = stop
+        return EpochPart(frozen.name, self.epoch, first, stop, shares)
 
     def _order_of(self, frozen: FrozenRun) -> Permutation | BlockPermutation:
         if self._order is None or self._order[0] != frozen.epoch:
@@ -410,30 +426,31 @@ class EpochPlan:
 
     def next_epoch(self) -> None:
         """Plan the next epoch from here on, which `begin` has to begin."""
+        # Batches of the one before may not be gathered yet.
+        for epoch in [each for each in self._frozen if each < self.epoch]:
+            del self._frozen[epoch]
         self.epoch += 1
-        self._planned = 0
+        self._done = 0
 
-    def handed(self, part: EpochPart, count: int) -> None:
-        """Note that a batch was handed over, in the order of the plan.
+    def gathered(self, part: EpochPart, count: int) -> None:
+        """Note how many steps of a batch were there, to count the others.
 
         Args:
             part: What was planned for it.
-            count: Steps that it has: those that were alive.
+            count: Steps that it has.
         """
-        if part.first == 0:
-            self.skipped = 0
-            for epoch in [each for each in self._frozen if each < part.epoch]:
-                del self._frozen[epoch]
-        self.handed_epoch, self._done = part.epoch, part.stop
-        self.skipped += part.stop - part.first - count
+        if part.epoch > self._skipped_epoch:
+            self._skipped_epoch, self.skipped = part.epoch, 0
+        if part.epoch == self._skipped_epoch:
+            self.skipped += part.stop - part.first - count
 
     def state_dict(self) -> State:
-        """Where the next batch to hand over is; O(environments) of all rings."""
-        began = self._frozen.get(self.handed_epoch)
+        """Where the next batch to plan is; O(environments) of all rings."""
+        began = self._frozen.get(self.epoch)
         return {
             "kind": "EpochPlan",
             "seed": self._random.seed,
-            "epoch": self.handed_epoch,
+            "epoch": self.epoch,
             "done": self._done,
             "skipped": self.skipped,
             "began": None if began is None else began.to_json(),
@@ -459,7 +476,6 @@ class EpochPlan:
                 f"{done}. Pass what state_dict returned, unchanged."
             )
         self._random = StepGenerator(seed)
-        self.epoch = self.handed_epoch = epoch
-        self._planned = self._done = done
-        self.skipped, self._order = skipped, None
+        self.epoch, self._done = epoch, done
+        self.skipped, self._skipped_epoch, self._order = skipped, epoch, None
         self._frozen = {} if frozen is None else {epoch: frozen}

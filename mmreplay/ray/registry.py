@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ COUNTS_S = 1.0
 """Within which it says what its rings count for a rate limiter."""
 SILENT_S = 5.0
 """After which a silent shard counts as it did last, as clients draw without it."""
+GROUP_S = 600.0
+"""Learners of a group begin within so long of each other."""
 LIST_S = 1.0
 """Shards that are new are looked for so often."""
 
@@ -80,6 +83,7 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._schema: Schema | None = None
         self._lock = threading.RLock()
+        self._groups: dict[str, tuple[str, set[int]]] = {}
         self._grants: Grants | None = None
         self._bound: list[float] | None = None
         self._grants_lock = threading.RLock()
@@ -168,6 +172,84 @@ class Registry:
                 }
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
+
+    def epoch_name(self, start: str, rank: int) -> str:
+        """Return the name of the epochs of a group of learners.
+
+        The first learner of a group makes it. A rank that asks again belongs to
+        another group, as after a restart without a state.
+
+        Args:
+            start: Equal for the learners of a group.
+            rank: Of the learner in its group.
+
+        Raises:
+            StarvedError: A shard is away.
+        """
+        name, ranks = self._groups.get(start, ("", set()))
+        if not name:
+            # A registry that was restarted finds a group that began a moment ago.
+            for key in self._keys():
+                for each in self._shard(key).call("epoch_names", f"{start}/"):
+                    began_s = float(each.rpartition("/")[2].partition("-")[0])
+                    if time.time() - began_s < GROUP_S:
+                        name = max(name, each)
+        if not name or rank in ranks:
+            name = f"{start}/{int(time.time())}-{uuid.uuid4().hex[:8]}"
+            ranks = set()
+        self._groups[start] = name, {*ranks, rank}
+        return name
+
+    def epoch(self, client: Any, name: str, epoch: int) -> dict[str, Any]:
+        """Have every ring of the run freeze an epoch, or say what was frozen for it.
+
+        Args:
+            client: What its learners draw by.
+            name: Of the learners.
+            epoch: Its number.
+
+        Returns:
+            ``rings``, by uuid what each ring of the epoch froze, as JSON; and
+            ``away``, the keys of shards that have to answer first, of which there is
+            none where the epoch has begun.
+        """
+        shards = {key: self._shard(key) for key in self._keys()}
+        found, away = self._frozen(shards, client, name, epoch, None)
+        known = [each for each in found.values() if each is not None]
+        if known:
+            buffers = list(known[0]["buffers"])
+        elif away:
+            # A new epoch is over the rings of all shards.
+            return {"rings": {}, "away": away}
+        else:
+            buffers = sorted(found)
+        if any(found.get(uuid) is None for uuid in buffers):
+            more, away = self._frozen(shards, client, name, epoch, buffers)
+            found.update(more)
+        rings = {each: found.get(each) for each in buffers}
+        return {"rings": rings, "away": away if None in rings.values() else []}
+
+    def _frozen(
+        self,
+        shards: dict[str, Remote],
+        client: Any,
+        name: str,
+        epoch: int,
+        buffers: list[str] | None,
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Ask all shards for an epoch; return answers by ring, and who gave none."""
+        found: dict[str, Any] = {}
+        away = []
+        for key, remote in shards.items():
+            try:
+                sent = remote.send("freeze", client, name, epoch, buffers)
+                found.update(remote.receive(sent, INFO_S))
+            except (UnansweredError, FailedError):
+                away.append(key)
+        return found, away
+
+    def _keys(self) -> list[str]:
+        return sorted({*self._members, *cluster.shard_keys(self.run)})
 
     def bound(self) -> list[float] | None:
         """Return the settings of the run's rate limiter; None without one.

@@ -130,6 +130,20 @@ class Shard:
         with self._lock:
             return self._facts(name)
 
+    def freeze(
+        self, client: Client, name: str, epoch: int, buffers: Sequence[str] | None
+    ) -> dict[str, dict[str, Any] | None]:
+        """Freeze an epoch, or say what was frozen; see `ShardDraws.freeze`."""
+        return self._draws.freeze(client, name, epoch, buffers)
+
+    def restore(self, client: Client, frozen: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remember epochs that a client brings back; see `ShardDraws.restore`."""
+        self._draws.restore(client, frozen)
+
+    def epoch_names(self, start: str) -> list[str]:
+        """Names of frozen epochs that begin so; see `ShardDraws.epoch_names`."""
+        return self._draws.epoch_names(start)
+
     def counts(self) -> dict[str, Any]:
         """Say what the rings count for the run's rate limiter, all together.
 

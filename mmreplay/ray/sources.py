@@ -20,12 +20,15 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty
 from typing import Any, Protocol, TypedDict, cast
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +49,7 @@ from mmreplay.errors import (
     StarvedError,
     frames_to_caller,
 )
+from mmreplay.format.ray_files import FrozenEpoch
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.ray.descriptions import (
@@ -63,6 +67,7 @@ from mmreplay.ray.draws import (
     Wanted,
     describe_client,
 )
+from mmreplay.ray.epochs import EpochPart, EpochPlan, FrozenRun, shuffled_in
 from mmreplay.samplers.base import Draw, Sampler, State, Windows, keeps_priorities
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers, plan
 from mmreplay.samplers.priority_store import storable
@@ -157,6 +162,12 @@ class RunCalls(Protocol):
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
 
+    def epoch_name(self, start: str, rank: int) -> str:
+        """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
+
+    def epoch(self, client: Client, name: str, epoch: int) -> Mapping[str, Any]:
+        """Freeze an epoch in all rings; see `Registry.epoch`."""
+
 
 @dataclass(slots=True)
 class Done:
@@ -194,6 +205,7 @@ class Ring:
     Attributes:
         number: Its number in batches.
         name: Within its shard.
+        uuid: In hex digits.
         shard: That serves it.
         buffer: To gather from, where it is on this node.
         mass: As it was heard last.
@@ -201,6 +213,7 @@ class Ring:
 
     number: int
     name: str
+    uuid: str
     shard: Shard
     buffer: ReplayBuffer | None
     mass: Mass = field(default_factory=lambda: Mass(0.0, 0, np.inf, 0.0))
@@ -271,6 +284,7 @@ class PlannedBatch:
         shares: float64 ``[k]`` of each ring.
         parts: Requests to shards that have a share, and which of each ring's draws in
             the reply are this batch's.
+        part: Of an epoch, where the sampler draws epochs.
     """
 
     step: int
@@ -279,6 +293,7 @@ class PlannedBatch:
     fractions: Numbers
     shares: list[Numbers]
     parts: list[Part] = field(default_factory=list)
+    part: EpochPart | None = None
 
 
 @dataclass(slots=True)
@@ -294,6 +309,8 @@ class ClientStats:
         overwritten: Draws repeated, since rows were overwritten before the gather.
         repeated: Calls repeated, since a shard was restarted.
         dropped: Priorities whose rows had been overwritten.
+        skipped: Starts of the newest epoch that were overwritten before they were
+            drawn.
     """
 
     rings: tuple[str, ...] = ()
@@ -304,6 +321,7 @@ class ClientStats:
     overwritten: int = 0
     repeated: int = 0
     dropped: int = 0
+    skipped: int = 0
 
 
 class RingsSource:
@@ -315,6 +333,7 @@ class RingsSource:
 
     Attributes:
         pool: Memory of the batches.
+        closing: Whether waits for a node that is away are to end.
     """
 
     def __init__(
@@ -329,6 +348,7 @@ class RingsSource:
         lost_s: float = 5.0,
         seed: int | None = None,
         rank: int = 0,
+        num_ranks: int = 1,
         limit: Limit | None = None,
     ) -> None:
         """Find the rings.
@@ -343,6 +363,7 @@ class RingsSource:
             lost_s: Seconds without an answer after which a shard is lost.
             seed: Of the draws; that of the sampler by default.
             rank: Each rank draws other steps.
+            num_ranks: Learners that share epochs.
             limit: Grants batches, and is closed with this; None for no limit.
 
         Raises:
@@ -351,6 +372,7 @@ class RingsSource:
         """
         self._run, self._sampler, self._limit = run, sampler, limit
         self.pool = BufferPool()
+        self.closing = False
         self._transforms = tuple(transforms)
         self._per_call, self._alone = per_call, alone
         self._straggler_s, self._lost_s = straggler_s, lost_s
@@ -362,8 +384,14 @@ class RingsSource:
         except SchemaError as error:
             self._not_described = error
         self._client: Client = describe_client(describe_sampler(sampler), described)
+        shuffled, given_seed = shuffled_in(sampler), seed
         seed = _seed_of(sampler) if seed is None else seed
-        if rank:
+        self._epochs: EpochPlan | None = None
+        self._epoch_name = ""
+        if shuffled is not None:
+            self._epochs = EpochPlan(shuffled, rank, num_ranks, given_seed)
+            self._start_of_name = f"{self._client['name']} {self._epochs.seed}"
+        elif rank:
             sequence = np.random.SeedSequence([seed or 0, rank])
             seed = int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
         self._random = StepGenerator(seed)
@@ -462,7 +490,7 @@ class RingsSource:
             if here and buffer is None:
                 buffer = _opened(each, self._transforms)
             with self._lock:
-                ring = Ring(len(self._rings), name, shard, buffer)
+                ring = Ring(len(self._rings), name, each["uuid"], shard, buffer)
                 shard.rings[name] = ring
                 self._rings.append(ring)
 
@@ -554,6 +582,8 @@ class RingsSource:
 
     def draw(self, pending: PendingBatch, count: int) -> bool:
         """Plan a batch, and ask for it; one call asks for several."""
+        if self._epochs is not None:
+            return self._draw_part(self._epochs, pending, count)
         with self._lock:
             pending.state = self.state_dict()
             planned = self._planned
@@ -598,7 +628,8 @@ class RingsSource:
                     mine[ring.name] = slice(first, stop)
         if not shares:
             return
-        request = self._send(shard, batches[-1].step, batches[0].key, shares)
+        newest, oldest = batches[-1], batches[0]
+        request = self._send(shard, newest.step, oldest.key, shares, newest.part)
         for batch, mine in zip(batches, slices, strict=True):
             if mine:
                 batch.parts.append((request, mine))
@@ -639,7 +670,12 @@ class RingsSource:
         return numbers
 
     def _send(
-        self, shard: Shard, step: int, key: int, shares: dict[str, Numbers]
+        self,
+        shard: Shard,
+        step: int,
+        key: int,
+        shares: dict[str, Numbers],
+        part: EpochPart | None = None,
     ) -> Request:
         """Send shares to a shard, and the priorities that wait for it."""
         wanted: Wanted | None = None
@@ -647,6 +683,8 @@ class RingsSource:
             rings = shard.rings
             rows = [name for name in shares if rings[name].buffer is None]
             wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
+            if part is not None:
+                wanted["epoch"] = part.name, part.epoch
         with self._lock:
             updates, shard.updates = shard.updates, {}
         arguments = (self._client, updates, wanted, self._highest)
@@ -687,8 +725,11 @@ class RingsSource:
     def gather(self, pending: PendingBatch) -> Batch | None:
         """Wait for the rows of a batch, or gather them here, and join them."""
         # It was not known which rows it takes when the disk could have been asked.
+        planned: PlannedBatch = pending.shares[0]
         with Gathering(pending.prefetched and self._in_process):
-            return self._gather(pending.shares[0])
+            if self._epochs is not None:
+                return self._gather_part(self._epochs, planned)
+            return self._gather(planned)
 
     def _gather(self, planned: PlannedBatch) -> Batch:
         for _ in range(MAX_REDRAWS):
@@ -864,6 +905,146 @@ class RingsSource:
         out = self.pool.empty(tuple(shape), np.result_type(*arrays))
         return np.concatenate(arrays, axis, out=out)
 
+    # Epochs.
+
+    def _draw_part(self, epochs: EpochPlan, pending: PendingBatch, count: int) -> bool:
+        """Plan the next batch of an epoch, and ask for it."""
+        with self._lock:
+            pending.state = self.state_dict()
+            if epochs.frozen(epochs.epoch) is None:
+                epochs.begin(self._begun(epochs))
+            part = epochs.next(count)
+            if part is None:
+                epochs.next_epoch()
+                return False
+            frozen = epochs.frozen(part.epoch)
+            assert frozen is not None
+            while not self._found(frozen.rings):
+                self._refuse_closing()
+                time.sleep(REPEAT_S)
+                self.find_rings()
+            rings = tuple(self._rings)
+            numbers = {ring.uuid: ring.number for ring in rings}
+            totals = np.zeros(len(rings))
+            shares = [np.empty(0)] * len(rings)
+            for uuid, total in zip(frozen.rings, frozen.totals.tolist(), strict=True):
+                totals[numbers[uuid]] = total
+                shares[numbers[uuid]] = part.shares.get(uuid, np.empty(0))
+            number = (part.epoch << 32) + part.first * epochs.num_ranks + epochs.rank
+            key = StepGenerator(epochs.seed).key(number)
+            planned = PlannedBatch(
+                0, part.stop - part.first, key, rings,
+                totals / totals.sum(), shares, [], part,
+            )  # fmt: skip
+            planned.requests.extend(self._requests(planned, shares))
+            pending.shares = (planned,)
+            self._drew_at = time.monotonic()
+        return True
+
+    def _found(self, uuids: Iterable[str]) -> bool:
+        return {ring.uuid for ring in self._rings} >= set(uuids)
+
+    def _begun(self, epochs: EpochPlan) -> FrozenRun:
+        """Have all rings freeze the next epoch; waits for shards that are away."""
+        if not self._epoch_name:
+            start = f"{zlib.crc32(self._start_of_name.encode()):08x}"
+            if epochs.num_ranks > 1:
+                start = f"{start}.{epochs.num_ranks}"
+                self._epoch_name = self._run.epoch_name(start, epochs.rank)
+            else:
+                self._epoch_name = f"{start}/{uuid4().hex}"
+        while True:
+            answer = self._run.epoch(self._client, self._epoch_name, epochs.epoch)
+            if not answer["away"]:
+                return FrozenRun.of(
+                    {
+                        uuid: FrozenEpoch.from_json(each, f"epoch of ring {uuid}")
+                        for uuid, each in answer["rings"].items()
+                    }
+                )
+            self._refuse_closing()
+            time.sleep(WAIT_S)
+
+    def _gather_part(self, epochs: EpochPlan, planned: PlannedBatch) -> Batch | None:
+        """Collect a batch of an epoch; None where none of its steps is there."""
+        part = planned.part
+        assert part is not None
+        parts: dict[int, list[Batch]] = {}
+        for request, index in planned.requests:
+            reply = self._answer_of_epoch(epochs, request, part)
+            names = request.arguments[2][index]["shares"]
+            for name, own in reply["draws"][index].items():
+                ring = request.shard.rings[name]
+                batch = self._rows_of_epoch(epochs, ring, own, names[name], planned)
+                if len(batch):
+                    parts.setdefault(ring.number, []).append(batch)
+            reply["draws"][index] = {}
+        joined = None
+        if parts:
+            joined = self._join(planned, parts, planned.fractions, set())
+        with self._lock:
+            epochs.gathered(part, 0 if joined is None else len(joined))
+        return joined
+
+    def _rows_of_epoch(
+        self,
+        epochs: EpochPlan,
+        ring: Ring,
+        drawn: Drawn | None,
+        shares: Numbers,
+        planned: PlannedBatch,
+    ) -> Batch:
+        """The rows of one ring that are still there."""
+        part = planned.part
+        assert part is not None
+        for _ in range(MAX_REDRAWS):
+            if drawn is not None and "fields" in drawn:
+                return _arrived(drawn, planned.key)
+            if drawn is not None:
+                assert ring.buffer is not None
+                with suppress(StaleError):
+                    return ring.buffer.gather(_draw_of(drawn, planned.key))
+            # Some were overwritten since: the same starts, without those.
+            request = self._send(ring.shard, [(planned, {ring.name: shares})])
+            reply = self._answer_of_epoch(epochs, request, part)
+            drawn = reply["draws"][0][ring.name]
+        raise StarvedError(
+            f"gave up after {MAX_REDRAWS} attempts: the writer of ring {ring.name} "
+            "overwrote drawn steps before they were read. Increase its capacity, or "
+            "lower batch_size or prefetch."
+        )
+
+    def _answer_of_epoch(
+        self, epochs: EpochPlan, request: Request, part: EpochPart
+    ) -> Reply:
+        """Wait for a reply, however long a shard is away."""
+        shard = request.shard
+        while True:
+            try:
+                reply = self._answer(request, None)
+            except StaleError:
+                # The ring has forgotten the epoch, or its folder was replaced.
+                frozen = epochs.frozen(part.epoch)
+                if frozen is None:
+                    raise
+                rings = {u: each.to_json() for u, each in frozen.rings.items()}
+                restored = shard.remote.send("restore", self._client, rings)
+                with suppress(NotYetError, CallLostError):
+                    restored.result(self._lost_s)
+            else:
+                if reply is not None:
+                    return reply
+            while shard.lost:
+                # The thread that looks after the shards hears when it is back.
+                self._refuse_closing()
+                time.sleep(REPEAT_S)
+            request.at = time.monotonic()
+            request.call = shard.calls.send("exchange", *request.arguments)
+
+    def _refuse_closing(self) -> None:
+        if self.closing:
+            raise FailedError(f"run {self._run.run!r}: the client is closed.")
+
     # Priorities.
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
@@ -968,15 +1149,18 @@ class RingsSource:
             self._worker.start()
 
     def end(self) -> None:
-        """Do nothing: there are no epochs."""
+        """Do nothing: no other client has this one's epochs."""
 
     def owned_by_thread(self) -> bool:
         """Whether this thread is in the middle of a plan."""
         return owned_by_thread(self._lock)
 
     def more(self, count: int) -> bool:
-        """Always true."""
-        return True
+        """Whether the epoch has another batch; without epochs there always is."""
+        epochs = self._epochs
+        if epochs is None or epochs.frozen(epochs.epoch) is None:
+            return True
+        return epochs.done < epochs.size(count)
 
     def sample(self, pending: PendingBatch, count: int) -> Batch | None:
         """Draw and gather."""
@@ -1004,7 +1188,19 @@ class RingsSource:
         return missing
 
     def num_batches(self, count: int) -> int:
-        """Raise TypeError: there are no epochs."""
+        """Batches of the epoch that has begun.
+
+        Raises:
+            TypeError: The sampler has no epochs, or none has begun.
+        """
+        epochs = self._epochs
+        if epochs is not None and epochs.frozen(epochs.epoch) is not None:
+            return -(-epochs.size(count) // count)
+        if epochs is not None:
+            raise TypeError(
+                "ReplayClient: an epoch has its length once its first batch was drawn. "
+                "Draw one before."
+            )
         raise TypeError(
             f"ReplayClient: {type(self._sampler).__name__} draws without an end, so it "
             "has no length. Use a sampler with epochs, such as ShuffledSampler."
@@ -1012,6 +1208,8 @@ class RingsSource:
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step; priorities stay with the rings, on disk."""
+        if self._epochs is not None:
+            return {**self._epochs.state_dict(), "group": self._epoch_name}
         return {
             "kind": "RingsSource", "seed": self._random.seed, "step": self._step,
             "sampler": type(self._sampler).__name__,
@@ -1019,6 +1217,11 @@ class RingsSource:
 
     def load_state_dict(self, state: State) -> None:
         """Draw from a state on."""
+        if self._epochs is not None:
+            with self._lock:
+                self._epochs.load_state_dict(state)
+                self._epoch_name = str(state.get("group", ""))
+            return
         check_kind(state, "RingsSource")
         same(state, "sampler", type(self._sampler).__name__)
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
@@ -1039,6 +1242,7 @@ class RingsSource:
                 self._stats,
                 rings=tuple(names.values()),
                 lost=tuple(n for ring, n in names.items() if ring.shard.lost),
+                skipped=0 if self._epochs is None else self._epochs.skipped,
             )
 
     def warn(self) -> None:

@@ -62,6 +62,7 @@ class Rings:
         drawn = []
         for uuid, shares in part.shares.items():
             frozen = self.epochs[uuid].get(name, part.epoch)
+            assert part.name == name
             sampler = at_epoch(self.make(), frozen, uuid)
             reader = self.readers[uuid]
             with reader.view.lock:
@@ -108,7 +109,7 @@ def go_through(plan, rings, batch_size, name="x"):
         rings.epochs[uuid].put(frozen)
     while (part := plan.next(batch_size)) is not None:
         batch = rings.draw(part, name)
-        plan.handed(part, len(batch))
+        plan.gathered(part, len(batch))
         batches.append(batch.tolist())
     plan.next_epoch()
     return batches
@@ -165,7 +166,7 @@ def test_what_is_written_during_an_epoch_is_for_the_next_one(made):
     plan = EpochPlan(mr.ShuffledSampler(0))
     plan.begin(rings.freeze("x", 0))
     part = plan.next(10)
-    plan.handed(part, len(rings.draw(part)))
+    plan.gathered(part, len(rings.draw(part)))
     rings.add(first, 40)
     drawn = flat(go_through(plan, rings, 10))
     assert len(drawn) == 40
@@ -194,7 +195,7 @@ def test_a_ring_that_wraps_in_mid_epoch_skips_what_is_gone_and_nothing_else(made
             plan.next_epoch()
             continue
         batch = rings.draw(part)
-        plan.handed(part, len(batch))
+        plan.gathered(part, len(batch))
         drawn += batch.tolist()
         sent += part.stop - part.first
         for uuid in rings.readers:
@@ -226,18 +227,19 @@ def test_a_state_after_any_batch_goes_on_as_if_nothing_happened(made, ahead):
     plan = EpochPlan(mr.ShuffledSampler(3))
     states, batches, parts = [], [], []
     for _ in range(25):
-        states.append(json.dumps(plan.state_dict()))
         while len(parts) <= ahead:
             if plan.frozen(plan.epoch) is None:
                 plan.begin(rings.freeze("x", plan.epoch))
+            state = json.dumps(plan.state_dict())
             part = plan.next(8)
             if part is None:
                 plan.next_epoch()
             else:
+                states.append(state)
                 parts.append(part)
         part = parts.pop(0)
         batch = rings.draw(part)
-        plan.handed(part, len(batch))
+        plan.gathered(part, len(batch))
         batches.append(batch.tolist())
     for number in (0, 1, 4, 8, 9, 10, 17, 20):
         other = EpochPlan(mr.ShuffledSampler(99))
@@ -254,7 +256,7 @@ def test_a_state_brings_back_what_the_rings_forgot(made):
     plan.begin(rings.freeze("x", 0))
     part = plan.next(10)
     drawn = rings.draw(part).tolist()
-    plan.handed(part, 10)
+    plan.gathered(part, 10)
     state = plan.state_dict()
     for uuid in rings.readers:
         rings.add(uuid, 30)
@@ -373,7 +375,7 @@ def test_states_of_other_things_are_refused(made, change, match):
     rings = made([20])
     plan = EpochPlan(mr.ShuffledSampler(0))
     plan.begin(rings.freeze("x", 0))
-    plan.handed(plan.next(8), 8)
+    plan.gathered(plan.next(8), 8)
     state = plan.state_dict() | change
     before = plan.state_dict()
     with pytest.raises(FormatError, match=match):
