@@ -205,7 +205,8 @@ class ReplayClient(ReplayLoader):
         Args:
             run: Name of the run.
             sampler: `UniformSampler`, `PrioritizedSampler`, `ShuffledSampler`, or a
-                `SequenceSampler` around one; any other where the run has one ring, on this node.
+                `SequenceSampler` around one; any other where the run has one ring, on
+                this node.
             transforms: Of every ring; without functions of yours where they run on
                 other nodes.
             batch_size: Steps, or windows, a batch, at least 1.

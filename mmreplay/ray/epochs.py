@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,6 +187,46 @@ def unknown_epoch(name: str, epoch: int, ring: str) -> StaleError:
         f"{ring}: epoch {epoch} of {name!r} is not known, since newer ones were "
         "frozen or its folder was copied. The learner brings it back."
     )
+
+
+# At the registry.
+
+
+Frozen = dict[str, dict[str, Any] | None]
+"""By uuid of each ring what it froze for an epoch, as JSON; None where it has not."""
+
+
+def freeze_rings(
+    ask: Callable[[list[str] | None], tuple[Frozen, list[str]]],
+) -> dict[str, Any]:
+    """Have every ring of a run freeze an epoch, or find what was frozen for it.
+
+    Which rings belong to the epoch is what any ring has written down: a registry that
+    was killed in the middle goes on with the same.
+
+    Args:
+        ask: Asks all shards to freeze for these rings, or with None what they have
+            frozen. Returns the answers, and the keys of shards that gave none.
+
+    Returns:
+        ``rings``, by uuid what each ring of the epoch froze, in its order; and
+        ``away``, the shards that have to answer before it can begin: none where it
+        has.
+    """
+    found, away = ask(None)
+    known = [each for each in found.values() if each is not None]
+    if known:
+        buffers = list(known[0]["buffers"])
+    elif away:
+        # A new epoch is over the rings of all shards.
+        return {"rings": {}, "away": away}
+    else:
+        buffers = sorted(found)
+    if any(found.get(each) is None for each in buffers):
+        more, away = ask(buffers)
+        found.update(more)
+    rings = {each: found.get(each) for each in buffers}
+    return {"rings": rings, "away": away if None in rings.values() else []}
 
 
 # At a learner.

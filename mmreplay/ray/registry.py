@@ -12,6 +12,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayError
@@ -22,6 +23,7 @@ from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
+from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side
 from mmreplay.schema import Schema
 
@@ -209,25 +211,10 @@ class Registry:
             epoch: Its number.
 
         Returns:
-            ``rings``, by uuid what each ring of the epoch froze, as JSON; and
-            ``away``, the keys of shards that have to answer first, of which there is
-            none where the epoch has begun.
+            See `freeze_rings`.
         """
         shards = {key: self._shard(key) for key in self._keys()}
-        found, away = self._frozen(shards, client, name, epoch, None)
-        known = [each for each in found.values() if each is not None]
-        if known:
-            buffers = list(known[0]["buffers"])
-        elif away:
-            # A new epoch is over the rings of all shards.
-            return {"rings": {}, "away": away}
-        else:
-            buffers = sorted(found)
-        if any(found.get(uuid) is None for uuid in buffers):
-            more, away = self._frozen(shards, client, name, epoch, buffers)
-            found.update(more)
-        rings = {each: found.get(each) for each in buffers}
-        return {"rings": rings, "away": away if None in rings.values() else []}
+        return freeze_rings(partial(self._frozen, shards, client, name, epoch))
 
     def _frozen(
         self,
@@ -236,9 +223,9 @@ class Registry:
         name: str,
         epoch: int,
         buffers: list[str] | None,
-    ) -> tuple[dict[str, Any], list[str]]:
+    ) -> tuple[Frozen, list[str]]:
         """Ask all shards for an epoch; return answers by ring, and who gave none."""
-        found: dict[str, Any] = {}
+        found: Frozen = {}
         away = []
         for key, remote in shards.items():
             try:

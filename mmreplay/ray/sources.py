@@ -933,10 +933,10 @@ class RingsSource:
             number = (part.epoch << 32) + part.first * epochs.num_ranks + epochs.rank
             key = StepGenerator(epochs.seed).key(number)
             planned = PlannedBatch(
-                0, part.stop - part.first, key, rings,
-                totals / totals.sum(), shares, [], part,
+                0, part.stop - part.first, key, totals / totals.sum(), shares, part=part
             )  # fmt: skip
-            planned.requests.extend(self._requests(planned, shares))
+            for shard in list(self._shards.values()):
+                self._request(shard, [planned])
             pending.shares = (planned,)
             self._drew_at = time.monotonic()
         return True
@@ -970,15 +970,13 @@ class RingsSource:
         part = planned.part
         assert part is not None
         parts: dict[int, list[Batch]] = {}
-        for request, index in planned.requests:
+        for request, slices in planned.parts:
             reply = self._answer_of_epoch(epochs, request, part)
-            names = request.arguments[2][index]["shares"]
-            for name, own in reply["draws"][index].items():
+            for name in slices:
                 ring = request.shard.rings[name]
-                batch = self._rows_of_epoch(epochs, ring, own, names[name], planned)
-                if len(batch):
+                batch = self._rows_of_epoch(epochs, ring, request, reply, planned)
+                if batch is not None and len(batch):
                     parts.setdefault(ring.number, []).append(batch)
-            reply["draws"][index] = {}
         joined = None
         if parts:
             joined = self._join(planned, parts, planned.fractions, set())
@@ -990,24 +988,32 @@ class RingsSource:
         self,
         epochs: EpochPlan,
         ring: Ring,
-        drawn: Drawn | None,
-        shares: Numbers,
+        request: Request,
+        reply: Reply,
         planned: PlannedBatch,
-    ) -> Batch:
-        """The rows of one ring that are still there."""
-        part = planned.part
+    ) -> Batch | None:
+        """The rows of one ring that are still there; None where the ring is gone."""
+        part, every = planned.part, slice(None)
         assert part is not None
+        shares = request.arguments[2]["shares"][ring.name]
         for _ in range(MAX_REDRAWS):
-            if drawn is not None and "fields" in drawn:
-                return _arrived(drawn, planned.key)
-            if drawn is not None:
-                assert ring.buffer is not None
-                with suppress(StaleError):
-                    return ring.buffer.gather(_draw_of(drawn, planned.key))
+            drawn = reply["draws"][ring.name]
+            if drawn is None:
+                return None
+            if "fields" in drawn:
+                return _arrived(drawn, every, planned.key)
+            try:
+                if ring.buffer is not None:
+                    return ring.buffer.gather(_draw_of(drawn, every, planned.key))
+            except StaleError:
+                self._stats.overwritten += 1
+            except RemovedError:
+                ring.buffer = None
             # Some were overwritten since: the same starts, without those.
-            request = self._send(ring.shard, [(planned, {ring.name: shares})])
-            reply = self._answer_of_epoch(epochs, request, part)
-            drawn = reply["draws"][0][ring.name]
+            again = self._send(
+                ring.shard, planned.step, planned.key, {ring.name: shares}, part
+            )
+            reply = self._answer_of_epoch(epochs, again, part)
         raise StarvedError(
             f"gave up after {MAX_REDRAWS} attempts: the writer of ring {ring.name} "
             "overwrote drawn steps before they were read. Increase its capacity, or "
@@ -1163,9 +1169,12 @@ class RingsSource:
         return epochs.done < epochs.size(count)
 
     def sample(self, pending: PendingBatch, count: int) -> Batch | None:
-        """Draw and gather."""
-        self.draw(pending, count)
-        return self.gather(pending)
+        """Draw and gather; None where the epoch is over."""
+        while self.draw(pending, count):
+            batch = self.gather(pending)
+            if batch is not None:
+                return batch
+        return None
 
     def nbytes(self, pending: PendingBatch) -> int:
         """Bytes of the rows of a batch."""
@@ -1179,28 +1188,32 @@ class RingsSource:
         planned: PlannedBatch = pending.shares[0]
         missing = 0
         for request, slices in planned.parts:
-            draws = request.call.result(0.0)["draws"]
-            for name, own in slices.items():
+            try:
+                draws = request.call.result(0.0)["draws"]
+            except StaleError:
+                # The epoch is not known here any more; `gather` brings it back.
+                continue
+            for name, each in slices.items():
                 buffer, drawn = request.shard.rings[name].buffer, draws[name]
+                # Of an epoch there are fewer where some were overwritten.
+                own = slice(None) if planned.part is not None else each
                 if drawn is not None and buffer is not None:
                     draw = _draw_of(drawn, own, planned.key)
                     missing += buffer.reading.prefetch(draw)
         return missing
 
     def num_batches(self, count: int) -> int:
-        """Batches of the epoch that has begun.
+        """Batches of the whole epoch, which begins here where it has not.
 
         Raises:
-            TypeError: The sampler has no epochs, or none has begun.
+            TypeError: The sampler has no epochs.
         """
         epochs = self._epochs
-        if epochs is not None and epochs.frozen(epochs.epoch) is not None:
-            return -(-epochs.size(count) // count)
         if epochs is not None:
-            raise TypeError(
-                "ReplayClient: an epoch has its length once its first batch was drawn. "
-                "Draw one before."
-            )
+            with self._lock:
+                if epochs.frozen(epochs.epoch) is None:
+                    epochs.begin(self._begun(epochs))
+                return -(-epochs.size(count) // count)
         raise TypeError(
             f"ReplayClient: {type(self._sampler).__name__} draws without an end, so it "
             "has no length. Use a sampler with epochs, such as ShuffledSampler."

@@ -8,6 +8,7 @@ import mmreplay as mr
 from mmreplay.errors import ReplayError
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
+from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.sources import CallLostError, NotYetError
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
@@ -120,6 +121,24 @@ class Run:
     def shards(self):
         """The shards that are known now."""
         return list(self.known)
+
+    def epoch_name(self, start, rank):
+        """The name of a group of learners."""
+        return f"{start}/group"
+
+    def epoch(self, client, name, epoch):
+        """Have the shards that answer freeze an epoch."""
+
+        def ask(buffers):
+            found, away = {}, []
+            for shard in self.known:
+                if shard.state == "alive":
+                    found |= shard.draws.freeze(client, name, epoch, buffers)
+                else:
+                    away.append(shard.key)
+            return found, away
+
+        return freeze_rings(ask)
 
     def close(self):
         """Close the rings of all shards."""

@@ -21,7 +21,7 @@ from mmreplay.ray.descriptions import (
         mr.PrioritizedSampler(mr.LinearSchedule(0.1, 1.0, 9), alpha_every=1),
         mr.SequenceSampler(4, mr.PrioritizedSampler(name=None), burn_in=2),
         mr.SequenceSampler(4, boundary="pad", first_only=("state",)),
-        mr.ShuffledSampler(seed=3),
+        mr.ShuffledSampler(),
     ],
     ids=repr,
 )

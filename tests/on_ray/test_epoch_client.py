@@ -1,0 +1,219 @@
+"""Clients that go through epochs of a run, over shards of this process."""
+
+import json
+import threading
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, SchemaError
+from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
+from mmreplay.ray.client import ReplayClient
+from mmreplay.ray.epochs import freeze_rings
+from tests.on_ray.rings import Run, Shard, ring
+
+SIZES = (40, 33, 7)
+ALL = Counter(range(sum(SIZES)))
+
+
+@pytest.fixture(params=["elsewhere", "s0"], ids=["all elsewhere", "one here"])
+def run(tmp_path, request):
+    """Three rings on three nodes, of which one may be the learner's."""
+    edges = np.cumsum((0, *SIZES))
+    shards = [
+        Shard(f"s{n}", {"r": ring(tmp_path / f"{n}", np.arange(*edges[n : n + 2]))})
+        for n in range(3)
+    ]
+    result = Run(*shards, key=request.param)
+    yield result
+    result.close()
+
+
+def client_of(run, **options):
+    options = {"batch_size": 8, **options}
+    return ReplayClient(
+        run, mr.ShuffledSampler(seed=options.pop("order", 0)), **options
+    )
+
+
+def numbers(batches):
+    return [n for batch in batches for n in batch["n"].tolist()]
+
+
+def test_each_iteration_is_an_epoch_of_every_start_once(run):
+    with client_of(run) as client:
+        assert len(client) == 10
+        orders = [numbers(client) for _ in range(3)]
+        assert all(Counter(order) == ALL for order in orders)
+        assert len({tuple(order) for order in orders}) == 3
+    with client_of(run) as client:
+        assert [numbers(client) for _ in range(3)] == orders
+
+
+def test_probabilities_and_buffer_ids_are_those_of_all_rings(run):
+    with client_of(run) as client:
+        for batch in client:
+            assert batch.probabilities.tolist() == pytest.approx([1 / 80] * len(batch))
+            assert (batch.weights == 1).all()
+            limits = np.cumsum((0, *SIZES))
+            rings = np.searchsorted(limits, batch["n"].numpy(), side="right") - 1
+            assert batch.buffer_ids.tolist() == rings.tolist()
+
+
+def test_ranks_are_disjoint_and_cover_everything(run):
+    clients = [client_of(run, rank=rank, num_ranks=3) for rank in range(3)]
+    for _ in range(2):
+        drawn = [numbers(client) for client in clients]
+        assert Counter(n for own in drawn for n in own) == ALL
+        assert {len(own) for own in drawn} == {26, 27}
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_a_state_goes_on_with_the_next_batch_elsewhere(run, prefetch):
+    with client_of(run, prefetch=prefetch) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 4))
+        state = json.loads(json.dumps(client.state_dict()))
+        expected = numbers(batches)
+        following = numbers(client)
+    assert Counter(drawn + expected) == ALL
+    with client_of(run, order=9, prefetch=prefetch) as client:
+        client.load_state_dict(state)
+        assert numbers(client) == expected
+        assert numbers(client) == following
+
+
+def test_a_shard_that_is_restarted_goes_on_with_the_epoch(run):
+    with client_of(run) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 3))
+        for shard in run.known:
+            shard.restart()
+        drawn += numbers(batches)
+        assert Counter(drawn) == ALL
+
+
+def test_a_silent_node_is_waited_for_and_drawn_when_it_is_back(run):
+    with client_of(run, lost_s=0.2) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        run.known[1].state = "silent"
+        back = threading.Timer(1.0, setattr, (run.known[1], "state", "alive"))
+        back.start()
+        with pytest.warns(mr.ray.LostWarning):
+            drawn += numbers(batches)
+        assert Counter(drawn) == ALL
+
+
+def test_closing_ends_the_wait_for_a_node(run):
+    client = client_of(run, lost_s=0.2)
+    run.known[1].state = "silent"
+    failed = []
+
+    def go():
+        try:
+            list(client)
+        except FailedError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive()
+    client.close()
+    thread.join(20)
+    assert len(failed) == 1
+    run.known[1].state = "alive"
+
+
+def test_an_epoch_that_a_ring_forgot_is_brought_back(run):
+    with client_of(run, prefetch=1) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        for shard in run.known:
+            write_epochs(shard.folders["r"], [])
+            shard.restart()
+        drawn += numbers(batches)
+        assert Counter(drawn) == ALL
+    if run.key == "elsewhere":
+        assert all(len(read_epochs(shard.folders["r"])) == 1 for shard in run.known)
+
+
+def test_overwritten_starts_are_left_out_and_counted(run):
+    with (
+        mr.ReplayBuffer.open(run.known[0].folders["r"], "r+") as writer,
+        client_of(run, prefetch=1) as client,
+    ):
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        writer.extend(n=np.arange(1000, 1030))
+        drawn += numbers(batches)
+        assert max(Counter(drawn).values()) == 1
+        assert set(drawn) <= set(range(80))
+        assert set(range(30, 80)) <= set(drawn)
+        assert client.stats().skipped == 80 - len(drawn) > 0
+        assert set(numbers(client)) == {*range(30, 80), *range(1000, 1030)}
+        assert client.stats().skipped == 0
+
+
+def test_ranks_without_a_seed_are_refused(run):
+    with pytest.raises(SchemaError, match="seed must be given where 2 learners share"):
+        ReplayClient(run, mr.ShuffledSampler(), num_ranks=2)
+    ReplayClient(run, mr.ShuffledSampler(), num_ranks=2, seed=1).close()
+
+
+class Shards:
+    """Rings that freeze, and may be away."""
+
+    def __init__(self, *uuids):
+        self.frozen = dict.fromkeys(uuids)
+        self.away = set()
+        self.kill_after = None
+
+    def ask(self, buffers):
+        found = {}
+        for uuid in self.frozen:
+            if uuid in self.away:
+                continue
+            if self.frozen[uuid] is None and buffers is not None and uuid in buffers:
+                if self.kill_after == 0:
+                    raise KeyboardInterrupt
+                if self.kill_after is not None:
+                    self.kill_after -= 1
+                epoch = FrozenEpoch("x", 0, (1,), (1,), tuple(buffers))
+                self.frozen[uuid] = epoch.to_json()
+            found[uuid] = self.frozen[uuid]
+        return found, sorted(self.away)
+
+
+def test_a_registry_killed_in_the_middle_goes_on_with_the_same_rings():
+    shards = Shards("a" * 32, "b" * 32, "c" * 32)
+    shards.kill_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        freeze_rings(shards.ask)
+    shards.kill_after = None
+    # A ring that came since is for the next epoch.
+    shards.frozen["0" * 32] = None
+    answer = freeze_rings(shards.ask)
+    assert list(answer["rings"]) == ["a" * 32, "b" * 32, "c" * 32]
+    assert answer["away"] == []
+    assert None not in answer["rings"].values()
+    assert freeze_rings(shards.ask) == answer
+
+
+def test_an_epoch_begins_once_every_shard_has_answered():
+    shards = Shards("a" * 32, "b" * 32)
+    shards.away = {"b" * 32}
+    assert freeze_rings(shards.ask) == {"rings": {}, "away": ["b" * 32]}
+    assert shards.frozen["a" * 32] is None
+    shards.away = set()
+    answer = freeze_rings(shards.ask)
+    assert len(answer["rings"]) == 2
+    shards.away = {"b" * 32}
+    answer = freeze_rings(shards.ask)
+    assert answer["away"] == ["b" * 32]
