@@ -281,7 +281,9 @@ class RingDraws:
                 ring = self._rings.get(name)
                 draws[name] = None
                 if ring is not None:
-                    draws[name] = self._draw(ring, shares, wanted, name in wanted["rows"])
+                    draws[name] = self._draw(
+                        ring, shares, wanted, name in wanted["rows"]
+                    )
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
     def update(self, name: str, updates: Sequence[Update]) -> int:
