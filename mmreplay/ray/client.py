@@ -64,6 +64,7 @@ class RayCall:
         """Wait for the answer; see `Call.result`."""
         if self._reference is None:
             raise CallLostError
+        _require_cluster(self._shard.key)
         try:
             return ray.get(self._reference, timeout=timeout_s)
         except GetTimeoutError as error:
@@ -96,8 +97,9 @@ class RayShard:
         """Begin a call; see `ShardCalls.send`.
 
         Raises:
-            FailedError: The run was stopped.
+            FailedError: The run was stopped, or this process left the cluster.
         """
+        _require_cluster(self.key)
         if self._handle is None:
             try:
                 self._handle = ray.get_actor(self._name, cluster.NAMESPACE)
@@ -112,6 +114,19 @@ class RayShard:
     def forget(self) -> None:
         """Look the actor up again: this one is dead for good."""
         self._handle = None
+
+
+def _require_cluster(key: str) -> None:
+    """Refuse a call after the program left the cluster: Ray would start another one.
+
+    Raises:
+        FailedError: It did.
+    """
+    if not ray.is_initialized():
+        raise FailedError(
+            f"cannot ask node {key!r}: this process is not connected to its Ray "
+            "cluster any more. Close clients before ray.shutdown()."
+        )
 
 
 class RayRun:
@@ -146,6 +161,8 @@ class RayRun:
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
+        if not ray.is_initialized():
+            return list(self._shards.values())
         try:
             keys = cluster.shard_keys(self.run)
         except (RayError, ConnectionError, RuntimeError):
