@@ -32,8 +32,11 @@ from mmreplay.page.curves import (
 )
 from mmreplay.page.draws import draw_steps
 from mmreplay.page.episodes import (
+    KIND_RUNNING,
+    KINDS,
     LISTED_REWARDS,
     MAX_LISTED_REWARDS,
+    UNFINISHED,
     EpisodeList,
     answer_episodes,
     find_reward,
@@ -49,7 +52,7 @@ from mmreplay.page.frames import (
     needs_colours,
     read_frames,
 )
-from mmreplay.page.overview import make_overview, make_priorities
+from mmreplay.page.overview import make_overview, make_priorities, words_of_opening
 from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA, written_at
 from mmreplay.page.requests import (
     BAD,
@@ -243,6 +246,13 @@ class PageRequest:
         """The open buffer."""
         return self.shown.buffer.buffer()
 
+    def writer(self) -> str:
+        """Return how the writer is, or ``""`` of what cannot be read."""
+        try:
+            return self.shown.buffer.writer(self.buffer)
+        except Refusal:
+            return ""
+
     def env_id(self) -> int:
         """Return the environment that the request names."""
         return self.query.integer("env", 0, self.buffer.num_envs - 1)
@@ -293,6 +303,9 @@ def answer_overview(request: PageRequest) -> PageAnswer:
             # Rows are committed, and the buffer closed, after the last one was added.
             value["storage"] = {**value["storage"], "commit": commit}
             stamp = stamp_of(commit)
+        opening = words_of_opening(shown.buffer, buffer)
+        value["storage"] = {**value["storage"], "opening": opening}
+        stamp += f".{request.writer()}"
         written = written_at(buffer)
     except Refusal:
         written = 0  # The buffer was removed, and its last overview is shown.
@@ -316,8 +329,11 @@ def answer_episode_table(request: PageRequest) -> PageAnswer:
     """Return a page of the table of episodes."""
     # One look at the episodes: an answer must not have the tag of newer ones.
     columns = request.shown.episodes.with_returns()
-    value = answer_episodes(request.shown.episodes, columns, request.query)
-    return request.json(value, columns.version, value["done"])
+    writer = request.writer()
+    value = answer_episodes(
+        request.shown.episodes, columns, request.query, writer == "live"
+    )
+    return request.json(value, f"{columns.version}.{writer}", value["done"])
 
 
 def answer_episode(request: PageRequest) -> PageAnswer:
@@ -325,10 +341,15 @@ def answer_episode(request: PageRequest) -> PageAnswer:
     env_id = request.env_id()
     position = request.query.integer("at", 0, MAX_POSITION)
     listed = request.query.integer("listed", 0, MAX_LISTED_REWARDS, LISTED_REWARDS)
-    version = request.shown.buffer.version()
-    return request.known(version) or request.json(
-        read_episode(request.buffer, env_id, position, listed), version
-    )
+    writer = request.writer()
+    version = f"{request.shown.buffer.version()}.{writer}"
+    known = request.known(version)
+    if known is not None:
+        return known
+    value = read_episode(request.buffer, env_id, position, listed)
+    if value["kind"] == KINDS[KIND_RUNNING] and writer != "live":
+        value["kind"] = UNFINISHED
+    return request.json(value, version)
 
 
 def answer_reward(request: PageRequest) -> PageAnswer:

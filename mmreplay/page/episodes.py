@@ -36,6 +36,8 @@ from mmreplay.schema.convert import widen
 from mmreplay.stats import EpisodeTable, read_returns, reward_field
 
 KINDS = ("terminated", "truncated", "both", "broken off", "running")
+UNFINISHED = "unfinished"
+"""What a running episode is called where no writer is at work."""
 KIND_TERMINATED, KIND_TRUNCATED, KIND_BOTH, KIND_BROKEN, KIND_RUNNING = range(5)
 AT_ONCE_STEPS = 1 << 18
 """So many rewards are read within a request."""
@@ -369,7 +371,7 @@ def _carry_returns(former: EpisodeColumns, columns: EpisodeColumns) -> None:
 
 
 def answer_episodes(
-    episodes: EpisodeList, columns: EpisodeColumns, query: Query
+    episodes: EpisodeList, columns: EpisodeColumns, query: Query, live: bool = True
 ) -> dict[str, Any]:
     """Return a page of the table, as JSON values.
 
@@ -378,6 +380,7 @@ def answer_episodes(
         columns: As the list returned them.
         query: ``sort``, ``desc``, ``env``, ``len``, ``ret``, ``end``, ``whole``,
             ``hist``, ``offset`` and ``limit``.
+        live: A writer is at work.
 
     Returns:
         ``rows`` as `table_rows` returns them; ``total`` after the filters, ``all``,
@@ -391,7 +394,8 @@ def answer_episodes(
     descending = query.flag("desc", sort in ("length", "return"))
     env_id = query.integer("env", 0, (1 << 31) - 1, -1) if "env" in query else None
     lengths, returns = query.limits("len"), query.limits("ret")
-    kind = query.choice("end", ("", *KINDS), "")
+    kind = query.choice("end", ("", *KINDS, UNFINISHED), "")
+    kind = KINDS[KIND_RUNNING] if kind == UNFINISHED else kind
     whole = query.flag("whole")
     measure = query.choice("hist", ("return", "length"), "return")
     offset = query.integer("offset", 0, 1 << 40, 0)
@@ -433,25 +437,34 @@ def answer_episodes(
         "all": len(columns),
         "written": int(columns.heads.sum()),
         "offset": offset,
-        "rows": table_rows(columns, some),
+        "rows": table_rows(columns, some, live),
         "done": done,
         "histogram": histogram_of_episodes(columns, measure).to_json(),
     }
 
 
-def table_rows(columns: EpisodeColumns, some: NDArray[Any]) -> list[list[Any]]:
+def kind_words(live: bool) -> tuple[str, ...]:
+    """Return the words for `KINDS`: without a writer no episode is running."""
+    return KINDS if live else (*KINDS[:KIND_RUNNING], UNFINISHED)
+
+
+def table_rows(
+    columns: EpisodeColumns, some: NDArray[Any], live: bool = True
+) -> list[list[Any]]:
     """Return rows of the table of episodes.
 
     Args:
         columns: The episodes.
         some: int ``[M]``, which of them.
+        live: A writer is at work.
 
     Returns:
         For each environment, begin, length, return, kind, missing_start, steps since
         the end, and one past the last row, a final row included.
     """
+    words = kind_words(live)
     return [
-        [env_id, begin, length, value, KINDS[kind], missing, age, stop]
+        [env_id, begin, length, value, words[kind], missing, age, stop]
         for env_id, begin, length, value, kind, missing, age, stop in zip(
             columns.env_ids[some].tolist(), columns.begin[some].tolist(),
             columns.lengths[some].tolist(), columns.returns[some].tolist(),

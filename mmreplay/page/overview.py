@@ -121,7 +121,7 @@ def make_overview(
             if fact.histograms
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
-        "storage": storage_of(buffer, num_never),
+        "storage": storage_of(shown, buffer, num_never),
         "checks": [
             finding.to_json()
             for finding in checks.by_level([each for each in findings if each])
@@ -296,7 +296,9 @@ def fields_of(
     return found
 
 
-def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
+def storage_of(
+    shown: ShownBuffer, buffer: ReplayBuffer, num_never: int
+) -> dict[str, Any]:
     """Return what matters for the disk: engine, sizes, commits and laps."""
     metadata, folder = buffer.metadata, folder_of(buffer)
     facts: dict[str, Any] = {
@@ -309,9 +311,15 @@ def storage_of(buffer: ReplayBuffer, num_never: int) -> dict[str, Any]:
         "created": metadata.created,
         "generation": metadata.generation,
         "never_drawn": num_never,
-        "opening": OPENINGS.get(buffer.recovery.how, buffer.recovery.how),
+        "opening": words_of_opening(shown, buffer),
         "row_nbytes": metadata.schema.row_nbytes,
     }
     if folder is not None:
         facts |= {"disk": folder_nbytes(folder), "commit": last_commit(buffer)}
     return facts
+
+
+def words_of_opening(shown: ShownBuffer, buffer: ReplayBuffer) -> str:
+    """Say whether a writer is at work, and what became of rows if it ended."""
+    how = shown.opening(buffer)
+    return OPENINGS.get(how, how)

@@ -242,7 +242,7 @@ def _answers(
             yield found
         table = {
             "total": len(rows), "all": len(columns), "offset": 0, "done": 1.0,
-            "rows": table_rows(columns, np.array(rows, np.int64)),
+            "rows": table_rows(columns, np.array(rows, np.int64), _is_live(shown)),
             "histograms": {
                 measure: histogram_of_episodes(columns, measure).to_json()
                 for measure in ("return", "length")
@@ -268,6 +268,10 @@ def _answers(
             found := saver.answer(f"{base}/draws", sampler=page.sampler, seed=0)
         ):
             yield found
+
+
+def _is_live(shown: Shown) -> bool:
+    return shown.buffer.writer(shown.buffer.buffer()) == "live"
 
 
 def _choose(

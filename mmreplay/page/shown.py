@@ -143,7 +143,7 @@ class ShownBuffer:
             self._drawn_from = None
             # It may be another buffer than the one that was shown before.
             self._heads.clear()
-            self._was_live = False
+            self._was_live = self._buffer.recovery.how == "live"
         except Exception as error:  # files of any content: the page shows what is wrong
             # What was removed while it was shown stays so until the path leads to a
             # buffer again: the last state is shown, not that there is no folder.
@@ -308,14 +308,8 @@ class ShownBuffer:
             (begin, first) = self._heads[0]
         seconds = now - begin
         folder = folder_of(buffer)
-        live = folder is not None and locked(folder)
-        self._was_live |= live
-        state = "live" if live else "closed"
-        # After the lock: a writer commits before it lets go of it.
-        commit = last_commit(buffer)
-        if not live and self._ended_without_closing(buffer, commit):
-            state = "gone"
-        writer = (held_by(folder) or {}) if live and folder else {}
+        state, commit = self._writer(buffer, folder)
+        writer = (held_by(folder) or {}) if state == "live" and folder else {}
         moved = folder is not None and folder != buffer.path
         return {
             "state": state,
@@ -329,8 +323,32 @@ class ShownBuffer:
             "head": head,
             "rate": (head - first) / seconds if seconds > 0.3 else None,
             "pid": writer.get("pid"),
-            "version": version_of(buffer) + stamp_of(commit),
+            "version": f"{version_of(buffer)}{stamp_of(commit)}.{state}",
         }
+
+    def writer(self, buffer: ReplayBuffer) -> str:
+        """Return ``"live"``, ``"gone"`` or ``"closed"``; see `state`."""
+        return self._writer(buffer, folder_of(buffer))[0]
+
+    def opening(self, buffer: ReplayBuffer) -> str:
+        """Return what the writer's state says of the rows, as `Recovery.how` has it."""
+        state = self.writer(buffer)
+        if state == "closed":
+            return "clean" if self._was_live else buffer.recovery.how
+        return "live" if state == "live" else "killed"
+
+    def _writer(
+        self, buffer: ReplayBuffer, folder: Path | None
+    ) -> tuple[str, dict[str, Any] | None]:
+        """The writer's state, and the last commit."""
+        live = folder is not None and locked(folder)
+        self._was_live |= live
+        # After the lock: a writer commits before it lets go of it.
+        commit = last_commit(buffer)
+        if live:
+            return "live", commit
+        gone = self._ended_without_closing(buffer, commit)
+        return "gone" if gone else "closed", commit
 
     def _ended_without_closing(
         self, buffer: ReplayBuffer, commit: dict[str, Any] | None

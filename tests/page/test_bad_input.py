@@ -378,7 +378,7 @@ def test_a_buffer_without_ends_or_rewards(ask, tmp_path, rng):
         rows = client.json("episodes", f"sort={sort}")["rows"]
         assert sorted(row[0] for row in rows) == [0, 1]
     episode = client.json("episode", "env=1&at=49")
-    assert (episode["begin"], episode["end"], episode["kind"]) == (0, 50, "running")
+    assert (episode["begin"], episode["end"], episode["kind"]) == (0, 50, "unfinished")
     assert client.json("draws", "sampler=EpisodeSampler(running=True)")["count"] == 256
     status, text = client.refused("draws", "sampler=EpisodeSampler()")
     assert status == 409

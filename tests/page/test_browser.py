@@ -323,6 +323,12 @@ def test_a_killed_writer_is_reported(tab, serve, tmp_path):
             "return document.getElementById('state').textContent === 'Writer gone'"
         )
         assert time.monotonic() - begin < 1.5
+        # What was drawn before is drawn again, as the pill has it.
+        tab.wait(
+            "return document.getElementById('storage').textContent"
+            ".includes('the writer was killed')"
+        )
+        assert "1 episode unfinished" in tab.text("#ends")
     finally:
         writer.kill()
         writer.wait()
@@ -726,7 +732,7 @@ def test_of_two_filters_the_last_one_holds(tab, serve, path):
     choose(tab, "env", "0")
     time.sleep(0.05)
     choose(tab, "env", "")
-    choose(tab, "end", "running")
+    choose(tab, "end", "unfinished")
     tab.wait("return document.querySelector('.note').textContent === '0 of 20'")
     time.sleep(1)
     assert tab.text(".note") == "0 of 20"

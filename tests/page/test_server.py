@@ -280,8 +280,46 @@ def test_a_killed_writer_is_seen_within_a_second(serve, tmp_path):
         writer.kill()
         writer.wait()
         writer.stdout.close()
-    # A page that starts later says it as well.
-    assert serve(path).json("/api/buffers")["buffers"][0]["state"] == "gone"
+    assert opening_of(browser) == "the writer was killed; no published row is lost"
+    assert end_of(browser) == "unfinished"
+    # A page that starts later says it as well, and follows the next writer.
+    later = serve(path)
+    assert later.json("/api/buffers")["buffers"][0]["state"] == "gone"
+    assert opening_of(later) == "the writer was killed; no published row is lost"
+    with mr.ReplayBuffer.open(path, "r+", on_resume="continue"):
+        assert later.json("/api/buffers")["buffers"][0]["state"] == "live"
+        assert opening_of(later) == "a writer is at work"
+        assert end_of(later) == "running"
+    assert opening_of(later) == opening_of(browser) == "closed in order"
+    assert end_of(later) == "unfinished"
+
+
+def opening_of(browser):
+    return browser.json("/api/b/0/overview")["storage"]["opening"]
+
+
+def end_of(browser):
+    (row,) = browser.json("/api/b/0/episodes")["rows"]
+    episode = browser.json("/api/b/0/episode?env=0&at=0")
+    assert episode["kind"] == row[4]
+    for word in ("running", "unfinished"):
+        assert browser.json(f"/api/b/0/episodes?end={word}")["total"] == 1
+    return row[4]
+
+
+def test_a_state_has_another_version_when_its_writer_ends(serve, tmp_path):
+    path = tmp_path / "a"
+    fields = {"observation": mr.Field((2,), "float32")}
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100) as buffer:
+        buffer.add(observation=np.zeros(2, np.float32))
+        browser = serve(path)
+        live = browser.json("/api/buffers")["buffers"][0]
+        assert opening_of(browser) == "a writer is at work"
+    closed = browser.json("/api/buffers")["buffers"][0]
+    assert (live["state"], closed["state"]) == ("live", "closed")
+    assert live["version"].endswith(".live")
+    assert closed["version"].endswith(".closed")
+    assert opening_of(browser) == "closed in order"
 
 
 def test_a_seventeenth_viewer_waits(serve, path):

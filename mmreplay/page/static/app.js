@@ -30,6 +30,7 @@
     shown: null, // the address of the screen that is drawn
   });
 
+  app.isLive = (id = app.id) => app.states[id]?.state === "live";
   const isRemoved = (id) => app.states[id]?.state === "removed";
 
   app.link = (parts, id = app.id) => `#${parts}${id ? `&b=${id}` : ""}`;

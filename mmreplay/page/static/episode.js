@@ -10,7 +10,7 @@
   const MAX_CURVE_NBYTES = 1 << 16;
   const WORDS = {
     terminated: "terminated", truncated: "truncated", both: "terminated and truncated",
-    running: "no end so far", "broken off": "broken off",
+    running: "no end so far", unfinished: "unfinished, no writer goes on", "broken off": "broken off",
   };
   const ORDER = ["reward", "action", "terminated", "truncated"];
 

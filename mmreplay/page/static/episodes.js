@@ -6,7 +6,7 @@
   const TALLEST = 8_000_000; // Chromium has no taller elements: positions are scaled above.
   const PAGE_ROWS = 100;
   const MAX_LISTED_ENVS = 64;
-  const KINDS = ["terminated", "truncated", "both", "broken off", "running"];
+  const KINDS = ["terminated", "truncated", "both", "broken off", "running", "unfinished"];
 
   // Ranges of rows that are selected, by the uuid of a buffer: another one may be made at
   // its path. [env, first, stop] by "env:begin" of an episode, or "env:first-stop" of some
@@ -56,7 +56,7 @@
     const rows = table.rows.filter((row) => {
       if (query.env && row[0] !== Number(query.env)) return false;
       if (query.end && row[4] !== query.end) return false;
-      if (query.whole && (row[5] || ["running", "broken off"].includes(row[4]))) return false;
+      if (query.whole && (row[5] || KINDS.indexOf(row[4]) > 2)) return false;
       return column == null || (row[column] >= low && row[column] <= high);
     });
     const by = { env: 0, begin: 1, length: 2, return: 3, end: 4, age: 6 }[query.sort];
@@ -136,7 +136,7 @@
       "select",
       { id: "end", on: { change: () => change({ end: end.value || null }) } },
       option("", "any"),
-      KINDS.map((kind) => option(kind, kind)),
+      KINDS.filter((kind, i) => i < 4 || (i === 4) === app.isLive(id)).map((kind) => option(kind, kind)),
     );
     const whole = el(
       "button",

@@ -347,7 +347,7 @@
       ["Broken off", kinds["broken off"], "s1"],
     ];
     const running = kinds.running
-      ? el("p", { class: "muted" }, `${plural(kinds.running, "episode")} without an end so far.`)
+      ? el("p", { class: "muted" }, `${plural(kinds.running, "episode")} ${mmr.app.isLive() ? "without an end so far" : "unfinished: no writer goes on with them"}.`)
       : null;
     return section(className, "ends", "How episodes end", `${count(total)} ended`, mmr.barList(items), running);
   }
