@@ -10,6 +10,7 @@ shown, and their other steps are not laid out: an episode may have millions.
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -185,6 +186,8 @@ class ParsedSampler:
         by_rank: Those in it that rank them.
         columns: The names of columns that `by_rank` ask for.
         by_episode: Windows or episodes are drawn.
+        seed: What it draws with; None where no one seed says it.
+        own_seed: The text gives it.
     """
 
     sampler: Sampler
@@ -192,6 +195,8 @@ class ParsedSampler:
     by_rank: list[RankPrioritizedSampler]
     columns: list[str | None]
     by_episode: bool
+    seed: int | None
+    own_seed: bool
 
 
 class _Parser:
@@ -204,12 +209,14 @@ class _Parser:
         self.by_rank: list[RankPrioritizedSampler] = []
         self.columns: list[str | None] = []
         self.by_episode = False
+        self.seeds: list[int | None] = []
+        """Those of the text, and the page's own where it is used."""
 
     def make(self, node: ast.Call, depth: int = 0) -> Any:
         """Call what a call names, with its arguments."""
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        name = name_of(node.func)
         if name not in CALLABLE or depth > MAX_DEPTH:
-            raise self.refusal()
+            raise self.refusal(name)
         function = CALLABLE[name]
         arguments = [self._value(argument, depth) for argument in node.args]
         named = {}
@@ -219,13 +226,16 @@ class _Parser:
             named[keyword.arg] = self._value(keyword.value, depth)
         signature = inspect.signature(function)
         bound = signature.bind(*arguments, **named).arguments
-        if "seed" in signature.parameters and "seed" not in bound:
-            named["seed"] = self._seed
+        if "seed" in signature.parameters:
+            if "seed" not in bound:
+                named["seed"] = self._seed
+            self.seeds.append(bound.get("seed", self._seed))
         if "sampler" in signature.parameters and bound.get("sampler") is None:
             # By default it would draw another batch each time.
             if "sampler" in bound and "sampler" not in named:
                 raise self.refusal()
             named["sampler"] = UniformSampler(self._seed)
+            self.seeds.append(self._seed)
         if function is RankPrioritizedSampler:
             self.columns.append(named.get("name", DEFAULT_COLUMN))
             # In memory: a name would take the column's lock and write its state.
@@ -262,13 +272,32 @@ class _Parser:
             raise self.refusal()
         return value
 
-    def refusal(self) -> Refusal:
-        """What is said of a text that names no sampler."""
+    def refusal(self, name: str = "") -> Refusal:
+        """What is said of a text that names no sampler.
+
+        Args:
+            name: What is called, where that is the fault.
+        """
+        known = {each.lower(): each for each in CALLABLE}
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        if near and known[near[0]] != name:
+            return Refusal(
+                BAD, f"{name!r} is no sampler. Did you mean {known[near[0]]!r}?"
+            )
+        names = [each for each in SAMPLERS if each != ignore_earliest.__name__]
         return Refusal(
             BAD,
             f"{self._text!r} must be a sampler with plain arguments, such as "
-            f"PrioritizedSampler(alpha=0.6). Known are {', '.join(SAMPLERS)}.",
+            f"PrioritizedSampler(alpha=0.6). Known are {', '.join(names)}; "
+            "ignore_earliest(100, UniformSampler()) leaves the oldest rows out.",
         )
+
+
+def name_of(node: ast.expr) -> str:
+    """Return the name that an expression is, without the library's; or ``""``."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.attr if node.value.id in ("mr", "mmreplay") else ""
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def parse_sampler(text: str, seed: int) -> ParsedSampler:
@@ -287,21 +316,40 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
     parser = _Parser(text, seed)
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+    except SyntaxError as error:
+        if "never closed" in error.msg or "unmatched" in error.msg:
+            raise Refusal(BAD, f"{text!r}: {error.msg}. Check the brackets.") from error
         raise parser.refusal() from error
-    if isinstance(node, ast.Name):
-        node = ast.Call(node, [], [])
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise parser.refusal()
-    if node.func.id not in SAMPLERS:
-        raise parser.refusal()
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise parser.refusal() from error
+    alone = not isinstance(node, ast.Call)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    name = name_of(call.func)
+    if alone and name == ignore_earliest.__name__:
+        raise Refusal(
+            BAD,
+            f"{name} is not a sampler: it leaves the oldest rows out of one. Type, for "
+            f"example, {name}(100, UniformSampler()).",
+        )
+    if name not in SAMPLERS:
+        raise parser.refusal(name)
     try:
-        sampler: Sampler = parser.make(node)
+        sampler: Sampler = parser.make(call)
     except (ReplayError, TypeError, ValueError, OverflowError) as error:
-        raise Refusal(BAD, f"{text}: {error}") from error
+        raise Refusal(BAD, f"{text}: {_without_callables(str(error))}") from error
+    seed = parser.seeds[-1] if len(set(parser.seeds)) == 1 else None
+    own_seed = seed is not None and "seed=" in text.replace(" ", "")
     return ParsedSampler(
-        sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode
-    )
+        sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode,
+        seed, own_seed,
+    )  # fmt: skip
+
+
+def _without_callables(text: str) -> str:
+    """Return advice without functions, which cannot be typed on the page."""
+    if text.startswith("where must be a callable"):
+        return "where is a function, which cannot be typed here. Leave it out."
+    return text.replace(" or a callable that maps a step to one", "")
 
 
 def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
@@ -316,7 +364,8 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         ``env_ids``, ``positions``, ``probabilities``, ``weights`` and ``ages`` (rows
         since, in the step's environment) ``[N]`` each, N at most 256; histograms of
         ages: ``stored`` and ``drawn`` counts between ``edges``; ``form``, what is drawn
-        by these steps, or None for the steps themselves.
+        by these steps, or None for the steps themselves; ``seed`` and ``own_seed``, see
+        `ParsedSampler`; ``ranked``, priorities are ranked.
 
     Raises:
         Refusal: The text names no sampler, no step can be drawn, or the ring is too
@@ -351,7 +400,8 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
     edges, stored = age_histogram(span.lengths)
     return {
         "sampler": text,
-        "seed": seed,
+        "seed": parsed.seed,
+        "own_seed": parsed.own_seed,
         "count": len(draw),
         "env_ids": draw.env_ids,
         "positions": draw.positions,
@@ -362,6 +412,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         "stored": stored,
         "drawn": np.histogram(ages, edges)[0],
         "priorities": by_priority,
+        "ranked": bool(parsed.by_rank),
         "form": form_of(parsed.sampler),
     }
 

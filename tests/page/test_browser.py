@@ -257,6 +257,7 @@ def test_draws_show_the_samplers_steps(tab, serve, path, stored):
         f"{e} : {p}" for e, p in zip(draw.env_ids, draw.positions, strict=True)
     )
     assert sorted(tab.texts(".tiles .mono")) == wanted
+    assert "seed 5, the sampler's own" in tab.text("main")
     tab.run(
         "const t = document.getElementById('sampler'); t.value = 'SequenceSampler(3)';"
         " t.form.requestSubmit()"
@@ -270,6 +271,14 @@ def test_draws_show_the_samplers_steps(tab, serve, path, stored):
     assert "must be a sampler" in tab.wait(
         "const e = document.querySelector('.error'); return !e.hidden && e.textContent"
     )
+    # What was refused has no seed.
+    tab.run(
+        "const t = document.getElementById('sampler'); t.value = 'UniformSampler()'; "
+        "t.form.requestSubmit()"
+    )
+    tab.wait("return document.querySelector('main').textContent.includes('seed 2')")
+    assert "all are equally probable; newest first" in tab.text("main")
+    assert tab.texts(".tiles br") != []
 
 
 def test_two_buffers_are_compared(tab, serve, path, tmp_path, rng):

@@ -509,3 +509,52 @@ def test_steps_of_priority_0_are_not_drawn(ask, path):
         409, "cannot draw 256 steps: all 600 legal starts have priority 0."
     )  # fmt: skip
     assert len(ask(path).json("draws", "sampler=PrioritizedSampler()")["ages"]) == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "seed", "own"),
+    [
+        ("UniformSampler()", 7, False),
+        ("UniformSampler(seed=1)", 1, True),
+        ("PrioritizedSampler(seed=1, alpha=0.5)", 1, True),
+        ("ignore_earliest(3)", 7, False),
+        ("DistinctSampler(seed=None)", None, False),
+        ("MixtureSampler([(UniformSampler(seed=1), 1)])", None, False),
+    ],
+)
+def test_the_seed_that_is_shown_is_the_one_that_is_used(ask, path, text, seed, own):
+    answer = ask(path).json("draws", urlencode({"sampler": text, "seed": 7}))
+    assert (answer["seed"], answer["own_seed"]) == (seed, own)
+    assert answer["ranked"] is False
+
+
+def test_draws_by_rank_say_so(ask, path):
+    assert ask(path).json("draws", "sampler=RankPrioritizedSampler()")["ranked"]
+
+
+@pytest.mark.parametrize("text", ["mr.UniformSampler()", "mmreplay.UniformSampler"])
+def test_a_sampler_may_be_named_as_in_python(text):
+    assert isinstance(parse_sampler(text, 0).sampler, mr.UniformSampler)
+    alone = "ignore_earliest(2, mr.UniformSampler(seed=0))"
+    assert parse_sampler(alone, 0).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("PrioritisedSampler", "Did you mean 'PrioritizedSampler'?"),
+        ("prioritizedsampler(alpha=1)", "Did you mean 'PrioritizedSampler'?"),
+        ("RecentSampler(9, sampler=Unifrm())", "Did you mean 'UniformSampler'?"),
+        ("UniformSampler(", "'(' was never closed"),
+        ("ignore_earliest", "ignore_earliest is not a sampler"),
+        ("PrioritizedSampler(alpha=9)", "alpha must be a number in [0, 4], got 9"),
+        ("EpisodeSampler(where=1)", "cannot be typed here"),
+        ("other.UniformSampler()", "Known are"),
+    ],
+)
+def test_a_typing_error_is_answered_with_what_can_be_typed(text, words):
+    with pytest.raises(Refusal) as caught:
+        parse_sampler(text, 0)
+    assert words in caught.value.text
+    assert "callable" not in caught.value.text
+    assert "MixtureSampler, ignore_earliest" not in caught.value.text

@@ -20,8 +20,7 @@
     const result = el("div", { class: "wide-grid" });
     const draw = (event) => {
       event?.preventDefault();
-      seed = event ? seed + 1 : seed;
-      load();
+      load(event ? seed + 1 : seed);
     };
     main.replaceChildren(
       el("div", { class: "title" }, el("h1", {}, "What is drawn"), el("span", { class: "muted" }, "256 steps; nothing is written, no priority changes")),
@@ -40,12 +39,13 @@
     );
 
     let turn = 0;
-    async function load() {
+    async function load(wanted) {
       const own = ++turn;
       result.setAttribute("aria-busy", "true");
       try {
-        const answer = await mmr.json(mmr.path(id, "draws", { sampler: text.value, seed: String(seed) }));
+        const answer = await mmr.json(mmr.path(id, "draws", { sampler: text.value, seed: String(wanted) }));
         if (stopped || own !== turn) return;
+        seed = wanted;
         error.hidden = true;
         show(answer);
         if (!mmr.isSaved()) {
@@ -71,7 +71,8 @@
         { name: "stored", counts: answer.stored.map((n) => Math.round((n / total) * drawn * 100) / 100), colour: "s4" },
         { name: "drawn", counts: answer.drawn, colour: "s0" },
       ];
-      const alike = answer.probabilities.every((each) => each === answer.probabilities[0]);
+      const most = Math.max(...answer.probabilities);
+      const alike = most - Math.min(...answer.probabilities) <= 1e-6 * most; // but for rounding
       const byAge = (a, b) => answer.ages[a] - answer.ages[b];
       const byProbability = (a, b) => answer.probabilities[b] - answer.probabilities[a];
       const order = answer.positions.map((_, i) => i).sort(alike ? byAge : byProbability);
@@ -86,7 +87,7 @@
         card(
           "c5",
           "This batch",
-          `seed ${answer.seed}`,
+          answer.seed == null ? "" : `seed ${answer.seed}${answer.own_seed ? ", the sampler's own" : ""}`,
           mmr.pairs([
             // Of a sampler of windows or episodes, such as "windows of 10 steps".
             [answer.form ? "starts" : "steps", `${count(drawn)}, ${count(distinct)} different`],
@@ -94,13 +95,14 @@
             ["probability", range(answer.probabilities)],
             ["weight", range(answer.weights)],
             ["mean age", `${count(mmr.mean(answer.ages))} steps`],
-            ["priorities", answer.priorities ? (overview.priorities ? "a copy of the stored ones" : "none are stored: all are equal") : "not used"],
+            ["priorities", answer.priorities ? (overview.priorities ? "a copy of the stored ones" : `none are stored: ${answer.ranked ? "ties are ranked by position" : "all are equal"}`) : "not used"],
           ]),
           weights,
         ),
         card("", "Drawn steps", alike ? "all are equally probable; newest first" : "most probable first", tiles(answer, order)),
       );
       mmr.bars(ages, 190, { edges: answer.edges, series, label: "Histogram of the ages of drawn and stored steps" });
+      if (range(answer.weights).includes(" to ")) weights.before(el("h3", {}, "Weights"));
       const low = Math.min(...answer.weights);
       const high = Math.max(...answer.weights);
       if (high > low) {
@@ -141,7 +143,7 @@
               image && !mmr.isSaved() ? mmr.thumb(id, image.path, env, position) : null,
               el("span", { class: "mono" }, name),
             ),
-            el("span", { class: "muted" }, `p ${number(answer.probabilities[i])}, w ${number(answer.weights[i])}`),
+            el("span", { class: "muted" }, `p ${number(answer.probabilities[i])}`, el("br"), `w ${number(answer.weights[i])}`),
           );
         }),
       );
@@ -150,6 +152,6 @@
     app.leave = () => {
       stopped = true;
     };
-    await load();
+    await load(seed);
   };
 })();
