@@ -104,8 +104,8 @@ def view(
             report = save_page(page, save, select, progress)
         page.close()
         show.print_line(
-            f"{save / 'index.html'}: {show.plural(report.episodes, 'episode')}, "
-            f"{show.format_size(report.nbytes)}"
+            f"{save / 'index.html'}: {show.count(report.episodes)} of "
+            f"{show.plural(report.total, 'episode')}, {show.format_size(report.nbytes)}"
         )
         for note in report.notes:
             show.print_line(f"note: {note}")

@@ -212,10 +212,14 @@ def check_saturated(facts: FieldFacts) -> PageFinding | None:
             "actions",
         )  # fmt: skip
     name = component_name(facts.path, worst, facts.shape)
+    others = int((facts.at_limits > SATURATED).sum()) - 1
+    more, whose = f" and {others:,} more" if others else "", "its values"
+    if others:
+        whose = f"the values of {name}"
     level: Level = "problem" if share > MOSTLY_SATURATED else "look"
     return PageFinding(
-        level, "saturated", f"Saturated: {name}",
-        f"{_share(share)} of its values are {_number(facts.lows[worst])} or "
+        level, "saturated", f"Saturated: {name}{more}",
+        f"{_share(share)} of {whose} are {_number(facts.lows[worst])} or "
         f"{_number(facts.highs[worst])}, the lowest and highest. The policy asks for "
         "more than the range allows.",
         "actions",
@@ -264,9 +268,14 @@ def check_ends(ends: Mapping[str, int]) -> PageFinding:
             "must bootstrap at the end.",
             "ends",
         )  # fmt: skip
+    title, why = "Episodes end as the environment says", ""
+    if broken:
+        title = f"{broken:,} of {total:,} episodes were broken off"
+        why = ": a writer stopped within them"
     return PageFinding(
-        "fine", "ends", "Episodes end as the environment says",
-        f"{terminated:,} terminated, {truncated:,} truncated, {broken:,} broken off.",
+        "fine", "ends", title,
+        f"{terminated:,} terminated, {truncated:,} truncated, {broken:,} broken off"
+        f"{why}.",
         "ends",
     )  # fmt: skip
 

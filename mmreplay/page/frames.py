@@ -113,6 +113,12 @@ def stated(path: str, field: Field, axes: str) -> ImageLayout:
         SchemaError: The axes are no layout, or the field does not have it.
     """
     letters = axes.upper()
+    wanted = {2: "HW", 3: "HWC", 4: "NHWC"}.get(len(field.shape))
+    if wanted is None:
+        raise SchemaError(
+            f"{path} must have 2 to 4 axes to be an image, got the shape "
+            f"{list(field.shape)}. Leave --image {path}={axes} out."
+        )
     legal = set(letters) <= set("HWCN") and {"H", "W"} <= set(letters)
     if not legal or len(set(letters)) != len(letters):
         raise SchemaError(
@@ -122,7 +128,9 @@ def stated(path: str, field: Field, axes: str) -> ImageLayout:
     if len(letters) != len(field.shape):
         raise SchemaError(
             f"The layout {axes!r} of {path} must have {len(field.shape)} letters, one "
-            f"for each axis of its shape {list(field.shape)}."
+            f"for each axis of its shape {list(field.shape)}: H and W"
+            f"{', C for channels, N for stacked frames' if len(wanted) > 2 else ''}. "
+            f"Pass --image {path}={wanted}, for example."
         )
     layout = ImageLayout.of(letters, field.shape)
     if layout is None:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk.files import absolute
-from mmreplay.errors import CorruptError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.format.metadata import FILE_NAME
+from mmreplay.nesting import meant
 from mmreplay.page.api import Page
 from mmreplay.page.draws import parse_sampler
 from mmreplay.page.frames import layouts
@@ -49,6 +51,7 @@ def make_page(
         except Refusal as refusal:
             raise SchemaError(f"--sampler: {refusal.text}") from refusal
     known: set[str] = set()
+    known_images: list[str] = []
     opened = False
     for path in paths:
         try:
@@ -56,16 +59,34 @@ def make_page(
                 own = buffer.schema.fields
                 layouts(buffer, {p: a for p, a in (images or {}).items() if p in own})
                 known |= own.keys()
+                known_images += layouts(buffer, {})
                 opened = True
         except CorruptError:
             continue
+        except FormatError as error:
+            inside = buffers_inside(path)
+            if not inside:
+                raise
+            names = " or ".join(map(str, inside))
+            raise FormatError(
+                f"{path} is not a replay buffer. Did you mean {names}?"
+            ) from error
     for path_ in images or {}:
         if opened and path_ not in known:
+            within = [each for each in known_images if each.startswith(f"{path_}/")]
+            advice = f"Did you mean {within[0]!r}?" if within else meant(path_, known)
             raise SchemaError(
                 f"--image: no buffer has a field {path_!r}. Known are "
-                f"{', '.join(sorted(known))}."
+                f"{', '.join(sorted(known))}. {advice}"
             )
     return Page(paths, images, sampler)
+
+
+def buffers_inside(path: Path) -> list[Path]:
+    """Return the buffers directly inside a folder, at most 4, by name."""
+    with suppress(OSError):
+        return sorted(each.parent for each in path.glob(f"*/{FILE_NAME}"))[:4]
+    return []
 
 
 def make_server(

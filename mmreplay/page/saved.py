@@ -57,12 +57,14 @@ class SaveReport:
     """What was saved.
 
     Attributes:
-        episodes: Episodes.
+        episodes: Episodes that were saved.
+        total: Episodes of the buffers.
         nbytes: Bytes of the folder.
         notes: What was left out, and why.
     """
 
     episodes: int = 0
+    total: int = 0
     nbytes: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -234,6 +236,13 @@ def _answers(
                 f"{shown.buffer.path} cannot be saved: {refusal.text}"
             ) from refusal
         chosen.append((number, shown, columns, rows))
+        report.total += len(columns)
+    if ranges is None and any(len(rows) < len(columns) for *_, columns, rows in chosen):
+        report.notes.append(
+            f"of each buffer the {NEWEST} newest whole episodes, the best, the worst "
+            "and the longest one, and the newest are saved. Select others on the page, "
+            f"up to {MAX_EPISODES}, and pass --select selection.json."
+        )
     total, done = sum(len(rows) for *_, rows in chosen), 0
     for number, shown, columns, rows in chosen:
         base = f"/api/b/{number}"

@@ -241,6 +241,20 @@ def test_saturated_actions(ask, tmp_path, rng, share, level):
     assert "-3 or 3" in found["saturated"]["text"]
 
 
+def test_all_saturated_components_are_counted(ask, tmp_path, rng):
+    def change(steps):
+        steps["action"][:] = steps["action"].clip(-2.9, 2.9)
+        steps["action"][rng.random(steps["action"].shape) < 0.5] = 3.0
+
+    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    title = found["saturated"]["title"]
+    assert title in (
+        "Saturated: action[0] and 1 more",
+        "Saturated: action[1] and 1 more",
+    )
+    assert "of the values of action[" in found["saturated"]["text"]
+
+
 @pytest.mark.parametrize("warm", [-1, 0, 3])
 def test_actions_that_saturate_after_a_warm_up(ask, tmp_path, rng, warm):
     fields = {
@@ -502,6 +516,10 @@ def test_the_documented_findings_are_those_of_the_page():
 def test_edges_of_the_rules():
     counts = {"terminated": 0, "truncated": 0, "both": 0, "broken off": 1}
     assert check_ends(counts).level == "fine"
+    broken = check_ends({**counts, "terminated": 16, "broken off": 4})
+    assert broken.title == "4 of 20 episodes were broken off"
+    whole = check_ends({**counts, "terminated": 16, "broken off": 0})
+    assert whole.title == "Episodes end as the environment says"
     assert check_dominates(50, 100, 2).level == "fine"
     assert check_dominates(51, 100, 2).level == "look"
     assert check_dominates(100, 100, 1) is None

@@ -46,6 +46,8 @@ def test_other_shapes_are_numbers(shape):
     ("axes", "shape", "words"),
     [
         ("HW", (20, 20, 3), "must have 3 letters"),
+        ("CWH", (84, 84), "shape .84, 84.: H and W. Pass --image observation=HW"),
+        ("HWC", (4,), "must have 2 to 4 axes to be an image, got the shape .4."),
         ("HWX", (20, 20, 3), "must be made of H, W, C and N"),
         ("HHW", (20, 20, 3), "each once"),
         ("HC", (20, 3), "must be made of H, W, C and N"),

@@ -320,8 +320,17 @@ def test_select_and_numbers_do_not_mix(cli, path, tmp_path):
 def test_the_command_saves(cli, path, tmp_path):
     code, out, err = cli("view", path, "--save", tmp_path / "page")
     assert (code, err) == (0, "")
-    assert "episodes" in out
-    assert answers_of(tmp_path / "page")
+    answers = answers_of(tmp_path / "page")
+    saved = sum("/episode?" in key for key in answers)
+    assert f"index.html: {saved} of 20 episodes, " in out
+    assert "4 newest whole episodes, the best, the worst" in out
+    assert "--select" in out
+
+
+def test_the_command_finds_the_buffer_inside_a_folder(cli, path):
+    code, _out, err = cli("view", path.parent, "--no-open")
+    assert code != 0
+    assert f"Did you mean {path}?" in err
 
 
 def test_the_command_refuses_bad_arguments(cli, path, tmp_path):
@@ -330,6 +339,8 @@ def test_the_command_refuses_bad_arguments(cli, path, tmp_path):
         ([path, "--select", "x"], 2, "--select needs --save"),
         ([path, "--image", "x"], 2, "--image must be FIELD=AXES"),
         ([path, "--image", "x=HWC"], 3, "no buffer has a field 'x'"),
+        ([path, "--image", "observation=HWC"], 3, "mean 'observation/pixels'?"),
+        ([path, "--image", "observation/joints=HWC"], 3, "must have 2 to 4 axes"),
         ([path, "--image", "observation/pixels=HW"], 3, "must have 3 letters"),
         ([path, "--image", "observation/pixels=HWX"], 3, "must be made of H, W"),
         ([path, "--image", "observation/pixels=CHW"], 3, "1 or 3 channels"),
