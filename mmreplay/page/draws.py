@@ -337,11 +337,11 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
         sampler: Sampler = parser.make(call)
     except (ReplayError, TypeError, ValueError, OverflowError) as error:
         raise Refusal(BAD, f"{text}: {_without_callables(str(error))}") from error
-    seed = parser.seeds[-1] if len(set(parser.seeds)) == 1 else None
-    own_seed = seed is not None and "seed=" in text.replace(" ", "")
+    used = parser.seeds[-1] if len(set(parser.seeds)) == 1 else None
+    own_seed = used is not None and "seed=" in text.replace(" ", "")
     return ParsedSampler(
         sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode,
-        seed, own_seed,
+        used, own_seed,
     )  # fmt: skip
 
 

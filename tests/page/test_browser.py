@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page import app
 from mmreplay.page.api import Page
 from mmreplay.page.saved import save_page
 from tests.page.browser import needs_chromium
@@ -570,6 +571,69 @@ def test_a_server_that_ended_is_named(tab, serve, path):
     tab.wait("return document.getElementById('state').textContent === "
              "'No answer from the server'")  # fmt: skip
     assert tab.text('[data-fact="steps"]').startswith("600")
+    tab.go("draws")
+    assert "mmreplay view has ended" in tab.wait(
+        "const e = document.querySelector('.error'); return !e.hidden && e.textContent"
+    )
+    # Another one has another key.
+    again = app.make_server(Page([path]), "127.0.0.1", int(tab.base.split(":")[2][:-1]))
+    again.start()
+    serve.servers.append(again)
+    assert tab.wait("return document.getElementById('banner')?.textContent") == (
+        "The server was started again. Open the address that mmreplay view printed."
+    )
+
+
+def test_each_tab_has_its_own_key(tab, serve, path, tmp_path, rng):
+    with mr.ReplayBuffer.create(
+        tmp_path / "one", schema(), 100, autoreset="disabled"
+    ) as writer:
+        writer.add(one_step(rng))
+        tab.open(serve(tmp_path / "one", path))
+        assert tab.texts("#nav a") == ["Overview", "Episodes", "Compare"]
+        tab.key("3")
+        assert tab.run("return location.hash") == "#overview"
+        tab.key("?")
+        help_ = tab.text("#keys")
+        assert "1 2 4 Screens: overview, episodes, compare" in help_
+        tab.key("Escape")
+        tab.wait("return !document.getElementById('keys').open")
+        tab.key("4")
+        tab.wait("return mmr.app.shown?.startsWith('#compare')")
+        assert tab.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "There is no screen “nonsense”."),
+        ("e=abc", "e=abc is no episode."),
+        ("compare", "There is one buffer on this page."),
+        ("e=0:99999", "not written yet"),
+    ],
+)
+def test_an_address_that_leads_nowhere_offers_the_episodes(
+    tab, serve, path, address, words
+):
+    tab.open(serve(path), address)
+    assert words in tab.text(".empty")
+    assert tab.texts(".empty a") == ["All episodes"]
+    tab.run("document.querySelector('.empty a').click()")
+    tab.wait("return mmr.app.shown === '#episodes'")
+
+
+def test_one_buffer_is_named_without_a_choice(tab, serve, path):
+    tab.open(serve(path))
+    assert tab.run("return document.getElementById('buffer').hidden")
+    assert tab.run("return document.querySelector('.pick').innerText").endswith("robot")
+
+
+def test_time_stamps_have_all_their_digits(tab, serve, path):
+    tab.open(serve(path))
+    numbers_ = tab.run("return [1700000001, 1.7e15, 3e16, 12345678.4].map(mmr.number)")
+    assert numbers_ == [
+        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678",
+    ]  # fmt: skip
 
 
 def test_two_pages_on_two_ports(tab, serve, path, tmp_path, rng):

@@ -1,5 +1,6 @@
 """One episode in a real browser: its curves, by hand and by numbers, and its player."""
 
+import json
 import re
 import threading
 
@@ -664,6 +665,9 @@ def test_an_age_says_how_long_ago_that_is(tab, serve, tmp_path):
             )
             tab.go("e=0:0")
             text = tab.text(".title")
+            # It moves with the writer.
+            tab.wait(f"return !{json.dumps(text)}.includes(document.querySelector"
+                     "('#age').textContent.split(' steps')[0])")  # fmt: skip
         finally:
             stop.set()
             writer.join()

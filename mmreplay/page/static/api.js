@@ -5,6 +5,8 @@ window.mmr = { screens: {} };
 (() => {
   const store = new Map();
 
+  mmr.RESTARTED = "The server was started again. Open the address that mmreplay view printed.";
+
   class Refused extends Error {
     constructor(text, status) {
       super(text);
@@ -33,8 +35,11 @@ window.mmr = { screens: {} };
   }
 
   async function request(path) {
-    const response = await fetch(path);
+    const response = await fetch(path).catch(() => {
+      throw new Refused("mmreplay view has ended. Start it again, and open the address that it prints.", 0);
+    });
     if (response.ok) return response;
+    if (response.status === 403) throw new Refused(mmr.RESTARTED, 403);
     const body = await response.json().catch(() => ({}));
     throw new Refused(body.error ?? `The server answered ${response.status}.`, response.status);
   }

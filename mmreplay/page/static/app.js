@@ -77,6 +77,8 @@
     main.setAttribute("aria-busy", "true");
     try {
       if (!buffer) throw new Error("There is no such buffer on this page.");
+      const first = hash.slice(1).split("&")[0];
+      if (first && !first.includes("=") && !Object.hasOwn(TITLES, first)) throw new Error(`There is no screen “${first}”.`);
       const state = app.states[id];
       if (state?.state === "unreadable") main.replaceChildren(unreadable(state));
       else await mmr.screens[screen](main, query, isCurrent);
@@ -99,7 +101,8 @@
     return el("div", { class: "card" }, el("p", { class: "muted" }, "Reading…"), el("div", { class: "skeleton" }));
   }
 
-  const again = () => el("p", {}, mmr.button("Try again", "Try again", () => show()));
+  const again = () =>
+    el("p", {}, mmr.button("Try again", "Try again", () => show()), " ", el("a", { class: "btn", href: app.link("episodes") }, "All episodes"));
 
   function unreadable(state) {
     return el(
@@ -115,7 +118,7 @@
   // Above whatever screen is shown, as long as the folder is not at its path.
   function showBanner() {
     const state = app.states[app.id];
-    const text = isRemoved(app.id)
+    const text = app.restarted ? mmr.RESTARTED : isRemoved(app.id)
       ? "The folder was removed; what is shown is the last state."
       : state?.moved ? state.text : "";
     const banner = document.getElementById("banner");
@@ -204,7 +207,6 @@
   }
 
   const KEYS = [
-    ["1 2 3 4", "Screens: overview, episodes, draws, compare"],
     ["Space", "Play, pause"],
     ["← →", "One step back, forward; ten with Shift"],
     ["Home End", "First, last step"],
@@ -218,21 +220,28 @@
     ["T", "Dark or light"],
     ["?", "This list"],
   ];
-  keys.append(
-    el("h1", { id: "keys-title" }, "Keys"),
-    el(
-      "div",
-      { class: "keys" },
-      KEYS.flatMap(([names, text]) => [
-        el("span", {}, names.split(" ").flatMap((name) => [el("kbd", {}, name), " "])),
-        el("span", {}, text),
-      ]),
-    ),
-    el("form", { method: "dialog" }, el("button", { class: "btn main" }, "Close")),
-  );
+  // Each tab has its key, whichever others are there.
+  const keyOf = (screen) => String(Object.keys(TITLES).indexOf(screen) + 1);
+  function help() {
+    const have = tabs();
+    const screens = [have.map(keyOf).join(" "), `Screens: ${have.join(", ")}`];
+    keys.replaceChildren(
+      el("h1", { id: "keys-title" }, "Keys"),
+      el(
+        "div",
+        { class: "keys" },
+        [screens, ...KEYS].flatMap(([names, text]) => [
+          el("span", {}, names.split(" ").flatMap((name) => [el("kbd", {}, name), " "])),
+          el("span", {}, text),
+        ]),
+      ),
+      el("form", { method: "dialog" }, el("button", { class: "btn main" }, "Close")),
+    );
+    keys.showModal();
+  }
 
   theme.addEventListener("click", switchTheme);
-  document.getElementById("help").addEventListener("click", () => keys.showModal());
+  document.getElementById("help").addEventListener("click", help);
   document.getElementById("skip").addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();
@@ -249,10 +258,10 @@
 
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || keys.open || isTyping(event.target)) return;
-    const screens = tabs();
-    if (event.key === "?") keys.showModal();
+    const screen = tabs().find((name) => keyOf(name) === event.key);
+    if (event.key === "?") help();
     else if (event.key.toLowerCase() === "t") switchTheme();
-    else if (/^[1-4]$/.test(event.key) && screens[event.key - 1]) location.hash = app.link(screens[event.key - 1]);
+    else if (screen) location.hash = app.link(screen);
     else if (!app.keys?.(event)) return;
     event.preventDefault();
   });
@@ -271,6 +280,8 @@
       return;
     }
     picker.replaceChildren(...app.buffers.map((each) => el("option", { value: String(each.id) }, each.name)));
+    picker.hidden = app.buffers.length < 2;
+    if (picker.hidden) picker.after(app.buffers[0]?.name ?? "");
     addEventListener("hashchange", show);
     await show();
     if (mmr.isSaved()) return;
@@ -297,6 +308,12 @@
     stream.addEventListener("error", () => {
       app.lost = true;
       showState();
+      // A stream that was refused is not tried again.
+      if (stream?.readyState !== EventSource.CLOSED) return;
+      mmr.json("/api/buffers").catch((refused_) => {
+        app.restarted = refused_.status === 403;
+        showBanner();
+      });
     });
   }
   function stopListening() {

@@ -227,7 +227,9 @@
         const first = (i) => (half ? Math.ceil(edges[i]) : edges[i]);
         const last = (i) => (half ? Math.floor(edges[i + 1]) : edges[i + 1]);
         const ends = [first(0), (edges[0] + edges[length]) / 2, last(length - 1)];
-        const tidy = (value) => number(Math.abs(value) < width / 500 ? 0 : +value.toPrecision(3));
+        // As many digits as tell the ends of the axis apart.
+        const digits = Math.min(15, 3 + Math.max(0, Math.log10(Math.abs(edges[length] / width) || 1)));
+        const tidy = (value) => number(Math.abs(value) < width / 500 ? 0 : +value.toPrecision(digits));
         const xAxis = log
           ? { values: (plot, values) => values.map((v) => (Number.isInteger(v) && edges[v] != null ? number(+edges[v].toPrecision(2)) : "")) }
           : brush

@@ -30,6 +30,7 @@
   mmr.number = (value) => {
     if (value == null || Number.isNaN(value)) return "–";
     const size = Math.abs(value);
+    if (size >= 1e7 && size < 1e16) return whole.format(Math.round(value)); // such as time stamps
     if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
     return digits.format(value);
   };

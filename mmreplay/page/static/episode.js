@@ -30,6 +30,7 @@
     const app = mmr.app;
     const id = app.id;
     const [env, at] = query.get("e").split(":").map(Number);
+    if (!(env >= 0 && at >= 0)) throw new Error(`e=${query.get("e")} is no episode. An address such as #e=0:120 has an environment and a position.`);
     const overview = await app.overview(id);
     // A saved page holds some episodes, each by its first position: others are no neighbours.
     const saved = mmr.isSaved() ? (await mmr.savedEpisodes(id)).filter((each) => each.env === env) : null;
@@ -37,6 +38,7 @@
     let episode = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(asking) }));
     if (!isCurrent()) return;
     const { begin } = episode;
+    let head = app.states[id]?.head;
     let { end } = episode;
     let previous = saved ? saved.findLast((each) => each.begin < begin)?.begin : episode.previous;
     let next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
@@ -154,7 +156,7 @@
         badge(plural(length, "step")),
         returned,
         badge(WORDS[episode.kind] ?? episode.kind),
-        el("span", { class: "muted" }, `environment ${env}, positions ${count(episode.begin)} to ${count(end - 1)}, ${ageText()}`),
+        el("span", { class: "muted" }, `environment ${env}, positions ${count(episode.begin)} to ${count(end - 1)}, `, el("span", { id: "age" }, ageText())),
         episode.missing_start ? el("span", { class: "tag" }, "its first steps were overwritten") : null,
         el("span", { class: "grow" }),
         el(
@@ -168,9 +170,11 @@
 
     function ageText() {
       const rateNow = app.states[id]?.rate;
-      const steps = `${plural(episode.age, "step")} ago`;
+      // It moves with the writer: environments are taken to go on together.
+      const age = episode.age + Math.max(0, (app.states[id]?.head - head) / overview.num_envs || 0);
+      const steps = `${plural(age, "step")} ago`;
       if (!rateNow || app.states[id]?.state !== "live") return steps;
-      const seconds = (episode.age * overview.num_envs) / rateNow;
+      const seconds = (age * overview.num_envs) / rateNow;
       return `${steps}, about ${mmr.ago(seconds)} at ${number(+rateNow.toPrecision(3))} steps/s`;
     }
 
@@ -277,9 +281,11 @@
       const roleOf = (path) => overview.fields.find((each) => each.path === path)?.role;
       const rank = (path) => (ORDER.indexOf(roleOf(path)) + 1 || 9);
       const paths = Object.keys(row).sort((a, b) => rank(a) - rank(b));
+      // Of fields with one colour, later ones are dashed.
+      const same = (path) => paths.slice(0, paths.indexOf(path)).filter((each) => mmr.slot(each) === mmr.slot(path)).length;
       values.replaceChildren(
         ...paths.flatMap((path) => [
-          el("dt", {}, mmr.swatch(path), path),
+          el("dt", {}, mmr.swatch(path, 0, same(path)), path),
           el("dd", { "data-value": path }, valueText(path, row[path])),
         ]),
       );
@@ -751,6 +757,8 @@
     let growth = 0;
     let took = 0;
     function follow(state) {
+      const age = document.getElementById("age");
+      if (age && age.textContent !== ageText()) age.textContent = ageText();
       if (growth || episode.kind !== "running" || !(state?.head > 0)) return;
       if (state.version === follow.version) return;
       growth = setTimeout(grow, Math.max(0, Math.max(PAUSE_MS, 10 * took) - (performance.now() - grown)));
@@ -772,6 +780,7 @@
     async function take(newer) {
       const all = view[0] === 0 && view[1] >= last;
       episode = newer;
+      head = app.states[id]?.head;
       ({ end, previous, next } = newer);
       length = end - begin;
       last = Math.max(0, length - 1);

@@ -324,7 +324,7 @@
 
     function noteOf(table_) {
       const shown = total === all ? count(all) : `${count(total)} of ${count(all)}`;
-      const saved = mmr.isSaved() ? ", the saved ones" : "";
+      const saved = mmr.isSaved() ? ", the saved ones; the histogram counts all" : "";
       if (table_.done >= 1) return shown + saved;
       return `${shown}; returns are being read: ${Math.floor(100 * table_.done)} %`;
     }
