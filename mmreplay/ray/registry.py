@@ -154,6 +154,8 @@ class Registry:
                     "folder, or name another run."
                 )
             self._members[key] = Member(key, root, host, network, info)
+            # Its rows count for a rate limiter from the first one on.
+            self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
             return dict(info)
 
@@ -330,7 +332,7 @@ class Registry:
             self._listed_at = now
         began_s = grants.begin_look()
         asked = []
-        for key in self._counted:
+        for key in list(self._counted):
             remote = self._shard(key)
             with suppress(FailedError):
                 asked.append((key, remote, remote.send("counts")))
