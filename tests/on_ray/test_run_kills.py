@@ -64,9 +64,11 @@ def test_a_killed_writer_opens_its_ring_again_and_goes_on(run_name, tmp_path):
         path = ask(writer, "path")
         kill(ask(writer, "pid"))
         holds(path, 100 * (turn + 1))
-        info = shard(run_name, "n0").call("info")
+        remote = shard(run_name, "n0")
+        info = remote.call("info")
         assert info["rings"]["w"]["heads"] == [100 * (turn + 1)]
-        assert info["rings"]["w"]["writer"] is None
+        # Threads of a killed process may outlive its first one by a little.
+        until(lambda: remote.call("info")["rings"]["w"]["writer"] is None)  # noqa: B023
 
 
 def test_a_killed_registry_knows_the_members_again(run_name, tmp_path):

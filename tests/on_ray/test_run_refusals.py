@@ -166,7 +166,9 @@ def test_a_folder_that_another_node_serves_is_refused(run_name, tmp_path, monkey
     from tests.on_ray.rows import SCHEMA
 
     monkeypatch.setattr(ring_writer, "LOCKED_S", 0.0)
-    assert ask(writing("n0", run_name, str(tmp_path)), "add", 10) == 10
+    # An actor without a handle ends, and its ring would be free.
+    writer = writing("n0", run_name, str(tmp_path))
+    assert ask(writer, "add", 10) == 10
     with pytest.raises(
         mr.LockedError, match=r"is served by pid .* Give each node a root of its own"
     ):
