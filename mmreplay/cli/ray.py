@@ -55,18 +55,18 @@ def stop(run: Run, address: Address = "auto") -> None:
     show.print_line(f"The run {run!r} was stopped. Its folders are as they were.")
 
 
-def print_status(found: RunStatus) -> None:
+def print_status(result: RunStatus) -> None:
     """Print the shards and rings of a run."""
-    shards, rings = len(found.shards), sum(len(each.rings) for each in found.shards)
+    shards, rings = len(result.shards), sum(len(each.rings) for each in result.shards)
     show.print_line(
-        f"run {found.run!r}: {show.plural(shards, 'shard')}, "
-        f"{show.plural(rings, 'ring')}, {show.plural(found.steps, 'step')}"
+        f"run {result.run!r}: {show.plural(shards, 'shard')}, "
+        f"{show.plural(rings, 'ring')}, {show.plural(result.steps, 'step')}"
     )
     rows = [
         [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
          show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
-         _sums(ring.priorities), ring.path]
-        for shard in found.shards
+         _format_priorities(ring.priorities), ring.path]
+        for shard in result.shards
         for ring in shard.rings
     ]  # fmt: skip
     if rows:
@@ -81,7 +81,7 @@ def print_status(found: RunStatus) -> None:
             "folder",
         ]
         show.print_table(columns, rows, left=2)
-    for shard in found.shards:
+    for shard in result.shards:
         if text := _trouble(shard):
             show.print_line(text)
 
@@ -93,7 +93,7 @@ def _trouble(shard: ShardStatus) -> str:
     return f"{shard.key}: {shard.error}" if shard.error else ""
 
 
-def _sums(priorities: dict[str, float]) -> str:
+def _format_priorities(priorities: dict[str, float]) -> str:
     """Sums of priorities, with the sampler's name where there are several."""
     if len(priorities) == 1:
         return show.number(*priorities.values())

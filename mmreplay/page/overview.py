@@ -177,11 +177,11 @@ def find_reset_rows_of(buffer: ReplayBuffer) -> str | None:
             most = max(4, most // 4)
 
 
-def _find_reset_rows(buffer: ReplayBuffer, most: int) -> str | None:
+def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
     """Look at the newest rows of each environment, at most so many."""
     schema, view = buffer.schema, buffer.view
     span = view.span
-    firsts = np.maximum(span.first, span.stop - most)
+    firsts = np.maximum(span.first, span.stop - num_rows)
     lengths = (span.stop - firsts)[:RESET_ROWS]
     env_ids = np.repeat(np.arange(len(lengths)), lengths)
     offsets = np.arange(len(env_ids)) - (np.cumsum(lengths) - lengths)[env_ids]

@@ -669,7 +669,7 @@ def write(dataset: ray.data.Dataset, path: StrPath, schema: Schema) -> list[str]
     sink = RingDatasink(path, schema)
     sink.refuse_old()
     dataset.write_datasink(sink)
-    return sink.parts
+    return sink.rings
 
 
 class RingDatasink(Datasink):
@@ -678,13 +678,13 @@ class RingDatasink(Datasink):
     Attributes:
         path: Folder of the rings.
         schema: Of the rings.
-        parts: The rings' folders, once all are written.
+        rings: The rings' folders, once all are written.
     """
 
     def __init__(self, path: StrPath, schema: Schema) -> None:
         """Describe the rings."""
         self.path, self.schema = files.absolute(path), schema
-        self.parts: list[str] = []
+        self.rings: list[str] = []
         self._run = uuid.uuid4().hex
 
     def on_write_start(self, schema: Any = None) -> None:
@@ -739,7 +739,7 @@ class RingDatasink(Datasink):
             return None
         for rows in batches:
             _check_columns(self.schema, rows)
-        firsts = [_place(rows, 0) for rows in batches]
+        firsts = [_row_id(rows, 0) for rows in batches]
         follows = [
             _follows(rows, after)
             for rows, after in zip(batches, [*firsts[1:], None], strict=True)
@@ -780,7 +780,7 @@ class RingDatasink(Datasink):
 
     def on_write_complete(self, write_result: Any) -> None:
         """List the rings."""
-        self.parts = sorted(path for path in write_result.write_returns if path)
+        self.rings = sorted(path for path in write_result.write_returns if path)
 
     def on_write_failed(self, error: Exception) -> None:
         """Remove what this write left unfinished on this node."""
@@ -805,14 +805,14 @@ def _check_columns(schema: Schema, names: Iterable[str]) -> None:
         )
 
 
-PLACE = ("buffer_id", "env_id", "position")
+ROW_COLUMNS = ("buffer_id", "env_id", "position")
 
 
-def _place(rows: Columns, index: int) -> tuple[int, ...] | None:
+def _row_id(rows: Columns, index: int) -> tuple[int, ...] | None:
     """Where a row lay when it was read, or None where the columns do not say."""
     if "position" not in rows:
         return None
-    return tuple(int(rows[name][index]) for name in PLACE if name in rows)
+    return tuple(int(rows[name][index]) for name in ROW_COLUMNS if name in rows)
 
 
 def _follows(rows: Columns, after: tuple[int, ...] | None) -> NDArray[np.bool_]:
@@ -830,7 +830,7 @@ def _follows(rows: Columns, after: tuple[int, ...] | None) -> NDArray[np.bool_]:
         for name in ("buffer_id", "env_id"):
             if name in rows:
                 follows[:-1] &= rows[name][1:] == rows[name][:-1]
-        last = _place(rows, count - 1)
+        last = _row_id(rows, count - 1)
         assert last is not None
         follows[-1] = after == (*last[:-1], last[-1] + 1)
     return follows

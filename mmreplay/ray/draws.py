@@ -113,7 +113,7 @@ class Wanted(TypedDict):
     epoch: NotRequired[tuple[str, int]]
 
 
-class Drawn(TypedDict):
+class RingDraw(TypedDict):
     """The steps of one ring, in the order of the shares.
 
     Attributes:
@@ -153,7 +153,7 @@ class Reply(TypedDict):
     """
 
     masses: Masses
-    draws: dict[str, Drawn | None]
+    draws: dict[str, RingDraw | None]
     dropped: int
 
 
@@ -275,7 +275,7 @@ class RingDraws:
         dropped = sum(self.update(name, each) for name, each in updates.items())
         # They look at new rows and at schedules, so that the draws are of what is here.
         masses = self.masses(0 if wanted is None else wanted["step"], highest)
-        draws: dict[str, Drawn | None] = {}
+        draws: dict[str, RingDraw | None] = {}
         if wanted is not None:
             for name, shares in wanted["shares"].items():
                 ring = self._rings.get(name)
@@ -358,7 +358,7 @@ class RingDraws:
 
     def _draw(
         self, ring: _Ring, shares: Array, wanted: Wanted, rows: bool
-    ) -> Drawn | None:
+    ) -> RingDraw | None:
         """Draw from one ring; None where it has no mass, or was deleted."""
         numbers = np.asarray(shares, np.float64)
         source = cast(ShareSampler, ring.sampler)
@@ -570,7 +570,7 @@ def _numbers(mass: Mass) -> list[float]:
     return [mass.total, float(mass.num_legal), mass.lowest, mass.highest]
 
 
-def _of_draw(draw: Draw) -> Drawn:
+def _of_draw(draw: Draw) -> RingDraw:
     windows = draw.windows
     return {
         "env_ids": draw.env_ids,
@@ -583,7 +583,7 @@ def _of_draw(draw: Draw) -> Drawn:
     }
 
 
-def _of_batch(batch: Batch) -> Drawn:
+def _of_batch(batch: Batch) -> RingDraw:
     return {
         "env_ids": batch.env_ids,
         "positions": batch.positions,

@@ -131,9 +131,9 @@ class FrozenEpochs:
     def _put(self, frozen: FrozenEpoch) -> None:
         own = [each for each in self._epochs if each.name == frozen.name]
         # One that a learner brings back may be older than both.
-        own = sorted([*own, frozen], key=lambda each: each.epoch)
+        own = sorted([*own, frozen], key=lambda epoch: epoch.epoch)
         if len(own) > NUM_EPOCHS:
-            own.remove(min(own, key=lambda each: (each is frozen, each.epoch)))
+            own.remove(min(own, key=lambda epoch: (epoch is frozen, epoch.epoch)))
         others = [each for each in self._epochs if each.name != frozen.name]
         names = list(dict.fromkeys(each.name for each in others))
         dropped = names[: max(0, len(names) + 1 - NUM_NAMES)]
@@ -307,7 +307,7 @@ class FrozenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPart:
+class EpochShare:
     """What a learner draws for one batch.
 
     Attributes:
@@ -427,7 +427,7 @@ class EpochPlan:
         size = self._size(self._frozen[self.epoch])
         return size - size % batch_size if self._options["drop_last"] else size
 
-    def next(self, batch_size: int) -> EpochPart | None:
+    def next(self, batch_size: int) -> EpochShare | None:
         """Plan the next batch of the epoch, which has begun.
 
         Args:
@@ -455,7 +455,7 @@ class EpochPlan:
             if len(ranks):
                 shares[uuid] = share_of_rank(ranks, total)
         self._done = stop
-        return EpochPart(frozen.name, self.epoch, first, stop, shares)
+        return EpochShare(frozen.name, self.epoch, first, stop, shares)
 
     def _order_of(self, frozen: FrozenRun) -> Permutation | BlockPermutation:
         if self._order is None or self._order[0] != frozen.epoch:
@@ -473,17 +473,17 @@ class EpochPlan:
         self.epoch += 1
         self._done = 0
 
-    def gathered(self, part: EpochPart, count: int) -> None:
+    def gathered(self, share: EpochShare, count: int) -> None:
         """Note how many steps of a batch were there, to count the others.
 
         Args:
-            part: What was planned for it.
+            share: What was planned for it.
             count: Steps that it has.
         """
-        if part.epoch > self._skipped_epoch:
-            self._skipped_epoch, self.skipped = part.epoch, 0
-        if part.epoch == self._skipped_epoch:
-            self.skipped += part.stop - part.first - count
+        if share.epoch > self._skipped_epoch:
+            self._skipped_epoch, self.skipped = share.epoch, 0
+        if share.epoch == self._skipped_epoch:
+            self.skipped += share.stop - share.first - count
 
     def state_dict(self) -> State:
         """Where the next batch to plan is; O(environments) of all rings."""

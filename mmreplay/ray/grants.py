@@ -7,12 +7,12 @@ and the files of its limiter. The registry has no files: it looks those counts u
 
 Between two looks the registry knows bounds only. At a look that began at time b, every
 row that a writer had used when it last asked before b is counted. So of each asker at
-most this is not counted: what it held at that ask, and all that was granted since. The
-side that asks is held to the upper bound, what was counted and may have been done
+most this is not counted: what was unused at that ask, and all that was granted since.
+The side that asks is held to the upper bound, what was counted and may have been done
 since; the other side to the lower one, what was counted:
 
-    rows:   r * (inserts + held + k) - samples      <=  r * min_size + error_buffer
-    items:  r * inserts - (samples + held + b)      >=  r * min_size - error_buffer
+    rows:   r * (inserts + unused + k) - samples      <=  r * min_size + error_buffer
+    items:  r * inserts - (samples + unused + b)      >=  r * min_size - error_buffer
 
 So the bound holds, whatever is under way, but for one grant beyond min_size and for
 what a call of many rows writes beyond its grant. Where both sides are refused and
@@ -55,7 +55,7 @@ class _Ask:
     """One request of an asker, and what it was granted."""
 
     at_s: float
-    held: int
+    unused: int
     granted: int = 0
 
 
@@ -71,7 +71,7 @@ class _Asker:
     @property
     def not_counted(self) -> int:
         """Rows or items that it may have done, or may do, and no look has counted."""
-        return self.asks[0].held + sum(ask.granted for ask in self.asks)
+        return self.asks[0].unused + sum(ask.granted for ask in self.asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,14 @@ class Grants:
                 "more for full speed, or use fewer environments or smaller batches."
             )
 
-    def ask(self, who: str, side: Side, count: int, held: int, number: int) -> bool:
+    def ask(self, who: str, side: Side, count: int, unused: int, number: int) -> bool:
         """Note a request; `decide` answers it.
 
         Args:
             who: Of one asker, in all of the run.
             side: Its side.
             count: Rows or items that it asks for, 0 to say only that it lives.
-            held: Rows or items that it was granted and has not used.
+            unused: Rows or items that it was granted and has not used.
             number: Of the request, growing.
 
         Returns:
@@ -173,7 +173,7 @@ class Grants:
         if number <= asker.number:
             return False
         asker.number, asker.count = number, max(asker.count, count)
-        asker.asks.append(_Ask(self._clock(), held))
+        asker.asks.append(_Ask(self._clock(), unused))
         return True
 
     def decide(self, who: str, count: int) -> Answer:
@@ -189,18 +189,18 @@ class Grants:
         granted = 0
         if asker is not None and count and self._counts is not None:
             own = asker.side
-            held = sum(
+            unused = sum(
                 each.not_counted for each in self._askers.values() if each.side == own
             )
             if own == "insert":
                 # Rows that are under way will be alive.
-                size = counts.size + held
+                size = counts.size + unused
                 allowed = self.limiter.allows_insert(
-                    counts.inserts + held + count - 1, counts.samples, size
+                    counts.inserts + unused + count - 1, counts.samples, size
                 )
             else:
                 allowed = self.limiter.allows_sample(
-                    counts.inserts, counts.samples + held + count - 1, counts.size
+                    counts.inserts, counts.samples + unused + count - 1, counts.size
                 )
             if allowed:
                 granted = count
@@ -315,14 +315,14 @@ class Allowance:
         self._used_since = True
         count = min(count, self.available)
         while count:
-            held, until_s = self._grants.popleft()
-            if held > count:
-                self._grants.appendleft((held - count, until_s))
-            count -= min(held, count)
+            unused, until_s = self._grants.popleft()
+            if unused > count:
+                self._grants.appendleft((unused - count, until_s))
+            count -= min(unused, count)
 
 
 Ask = Callable[[int, int, int], Answer | None]
-"""Asks the registry by count, held and number; None where it could not be asked."""
+"""Asks the registry by count, unused and number; None where it could not be asked."""
 
 
 class Asker:
@@ -458,11 +458,11 @@ class Asker:
             with self._changed:
                 wants = self._allowance.wants(max(self._needed, default=0))
                 count = self._allowance.count if wants else 0
-                held, number, sent_s = self._allowance.request()
+                unused, number, sent_s = self._allowance.request()
             if self._ended.is_set() or not (wants or time.monotonic() >= due_s):
                 continue
             try:
-                answer = self._ask(count, held, number)
+                answer = self._ask(count, unused, number)
             except Exception as error:
                 with self._changed:
                     self._error = error

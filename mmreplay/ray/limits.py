@@ -281,14 +281,14 @@ def _ask(
     side: Side,
     settings: list[float],
     count: int,
-    held: int,
+    unused: int,
     number: int,
 ) -> Answer | None:
     if not ray.is_initialized():
         # A call would begin a cluster of its own.
         return None
     try:
-        reference = registry.send("grant", who, side, count, held, number, settings)
+        reference = registry.send("grant", who, side, count, unused, number, settings)
         answer: dict[str, Any] = registry.receive(reference, GRANT_S)
     except UnansweredError:
         # It is restarted: asked again, it counts what is there.

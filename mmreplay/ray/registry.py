@@ -275,7 +275,7 @@ class Registry:
         who: str,
         side: Side,
         count: int,
-        held: int,
+        unused: int,
         number: int,
         settings: list[float],
     ) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Registry:
             grants = self._agreed(settings)
             if count:
                 grants.check(side, count)
-            if not grants.ask(who, side, count, held, number):
+            if not grants.ask(who, side, count, unused, number):
                 count = 0
             answer = grants.decide(who, count)
             is_old = grants.is_old(refused=bool(count) and not answer.granted)

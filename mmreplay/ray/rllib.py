@@ -496,12 +496,12 @@ class SACConfig(RLlibSACConfig):
             config["type"] = given
 
 
-def _is_ours(given: object) -> bool:
+def _is_ours(name: object) -> bool:
     """Whether a type of buffer is a dotted name of one of these."""
-    if not isinstance(given, str) or "." not in given:
+    if not isinstance(name, str) or "." not in name:
         return False
-    module, _, name = given.rpartition(".")
-    found = getattr(import_module(module), name, None)
+    module, _, class_name = name.rpartition(".")
+    found = getattr(import_module(module), class_name, None)
     return isinstance(found, type) and issubclass(found, RingEpisodes)
 
 
@@ -548,13 +548,13 @@ def _columns(episode: Any, length: int) -> Columns:
     return {path: np.asarray(values) for path, values in flat.items()}
 
 
-def _steps_folded(batch: Batch, most: int, gamma: float) -> NDArray[np.int64]:
+def _steps_folded(batch: Batch, n_step: int, gamma: float) -> NDArray[np.int64]:
     """How many steps are folded into each; any number where nothing follows.
 
     The learner multiplies the next value by ``gamma ** n_step * (1 - terminated)``.
     """
-    steps = np.full(len(batch), most)
-    if most > 1 and 0 < gamma < 1:
+    steps = np.full(len(batch), n_step)
+    if n_step > 1 and 0 < gamma < 1:
         discount = batch["discount"].astype(np.float64)
         some = discount > 0
         steps[some] = np.rint(np.log(discount[some]) / np.log(gamma)).astype(np.int64)

@@ -84,7 +84,7 @@ class Shard:
         self._versions: dict[str, tuple[int, int]] = {}
         self._lanes: Lanes | None = None
         self._lock = threading.RLock()
-        self._held: WriterLock | None = None
+        self._folder_lock: WriterLock | None = None
         self._stopped = False
         self._counts: dict[str, list[tuple[float, int]]] = {}
         self._draws = ShardDraws(self._folders)
@@ -224,7 +224,7 @@ class Shard:
         with self._lock:
             self._refuse_stopped()
             self._take_folder()
-            found = self._found()
+            found = self._find_rings()
             for name in [*self.rings]:
                 if found.get(name) != self._versions[name]:
                     # It was deleted, or another one has its name now.
@@ -287,7 +287,7 @@ class Shard:
 
     def _take_folder(self) -> None:
         """Hold the folder's lock, so that no second shard serves its rings."""
-        if self._held is not None:
+        if self._folder_lock is not None:
             return
         if not self.folder.is_dir():
             raise FormatError(
@@ -296,7 +296,7 @@ class Shard:
             )
         refuse_network(self.folder, self.network)
         try:
-            self._held = WriterLock(self.folder)
+            self._folder_lock = WriterLock(self.folder)
         except LockedError as error:
             holder = f"pid {error.pid} on {error.host}" if error.pid else "a process"
             raise LockedError(
@@ -307,7 +307,7 @@ class Shard:
                 host=error.host,
             ) from error
 
-    def _found(self) -> dict[str, tuple[int, int]]:
+    def _find_rings(self) -> dict[str, tuple[int, int]]:
         """Names of the rings in the folder, and what another one of a name changes."""
         found = {}
         with os.scandir(self.folder) as entries:
@@ -388,6 +388,6 @@ class Shard:
             while self.rings:
                 self.rings.popitem()[1].close()
         finally:
-            held, self._held = self._held, None
+            held, self._folder_lock = self._folder_lock, None
             if held is not None:
                 held.release()

@@ -59,15 +59,15 @@ from mmreplay.ray.descriptions import (
 )
 from mmreplay.ray.draws import (
     Client,
-    Drawn,
     Masses,
     Reply,
+    RingDraw,
     RingDraws,
     Update,
     Wanted,
     describe_client,
 )
-from mmreplay.ray.epochs import EpochPart, EpochPlan, FrozenRun, shuffled_in
+from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun, shuffled_in
 from mmreplay.samplers.base import Draw, Sampler, State, Windows, keeps_priorities
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers, plan
 from mmreplay.samplers.priority_store import storable
@@ -269,7 +269,7 @@ class Request:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-Part = tuple[Request, dict[str, slice]]
+RequestSlices = tuple[Request, dict[str, slice]]
 
 
 @dataclass(slots=True, eq=False)
@@ -282,9 +282,9 @@ class PlannedBatch:
         key: See `Draw.key`.
         fractions: float64 ``[R]``, each ring's share in the plan.
         shares: float64 ``[k]`` of each ring.
-        parts: Requests to shards that have a share, and which of each ring's draws in
+        requests: To shards that have a share, and which of each ring's draws in
             the reply are this batch's.
-        part: Of an epoch, where the sampler draws epochs.
+        epoch_share: Of an epoch, where the sampler draws epochs.
     """
 
     step: int
@@ -292,8 +292,8 @@ class PlannedBatch:
     key: int
     fractions: Numbers
     shares: list[Numbers]
-    parts: list[Part] = field(default_factory=list)
-    part: EpochPart | None = None
+    requests: list[RequestSlices] = field(default_factory=list)
+    epoch_share: EpochShare | None = None
 
 
 @dataclass(slots=True)
@@ -443,7 +443,7 @@ class RingsSource:
         self._looked_at = time.monotonic()
         self._new_rings = False
         asked = []
-        for calls in sorted(self._run.shards(), key=lambda each: each.key):
+        for calls in sorted(self._run.shards(), key=lambda calls: calls.key):
             shard = self._shards.get(calls.key)
             if shard is None:
                 shard = self._shards[calls.key] = Shard(calls, calls)
@@ -583,7 +583,7 @@ class RingsSource:
     def draw(self, pending: PendingBatch, count: int) -> bool:
         """Plan a batch, and ask for it; one call asks for several."""
         if self._epochs is not None:
-            return self._draw_part(self._epochs, pending, count)
+            return self._draw_epoch_share(self._epochs, pending, count)
         with self._lock:
             pending.state = self.state_dict()
             planned = self._planned
@@ -605,7 +605,9 @@ class RingsSource:
             key = self._random.key(step)
             batches.append(PlannedBatch(step, count, key, fractions, shares))
         # Those of this process first: their rows are copied while others travel.
-        for shard in sorted(self._shards.values(), key=lambda each: each.draws is None):
+        for shard in sorted(
+            self._shards.values(), key=lambda shard: shard.draws is None
+        ):
             self._request(shard, batches)
         return batches
 
@@ -629,10 +631,10 @@ class RingsSource:
         if not shares:
             return
         newest, oldest = batches[-1], batches[0]
-        request = self._send(shard, newest.step, oldest.key, shares, newest.part)
+        request = self._send(shard, newest.step, oldest.key, shares, newest.epoch_share)
         for batch, mine in zip(batches, slices, strict=True):
             if mine:
-                batch.parts.append((request, mine))
+                batch.requests.append((request, mine))
 
     def _totals(self, count: int) -> Numbers:
         """Masses of the rings as they are known; 0 of those that are lost.
@@ -675,7 +677,7 @@ class RingsSource:
         step: int,
         key: int,
         shares: dict[str, Numbers],
-        part: EpochPart | None = None,
+        epoch_share: EpochShare | None = None,
     ) -> Request:
         """Send shares to a shard, and the priorities that wait for it."""
         wanted: Wanted | None = None
@@ -683,8 +685,8 @@ class RingsSource:
             rings = shard.rings
             rows = [name for name in shares if rings[name].buffer is None]
             wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
-            if part is not None:
-                wanted["epoch"] = part.name, part.epoch
+            if epoch_share is not None:
+                wanted["epoch"] = epoch_share.name, epoch_share.epoch
         with self._lock:
             updates, shard.updates = shard.updates, {}
         arguments = (self._client, updates, wanted, self._highest)
@@ -728,7 +730,7 @@ class RingsSource:
         planned: PlannedBatch = pending.shares[0]
         with Gathering(pending.prefetched and self._in_process):
             if self._epochs is not None:
-                return self._gather_part(self._epochs, planned)
+                return self._gather_epoch_share(self._epochs, planned)
             return self._gather(planned)
 
     def _gather(self, planned: PlannedBatch) -> Batch:
@@ -745,24 +747,26 @@ class RingsSource:
                 planned = PlannedBatch(
                     planned.step, planned.count, planned.key, fractions, shares
                 )  # fmt: skip
-            planned.parts = self._ask_for(planned, shares)
+            planned.requests = self._ask_for(planned, shares)
         raise StarvedError(
             f"run {self._run.run!r}: gave up after {MAX_REDRAWS} attempts, as rings "
             "were empty each time. Lower the batch_size, or increase the capacities."
         )
 
-    def _ask_for(self, planned: PlannedBatch, shares: Sequence[Numbers]) -> list[Part]:
+    def _ask_for(
+        self, planned: PlannedBatch, shares: Sequence[Numbers]
+    ) -> list[RequestSlices]:
         """Ask for shares of rings, outside the order of plans."""
-        part = replace(planned, shares=list(shares), parts=[])
+        redrawn = replace(planned, shares=list(shares), requests=[])
         for shard in list(self._shards.values()):
-            self._request(shard, [part])
-        return part.parts
+            self._request(shard, [redrawn])
+        return redrawn.requests
 
     def _collect(self, planned: PlannedBatch) -> Batch | None:
         """Collect the parts of a batch; None where no ring gave any."""
         fractions = planned.fractions
         batches: dict[int, list[Batch]] = {}
-        silent = self._receive(planned, planned.parts, batches)
+        silent = self._receive(planned, planned.requests, batches)
         if not silent:
             return self._join(planned, batches, fractions, silent)
         points = np.array([len(own) for own in planned.shares])
@@ -791,14 +795,14 @@ class RingsSource:
     def _receive(
         self,
         planned: PlannedBatch,
-        parts: Sequence[Part],
+        requests: Sequence[RequestSlices],
         batches: dict[int, list[Batch]],
     ) -> set[int]:
         """Add what shards gave to the batches; return the rings that gave nothing."""
         failed: set[int] = set()
-        late: list[Part] = []
+        late: list[RequestSlices] = []
         for straggler_s in (self._straggler_s, None):
-            for request, slices in parts:
+            for request, slices in requests:
                 rings = request.shard.rings
                 reply = self._answer(request, straggler_s)
                 if reply is None:
@@ -816,7 +820,7 @@ class RingsSource:
             if not late or batches:
                 break
             # None is in time: wait for them all.
-            parts, late = late, []
+            requests, late = late, []
         self._stats.late += bool(late)
         return failed
 
@@ -854,14 +858,14 @@ class RingsSource:
     def _join(
         self,
         planned: PlannedBatch,
-        parts: Mapping[int, Sequence[Batch]],
+        by_ring: Mapping[int, Sequence[Batch]],
         fractions: Numbers,
         silent: set[int],
     ) -> Batch:
-        """Join the parts in the order of the rings, and weigh them."""
+        """Join the batches in the order of the rings, and weigh them."""
         batches = []
-        for number in sorted(parts):
-            for batch in parts[number]:
+        for number in sorted(by_ring):
+            for batch in by_ring[number]:
                 batch.buffer_ids = np.full(len(batch), number)
                 batch.probabilities = batch.probabilities * fractions[number]
                 batches.append(batch)
@@ -907,19 +911,21 @@ class RingsSource:
 
     # Epochs.
 
-    def _draw_part(self, epochs: EpochPlan, pending: PendingBatch, count: int) -> bool:
+    def _draw_epoch_share(
+        self, epochs: EpochPlan, pending: PendingBatch, count: int
+    ) -> bool:
         """Plan the next batch of an epoch, and ask for it."""
         with self._lock:
             pending.state = self.state_dict()
             if epochs.frozen(epochs.epoch) is None:
                 epochs.begin(self._begun(epochs))
-            part = epochs.next(count)
-            if part is None:
+            share = epochs.next(count)
+            if share is None:
                 epochs.next_epoch()
                 return False
-            frozen = epochs.frozen(part.epoch)
+            frozen = epochs.frozen(share.epoch)
             assert frozen is not None
-            while not self._found(frozen.rings):
+            while not self._has_rings(frozen.rings):
                 self._refuse_closing()
                 time.sleep(REPEAT_S)
                 self.find_rings()
@@ -929,19 +935,24 @@ class RingsSource:
             shares = [np.empty(0)] * len(rings)
             for uuid, total in zip(frozen.rings, frozen.totals.tolist(), strict=True):
                 totals[numbers[uuid]] = total
-                shares[numbers[uuid]] = part.shares.get(uuid, np.empty(0))
-            number = (part.epoch << 32) + part.first * epochs.num_ranks + epochs.rank
+                shares[numbers[uuid]] = share.shares.get(uuid, np.empty(0))
+            number = (share.epoch << 32) + share.first * epochs.num_ranks + epochs.rank
             key = StepGenerator(epochs.seed).key(number)
             planned = PlannedBatch(
-                0, part.stop - part.first, key, totals / totals.sum(), shares, part=part
-            )  # fmt: skip
+                0,
+                share.stop - share.first,
+                key,
+                totals / totals.sum(),
+                shares,
+                epoch_share=share,
+            )
             for shard in list(self._shards.values()):
                 self._request(shard, [planned])
             pending.shares = (planned,)
             self._drew_at = time.monotonic()
         return True
 
-    def _found(self, uuids: Iterable[str]) -> bool:
+    def _has_rings(self, uuids: Iterable[str]) -> bool:
         return {ring.uuid for ring in self._rings} >= set(uuids)
 
     def _begun(self, epochs: EpochPlan) -> FrozenRun:
@@ -965,23 +976,25 @@ class RingsSource:
             self._refuse_closing()
             time.sleep(WAIT_S)
 
-    def _gather_part(self, epochs: EpochPlan, planned: PlannedBatch) -> Batch | None:
+    def _gather_epoch_share(
+        self, epochs: EpochPlan, planned: PlannedBatch
+    ) -> Batch | None:
         """Collect a batch of an epoch; None where none of its steps is there."""
-        part = planned.part
-        assert part is not None
-        parts: dict[int, list[Batch]] = {}
-        for request, slices in planned.parts:
-            reply = self._answer_of_epoch(epochs, request, part)
+        share = planned.epoch_share
+        assert share is not None
+        batches: dict[int, list[Batch]] = {}
+        for request, slices in planned.requests:
+            reply = self._answer_of_epoch(epochs, request, share)
             for name in slices:
                 ring = request.shard.rings[name]
                 batch = self._rows_of_epoch(epochs, ring, request, reply, planned)
                 if batch is not None and len(batch):
-                    parts.setdefault(ring.number, []).append(batch)
+                    batches.setdefault(ring.number, []).append(batch)
         joined = None
-        if parts:
-            joined = self._join(planned, parts, planned.fractions, set())
+        if batches:
+            joined = self._join(planned, batches, planned.fractions, set())
         with self._lock:
-            epochs.gathered(part, 0 if joined is None else len(joined))
+            epochs.gathered(share, 0 if joined is None else len(joined))
         return joined
 
     def _rows_of_epoch(
@@ -993,8 +1006,8 @@ class RingsSource:
         planned: PlannedBatch,
     ) -> Batch | None:
         """The rows of one ring that are still there; None where the ring is gone."""
-        part, every = planned.part, slice(None)
-        assert part is not None
+        share, every = planned.epoch_share, slice(None)
+        assert share is not None
         shares = request.arguments[2]["shares"][ring.name]
         for _ in range(MAX_REDRAWS):
             drawn = reply["draws"][ring.name]
@@ -1011,9 +1024,9 @@ class RingsSource:
                 ring.buffer = None
             # Some were overwritten since: the same starts, without those.
             again = self._send(
-                ring.shard, planned.step, planned.key, {ring.name: shares}, part
+                ring.shard, planned.step, planned.key, {ring.name: shares}, share
             )
-            reply = self._answer_of_epoch(epochs, again, part)
+            reply = self._answer_of_epoch(epochs, again, share)
         raise StarvedError(
             f"gave up after {MAX_REDRAWS} attempts: the writer of ring {ring.name} "
             "overwrote drawn steps before they were read. Increase its capacity, or "
@@ -1021,7 +1034,7 @@ class RingsSource:
         )
 
     def _answer_of_epoch(
-        self, epochs: EpochPlan, request: Request, part: EpochPart
+        self, epochs: EpochPlan, request: Request, share: EpochShare
     ) -> Reply:
         """Wait for a reply, however long a shard is away."""
         shard = request.shard
@@ -1030,7 +1043,7 @@ class RingsSource:
                 reply = self._answer(request, None)
             except StaleError:
                 # The ring has forgotten the epoch, or its folder was replaced.
-                frozen = epochs.frozen(part.epoch)
+                frozen = epochs.frozen(share.epoch)
                 if frozen is None:
                     raise
                 rings = {u: each.to_json() for u, each in frozen.rings.items()}
@@ -1187,7 +1200,7 @@ class RingsSource:
             return self.nbytes(pending)
         planned: PlannedBatch = pending.shares[0]
         missing = 0
-        for request, slices in planned.parts:
+        for request, slices in planned.requests:
             try:
                 draws = request.call.result(0.0)["draws"]
             except StaleError:
@@ -1196,7 +1209,7 @@ class RingsSource:
             for name, each in slices.items():
                 buffer, drawn = request.shard.rings[name].buffer, draws[name]
                 # Of an epoch there are fewer where some were overwritten.
-                own = slice(None) if planned.part is not None else each
+                own = slice(None) if planned.epoch_share is not None else each
                 if drawn is not None and buffer is not None:
                     draw = _draw_of(drawn, own, planned.key)
                     missing += buffer.reading.prefetch(draw)
@@ -1404,7 +1417,7 @@ def _seed_of(sampler: Sampler) -> int | None:
     return None
 
 
-def _draw_of(drawn: Drawn, own: slice, key: int) -> Draw:
+def _draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
     windows = None
     if drawn["windows"] is not None and drawn["mask"] is not None:
         firsts = drawn["is_first"]
@@ -1425,7 +1438,7 @@ def _is_writeable(batch: Batch) -> bool:
     return all(array.flags.writeable for array in arrays)
 
 
-def _arrived(drawn: Drawn, own: slice, key: int) -> Batch:
+def _arrived(drawn: RingDraw, own: slice, key: int) -> Batch:
     """The rows of a ring on another node; arrays may be views of Ray's memory."""
     positions, windows, mask = drawn["positions"][own], drawn["windows"], drawn["mask"]
     return Batch(

@@ -242,7 +242,7 @@ def run_name(cluster: Nodes) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _whole(request: pytest.FixtureRequest) -> Iterator[None]:
+def _both_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave the cluster with the two nodes that it began with."""
     yield
     if "cluster" in request.fixturenames:

@@ -278,7 +278,7 @@ def test_windows_travel(two):
             client.update_priorities(batch, np.ones((32, 4)))
 
 
-def test_a_client_that_outlives_its_run_is_told_so(two):
+def test_a_client_that_outlives_its_run_is_refused(two):
     run, _ = two
     with mr.ray.ReplayClient(run, mr.UniformSampler(0), batch_size=16) as client:
         firsts(client, 2)

@@ -23,7 +23,7 @@ SCHEMA = mr.Schema(
         "truncated": mr.Field((), "bool"),
     }
 )
-PLACE = ("buffer_id", "env_id", "position")
+ROW_COLUMNS = ("buffer_id", "env_id", "position")
 
 
 def fill(ring, seed, steps):
@@ -73,9 +73,9 @@ def columns(dataset):
     """All rows of a dataset, as a dict of arrays, by ring, environment and position."""
     blocks = list(dataset.iter_batches(batch_size=None))
     rows = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
-    if not set(PLACE) <= set(rows):
+    if not set(ROW_COLUMNS) <= set(rows):
         return rows
-    order = np.lexsort([rows[name] for name in reversed(PLACE)])
+    order = np.lexsort([rows[name] for name in reversed(ROW_COLUMNS)])
     return {name: values[order] for name, values in rows.items()}
 
 

@@ -148,7 +148,7 @@ def test_values_that_do_not_fit_are_refused(shard):
         shard.exchange(client, {"a": [update_of([1], [np.nan])]}, None, 0.0)
 
 
-def hold(path, ready, end):
+def draw_and_wait(path, ready, end):
     sampler = mr.PrioritizedSampler()
     with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
         buffer.sample(4)
@@ -159,7 +159,7 @@ def hold(path, ready, end):
 def test_priorities_of_another_process_are_refused_with_its_pid(shard, folders):
     context = multiprocessing.get_context("spawn")
     ready, end = context.Event(), context.Event()
-    holder = context.Process(target=hold, args=(folders["a"], ready, end))
+    holder = context.Process(target=draw_and_wait, args=(folders["a"], ready, end))
     holder.start()
     assert ready.wait(60)
     client = client_of(mr.PrioritizedSampler())

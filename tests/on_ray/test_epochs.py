@@ -57,12 +57,12 @@ class Rings:
             frozen[uuid] = self.epochs[uuid].freeze(name, epoch, buffers, look)
         return FrozenRun.of(frozen)
 
-    def draw(self, part, name="x"):
+    def draw(self, share, name="x"):
         """The numbers of the rows of one batch."""
         drawn = []
-        for uuid, shares in part.shares.items():
-            frozen = self.epochs[uuid].get(name, part.epoch)
-            assert part.name == name
+        for uuid, shares in share.shares.items():
+            frozen = self.epochs[uuid].get(name, share.epoch)
+            assert share.name == name
             sampler = at_epoch(self.make(), frozen, uuid)
             reader = self.readers[uuid]
             with reader.view.lock:

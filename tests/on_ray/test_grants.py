@@ -70,17 +70,17 @@ class World:
             return
         need = 1 if side == "insert" else ITEMS
         wants = allowance.wants(need if allowance.available < need else 0)
-        held, request, sent = allowance.request()
+        unused, request, sent = allowance.request()
         count = allowance.count if wants else 0
-        self.under_way[name] = held
-        arguments = number, name, side, allowance, count, held, request, sent
+        self.under_way[name] = unused
+        arguments = number, name, side, allowance, count, unused, request, sent
         self.at(self.delay(), self.arrive, *arguments)
 
-    def arrive(self, number, name, side, allowance, count, held, request, sent):
+    def arrive(self, number, name, side, allowance, count, unused, request, sent):
         grants, granted = self.grants, 0
         if self.now >= self.down_until:
             grants.check(side, allowance.count)
-            if grants.ask(name, side, count, held, request):
+            if grants.ask(name, side, count, unused, request):
                 answer = grants.decide(name, count)
                 granted = answer.granted
                 if grants.is_old(refused=bool(count) and not granted):
@@ -158,7 +158,7 @@ def limiter(ratio=4.0, min_size=1_000, writers=4, learners=2, error=None):
 
 @pytest.mark.parametrize("ratio", [0.25, 4.0, 32.0])
 @pytest.mark.parametrize(("writers", "learners"), [(1, 1), (4, 2), (1, 4)])
-def test_the_bound_is_held_and_the_ratio_kept(ratio, writers, learners):
+def test_the_ratio_stays_within_the_bound(ratio, writers, learners):
     rule = limiter(ratio, writers=writers, learners=learners)
     world = World(rule, writers, learners, seed=1)
     world.run(40.0)
@@ -300,17 +300,19 @@ def test_others_are_askers_of_the_other_side_that_live():
 
 
 @pytest.mark.parametrize(
-    ("rows", "items", "least", "full"), [(64, 256, 256, 512), (512, 32, 1040, 2080)]
+    ("rows", "items", "minimum", "full"), [(64, 256, 256, 512), (512, 32, 1040, 2080)]
 )
-def test_an_error_buffer_in_which_both_could_wait_is_refused(rows, items, least, full):
-    grants = begun(mr.RateLimiter(4.0, 1_000, least - 1), 0, 0)
+def test_an_error_buffer_in_which_both_could_wait_is_refused(
+    rows, items, minimum, full
+):
+    grants = begun(mr.RateLimiter(4.0, 1_000, minimum - 1), 0, 0)
     grants.check("insert", min(rows, 8))
     grants.ask("w", "insert", rows, 0, 1)
-    with pytest.raises(SchemaError, match=rf"at least {least} .*got {least - 1}"):
+    with pytest.raises(SchemaError, match=rf"at least {minimum} .*got {minimum - 1}"):
         grants.check("sample", items)
     with pytest.raises(SchemaError, match=rf"Pass {full} or more for full speed"):
         grants.check("sample", items)
-    grants = begun(mr.RateLimiter(4.0, 1_000, least), 0, 0)
+    grants = begun(mr.RateLimiter(4.0, 1_000, minimum), 0, 0)
     grants.ask("w", "insert", rows, 0, 1)
     grants.check("sample", items)
     begun(mr.RateLimiter(4.0, 1_000, math.inf), 0, 0).check("insert", 1 << 40)
@@ -380,12 +382,12 @@ class Registry:
         self.calls = []
         self.silent = 0
 
-    def __call__(self, count, held, number, who="a", side="insert"):
-        self.calls.append((count, held, number))
+    def __call__(self, count, unused, number, who="a", side="insert"):
+        self.calls.append((count, unused, number))
         if self.silent:
             self.silent -= 1
             return None
-        self.grants.ask(who, side, count, held, number)
+        self.grants.ask(who, side, count, unused, number)
         return self.grants.decide(who, count)
 
 

@@ -120,7 +120,9 @@ def test_four_writers_and_two_learners_keep_the_ratio_over_kills(run_name, tmp_p
     for number in range(4):
         before = counts_of(run_name)[0]
         # A busy machine takes its time; what it draws is bounded all the same.
-        until(lambda least=before + 800: counts_of(run_name)[0] >= least, wait_s=240.0)
+        until(
+            lambda inserts=before + 800: counts_of(run_name)[0] >= inserts, wait_s=240.0
+        )
         inserts, samples, size = counts_of(run_name)
         assert size == inserts
         worst = max(worst, abs(4 * (inserts - 500) - samples))

@@ -83,12 +83,12 @@ class Episodes:
         self.action += length
         return episode
 
-    def chunks(self, most=5):
+    def chunks(self, max_steps=5):
         """The next chunk of each environment."""
         chunks = []
         for env, episode in enumerate(self.running):
             left = episode["length"] - episode["sent"]
-            count = min(left, int(self.rng.integers(1, most + 1)))
+            count = min(left, int(self.rng.integers(1, max_steps + 1)))
             done = episode["end"] if count == left else None
             chunks.append(
                 chunk(episode["id"], episode, episode["sent"], count, done, self.numpy)
@@ -343,17 +343,17 @@ def test_a_killed_process_leaves_steps_and_priorities(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("options", "name"),
     [
         ({"sample_episodes": False}, "sample_episodes"),
         ({"batch_length_T": 20}, "batch_length_T"),
         ({"include_infos": True}, "include_infos"),
     ],
 )
-def test_what_the_ring_does_not_hold_is_refused(given, name, tmp_path):
+def test_what_the_ring_does_not_hold_is_refused(options, name, tmp_path):
     buffer = RingEpisodeReplayBuffer(100, path=tmp_path / "ring", num_envs=1)
     with pytest.raises(mr.SchemaError, match=name):
-        buffer.sample(num_items=4, n_step=1, **{"sample_episodes": True, **given})
+        buffer.sample(num_items=4, n_step=1, **{"sample_episodes": True, **options})
     with pytest.raises(mr.SchemaError, match="weight must be None"):
         buffer.add([], weight=2.0)
     with pytest.raises(mr.EmptyError, match="no step yet"):

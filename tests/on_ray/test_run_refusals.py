@@ -57,7 +57,7 @@ def test_without_ray_mmreplay_is_imported_as_ever():
     assert python(WITHOUT_RAY + "import mmreplay").returncode == 0
 
 
-def test_a_process_without_a_cluster_is_told_to_connect():
+def test_a_process_without_a_cluster_is_asked_to_connect():
     pytest.importorskip("ray")
     done = python(
         "import mmreplay as mr\n"

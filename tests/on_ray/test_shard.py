@@ -43,7 +43,7 @@ def test_it_serves_the_rings_of_its_folder_and_those_that_come(shard, tmp_path):
     assert list(info["rings"]) == ["a", "b"]
 
 
-def test_it_reads_beside_a_writer(shard, tmp_path):
+def test_it_reads_while_a_writer_writes(shard, tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "run" / "a", SCHEMA, 1000) as ring:
         assert shard.serve("a")["writer"] == os.getpid()
         ring.extend(block(0, 0, 30))

@@ -536,7 +536,7 @@ def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
             pending = draw(source, 64)
             if not alone:
                 # Answered before the rows are overwritten.
-                for request, _ in pending.shares[0].parts:
+                for request, _ in pending.shares[0].requests:
                     source._answer(request, None)
             writer.extend(n=100 * turn + np.arange(100))
             batch = source.gather(pending)

@@ -59,7 +59,7 @@ def test_ranks_draw_equally_many_batches_of_other_steps(ring, num_ranks):
     assert num_ranks > 1 or len(every) == STEPS - 1
 
 
-def test_a_block_and_an_order_are_kept(ring):
+def test_a_block_and_an_order_stay(ring):
     sampler = mr.ShuffledSampler(seed=0, shuffle=False)
     batches = drawn(ranked_stream(ring, sampler, 10, (), 1, 2))
     np.testing.assert_array_equal(batches[0], np.arange(1, 21, 2))

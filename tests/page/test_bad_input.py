@@ -240,7 +240,7 @@ def test_files_that_become_shorter_while_they_are_shown(serve, tmp_path, rng, na
     assert server.json("/api/b/1/overview")["steps"] == 600
 
 
-CUT_DURING_A_READ = """
+SHORTENED_DURING_A_READ = """
 import json, os, sys
 from pathlib import Path
 from mmreplay.page import shown
@@ -289,11 +289,13 @@ print(json.dumps([answers, state["state"], good["state"], other.status]))
      "curve?env=0&field=reward&first=0&stop=100", "draws?sampler=UniformSampler()",
      "frames?env=0&field=observation/pixels&first=0&count=4", "compare?c=1", "save"],
 )  # fmt: skip
-def test_a_file_that_is_cut_during_a_read_does_not_end_the_server(tmp_path, rng, route):
+def test_a_file_that_is_shortened_during_a_read_does_not_end_the_server(
+    tmp_path, rng, route
+):
     bad = make_buffer(tmp_path / "bad", rng)
     good = make_buffer(tmp_path / "good", rng)
     done = subprocess.run(
-        [sys.executable, "-c", CUT_DURING_A_READ, str(bad), route, str(good)],
+        [sys.executable, "-c", SHORTENED_DURING_A_READ, str(bad), route, str(good)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (done.returncode, done.stderr)

@@ -720,13 +720,13 @@ def test_buffers_of_other_kinds_are_shown(tab, serve, tmp_path, rng, kind):
 def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
     steps = healthy_steps(rng, 300, 1, length=200)
 
-    def cut(value, first, stop):
+    def rows_of(value, first, stop):
         if isinstance(value, dict):
-            return {name: cut(each, first, stop) for name, each in value.items()}
+            return {name: rows_of(each, first, stop) for name, each in value.items()}
         return value[first:stop]
 
     def some(first, stop):
-        rows = cut(squeezed(steps), first, stop)
+        rows = rows_of(squeezed(steps), first, stop)
         return rows, {"final_observation": rows["observation"]}
 
     with mr.ReplayBuffer.create(

@@ -366,7 +366,7 @@ def live(app, key, send):
     return asyncio.wait_for(app(scope, receive, send), 20)
 
 
-def test_viewers_that_left_before_the_first_event_hold_no_place(path, monkeypatch):
+def test_viewers_that_left_before_the_first_event_are_not_counted(path, monkeypatch):
     monkeypatch.setattr("mmreplay.page.app.RESPONSE_S", 0.2)
     page, guard = Page([path]), Guard("127.0.0.1", 1)
     made = app.make_app(page, guard)

@@ -252,7 +252,7 @@ def write_parquet(ring: Path, parquet: Path) -> None:
 class OtherProcess:
     """A side in processes of its own, which this one tells to go through an epoch."""
 
-    def __init__(self, side: str, *given: str) -> None:
+    def __init__(self, side: str, *arguments: str) -> None:
         """Start it."""
         self.mark, self.peak = uuid.uuid4().hex, 0
         self._folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")
@@ -264,7 +264,7 @@ class OtherProcess:
             "tools.bench.bench_ray",
             "--side",
             side,
-            *given,
+            *arguments,
         ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -364,16 +364,16 @@ def epochs(folder: Path, sizes: Sizes) -> dict[str, object]:
     }
 
 
-def run_side(side: str, given: list[str]) -> None:
+def run_side(side: str, arguments: list[str]) -> None:
     """Be a side: an epoch for each line that comes in."""
     if side == "parquet":
-        write_parquet(Path(given[0]), Path(given[1]))
+        write_parquet(Path(arguments[0]), Path(arguments[1]))
         report({"ready": True})
         return
     if side == OURS:
-        epoch = epoch_of_ours(Path(given[0]))
+        epoch = epoch_of_ours(Path(arguments[0]))
     else:
-        epoch = epoch_of_ray_data(Path(given[0]), int(given[1]))
+        epoch = epoch_of_ray_data(Path(arguments[0]), int(arguments[1]))
     report({"ready": True})
     for _ in sys.stdin:
         start = perf_counter()
