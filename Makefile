@@ -13,6 +13,7 @@
 PYTHON ?= python3
 TESTS ?= not slow and not peer and not gpu
 PYTEST_ARGS ?=
+RAY_TESTS ?= tests/on_ray
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
@@ -33,7 +34,7 @@ docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site
 
 ray: build/ray/on_ray.ready
-	build/ray/bin/python -m pytest tests/on_ray -m "$(TESTS)" $(PYTEST_ARGS)
+	build/ray/bin/python -m pytest $(RAY_TESTS) -m "$(TESTS)" $(PYTEST_ARGS)
 
 check: .venv/dev.ready
 	tools/check

@@ -122,7 +122,7 @@ def test_the_commands_show_a_run_and_end_it(run_name, tmp_path, cluster):
     page = str(tmp_path / "page")
     viewed = command("view", "--ray", run_name, "--save", page)
     assert viewed.returncode == 0, viewed.stderr
-    assert viewed.stdout.startswith(f"{page}/index.html: 2 episodes")
+    assert viewed.stdout.startswith(f"{page}/index.html: 2 of 2 episodes")
     assert found["shards"][0]["rings"][0]["name"] == "ring-000"
     assert command("ray", "stop", run_name).returncode == 0
     gone = command("ray", "status", run_name)

@@ -15,10 +15,10 @@ OLD_RAY = (
 )
 
 
-def python(code, **more):
+def python(code, *before, **more):
     """Run a program in a fresh interpreter, which must say what is wrong."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [*before, sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=120,
@@ -76,6 +76,8 @@ def test_the_commands_refuse_a_machine_without_a_cluster(tmp_path):
     pytest.importorskip("ray")
     done = python(
         "from mmreplay.cli import main; main(['ray', 'status', 'r'])",
+        # Ray looks for clusters among the processes of the machine.
+        *("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"),
         RAY_TMPDIR=str(tmp_path),
     )
     assert done.returncode == 3
