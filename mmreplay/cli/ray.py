@@ -25,7 +25,7 @@ Address = Annotated[
     str,
     typer.Option(
         "--address", metavar="HOST:PORT",
-        help="The cluster; by default the one that this machine belongs to.",
+        help="The cluster; by default that of this machine.",
     ),
 ]  # fmt: skip
 

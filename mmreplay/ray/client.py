@@ -170,7 +170,7 @@ class RayRun:
             return list(self._shards.values())
         if not self._shards.keys() <= set(keys):
             # A shard without a label dies with its node: the registry looks whether
-            # the node is back. Nobody waits for that here.
+            # the node is back. Nothing waits for that here.
             self._registry.send("members")
         for key in keys:
             self._shards.setdefault(key, RayShard(self.run, key))
@@ -186,7 +186,7 @@ class ReplayClient(ReplayLoader):
     **Rings of this node** are gathered through this process's own mapping; of other
     nodes the rows arrive with the reply, and are copied into memory that is used again.
 
-    **Probabilities** are those of the draw, whatever the priorities did meanwhile, so
+    **Probabilities** are those of the draw, whatever the priorities did since, so
     that importance weights are unbiased; see docs/ray.md.
 
     **Priorities** belong to the shards, for any number of learners. They are sent with

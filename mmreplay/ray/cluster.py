@@ -328,7 +328,7 @@ class Remote:
         Args:
             method: Of the actor.
             *arguments: Arrays, numbers, strings, and dicts and lists of these.
-            timeout_s: When to give up.
+            timeout_s: Seconds after which the call fails.
 
         Raises:
             FailedError: There is no actor of this name: the run was stopped.

@@ -123,7 +123,7 @@ class RingDraw(TypedDict):
         windows: int64 ``[k, T]`` positions of windows; None without windows.
         mask: bool ``[k, T]``, likewise.
         is_first: bool ``[k, T]``, likewise; None where it was not asked for.
-        first_only: Paths of fields of which a window has its first step only.
+        first_only: Paths of fields that a window holds of its first step only.
         fields: Arrays ``[k, *shape]`` by path, where rows were asked for.
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
     """
@@ -247,7 +247,7 @@ class RingDraws:
         with self._lock:
             rings = dict(self._rings)
         if self._draws_epochs:
-            # What an epoch draws is told by what was frozen for it.
+            # An epoch draws what was frozen for it.
             return {name: [0.0, 0.0, float("inf"), 0.0] for name in rings}
         self.known = {
             name: _numbers(self._mass(ring, step, highest))

@@ -7,7 +7,7 @@ shards of the same process.
 **Plan.** The points of a batch are divided between the rings by the masses that are
 known; each shard gets shares of its rings' own masses. A row's probability is its
 ring's share in the plan times its probability in its ring at the draw, which is
-unbiased whatever the masses did meanwhile; see `mmreplay.samplers.joint`.
+unbiased whatever the masses did since; see `mmreplay.samplers.joint`.
 
 **Rings that answer nothing.** Where a ring is empty by now, lost or late, all points
 that fell on it are drawn among the other rings. With phi the sum of the silent rings'
