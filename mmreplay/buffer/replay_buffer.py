@@ -1170,6 +1170,8 @@ class ReplayBuffer:
         with self._turn:
             self._appender().check()
             schema = self.schema.with_field(path, field)
+            # What the engine cannot store is refused before the fill is looked at.
+            self.metadata.next_generation(self.metadata.ring, schema)
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
             self._rebuild(self.metadata.ring, schema, {path: column})

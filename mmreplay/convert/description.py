@@ -17,6 +17,7 @@ from mmreplay.nesting import under
 from mmreplay.ring import LAYOUTS, Layout
 from mmreplay.samplers.priority_file import check_name
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.strict_json import Json
 
 MAGIC = "mmreplay"
@@ -59,7 +60,7 @@ class Description:
         priorities: Name of the sampler's column that `PRIORITY` holds, or ``""``.
 
     Raises:
-        SchemaError: A value is not legal, or a field has a reserved name.
+        SchemaError: A value is not legal, a field has a reserved name, or it varies.
     """
 
     schema: Schema
@@ -74,6 +75,7 @@ class Description:
     priorities: str = ""
 
     def __post_init__(self) -> None:
+        refuse_varying(self.schema, "a converted file")
         reserved = [path for path in self.schema.paths if path in RESERVED_NAMES]
         if reserved:
             raise SchemaError(

@@ -27,6 +27,7 @@ from mmreplay.errors import (
 from mmreplay.format.sharding import Sharding
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.schema.spaces import AUTORESETS as AUTORESETS
 from mmreplay.schema.spaces import Autoreset as Autoreset
 from mmreplay.strict_json import Json
@@ -35,6 +36,8 @@ Engine = Literal["memmap", "zarr", "memory"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 ON_DISK = tuple(engine for engine in ENGINES if engine != "memory")
 """Engines whose buffers lie in a folder; `storage.engines` has their stores."""
+VARYING: frozenset[Engine] = frozenset()
+"""Engines that store fields which vary from step to step."""
 
 FILE_NAME = "metadata.json"
 MAGIC = "mmreplay"
@@ -73,6 +76,9 @@ class Metadata:
         user: The user's own JSON.
         ro_compat: Features that a reader may ignore and a writer must know.
         sharding: Of the Zarr engine; None with another.
+
+    Raises:
+        SchemaError: A field varies, and the engine cannot store it.
     """
 
     uuid: bytes
@@ -85,6 +91,10 @@ class Metadata:
     user: Json
     ro_compat: tuple[str, ...] = ()
     sharding: Sharding | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in VARYING:
+            refuse_varying(self.schema, f"engine {self.engine!r}")
 
     @property
     def folder(self) -> str:

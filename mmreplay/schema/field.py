@@ -1,20 +1,27 @@
 """A field: one array per step, and its entry in metadata.json.
 
-Entries are read strictly, since the file may come from anywhere.
+The first axis of a field may *vary* from step to step. Its values then lie in a heap
+beside the rows, and a row holds a reference to them. Entries are read strictly, since
+the file may come from anywhere.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, SupportsIndex, cast
+from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, get_args
 
 import numpy as np
 
-from mmreplay.arguments import flag
+from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.convert import convert
-from mmreplay.schema.dtypes import canonical_name, storage_dtype
+from mmreplay.schema.dtypes import (
+    array_nbytes,
+    canonical_name,
+    describe,
+    storage_dtype,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +34,16 @@ from mmreplay.schema.dtypes import DTYPES
 
 MAX_AXES = 32
 MAX_NBYTES = 2**48
+MAX_LENGTH = 2**32 - 1
+
+Kind = Literal["array", "text", "bytes"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
+"""What a row stores of a value that varies: the heap position of its first byte, its
+items along the first axis, and the CRC32C of its bytes. All zero for no items."""
+HEAP_ALIGNMENT = 8
+"""Values begin at multiples of so many bytes in the heap."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -34,64 +51,186 @@ class Field:
     """One array per step.
 
     Attributes:
-        shape: Shape of one step's value, without step or environment axes.
+        shape: Shape of one step's value, without step or environment axes. The first
+            axis is None where it varies from step to step.
         dtype: One of `DTYPES`. Given as a numpy dtype, class or string of any
             byte order, it is kept by that name; little-endian on disk.
         exact: Whether casts that could lose anything are refused.
         mutable: Whether `ReplayBuffer.write_field` may rewrite its values.
         numpy: The numpy dtype it is stored in (uint16 for bfloat16).
-        nbytes: Bytes per step.
+        nbytes: Bytes per step in the row: 16 for the reference of a value that varies.
+        max_length: The longest first axis where it varies, else None.
+        kind: ``"array"``, or ``"text"`` and ``"bytes"``, whose values vary and are
+            given and read as `str` and `bytes`.
 
     Example:
         >>> mr.Field((84, 84), "uint8").nbytes
         7056
+        >>> mr.Field((None, 3), "float32", max_length=4096)  # a point cloud
+        Field(shape=(None, 3), dtype='float32', max_length=4096)
     """
 
+    # Of integers for nearly all code: a field that varies is asked for `varies` first,
+    # and then for `inner`.
     shape: tuple[int, ...]
     dtype: str
     exact: bool = field(default=False, kw_only=True)
     mutable: bool = field(default=False, kw_only=True)
     numpy: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
+    max_length: int | None = field(default=None, kw_only=True)
+    kind: Kind = field(default="array", kw_only=True)
 
     # Written out rather than generated, so that a caller may give any dtype and
     # shape that numpy would take, and a reader still finds a name and a tuple.
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int | None],
         dtype: DTypeLike,
         *,
         exact: bool = False,
         mutable: bool = False,
+        max_length: int | None = None,
+        kind: Kind = "array",
     ) -> None:
         """Declare a field.
 
         Args:
             shape: At most 32 axes; ``()`` for a scalar. With an axis of 0 the values
-                are empty, as those of a zero-size Box, and take no space.
+                are empty, as those of a zero-size Box, and take no space. None as the
+                first axis lets it vary from step to step, from 0 to `max_length`.
             dtype: bool, (u)int8 to 64, float16 to 64, or ``"bfloat16"``.
             exact: Refuse casts that could lose anything.
             mutable: Let `ReplayBuffer.write_field` rewrite values.
+            max_length: The longest first axis, where it varies. It costs no space:
+                a row takes what its value has.
+            kind: ``"text"`` and ``"bytes"`` are made by `text` and `bytes`.
 
         Raises:
-            SchemaError: An axis, the dtype or the size is not storable.
+            SchemaError: An axis, the dtype, the size or an option is not storable.
         """
         axes, name = _checked_shape(shape), canonical_name(dtype)
         for option, value in (("exact", exact), ("mutable", mutable)):
             flag(f"field option {option}", value)
+        one_of("field kind", kind, KINDS, "Use Field.text or Field.bytes.")
         if mutable and 0 in axes:
             raise SchemaError(
                 f"field option mutable must be False for the shape {list(axes)}, "
                 "which has no values to rewrite. Leave it out."
             )
         stored = storage_dtype(name)
+        varies = bool(axes) and axes[0] is None
+        if varies:
+            max_length = _checked_length(axes, name, max_length, kind, exact, mutable)
+            _checked_nbytes((max_length, *axes[1:]), stored.itemsize)
+        elif max_length is not None or kind != "array":
+            option = "max_length" if max_length is not None else "kind"
+            raise SchemaError(
+                f"field option {option} needs a shape that begins with None, got "
+                f"{list(axes)}. Leave it out, or let the first axis vary."
+            )
         set_ = object.__setattr__
         set_(self, "shape", axes)
         set_(self, "dtype", name)
         set_(self, "exact", bool(exact))
         set_(self, "mutable", bool(mutable))
         set_(self, "numpy", stored)
-        set_(self, "nbytes", _checked_nbytes(axes, stored.itemsize))
+        set_(self, "max_length", max_length)
+        set_(self, "kind", str(kind))
+        nbytes = (
+            REFERENCE.itemsize if varies else _checked_nbytes(axes, stored.itemsize)
+        )
+        set_(self, "nbytes", nbytes)
+
+    @classmethod
+    def text(cls, max_bytes: int) -> Field:
+        """Declare a field of `str`, which varies from step to step.
+
+        Args:
+            max_bytes: The most bytes that one text takes in UTF-8.
+
+        Raises:
+            SchemaError: `max_bytes` is not storable.
+
+        Example:
+            >>> mr.Field.text(max_bytes=200)
+            Field.text(max_bytes=200)
+        """
+        return cls((None,), "uint8", max_length=max_bytes, kind="text")
+
+    @classmethod
+    def bytes(cls, max_bytes: int) -> Field:
+        """Declare a field of `bytes`, which vary from step to step.
+
+        Args:
+            max_bytes: The most bytes of one value.
+
+        Raises:
+            SchemaError: `max_bytes` is not storable.
+
+        Example:
+            >>> mr.Field.bytes(max_bytes=65_536)  # compressed frames
+            Field.bytes(max_bytes=65536)
+        """
+        return cls((None,), "uint8", max_length=max_bytes, kind="bytes")
+
+    @property
+    def varies(self) -> bool:
+        """Whether the first axis varies from step to step."""
+        return self.max_length is not None
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one item of the first axis where it varies, else the shape."""
+        return self.shape if self.max_length is None else self.shape[1:]
+
+    @property
+    def inner_nbytes(self) -> int:
+        """Bytes of one item of the first axis where it varies, else of the value."""
+        return array_nbytes(self.dtype, self.inner)
+
+    @property
+    def max_heap_nbytes(self) -> int:
+        """The most bytes that one value takes in the heap; 0 where none varies."""
+        if self.max_length is None:
+            return 0
+        return (
+            -(-self.max_length * self.inner_nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
+        )
+
+    @property
+    def description(self) -> str:
+        """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
+        if self.kind != "array":
+            return f"{self.kind} of at most {self.max_length} bytes"
+        if self.max_length is None:
+            return describe(self.dtype, self.shape)
+        axes = ", ".join([f"up to {self.max_length}", *map(str, self.inner)])
+        return f"{self.dtype}[{axes}]"
+
+    def __repr__(self) -> str:
+        if self.kind != "array":
+            return f"Field.{self.kind}(max_bytes={self.max_length})"
+        stated = f"Field(shape={self.shape!r}, dtype={self.dtype!r}"
+        if self.max_length is None:
+            return f"{stated}, exact={self.exact!r}, mutable={self.mutable!r})"
+        exact = ", exact=True" if self.exact else ""
+        return f"{stated}, max_length={self.max_length}{exact})"
+
+    # Pickles of earlier versions have the first six; fields of one shape still do.
+    def __getstate__(self) -> list[object]:
+        state = [
+            self.shape, self.dtype, self.exact, self.mutable, self.numpy, self.nbytes
+        ]  # fmt: skip
+        return [*state, self.max_length, self.kind] if self.varies else state
+
+    def __setstate__(self, state: list[object]) -> None:
+        names = (
+            "shape", "dtype", "exact", "mutable", "numpy", "nbytes", "max_length",
+            "kind",
+        )  # fmt: skip
+        for name, value in zip(names, [*state, None, "array"][:8], strict=True):
+            object.__setattr__(self, name, value)
 
     def convert(
         self, value: object, path: str, lead: tuple[int, ...]
@@ -110,8 +249,13 @@ class Field:
 
         Raises:
             SchemaError: Its shape differs, or the cast could lose what was not
-                meant to be lost.
+                meant to be lost; or the field varies.
         """
+        if self.varies:
+            raise SchemaError(
+                f"field {path!r} varies from step to step, so its values make no array "
+                "of one shape. Pass them to add or extend."
+            )
         if (
             type(value) is np.ndarray
             and value.dtype == self.numpy
@@ -124,17 +268,20 @@ class Field:
 def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
     try:
         parts: tuple[object, ...] = tuple(shape)
+        varies = bool(parts) and parts[0] is None
         if any(isinstance(part, bool | np.bool_) for part in parts):
             raise TypeError
-        axes = tuple(operator.index(cast("SupportsIndex", part)) for part in parts)
+        axes = tuple(
+            operator.index(cast("SupportsIndex", part)) for part in parts[varies:]
+        )
     except TypeError:
         raise SchemaError(
             f"field shape must be a tuple of integers, got {shown(shape)}. Write (3,) "
             "for a vector of 3 and () for a scalar."
         ) from None
-    if len(axes) > MAX_AXES:
+    if len(parts) > MAX_AXES:
         raise SchemaError(
-            f"field shape must have at most {MAX_AXES} axes, got {len(axes)}. Merge "
+            f"field shape must have at most {MAX_AXES} axes, got {len(parts)}. Merge "
             "some of them."
         )
     if any(axis < 0 for axis in axes):
@@ -142,7 +289,41 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
             f"field shape must have axes of at least 0, got {list(axes)}. Check the "
             "shape."
         )
-    return axes
+    # Values without bytes would have a length and no place in the heap.
+    if varies and 0 in axes:
+        raise SchemaError(
+            "field shape must have axes of at least 1 behind one that varies, got "
+            f"{[None, *axes]}. Check the shape."
+        )
+    return cast("tuple[int, ...]", (None, *axes)) if varies else axes
+
+
+def _checked_length(
+    axes: tuple[int, ...],
+    dtype: str,
+    max_length: int | None,
+    kind: Kind,
+    exact: bool,
+    mutable: bool,
+) -> int:
+    """Check the options of a field that varies; return its max_length."""
+    name = "max_length" if kind == "array" else "max_bytes"
+    length = integer(
+        f"field option {name}", max_length, 1,
+        "Give the longest first axis: None in the shape lets it vary up to that.",
+        maximum=MAX_LENGTH,
+    )  # fmt: skip
+    if mutable:
+        raise SchemaError(
+            f"field option mutable must be False for the shape {list(axes)}, whose "
+            "values vary. Leave it out, or declare a fixed shape."
+        )
+    if kind != "array" and (axes[1:] or dtype != "uint8" or exact):
+        raise SchemaError(
+            f"field kind {kind!r} must have shape [None], dtype uint8 and exact=False, "
+            f"got {list(axes)}, {dtype} and exact={exact}. Use Field.{kind}(max_bytes)."
+        )
+    return length
 
 
 def _checked_nbytes(shape: tuple[int, ...], itemsize: int) -> int:
@@ -159,17 +340,21 @@ def _checked_nbytes(shape: tuple[int, ...], itemsize: int) -> int:
 
 
 _KEYS = ("name", "dtype", "shape", "exact", "mutable")
+_VARYING_KEYS = (*_KEYS, "max_length", "kind")
 
 
 def field_to_json(path: str, field: Field) -> dict[str, object]:
     """Return one field as a JSON object; see `Schema.to_json`."""
-    return {
+    entry: dict[str, object] = {
         "name": path,
         "dtype": field.dtype,
         "shape": list(field.shape),
         "exact": field.exact,
         "mutable": field.mutable,
     }
+    if field.varies:
+        entry |= {"max_length": field.max_length, "kind": field.kind}
+    return entry
 
 
 def field_from_json(entry: object) -> tuple[str, Field]:
@@ -180,9 +365,12 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     """
     if not isinstance(entry, dict):
         raise _refused("entry", entry, "an object")
-    if set(entry) != set(_KEYS):
-        raise _refused("keys", sorted(map(str, entry)), f"exactly {sorted(_KEYS)}")
-    name, dtype, shape = entry["name"], entry["dtype"], entry["shape"]
+    shape = entry.get("shape")
+    varies = type(shape) is list and shape[:1] == [None]
+    keys = _VARYING_KEYS if varies else _KEYS
+    if set(entry) != set(keys):
+        raise _refused("keys", sorted(map(str, entry)), f"exactly {sorted(keys)}")
+    name, dtype = entry["name"], entry["dtype"]
     if type(name) is not str:
         raise _refused("name", name, "a string")
     if CONTROLS.search(name):
@@ -192,13 +380,22 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     if (
         type(shape) is not list
         or len(shape) > MAX_AXES
-        or any(type(axis) is not int for axis in shape)
+        or any(type(axis) is not int for axis in shape[varies:])
     ):
         raise _refused(f"shape of {name!r}", shape, "a list of at most 32 integers")
     for option in ("exact", "mutable"):
         if type(entry[option]) is not bool:
             raise _refused(f"{option} of {name!r}", entry[option], "true or false")
-    return name, Field(shape, dtype, exact=entry["exact"], mutable=entry["mutable"])
+    options = {option: entry[option] for option in keys[3:]}
+    length = options.get("max_length")
+    if varies and not (type(length) is int and 1 <= length <= MAX_LENGTH):
+        legal = f"an integer in [1, {MAX_LENGTH}]"
+        raise _refused(f"max_length of {name!r}", length, legal)
+    if varies and options["kind"] not in KINDS:
+        raise _refused(
+            f"kind of {name!r}", options["kind"], f"one of {', '.join(KINDS)}"
+        )
+    return name, Field(shape, dtype, **options)
 
 
 def _refused(what: str, got: object, expected: str) -> SchemaError:

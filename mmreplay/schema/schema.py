@@ -17,7 +17,6 @@ from mmreplay.nesting import (
     unflatten,
 )
 from mmreplay.notebook import html_table
-from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field, field_from_json, field_to_json
 from mmreplay.schema.spaces import (
     Autoreset,
@@ -278,7 +277,10 @@ class Schema:
         return cls.from_flat(flat, _mapping(roles, "schema roles"))
 
     def to_json(self) -> list[dict[str, object]]:
-        """One object a field, in order: name, dtype, shape, exact, mutable."""
+        """One object a field, in order: name, dtype, shape, exact, mutable.
+
+        A shape that varies begins with None; then there are max_length and kind, too.
+        """
         return [field_to_json(path, field) for path, field in self.fields.items()]
 
     @property
@@ -288,8 +290,21 @@ class Schema:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one step, its flags included."""
+        """Bytes of one step, its flags included; of values that vary the references."""
         return 1 + sum(field.nbytes for field in self.fields.values())
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Paths of the fields that vary from step to step, in order."""
+        return tuple(path for path, field in self.fields.items() if field.varies)
+
+    @property
+    def max_heap_nbytes(self) -> int:
+        """The most bytes that the values of one step take in the heap.
+
+        Each begins at a multiple of 8; 0 where no field varies.
+        """
+        return sum(field.max_heap_nbytes for field in self.fields.values())
 
     def role(self, name: str) -> str | None:
         """Path of the leaf or subtree that plays a role; None if nothing does.
@@ -399,7 +414,7 @@ class Schema:
         width = max(map(len, self.fields))
         lines = []
         for path, field in self.fields.items():
-            line = f"  {path:{width}}  {describe(field.dtype, field.shape)}"
+            line = f"  {path:{width}}  {field.description}"
             line += " exact" * field.exact + " mutable" * field.mutable
             roles = [r for r, top in self.roles.items() if under([path], top)]
             # A role says nothing new where the field is named after it.
@@ -415,6 +430,8 @@ class Schema:
             roles = [role for role, top in self.roles.items() if under([path], top)]
             options = [name for name in ("exact", "mutable") if getattr(field, name)]
             shape = str(list(field.shape)) if field.shape else "scalar"
+            if field.varies:
+                shape = field.description.removeprefix(field.dtype)
             rows.append(
                 (path, field.dtype, shape, roles[0] if roles else "", " ".join(options))
             )
@@ -470,6 +487,23 @@ def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
             flat[path] = leaf
     unflatten(flat)
     return flat
+
+
+def refuse_varying(schema: Schema, target: str) -> None:
+    """Refuse fields that vary from step to step, for a target that cannot store them.
+
+    Args:
+        schema: The fields.
+        target: What cannot, such as ``"engine 'memory'"``.
+
+    Raises:
+        SchemaError: A field varies.
+    """
+    for path in schema.varying:
+        raise SchemaError(
+            f"field {path!r} varies from step to step, which {target} cannot store. "
+            "Declare a fixed shape and pad its values, or leave the field out."
+        )
 
 
 def stated_num_envs(schema: Schema) -> int | None:
@@ -572,6 +606,13 @@ def check_roles(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
         SchemaError: An end is no plain bool, nor one bool per agent, or the next
             observation differs from the observation.
     """
+    for role in ("reward", "terminated", "truncated"):
+        for path in under(fields, roles[role]) if role in roles else ():
+            if fields[path].varies:
+                raise SchemaError(
+                    f"field {path!r} plays {role!r} and must have one shape in every "
+                    f"step, got {fields[path]}. Name another field in roles."
+                )
     for role in ("terminated", "truncated"):
         if role in roles:
             _check_end(role, roles[role], fields)
@@ -643,6 +684,5 @@ def _check_next(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
 
 def _kinds(fields: Mapping[str, Field], top: str) -> dict[str, str]:
     return {
-        path.removeprefix(top): describe(fields[path].dtype, fields[path].shape)
-        for path in under(fields, top)
+        path.removeprefix(top): fields[path].description for path in under(fields, top)
     }

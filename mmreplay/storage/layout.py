@@ -2,7 +2,8 @@
 
 Fields below 4 KiB per step share records.bin, so that a batch of six small fields is
 one gather and one page of disk instead of six. Larger fields, and mutable ones whatever
-their size, have a file of their own.
+their size, have a file of their own. Of a field that varies the record holds the
+reference, whatever the size of its values.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mmreplay.episodes import TERMINATED, TRUNCATED
 from mmreplay.kernels.rows import keys_of
 from mmreplay.ring import Ring
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.field import REFERENCE
 
 if TYPE_CHECKING:
     from mmreplay.kernels.rows import Member, PackerKernel, RowsKernel
@@ -95,8 +97,13 @@ def record_layout(schema: Schema) -> RecordLayout:
             large[path] = f"f{len(large):03d}.bin"
         else:
             small.append(path)
-    small.sort(key=lambda path: -schema.fields[path].numpy.itemsize)
+    small.sort(key=lambda path: -_stored(schema.fields[path])[0].itemsize)
     return RecordLayout(_record(schema, small) if small else None, large, served)
+
+
+def _stored(field: Field) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+    """Dtype and shape of what a row holds of a field."""
+    return (REFERENCE, ()) if field.varies else (field.numpy, field.shape)
 
 
 def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
@@ -107,9 +114,7 @@ def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
     return np.dtype(
         {
             "names": paths,
-            "formats": [
-                (schema.fields[path].numpy, schema.fields[path].shape) for path in paths
-            ],
+            "formats": [_stored(schema.fields[path]) for path in paths],
             "offsets": offsets,
             # At least one byte, where all of its members are empty.
             "itemsize": -(-max(end, 1) // ALIGNMENT) * ALIGNMENT,
