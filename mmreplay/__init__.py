@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from mmreplay.page.launch import view as view
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
+    from mmreplay.ragged import Ragged as Ragged
     from mmreplay.recording import RecordReport as RecordReport
     from mmreplay.recording import record as record
     from mmreplay.repairing import DroppedRows as DroppedRows
@@ -152,6 +153,7 @@ _MODULES = {
     "Plan": "mmreplay.plan",
     "PrioritizedSampler": "mmreplay.samplers.prioritized",
     "RankPrioritizedSampler": "mmreplay.samplers.prioritized",
+    "Ragged": "mmreplay.ragged",
     "RateCounter": "mmreplay.limiter",
     "RateLimiter": "mmreplay.limiter",
     "RecentSampler": "mmreplay.samplers.recent",

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import SEPARATOR, meant, under, unflatten
 from mmreplay.notebook import html_table
+from mmreplay.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import device as Device
 
 Array = Any
-"""``numpy.ndarray`` in a batch from a buffer, ``torch.Tensor`` after `Batch.torch`."""
+"""``numpy.ndarray`` in a batch from a buffer, ``torch.Tensor`` after `Batch.torch`.
+
+`Ragged` of either where a field varies from step to step."""
 
 DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
 """Columns of every draw."""
@@ -50,7 +53,8 @@ class Batch:
 
     Attributes:
         fields: Array ``[B, *shape]`` by path, ``next_observation/...`` included; of
-            windows ``[B, T, *shape]``.
+            windows ``[B, T, *shape]``. A field that varies is `Ragged`, of shape
+            ``(B,)`` or ``(B, T)``.
         env_ids: int64 ``[B]``.
         positions: int64 ``[B]``, the step drawn of each window.
         probabilities: float64 ``[B]``.
@@ -138,20 +142,14 @@ class Batch:
 
     def __repr__(self) -> str:
         """Say what the fields are, not what is in them."""
-        fields = [
-            f"{path} {str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
-            for path, array in self.fields.items()
-        ]
+        fields = [f"{path} {''.join(_form(a))}" for path, a in self.fields.items()]
         kind = "steps" if self.mask is None else "windows"
         return f"<Batch of {len(self)} {kind}: {', '.join(fields)}>"
 
     def _repr_html_(self) -> str:
         """Return what the fields are as a table, for notebooks."""
         kind = "steps" if self.mask is None else "windows"
-        rows = [
-            (path, str(array.dtype).removeprefix("torch."), list(array.shape))
-            for path, array in self.fields.items()
-        ]
+        rows = [(path, *_form(array)) for path, array in self.fields.items()]
         title = f"Batch of {len(self)} {kind}"
         return html_table(title, ("field", "dtype", "shape"), rows)
 
@@ -238,7 +236,10 @@ class Batch:
         if self._drawn is not None or isinstance(self.positions, torch.Tensor):
             return self if device is None else self.to(device)
         from_numpy = torch.from_numpy
-        fields = {path: from_numpy(array) for path, array in self.fields.items()}
+        fields = {
+            path: array.tensors() if type(array) is Ragged else from_numpy(array)
+            for path, array in self.fields.items()
+        }
         for path in self.bfloat16:
             if path in fields:
                 fields[path] = fields[path].view(torch.bfloat16)
@@ -291,6 +292,14 @@ class Batch:
             offsets=None if self.offsets is None else change(self.offsets),
             buffer_ids=None if self.buffer_ids is None else change(self.buffer_ids),
         )
+
+
+def _form(array: Array) -> tuple[str, str]:
+    """Dtype and shape of a field, as text."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    if isinstance(array, Ragged):
+        return dtype, array.form.removeprefix(dtype)
+    return dtype, str(list(array.shape))
 
 
 _SLOTS: dict[str, Any] = {name: vars(Batch)[name] for name in DRAWN}

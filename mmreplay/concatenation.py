@@ -30,6 +30,7 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import EmptyError, SchemaError, shown
+from mmreplay.ragged import Ragged
 from mmreplay.samplers.base import (
     PADDED,
     Draw,
@@ -643,14 +644,18 @@ def join_batches(
             "steps or of windows of one length."
         )
 
-    def column(name: str) -> Any:
-        arrays = [getattr(batch, name) for batch in batches]
+    def join(arrays: list[Any]) -> Any:
+        if isinstance(arrays[0], Ragged):
+            return Ragged.concatenate(arrays)
         return None if arrays[0] is None else concatenate(arrays)
+
+    def column(name: str) -> Any:
+        return join([getattr(batch, name) for batch in batches])
 
     return replace(
         first,
         fields={
-            path: concatenate([batch.fields[path] for batch in batches])
+            path: join([batch.fields[path] for batch in batches])
             for path in first.fields
         },
         env_ids=column("env_ids"),
@@ -670,6 +675,8 @@ def _pad(batch: Batch, length: int, concatenate: Callable[..., Any]) -> Batch:
     missing = length - _window_length(batch)
 
     def repeat_last(array: Any) -> Any:
+        if isinstance(array, Ragged):
+            return Ragged.concatenate([array, *[array[:, -1:]] * missing], 1)
         return concatenate([array, *[array[:, -1:]] * missing], 1)
 
     def append_false(array: Any) -> Any:
@@ -696,15 +703,22 @@ def _window_length(batch: Batch) -> int:
     return int(batch.mask.shape[1])
 
 
-def _forms(batch: Batch) -> dict[str, tuple[Any, Any]]:
+def _forms(batch: Batch) -> dict[str, tuple[Any, ...]]:
     """Dtype and shape of a step of each field."""
-    return {path: (a.dtype, a.shape[1:]) for path, a in batch.fields.items()}
+    return {
+        path: (a.dtype, a.shape[1:], a.inner)
+        if isinstance(a, Ragged)
+        else (a.dtype, a.shape[1:])
+        for path, a in batch.fields.items()
+    }
 
 
 def _shapes(batch: Batch) -> dict[str, str]:
     """Dtype and shape of a step of each field, as text."""
     return {
-        path: f"{array.dtype}{list(array.shape[1:])}"
+        path: array.form.replace(f"[{array.shape[0]}, ", "[", 1)
+        if isinstance(array, Ragged)
+        else f"{array.dtype}{list(array.shape[1:])}"
         for path, array in sorted(batch.fields.items())
     }
 
@@ -719,6 +733,8 @@ def select_rows(batch: Batch, rows: Ids, probabilities: Any = None) -> Batch:
     """
 
     def select(array: Any) -> Any:
+        if isinstance(array, Ragged):
+            return array.numpy()[rows]
         return None if array is None else as_numpy(array)[rows]
 
     return replace(

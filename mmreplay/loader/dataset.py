@@ -28,6 +28,7 @@ from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
 from mmreplay.process import ProcessGuard, refuse_fork_with_threads
+from mmreplay.ragged import Ragged
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.transforms.base import Transform
 
@@ -45,7 +46,8 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
         items: A batch, or single steps as nested dicts of tensors.
 
     Returns:
-        The batch, or the nested dict with every tensor ``[B, *shape]``.
+        The batch, or the nested dict with every tensor ``[B, *shape]``, and `Ragged`
+        of shape ``(B,)`` for fields that vary.
 
     Raises:
         SchemaError: The items are a list of batches.
@@ -70,6 +72,13 @@ def _refuse(batches: Sequence[Batch], **_: object) -> NoReturn:
 
 # Otherwise torch lists the types that it can stack, and not what to do.
 default_collate_fn_map[Batch] = _refuse
+
+
+def _ragged(items: Sequence[Ragged], **_: object) -> Ragged:
+    return Ragged.concatenate([item.reshape(1) for item in items])
+
+
+default_collate_fn_map[Ragged] = _ragged
 
 
 MAX_TRIES = 10
@@ -216,7 +225,8 @@ class ReplayDataset(Dataset[Any]):
 
         Returns:
             A `Batch` of tensors ``[B, *shape]``; or for an integer a nested dict of
-            tensors ``[*shape]``, ``next_observation`` included.
+            tensors ``[*shape]``, ``next_observation`` included. Of a field that varies
+            it has a `Ragged` of shape ``()``, whose `values` are the tensor.
 
         Raises:
             IndexError: There is no legal start of that rank.
@@ -339,7 +349,12 @@ class ReplayDataset(Dataset[Any]):
                 if not _overwritten(self.buffer.view, draw).any():
                     raise
                 continue
-            fields = {p: np.ascontiguousarray(a) for p, a in batch.fields.items()}
+            fields = {
+                path: array.copy()
+                if isinstance(array, Ragged)
+                else np.ascontiguousarray(array)
+                for path, array in batch.fields.items()
+            }
             return replace(batch, fields=fields)
         raise StarvedError(
             f"gave up after {MAX_TRIES} attempts: the writer overwrote steps of a "
@@ -376,10 +391,17 @@ def _ranks(indices: Sequence[int]) -> Ids:
 
 def _rows(batch: Batch) -> list[dict[str, Any]]:
     """Split a batch into nested dicts of single steps."""
-    columns = {path: array.unbind(0) for path, array in batch.torch().fields.items()}
+    count = range(len(batch))
+    columns = {
+        # Values of steps that come together by chance must not be stacked: `_ragged`.
+        path: [array[row : row + 1].reshape() for row in count]
+        if isinstance(array, Ragged)
+        else array.unbind(0)
+        for path, array in batch.torch().fields.items()
+    }
     return [
         unflatten({path: column[row] for path, column in columns.items()})
-        for row in range(len(batch))
+        for row in count
     ]
 
 

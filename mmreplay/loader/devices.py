@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError, shown
+from mmreplay.ragged import Ragged
 from mmreplay.storage.gather import BufferPool
 
 if TYPE_CHECKING:
@@ -227,13 +228,21 @@ def array_over(
 
 
 def arrays_of(batch: Batch) -> dict[str, Array]:
-    """Return every array of a batch: ``.name`` of columns, ``/path`` of fields."""
+    """Return every array of a batch: ``.name`` of columns, ``/path`` of fields.
+
+    Of a field that varies these are ``/path`` of its values, and ``#path`` of offsets.
+    """
     arrays: dict[str, Array] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
         if isinstance(value, np.ndarray):
             arrays[f".{field.name}"] = value
-    return arrays | {f"/{path}": array for path, array in batch.fields.items()}
+    for path, array in batch.fields.items():
+        if isinstance(array, Ragged):
+            arrays[f"#{path}"] = array.offsets
+            array = array.values
+        arrays[f"/{path}"] = array
+    return arrays
 
 
 def with_tensors(batch: Batch, tensors: dict[str, torch.Tensor]) -> Batch:
@@ -244,7 +253,10 @@ def with_tensors(batch: Batch, tensors: dict[str, torch.Tensor]) -> Batch:
         tensors: By the names of `arrays_of`.
     """
     columns = {name[1:]: t for name, t in tensors.items() if name[0] == "."}
-    by_path = {name[1:]: t for name, t in tensors.items() if name[0] == "/"}
+    by_path: dict[str, Any] = {n[1:]: t for n, t in tensors.items() if n[0] == "/"}
+    for path, array in batch.fields.items():
+        if isinstance(array, Ragged):
+            by_path[path] = Ragged(by_path[path], tensors[f"#{path}"], array.shape)
     for path in batch.bfloat16 & by_path.keys():
         by_path[path] = by_path[path].view(torch.bfloat16)
     return replace(batch, fields=by_path, **columns)  # type: ignore[arg-type]  # by name

@@ -52,6 +52,7 @@ from mmreplay.errors import (
 from mmreplay.format.ray_files import FrozenEpoch
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
+from mmreplay.ragged import Ragged
 from mmreplay.ray.descriptions import (
     Description,
     describe_sampler,
@@ -1435,7 +1436,12 @@ def _draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
 def _is_writeable(batch: Batch) -> bool:
     """Whether no array is of Ray's memory, which is read-only and has to be left."""
     arrays = [batch.env_ids, batch.positions, *batch.fields.values()]
-    return all(array.flags.writeable for array in arrays)
+    return all(
+        array.values.flags.writeable and array.offsets.flags.writeable
+        if isinstance(array, Ragged)
+        else array.flags.writeable
+        for array in arrays
+    )
 
 
 def _arrived(drawn: RingDraw, own: slice, key: int) -> Batch:

@@ -1,0 +1,391 @@
+"""Values whose first axis differs from row to row, one after another in one array.
+
+A *value* is what a step holds of a field that varies, such as the tokens of a prompt;
+its *items* are the rows of its first axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+
+from mmreplay.errors import SchemaError, shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import device as Device
+
+Array = Any
+"""``numpy.ndarray``, or ``torch.Tensor`` after `Ragged.tensors`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Ragged:
+    """Values of a field that varies: one for each step of a batch, or each of a window.
+
+    It is indexed as an array of values, of `shape`: ``ragged[3]`` is the value of the
+    fourth step, ``ragged[2:9]`` and ``ragged[mask]`` are ragged again. `len` and
+    iteration go along the first axis. What has values of one shape alone, such as
+    ``numpy.asarray``, is refused: use `values`, or `padded`.
+
+    Attributes:
+        values: The items of all values ``[total, *inner]``, one value after another.
+        offsets: int64 ``[N + 1]``, where each of the N values begins in `values`, and
+            ``total``; N is the product of `shape`.
+        shape: Of the values: ``(B,)`` of steps, ``(B, T)`` of windows and stacks, and
+            ``()`` of a single value.
+
+    Example:
+        >>> import numpy as np
+        >>> tokens = mr.Ragged(np.arange(5), np.array([0, 2, 2, 5]))
+        >>> [value.tolist() for value in tokens]
+        [[0, 1], [], [2, 3, 4]]
+        >>> array, mask = tokens.padded()
+        >>> array.tolist()
+        [[0, 1, 0], [0, 0, 0], [2, 3, 4]]
+    """
+
+    values: Array
+    offsets: Array
+    shape: tuple[int, ...]
+
+    def __init__(
+        self, values: Array, offsets: Array, shape: Sequence[int] | None = None
+    ) -> None:
+        """Put values together.
+
+        Args:
+            values: Array or tensor ``[total, *inner]``.
+            offsets: int64 ``[N + 1]`` of the same kind, rising from 0 to ``total``.
+            shape: Of the values; by default ``(N,)``.
+
+        Raises:
+            SchemaError: The offsets are not for these values, or not of this shape.
+        """
+        count = len(offsets) - 1
+        axes = (count,) if shape is None else tuple(shape)
+        if offsets.ndim != 1 or math.prod(axes) != count:
+            raise SchemaError(
+                f"offsets of Ragged must have shape [{math.prod(axes) + 1}] for values "
+                f"of shape {list(axes)}, got {list(offsets.shape)}. Pass where each "
+                "value begins, and the end of the last."
+            )
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "shape", axes)
+
+    @classmethod
+    def concatenate(cls, several: Sequence[Ragged], axis: int = 0) -> Ragged:
+        """Join ragged values along an axis of their shape.
+
+        Args:
+            several: At least one, all of arrays or all of tensors, of one dtype.
+            axis: 0 for more steps, 1 for longer windows.
+        """
+        first = several[0]
+        totals = [len(each.values) for each in several]
+        begins = [0, *np.cumsum(totals).tolist()]
+        shifted = [
+            each.offsets[:-1] + begin
+            for each, begin in zip(several, begins[:-1], strict=True)
+        ]
+        values: Array
+        offsets: Array
+        if isinstance(first.values, np.ndarray):
+            values = np.concatenate([each.values for each in several])
+            offsets = np.concatenate([*shifted, np.array(begins[-1:])])
+        else:
+            import torch
+
+            values = torch.cat([each.values for each in several])
+            end = first.offsets.new_tensor(begins[-1:])
+            offsets = torch.cat([*shifted, end])
+        if axis == 0:
+            steps = sum(each.shape[0] for each in several)
+            return cls(values, offsets, (steps, *first.shape[1:]))
+        every = cls(values, offsets)
+        numbers, begin = [], 0
+        for each in several:
+            count = len(each.offsets) - 1
+            numbers.append(np.arange(begin, begin + count).reshape(each.shape))
+            begin += count
+        joined: Ragged = every[np.concatenate(numbers, axis)]
+        return joined
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the items."""
+        return self.values.dtype
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one item."""
+        return tuple(self.values.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and offsets."""
+        return int(self.values.nbytes + self.offsets.nbytes)
+
+    @property
+    def lengths(self) -> Array:
+        """Items of each value, int64 of `shape`."""
+        return (self.offsets[1:] - self.offsets[:-1]).reshape(self.shape)
+
+    def __len__(self) -> int:
+        """Length of the first axis of `shape`."""
+        if not self.shape:
+            raise TypeError("len() of a single value; its items are .values")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Values along the first axis; those of windows are ragged themselves."""
+        for number in range(len(self)):
+            yield self[number]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a value, or some of them.
+
+        Args:
+            index: Anything that indexes an array of `shape`.
+
+        Returns:
+            The value ``[length, *inner]``, a view, where the index leads to one;
+            otherwise `Ragged`, for slices of steps with views of these arrays.
+        """
+        if isinstance(index, slice) and self.shape:
+            first, stop, step = index.indices(self.shape[0])
+            if step == 1:
+                return self._steps(first, max(first, stop))
+        numbers = self._numbers()[index]
+        if numbers.ndim == 0:
+            number = int(numbers)
+            return self.values[
+                int(self.offsets[number]) : int(self.offsets[number + 1])
+            ]
+        shape, numbers = tuple(numbers.shape), numbers.reshape(-1)
+        firsts = self.offsets[:-1][numbers]
+        lengths = self.offsets[1:][numbers] - firsts
+        offsets: Array
+        items: Array
+        if isinstance(self.values, np.ndarray):
+            offsets = np.zeros(len(numbers) + 1, np.int64)
+            np.cumsum(lengths, out=offsets[1:])
+            items = np.arange(int(offsets[-1]))
+            items += np.repeat(firsts - offsets[:-1], lengths)
+        else:
+            import torch
+
+            offsets = torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0))
+            items = torch.arange(int(offsets[-1]), device=offsets.device)
+            items += torch.repeat_interleave(firsts - offsets[:-1], lengths)
+        return Ragged(self.values[items], offsets, shape)
+
+    def _steps(self, first: int, stop: int) -> Ragged:
+        """Return steps ``[first, stop)``."""
+        each = math.prod(self.shape[1:])
+        offsets = self.offsets[first * each : stop * each + 1]
+        begin, end = int(offsets[0]), int(offsets[-1])
+        return Ragged(
+            self.values[begin:end], offsets - begin, (stop - first, *self.shape[1:])
+        )
+
+    def _numbers(self) -> Array:
+        """Return the number of each value, int64 of `shape`."""
+        count = len(self.offsets) - 1
+        if isinstance(self.offsets, np.ndarray):
+            return np.arange(count).reshape(self.shape)
+        import torch
+
+        return torch.arange(count, device=self.offsets.device).reshape(self.shape)
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        # By their lengths numpy would make an array of one batch and none of the next.
+        raise TypeError(
+            "values of different lengths make no array. Use .values and .offsets, or "
+            ".padded()."
+        )
+
+    def __repr__(self) -> str:
+        return f"<Ragged {self.form} of {len(self.values)} items>"
+
+    @property
+    def form(self) -> str:
+        """Dtype and axes as text, such as ``int32[256, *]``; ``*`` varies."""
+        axes = ", ".join(map(str, (*self.shape, "*", *self.inner)))
+        return f"{str(self.dtype).removeprefix('torch.')}[{axes}]"
+
+    def reshape(self, *shape: int) -> Ragged:
+        """Return the same values in another `shape`, such as windows of steps.
+
+        Args:
+            shape: With as many values.
+        """
+        return Ragged(self.values, self.offsets, shape)
+
+    def padded(
+        self,
+        length: int | None = None,
+        value: float = 0,
+        side: Literal["right", "left"] = "right",
+    ) -> tuple[Array, Array]:
+        """Pad all values to one length.
+
+        Args:
+            length: Items of each; None for those of the longest value here.
+            value: What stands where a value has no item.
+            side: Where it stands: behind the items, or before them.
+
+        Returns:
+            Array ``[*shape, length, *inner]``, and bool ``[*shape, length]``, true
+            where there is an item.
+
+        Raises:
+            SchemaError: A value is longer than `length`, or an argument is not legal.
+        """
+        if side not in ("right", "left"):
+            raise SchemaError(
+                f"side must be 'right' or 'left', got {shown(side)}. It is where the "
+                "padding stands."
+            )
+        lengths = self.lengths.reshape(-1)
+        longest = int(lengths.max()) if len(lengths) else 0
+        if length is None:
+            length = longest
+        elif not isinstance(length, int | np.integer) or length < longest:
+            raise SchemaError(
+                f"length must be an integer of at least {longest}, the items of the "
+                f"longest value, got {shown(length)}. Leave it out for that."
+            )
+        full = (len(lengths), int(length), *self.inner)
+        items: Array
+        if isinstance(self.values, np.ndarray):
+            try:
+                array = np.full(full, value, self.values.dtype)
+            except (OverflowError, TypeError, ValueError):
+                raise SchemaError(
+                    f"value must be a number that {self.values.dtype} holds, got "
+                    f"{shown(value)}. Choose another."
+                ) from None
+            items = np.arange(length)
+        else:
+            import torch
+
+            array = self.values.new_full(full, value)
+            items = torch.arange(length, device=self.values.device)
+        if side == "right":
+            mask = items < lengths[:, None]
+        else:
+            mask = items >= length - lengths[:, None]
+        array[mask] = self.values
+        shape = (*self.shape, int(length))
+        return array.reshape(*shape, *self.inner), mask.reshape(shape)
+
+    def text(self, errors: str = "strict") -> Any:
+        """Decode the values as UTF-8.
+
+        Args:
+            errors: What to do with bytes that are no UTF-8; see `bytes.decode`.
+
+        Returns:
+            A list of `str` for each axis of `shape`; of a single value the `str`.
+
+        Raises:
+            SchemaError: They are not bytes, or some are no UTF-8.
+        """
+        if self.inner or str(self.dtype).removeprefix("torch.") != "uint8":
+            raise SchemaError(
+                f"text must be of uint8[*], got {self.form}. Declare the field by "
+                "Field.text."
+            )
+        host = self.numpy()
+        data, bounds = host.values.tobytes(), host.offsets.tolist()
+        texts: list[Any] = []
+        for first, stop in pairwise(bounds):
+            try:
+                texts.append(data[first:stop].decode("utf-8", errors))
+            except UnicodeDecodeError as error:
+                raise SchemaError(
+                    f"value {len(texts)} is no UTF-8: {error.reason} at byte "
+                    f"{error.start}. Pass errors='replace', or read its bytes."
+                ) from error
+        for axis in reversed(self.shape[1:]):
+            count = len(texts) // axis if axis else math.prod(self.shape[:-1])
+            texts = [texts[n * axis : (n + 1) * axis] for n in range(count)]
+        return texts if self.shape else texts[0]
+
+    def tensors(self) -> Ragged:
+        """Return the same with tensors in place of arrays, without a copy."""
+        if not isinstance(self.values, np.ndarray):
+            return self
+        from torch import from_numpy
+
+        return Ragged(from_numpy(self.values), from_numpy(self.offsets), self.shape)
+
+    def numpy(self) -> Ragged:
+        """Return the same with arrays in place of tensors; bfloat16 as float32."""
+        if isinstance(self.values, np.ndarray):
+            return self
+        values, offsets = self.values.detach().cpu(), self.offsets.cpu()
+        if str(values.dtype) == "torch.bfloat16":
+            values = values.float()
+        return Ragged(values.numpy(), offsets.numpy(), self.shape)
+
+    def torch(self, device: str | Device | None = None) -> torch.Tensor:
+        """Return a jagged nested tensor ``[N, *, *inner]``, on the CPU without a copy.
+
+        Args:
+            device: Where to; None leaves it where the values are.
+
+        Returns:
+            Of windows the values of all steps, window by window: N is B times T.
+        """
+        import torch
+
+        here = self.tensors()
+        if device is not None:
+            here = here.to(device)
+        make = torch.nested.nested_tensor_from_jagged
+        jagged: torch.Tensor = make(here.values, here.offsets)
+        return jagged
+
+    def to(self, device: str | Device, non_blocking: bool = False) -> Ragged:
+        """Return the same on another device; of tensors.
+
+        Args:
+            device: Such as ``"cuda"``.
+            non_blocking: Let the copy go on while the program does; from pinned
+                memory only.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Ragged:
+        """Return the same in pinned memory; of tensors."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def view(self, dtype: Any) -> Ragged:
+        """Return the same with the items' bytes read as another dtype of their size.
+
+        Args:
+            dtype: Such as ``torch.bfloat16`` for uint16.
+        """
+        return Ragged(self.values.view(dtype), self.offsets, self.shape)
+
+    def copy(self) -> Ragged:
+        """Return the same in memory of its own, without what surrounds a view."""
+        if isinstance(self.values, np.ndarray):
+            return Ragged(self.values.copy(), self.offsets.copy(), self.shape)
+        return self._map(lambda tensor: tensor.clone())
+
+    def _map(self, change: Any) -> Ragged:
+        if isinstance(self.values, np.ndarray):
+            raise SchemaError(
+                "ragged holds numpy arrays, and only tensors can be moved. Call "
+                "tensors() first, or torch(device)."
+            )
+        return Ragged(change(self.values), change(self.offsets), self.shape)
