@@ -9,7 +9,7 @@ lists and arrays included, is a leaf.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from numpy import ndarray
 
@@ -21,11 +21,15 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 """Unicode's control characters, of which terminals make more than text."""
 
 
-def flatten(nested: Mapping[str, object]) -> dict[str, object]:
+def flatten(
+    nested: Mapping[str, object], leaves: Collection[str] = ()
+) -> dict[str, object]:
     """Leaves by path, in the order they stand.
 
     Args:
         nested: Mappings and tuples of leaves, nested at will.
+        leaves: Paths that are leaves whatever is there, such as a tuple of values that
+            vary.
 
     Returns:
         Path to leaf. An empty mapping or tuple leaves no trace.
@@ -39,8 +43,12 @@ def flatten(nested: Mapping[str, object]) -> dict[str, object]:
         if type(name) is not str or not name or SEPARATOR in name or "\0" in name:
             check_name(name)
         # Asking for Mapping goes through the ABC, a quarter of a microsecond.
-        if type(value) is not ndarray and isinstance(value, (Mapping, tuple)):
-            flat.update(_leaves(value, name))
+        if (
+            type(value) is not ndarray
+            and isinstance(value, (Mapping, tuple))
+            and name not in leaves
+        ):
+            flat.update(_leaves(value, name, leaves))
         else:
             flat[name] = value
     return flat
@@ -119,7 +127,9 @@ def under(paths: Iterable[str], prefix: str) -> tuple[str, ...]:
 
 
 def _leaves(
-    branch: Mapping[str, object] | tuple[object, ...], path: str
+    branch: Mapping[str, object] | tuple[object, ...],
+    path: str,
+    leaves: Collection[str],
 ) -> Iterator[tuple[str, object]]:
     items: Iterable[tuple[object, object]]
     if isinstance(branch, tuple):
@@ -134,8 +144,8 @@ def _leaves(
                 f"field path {below[:60]!r}... must have at most {MAX_PATH_LENGTH} "
                 f"characters, got {len(below)}. Nest less deeply."
             )
-        if isinstance(value, (Mapping, tuple)):
-            yield from _leaves(value, below)
+        if isinstance(value, (Mapping, tuple)) and below not in leaves:
+            yield from _leaves(value, below, leaves)
         else:
             yield below, value
 

@@ -145,6 +145,10 @@ class Ragged:
 
     def __iter__(self) -> Iterator[Any]:
         """Values along the first axis; those of windows are ragged themselves."""
+        if len(self.shape) == 1:
+            for first, stop in pairwise(self.offsets.tolist()):
+                yield self.values[first:stop]
+            return
         for number in range(len(self)):
             yield self[number]
 
@@ -162,6 +166,16 @@ class Ragged:
             first, stop, step = index.indices(self.shape[0])
             if step == 1:
                 return self._steps(first, max(first, stop))
+        elif type(index) is int and len(self.shape) == 1:
+            # Without the numbers of all values, as in a loop.
+            number = index + self.shape[0] if index < 0 else index
+            if not 0 <= number < self.shape[0]:
+                raise IndexError(
+                    f"index {index} is out of bounds for axis 0 with size "
+                    f"{self.shape[0]}"
+                )
+            first, stop = int(self.offsets[number]), int(self.offsets[number + 1])
+            return self.values[first:stop]
         numbers = self._numbers()[index]
         if numbers.ndim == 0:
             number = int(numbers)

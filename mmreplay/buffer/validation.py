@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.errors import SchemaError, frames_to_caller
+from mmreplay.errors import SchemaError, frames_to_caller, shown
 from mmreplay.nesting import flatten, meant
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
+from mmreplay.schema.varying import convert_varying, leading_axes
 from mmreplay.storage.layout import packer, record_layout
 
-Columns = dict[str, NDArray[np.generic]]
+Columns = dict[str, Any]
+"""An array by path; `Ragged` of a field that varies."""
 
 
 ANY = (-math.inf, math.inf)
@@ -43,7 +46,9 @@ class StepValidator:
         self._quick = [
             (path, field.numpy, (num_envs, *field.shape), field.shape)
             for path, field in schema.fields.items()
+            if not field.varies
         ]
+        self._varying = {path: schema.fields[path] for path in schema.varying}
         single = num_envs == 1
         self._scalars = {
             path: _scalars(field) if single else {}
@@ -86,7 +91,7 @@ class StepValidator:
                 )
             data = dict(data)
         if data.keys() != self._names:
-            data = flatten(data)
+            data = flatten(data, self._varying)
             if data.keys() != self._names:
                 raise self._misnamed(data)
         return data
@@ -128,7 +133,8 @@ class StepValidator:
 
         Returns:
             Per path ``[count, *shape]``; of the only environment of a buffer also
-            ``[*shape]``, if the value has that shape.
+            ``[*shape]``, if the value has that shape. `Ragged` of shape ``(count,)``
+            where a field varies.
         """
         columns: Columns = {}
         single = self._num_envs == 1
@@ -149,7 +155,21 @@ class StepValidator:
                     columns[path] = np.array(value, dtype)
                     continue
             columns[path] = self._convert(path, value, count)
+        for path in self._varying:
+            field = self._schema.fields[path]
+            lead: tuple[int, ...] = (count,)
+            if single and not leading_axes(field, data[path]):
+                lead = ()
+            columns[path] = self._ragged(path, data[path], lead).reshape(count)
         return columns
+
+    def _ragged(self, path: str, value: object, lead: tuple[int, ...]) -> Ragged:
+        """Check values of a field that varies; see `convert_varying`."""
+        column = convert_varying(self._schema.fields[path], value, path, lead)
+        if path in self.unrounded:
+            for given, items in _arrays(value, column):
+                self._rounded(path, given, items)
+        return column
 
     def _convert(self, path: str, value: object, count: int) -> NDArray[np.generic]:
         field = self._schema.fields[path]
@@ -189,12 +209,18 @@ class StepValidator:
         """Check T steps of count environments.
 
         Returns:
-            Per path ``[T, count, *shape]``, and T.
+            Per path ``[T, count, *shape]``, and T. `Ragged` of shape ``(T, count)``
+            where a field varies.
         """
         columns: Columns = {}
         steps = -1
         for path, field in self._schema.fields.items():
             value = data[path]
+            if field.varies:
+                columns[path] = self._ragged_block(path, value, count)
+                self._check_steps(path, len(columns[path]), steps)
+                steps = len(columns[path])
+                continue
             if type(value) is np.ndarray and value.dtype == field.numpy:
                 got = value.shape
                 if self._num_envs == 1 and got == (steps, *field.shape):
@@ -216,14 +242,35 @@ class StepValidator:
                     f"*{list(field.shape)}], got {list(shape)}. extend takes many "
                     "steps, add takes one."
                 )
-            if steps >= 0 and len(column) != steps:
-                raise SchemaError(
-                    f"field {path!r} must have T={steps} steps as the fields before "
-                    f"it, got {len(column)}. Give every field the same T."
-                )
+            self._check_steps(path, len(column), steps)
             steps = len(column)
             columns[path] = column
         return columns, steps
+
+    def _check_steps(self, path: str, got: int, steps: int) -> None:
+        if steps >= 0 and got != steps:
+            raise SchemaError(
+                f"field {path!r} must have T={steps} steps as the fields before it, "
+                f"got {got}. Give every field the same T."
+            )
+
+    def _ragged_block(self, path: str, value: Any, count: int) -> Ragged:
+        """Check T steps of a field that varies; return shape ``(T, count)``."""
+        lead = leading_axes(self._schema.fields[path], value)
+        single = self._num_envs == 1
+        steps = len(value) if hasattr(value, "__len__") else -1
+        # Lists without an item are values where the buffer has one environment.
+        lists = isinstance(value, list | tuple) and (lead == 0 or not single)
+        if steps < 0 or not (lists or lead == 2 or (single and lead == 1)):
+            axes = "[T]" if single else f"[T, {count}]"
+            shape = getattr(value, "shape", None)
+            got = shown(value) if shape is None else f"shape {list(shape)}"
+            raise SchemaError(
+                f"field {path!r} must have values {axes}, got {got}. extend takes many "
+                "steps, add takes one."
+            )
+        full = (steps,) if single and lead < 2 else (steps, count)
+        return self._ragged(path, value, full).reshape(steps, count)
 
     def final(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
         """Check final observations.
@@ -257,8 +304,16 @@ class StepValidator:
         finals: Columns = {}
         for path, value in self._final_leaves(observation).items():
             field = self._schema[path]
-            axes = len(lead) + len(field.shape)
             name = f"final_observation/{path}"
+            if field.varies:
+                given_axes = leading_axes(field, value)
+                alone = self._num_envs == 1 and given_axes == len(lead) - 1
+                values = convert_varying(
+                    field, value, name, lead[:-1] if alone else lead
+                )
+                finals[path] = values.reshape(*lead)
+                continue
+            axes = len(lead) + len(field.shape)
             given_axes = len(shape_of(value, f"field {name!r}"))
             alone = self._num_envs == 1 and given_axes == axes - 1
             column = field.convert(value, name, lead[:-1] if alone else lead)
@@ -273,7 +328,9 @@ class StepValidator:
         # One value of a single field may be a tuple of numbers.
         branch = not where or paths != (role,)
         nested = isinstance(observation, (Mapping, tuple) if branch else Mapping)
-        leaves = flatten({role: observation}) if nested else {role: observation}
+        leaves = {role: observation}
+        if nested:
+            leaves = flatten(leaves, self._varying)
         if set(leaves) != set(paths):
             raise SchemaError(
                 f"final_observation{where} must have the fields {sorted(paths)}, got "
@@ -298,9 +355,13 @@ class StepValidator:
         """Check final observations that come one by one; see `final`."""
         lead = ended.shape
         finals: Columns = {}
+        ragged: dict[str, dict[tuple[int, ...], NDArray[Any]]] = {}
         for path in self._schema.role_paths("observation"):
             field = self._schema[path]
-            finals[path] = np.zeros((*lead, *field.shape), field.numpy)
+            if field.varies:
+                ragged[path] = {}
+            else:
+                finals[path] = np.zeros((*lead, *field.shape), field.numpy)
         cells = np.empty(lead, object)
         _fill(cells, observation)
         for index in zip(*np.nonzero(ended), strict=True):
@@ -313,11 +374,21 @@ class StepValidator:
                     "step, or leave final_observation out."
                 )
             for path, leaf in self._final_leaves(cells[index], where).items():
+                name = f"final_observation/{path}{where}"
+                if path in ragged:
+                    one = convert_varying(self._schema[path], leaf, name, ())
+                    ragged[path][index] = one.values
+                    continue
                 # numpy makes one object array of numbers from equal shapes.
                 boxed = isinstance(leaf, np.ndarray) and leaf.dtype == object
                 value = np.array(leaf.tolist()) if boxed else leaf  # type: ignore[attr-defined]  # an array
-                name = f"final_observation/{path}{where}"
                 finals[path][index] = self._schema[path].convert(value, name, ())
+        for path, values in ragged.items():
+            field = self._schema[path]
+            empty = np.empty((0, *field.inner), field.numpy)
+            every = [values.get(index, empty) for index in np.ndindex(lead)]
+            flat = convert_varying(field, every, path, (len(every),))
+            finals[path] = flat.reshape(*lead)
         return finals
 
     def env_ids(self, env_ids: object) -> NDArray[np.int64] | None:
@@ -347,6 +418,20 @@ class StepValidator:
                 "extend to add several steps of an environment."
             )
         return ids
+
+
+def _arrays(value: Any, column: Ragged) -> Iterator[tuple[Any, NDArray[Any]]]:
+    """Arrays among values that vary, each with what was made of it."""
+    if isinstance(value, Ragged):
+        yield value.values, column.values
+    elif hasattr(value, "dtype") and value.dtype != object:
+        yield value, column.values.reshape(value.shape)
+    elif column.shape and isinstance(value, list | tuple | np.ndarray):
+        for number, each in enumerate(value):
+            if len(column.shape) > 1:
+                yield from _arrays(each, column[number])
+            elif getattr(each, "dtype", column.dtype) != column.dtype:
+                yield each, column[number]
 
 
 def _fill(cells: NDArray[np.object_], values: object) -> None:

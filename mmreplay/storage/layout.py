@@ -141,8 +141,9 @@ def _member(path: str, field: Field, layout: RecordLayout) -> Member:
         offset = -1 if packed is None else packed[1]
     kind, scalar = _scalars(field)
     mark = END_BITS.get(layout.served.get(path, ""), 0)
-    itemsize = field.numpy.itemsize
-    return path, field.numpy, scalar, kind, itemsize, field.shape, offset, mark
+    # Values that vary are never packed as they come; their references are.
+    dtype, shape = _stored(field)
+    return path, dtype, scalar, kind, dtype.itemsize, shape, offset, mark
 
 
 def _scalars(field: Field) -> tuple[str, type | None]:
