@@ -17,6 +17,8 @@ from mmreplay.errors import SchemaError, shown
 
 SEPARATOR = "/"
 MAX_PATH_LENGTH = 256
+GRAPH = ("nodes", "edges", "edge_links")
+"""Members of Gymnasium's GraphInstance."""
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 """Unicode's control characters, of which terminals make more than text."""
 
@@ -29,7 +31,8 @@ def flatten(
     Args:
         nested: Mappings and tuples of leaves, nested at will.
         leaves: Paths that are leaves whatever is there, such as a tuple of values that
-            vary.
+            vary. Where they name the members of a graph, Gymnasium's GraphInstance, or
+            a list or tuple of them, is a branch.
 
     Returns:
         Path to leaf. An empty mapping or tuple leaves no trace.
@@ -42,12 +45,12 @@ def flatten(
     for name, value in nested.items():
         if type(name) is not str or not name or SEPARATOR in name or "\0" in name:
             check_name(name)
+        if leaves and name in leaves:
+            flat[name] = value
+        elif leaves and (graph := _graph(value, name, leaves)):
+            flat.update(graph)
         # Asking for Mapping goes through the ABC, a quarter of a microsecond.
-        if (
-            type(value) is not ndarray
-            and isinstance(value, (Mapping, tuple))
-            and name not in leaves
-        ):
+        elif type(value) is not ndarray and isinstance(value, (Mapping, tuple)):
             flat.update(_leaves(value, name, leaves))
         else:
             flat[name] = value
@@ -144,10 +147,33 @@ def _leaves(
                 f"field path {below[:60]!r}... must have at most {MAX_PATH_LENGTH} "
                 f"characters, got {len(below)}. Nest less deeply."
             )
-        if isinstance(value, (Mapping, tuple)) and below not in leaves:
+        if leaves and below in leaves:
+            yield below, value
+        elif leaves and (graph := _graph(value, below, leaves)):
+            yield from graph.items()
+        elif isinstance(value, (Mapping, tuple)):
             yield from _leaves(value, below, leaves)
         else:
             yield below, value
+
+
+def _graph(value: object, path: str, leaves: Collection[str]) -> dict[str, object]:
+    """Leaves by path of graphs, nested in lists and tuples; none of anything else."""
+    names = [name for name in GRAPH if f"{path}{SEPARATOR}{name}" in leaves]
+    first = value
+    while isinstance(first, list | tuple) and not hasattr(first, "edge_links"):
+        first = first[0] if first else None
+    if not names or not hasattr(first, "edge_links"):
+        return {}
+    return {f"{path}{SEPARATOR}{name}": _member(value, name) for name in names}
+
+
+def _member(graphs: object, name: str) -> object:
+    """One member of a graph, or of each of them; empty where it has none."""
+    if isinstance(graphs, list | tuple) and not hasattr(graphs, name):
+        return [_member(graph, name) for graph in graphs]
+    member = getattr(graphs, name)
+    return [] if member is None else member
 
 
 def _insert(nested: dict[str, object], path: str, value: object) -> None:

@@ -236,8 +236,10 @@ def record(
         max_rows = rows_of(steps, source.num_envs)
         started = perf_counter()
         fresh = not (path / FILE_NAME).exists()
+        schema = Schema.from_env(played)
+        source.varying = schema.varying
         buffer = _open(
-            path, Schema.from_env(played), source, capacity, max_rows,
+            path, schema, source, capacity, max_rows,
             on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +56,8 @@ class Source(Protocol):
     autoreset: Autoreset
     observation: Any
     """What the policy sees next, as the environment gave it."""
+    varying: Collection[str]
+    """Paths of fields that vary, whose values come in arrays of objects ``[E]``."""
 
     def reset(self, seed: int | None) -> None:
         """Begin every episode anew."""
@@ -75,6 +78,7 @@ class Single:
     def __init__(self, env: Env[Any, Any]) -> None:
         self._env = env
         self.observation: Any = None
+        self.varying: Collection[str] = ()
 
     def reset(self, seed: int | None) -> None:
         """See `Source.reset`."""
@@ -95,8 +99,10 @@ class Single:
 
     def leaves(self, name: str, value: Any) -> Leaves:
         """See `Source.leaves`."""
-        flat = flatten({name: value})
-        return {path: np.array(leaf)[None] for path, leaf in flat.items()}
+        return {
+            path: _cells([leaf]) if path in self.varying else np.array(leaf)[None]
+            for path, leaf in flatten({name: value}, self.varying).items()
+        }
 
 
 class Vector:
@@ -107,6 +113,7 @@ class Vector:
         self.num_envs: int = env.num_envs
         self.autoreset: Autoreset = autoreset
         self.observation: Any = None
+        self.varying: Collection[str] = ()
 
     def reset(self, seed: int | None) -> None:
         """See `Source.reset`."""
@@ -141,13 +148,28 @@ class Vector:
             return self.leaves("observation", given)
         final = self.leaves("observation", observation)
         for env_id in np.flatnonzero(ended).tolist():
-            for path, leaf in flatten({"observation": given[env_id]}).items():
-                final[path][env_id] = np.asarray(leaf)
+            one = {"observation": given[env_id]}
+            for path, leaf in flatten(one, self.varying).items():
+                if path in self.varying:
+                    final[path][env_id : env_id + 1] = _cells([leaf])
+                else:
+                    final[path][env_id] = np.asarray(leaf)
         return final
 
     def leaves(self, name: str, value: Any) -> Leaves:
         """See `Source.leaves`."""
-        return {path: np.array(leaf) for path, leaf in flatten({name: value}).items()}
+        return {
+            path: _cells(leaf) if path in self.varying else np.array(leaf)
+            for path, leaf in flatten({name: value}, self.varying).items()
+        }
+
+
+def _cells(values: Any) -> NDArray[np.object_]:
+    """Copies of the values of environments that vary, as objects ``[E]``."""
+    cells = np.empty(len(values), object)
+    for env_id, value in enumerate(values):
+        cells[env_id] = deepcopy(value)
+    return cells
 
 
 def _reward(reward: Any) -> NDArray[np.float32]:

@@ -136,7 +136,9 @@ class Schema:
         """Fields of an environment's steps by its Gymnasium spaces.
 
         Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them,
-        nested at will, keep their dtypes and shapes.
+        nested at will, keep their dtypes and shapes. Text and Sequence become fields
+        that vary, and Graph two or three. A Sequence or Graph has at most 4,096 items:
+        exclude it and declare it in `extra` where more may come.
 
         Args:
             observation_space: Of one environment.
@@ -151,8 +153,8 @@ class Schema:
             the excluded and with the extra ones.
 
         Raises:
-            SchemaError: A space has no fixed size, or is of another kind; an extra
-                field is there already; an excluded path is not.
+            SchemaError: A space is of another kind; an extra field is there already;
+                an excluded path is not.
             ModuleNotFoundError: Gymnasium is not installed.
         """
         if isinstance(exclude, str):

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 Autoreset = Literal["disabled", "same_step", "next_step"]
 AUTORESETS: tuple[Autoreset, ...] = ("disabled", "same_step", "next_step")
-_SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
-_WAYS_OUT = {
-    "Text": "Encode it as a Box of uint8",
-    "Graph": "Pad its nodes and edges to Boxes of a fixed size",
-    "Sequence": "Pad it to a Box of a fixed size, with its length as a Discrete",
-    "OneOf": "Use a Dict of every choice, with the choice as a Discrete",
-}
+_FIXED = "Box, Discrete, MultiDiscrete or MultiBinary"
+_SUPPORTED = (
+    "Box, Discrete, MultiDiscrete, MultiBinary, Text, Sequence, Graph, Dict or Tuple"
+)
+_WAYS_OUT = {"OneOf": "Use a Dict of every choice, with the choice as a Discrete"}
+
+UNSTATED_LENGTH = 4096
+"""Items, or bytes of text, of spaces that do not say how long their values may be."""
+CHARACTER_NBYTES = 4
+"""Bytes that a character takes at most. Environments give texts with others than the
+charset of their space, such as spaces between words."""
 
 
 def space_fields(
@@ -35,14 +39,20 @@ def space_fields(
 ) -> Field | dict[str, object]:
     """Return the field of a Gymnasium space, or nested fields of a Dict or Tuple.
 
+    Text and Sequence become a field that varies, and Graph two or three: ``nodes``,
+    and where there are edges ``edges`` and ``edge_links``. A space of `str`, such as
+    the missions of MiniGrid, is text. Sequence, Graph and such spaces state no length:
+    their fields take `UNSTATED_LENGTH`.
+
     Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
+        space: Box, Discrete, MultiDiscrete, MultiBinary, Text, Sequence or Graph of the
+            former, or Dict and Tuple of all these.
         path: Path of the space, for messages.
         exclude: Paths to leave out.
         met: Takes each path below and whether it is left out.
 
     Raises:
-        SchemaError: The space is of another kind, or has no fixed size.
+        SchemaError: The space is of another kind.
         ModuleNotFoundError: Gymnasium is not installed.
     """
     try:
@@ -62,6 +72,18 @@ def space_fields(
         spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
     ):
         return field_at(path, space.shape, space.dtype)
+    if isinstance(space, spaces.Text):
+        return Field.text(max(1, CHARACTER_NBYTES * space.max_length))
+    if isinstance(space, spaces.Sequence):
+        return _varying(space.feature_space, path, "Sequence")
+    if isinstance(space, spaces.Graph):
+        graph = {"nodes": _varying(space.node_space, path, "Graph")}
+        if space.edge_space is not None:
+            graph["edges"] = _varying(space.edge_space, path, "Graph")
+            graph["edge_links"] = Field((None, 2), "int32", max_length=UNSTATED_LENGTH)
+        return _chosen(graph, path, exclude, met)
+    if isinstance(space, spaces.Space) and _is_text(space.dtype):
+        return Field.text(UNSTATED_LENGTH)
     kind = type(space).__name__
     way_out = _WAYS_OUT.get(kind, f"Wrap the environment so that it gives {_SUPPORTED}")
     raise SchemaError(
@@ -153,3 +175,42 @@ def _branch(
         if not met[below]:
             fields[name] = space_fields(space, below, exclude, met)
     return fields
+
+
+def _is_text(dtype: object) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind == "U"
+
+
+def _varying(space: object, path: str, kind: str) -> Field:
+    """Return the field of a varying number of items of one space."""
+    from gymnasium import spaces
+
+    if not isinstance(
+        space,
+        spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+    ):
+        raise SchemaError(
+            f"field {path!r}: the items of {kind} must be {_FIXED}, got "
+            f"{type(space).__name__}. Leave it out with exclude=[{path!r}]."
+        )
+    item = field_at(path, space.shape, space.dtype)
+    try:
+        return Field((None, *item.shape), item.dtype, max_length=UNSTATED_LENGTH)
+    except SchemaError as error:
+        raise SchemaError(f"field {path!r}: {error}") from None
+
+
+def _chosen(
+    fields: Mapping[str, Field],
+    path: str,
+    exclude: Collection[str],
+    met: dict[str, bool],
+) -> dict[str, object]:
+    """Return the fields that are not excluded."""
+    chosen: dict[str, object] = {}
+    for name, field in fields.items():
+        below = f"{path}{SEPARATOR}{name}"
+        met[below] = below in exclude
+        if not met[below]:
+            chosen[name] = field
+    return chosen

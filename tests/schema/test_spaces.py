@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.validation import StepValidator
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 
@@ -84,18 +85,26 @@ def test_dicts_and_tuples_become_paths():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Text(5), r"the space must be Box, .*, got Text\. Encode it as a Box"),
-        (
-            spaces.Graph(spaces.Box(0, 1), None),
-            r"the space must be Box, .*, got Graph\. Pad its nodes",
-        ),
-        (
-            spaces.Sequence(spaces.Discrete(2)),
-            r".*, got Sequence\. Pad it to a Box of a fixed size",
-        ),
         (
             spaces.OneOf((spaces.Discrete(2),)),
-            r".*, got OneOf\. Use a Dict of every choice",
+            r"the space must be Box, .*, Text, Sequence, Graph, .*, got OneOf\. Use a "
+            "Dict of every choice, with the choice as a Discrete, or leave it out with",
+        ),
+        (
+            spaces.Sequence(spaces.Text(5)),
+            "the items of Sequence must be Box, .*, got Text. Leave it out with",
+        ),
+        (
+            spaces.Graph(spaces.Tuple((TWO,)), None),
+            "the items of Graph must be Box, .*, got Tuple. Leave it out with exclude=",
+        ),
+        (
+            spaces.Graph(spaces.Box(0, 1), spaces.Dict(a=TWO)),
+            "the items of Graph must be Box, .*, got Dict. Leave it out with exclude=",
+        ),
+        (
+            spaces.Sequence(spaces.Box(0, 1, (0,))),
+            "field shape must have axes of at least 1 behind one that varies",
         ),
         (3, r"the space must be Box, .*, got int\. Wrap the environment so that"),
         (spaces.Dict(), r"the space is empty, so it has no field\. Leave it out"),
@@ -131,7 +140,7 @@ class Talking(gymnasium.Env):
         self.words = words
 
 
-def test_spaces_that_cannot_be_stored_are_excluded_and_extra_fields_added():
+def test_spaces_that_vary_are_excluded_and_extra_fields_added():
     unstored = ["observation/words", "observation/arm/plan", "action/1"]
     schema = Schema.from_env(
         Talking(),
@@ -160,15 +169,123 @@ def test_spaces_that_cannot_be_stored_are_excluded_and_extra_fields_added():
     assert paths.paths == ("reward", "terminated", "truncated")
 
 
-@pytest.mark.parametrize("path", ["observation/words", "observation/arm/plan"])
-def test_a_space_of_no_fixed_size_is_refused_with_the_way_to_exclude_it(path):
-    others = {"observation/words", "observation/arm/plan", "action/1"} - {path}
-    with pytest.raises(
-        SchemaError,
-        match=rf"field '{path}': the space must be .*, got (Text|Sequence).*, or leave "
-        rf"it out with exclude=\['{path}'\]",
-    ):
-        Schema.from_env(Talking(), exclude=list(others))
+class Missions(spaces.Space):
+    """A space of text that states no length, as MiniGrid's missions are."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+
+TOKENS = Field((None,), "int64", max_length=4096)
+GRAPH = spaces.Graph(spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
+FIELDS = [
+    (spaces.Text(9), {"": Field.text(36)}),
+    (Missions(), {"": Field.text(4096)}),
+    (spaces.Sequence(spaces.Discrete(9)), {"": TOKENS}),
+    (spaces.Sequence(spaces.Discrete(9), stack=True), {"": TOKENS}),
+    (
+        spaces.Sequence(spaces.Box(0, 1, (2, 3), np.float64)),
+        {"": Field((None, 2, 3), "float64", max_length=4096)},
+    ),
+    (
+        GRAPH,
+        {
+            "/nodes": Field((None, 2), "float32", max_length=4096),
+            "/edges": TOKENS,
+            "/edge_links": Field((None, 2), "int32", max_length=4096),
+        },
+    ),
+    (
+        spaces.Graph(spaces.Discrete(4), None),
+        {"/nodes": TOKENS},
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "fields"), FIELDS, ids=lambda v: str(v)[:40])
+def test_spaces_of_values_that_vary_become_fields_that_vary(space, fields):
+    schema = schema_of(spaces.Dict({"x": space}), TWO)
+    expected = {f"observation/x{name}": field for name, field in fields.items()}
+    assert {path: schema[path] for path in schema.varying} == expected
+    alone = schema_of(space, space)
+    assert alone.role_paths("action") == tuple(f"action{name}" for name in fields)
+
+
+def test_members_of_a_graph_are_excluded_by_name():
+    path = "observation/edge_links"
+    schema = Schema.from_spaces(GRAPH, TWO, exclude=[path])
+    assert schema.varying == ("observation/nodes", "observation/edges")
+    longer = Field((None, 2), "int32", max_length=9)
+    assert (
+        Schema.from_spaces(GRAPH, TWO, exclude=[path], extra={path: longer})[path]
+        == longer
+    )
+
+
+def checked(space, values, envs=1):
+    """What the validator makes of a step whose observation is of a space."""
+    schema = Schema.from_spaces(space, TWO, exclude=["reward", "truncated"])
+    validator = StepValidator(schema, envs)
+    ends, actions = np.zeros(envs, bool), np.zeros(envs, np.int64)
+    step = {"observation": values, "action": actions, "terminated": ends}
+    return validator.step(validator.flat(step), envs)
+
+
+def listed(column):
+    return [value.tolist() for value in column]
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("items", [TWO, spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1)])
+def test_samples_of_sequences_are_accepted_also_of_vectors(items, stack):
+    space = spaces.Sequence(items, stack=stack, seed=3)
+    samples = [space.sample() for _ in range(40)] + [()]
+    for sample in samples:
+        (value,) = listed(checked(space, sample)["observation"])
+        assert value == np.asarray(sample).tolist()
+    # As a vector environment gives them.
+    column = checked(space, tuple(samples), len(samples))["observation"]
+    assert listed(column) == [np.asarray(sample).tolist() for sample in samples]
+
+
+def test_samples_of_text_are_accepted_also_of_vectors():
+    space = spaces.Text(9, seed=3)
+    samples = [space.sample() for _ in range(9)] + ["two words"]
+    assert [checked(space, text)["observation"].text() for text in samples] == [
+        [text] for text in samples
+    ]
+    seen = spaces.Dict(words=space)
+    column = checked(seen, {"words": tuple(samples)}, len(samples))
+    assert column["observation/words"].text() == samples
+
+
+def graph_lists(graph):
+    return [[] if member is None else member.tolist() for member in graph]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_samples_of_graphs_are_accepted_also_of_vectors(nested):
+    space = spaces.Graph(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,)), seed=3)
+    seen = spaces.Dict(inner=spaces.Dict(graph=space)) if nested else space
+    below = "observation/inner/graph" if nested else "observation"
+    samples = [space.sample(num_nodes=n, num_edges=n - 1) for n in range(1, 9)]
+    assert samples[0].edges is None
+
+    def members_of(values, envs):
+        columns = checked(
+            seen, {"inner": {"graph": values}} if nested else values, envs
+        )
+        members = ("nodes", "edges", "edge_links")
+        each = [listed(columns[f"{below}/{member}"]) for member in members]
+        return [list(members) for members in zip(*each, strict=True)]
+
+    for sample in samples:
+        assert members_of(sample, 1) == [graph_lists(sample)]
+    for values in (tuple(samples), list(samples)):
+        assert members_of(values, len(samples)) == list(map(graph_lists, samples))
+    # A mapping of members is no graph, and needs none.
+    plain = dict(zip(("nodes", "edges", "edge_links"), samples[3], strict=True))
+    assert members_of(plain, 1) == [graph_lists(samples[3])]
 
 
 def test_extra_fields_preserve_the_environments_autoreset():
@@ -396,17 +513,17 @@ def test_an_example_that_is_no_data_is_refused_with_its_path(value, message):
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_a_space_of_varying_length_is_refused_with_the_way_to_leave_it_out(space):
+def test_any_space_is_left_out_by_its_path_and_choices_must_be(space):
     observation = spaces.Dict(
         seen=spaces.Box(0, 1, (2,)), odd=spaces.Tuple((TWO, space))
     )
-    with pytest.raises(
-        SchemaError,
-        match=rf"field 'observation/odd/1': the space must be .*, got "
-        rf"{type(space).__name__}.*, or leave it out with "
-        r"exclude=\['observation/odd/1'\]\.$",
-    ):
-        schema_of(observation)
+    if isinstance(space, spaces.OneOf):
+        with pytest.raises(
+            SchemaError,
+            match=r"field 'observation/odd/1': the space must be .*, got OneOf.*, or "
+            r"leave it out with exclude=\['observation/odd/1'\]\.$",
+        ):
+            schema_of(observation)
     made = Schema.from_spaces(observation, TWO, exclude=["observation/odd/1"])
     assert set(made.role_paths("observation")) == {
         "observation/seen",
