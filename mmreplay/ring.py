@@ -8,12 +8,14 @@ because a slot means another step after one lap.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+Ids = NDArray[np.int64]
 Layout = Literal["env_major", "time_major"]
 LAYOUTS: tuple[Layout, ...] = ("env_major", "time_major")
 # Up to here a sequence of one environment should be one contiguous read; above,
@@ -28,6 +30,7 @@ LEAST_CAPACITY = 1024
 LEAST_RESERVE = 512
 LEAST_NBYTES = 1 << 20
 MAX_BLOCK_ROWS = 1024
+CHUNK_ROWS = 1 << 20
 
 Run = tuple[int, int, int]
 """(row, first, stop): items ``[first, stop)`` of a batch go to rows from row on."""
@@ -201,3 +204,40 @@ def runs(rows: NDArray[np.int64]) -> list[Run]:
     edges = [0, *breaks.tolist(), len(rows)]
     firsts = rows[edges[:-1]].tolist()
     return [(row, edges[i], edges[i + 1]) for i, row in enumerate(firsts)]
+
+
+def position_chunks(ring: Ring, first: Ids, stop: Ids) -> Iterator[tuple[Ids, Ids]]:
+    """Lay ranges of positions end to end, at most some million at a time.
+
+    Args:
+        ring: For its environments.
+        first: int64 ``[E]``.
+        stop: int64 ``[E]``; below first there is nothing.
+
+    Yields:
+        env_ids and positions, int64 ``[N]`` each, N at least 1.
+    """
+    if ring.num_envs == 1:
+        yield from _chunks(0, int(first[0]), int(stop[0]))
+        return
+    lengths = np.maximum(stop - first, 0)
+    total = int(lengths.sum())
+    if total == 0:
+        return
+    if total <= CHUNK_ROWS:
+        some = np.flatnonzero(lengths)
+        counts = lengths[some]
+        edges = np.cumsum(counts) - counts
+        yield (
+            np.repeat(some, counts),
+            np.arange(total) + np.repeat(first[some] - edges, counts),
+        )
+        return
+    for env_id in np.flatnonzero(lengths).tolist():
+        yield from _chunks(env_id, int(first[env_id]), int(stop[env_id]))
+
+
+def _chunks(env_id: int, first: int, stop: int) -> Iterator[tuple[Ids, Ids]]:
+    for begin in range(first, stop, CHUNK_ROWS):
+        positions = np.arange(begin, min(begin + CHUNK_ROWS, stop))
+        yield np.full(len(positions), env_id), positions

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ from mmreplay.episodes import (
     fold_table,
     legal_start_table,
 )
+from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
     EmptyError,
@@ -57,6 +59,7 @@ from mmreplay.errors import (
     StarvedError,
 )
 from mmreplay.kernels.steps import StartTable
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once
 from mmreplay.schema import Schema
@@ -117,6 +120,7 @@ class GenerationReader(StartView):
         "_before",
         "_bfloat16",
         "_bits",
+        "_column_indexes",
         "_columns",
         "_commit",
         "_final_follows",
@@ -204,6 +208,7 @@ class GenerationReader(StartView):
             len(offsets) * schema.fields[path].nbytes for path, offsets in reach.items()
         )
         self._warned_of_is_first = False
+        self._column_indexes: dict[str, ColumnIndex] = {}
 
         self._index = self._make_index()
         self._indexed: Span | None = None
@@ -981,6 +986,67 @@ class GenerationReader(StartView):
         for path, every in together.items():
             asked += self._store.prefetch(np.concatenate(every), (path,))
         return asked
+
+    # Rows by value.
+
+    def column_index(self, path: str) -> ColumnIndex:
+        """The rows alive by the value of a field; see `StartView.column_index`."""
+        with self.lock:
+            index = self._column_indexes.get(path)
+            if index is None:
+                field = self._schema[path]
+                # bfloat16 is kept in integers.
+                integer = field.dtype.startswith(("int", "uint"))
+                if not integer or field.shape or field.mutable:
+                    raise SchemaError(
+                        f"field {path!r} must be one integer and not mutable, as rows "
+                        f"are looked up by it, got {field}. Name another field."
+                    )
+                index = ColumnIndex(self._ring, partial(self._read_column, path))
+                self._column_indexes[path] = index
+            index.follow(self.span)
+            return index
+
+    def _read_column(
+        self, path: str, env_ids: Ids, positions: Ids
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Values of rows, and which of those are whole and no final rows."""
+        steps = (self.flags(env_ids, positions) & FINAL) == 0
+        fields, whole = self.read_rows((path,), env_ids, positions)
+        return fields[path], whole & steps
+
+    def read_rows(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> tuple[Fields, NDArray[np.bool_]]:
+        """Copy rows, and say which are whole; see `StartView.read_rows`."""
+        shapes = {path: self._schema[path].shape for path in paths}
+        columns = self.read(paths, env_ids, positions)
+        whole = self.intact(env_ids, positions)
+        fields = {
+            path: np.ascontiguousarray(columns[path]).reshape(len(positions), *shape)
+            for path, shape in shapes.items()
+        }
+        return fields, whole
+
+    def find_rows(self, path: str, values: ArrayLike) -> tuple[Any, Any]:
+        """Find rows by value; see `ReplayBuffer.find`."""
+        wanted = array_of(values, "values")
+        if not wanted.size:
+            wanted = wanted.astype(np.int64)
+        if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
+            raise SchemaError(
+                "values must be an integer, or integers along one axis, got "
+                f"{wanted.dtype}{list(wanted.shape)}. Cast or flatten them."
+            )
+        with self.lock:
+            index = self.column_index(path)
+            matches = index.look_up(np.atleast_1d(wanted))
+        if not wanted.ndim:
+            return matches.env_ids, matches.positions
+        return (
+            Ragged(matches.env_ids, matches.offsets),
+            Ragged(matches.positions, matches.offsets),
+        )
 
     # Given rows: stored fields and flags, final rows included.
 

@@ -1018,6 +1018,42 @@ class ReplayBuffer:
         """
         return self._current().get_fields(tuple(paths), env_ids, positions)
 
+    @_retry_replaced
+    def find(self, path: str, values: ArrayLike) -> tuple[Any, Any]:
+        """Find rows by the value of an integer field, such as an id.
+
+        The first call reads the field of all rows; later ones read what was added
+        since. It keeps at most 24 bytes a living row in RAM, as long as the buffer is
+        open; samplers that look up the same field share it.
+
+        Args:
+            path: An integer field of one number, which is not mutable.
+            values: An integer, or integers ``[N]``.
+
+        Returns:
+            env_ids and positions of the rows alive that hold the value, newest first,
+            int64 ``[K]`` each. Of several values each of them is `Ragged` of shape
+            ``(N,)``, with the rows of each value. Final rows hold no value.
+
+        Raises:
+            SchemaError: The field is no such field, or the values are no integers.
+
+        Example:
+            >>> schema = mr.Schema(
+            ...     {
+            ...         "uid": mr.Field((), "int64"),
+            ...         "reward": mr.Field((), "float32", mutable=True),
+            ...     }
+            ... )
+            >>> buffer = mr.ReplayBuffer.create(None, schema, 9, engine="memory")
+            >>> buffer.extend(uid=[7, 8, 7], reward=[0.0, 0.0, 0.0])
+            >>> env_ids, positions = buffer.find("uid", 7)
+            >>> positions.tolist()
+            [2, 0]
+            >>> buffer.write_field("reward", env_ids, positions, [1.0, 0.5])  # late
+        """
+        return self._current().find_rows(path, values)
+
     def mapped(self, path: str) -> list[NDArray[Any]] | None:
         """Map one field of all rows alive: views of its file, oldest first.
 

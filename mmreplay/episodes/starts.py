@@ -24,6 +24,7 @@ for them. Counted by positions alone, short episodes would have none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.flags import END, FINAL, START
 from mmreplay.episodes.index import NEVER, EnvironmentQueues, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
@@ -163,6 +165,36 @@ class StartView(Protocol):
             low = np.where(less, middle + 1, low)
         return low
 
+    def column_index(self, path: str) -> ColumnIndex:
+        """The rows alive by the value of an integer field, as of now.
+
+        Args:
+            path: A field of one number, which is not mutable.
+
+        Raises:
+            SchemaError: There is no such field, or the view has no data.
+        """
+        raise _no_data(self)
+
+    def read_rows(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> tuple[Mapping[str, NDArray[np.generic]], Bools]:
+        """Copy stored fields of rows alive, and say which rows were read whole.
+
+        Args:
+            paths: Of stored fields.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``.
+
+        Returns:
+            Per path ``[B, *shape]``, and bool ``[B]``: false where a writer may have
+            overwritten the row meanwhile.
+
+        Raises:
+            SchemaError: There is no such field, or the view has no data.
+        """
+        raise _no_data(self)
+
     def check_windows(self) -> None:
         """Refuse windows over this view's steps; this one refuses none.
 
@@ -170,6 +202,13 @@ class StartView(Protocol):
             SchemaError: The view begins or ends within an episode.
         """
         return
+
+
+def _no_data(view: StartView) -> SchemaError:
+    return SchemaError(
+        f"view: {type(view).__name__} shows no data. Draw with a sampler that needs "
+        "none, or from a buffer's view."
+    )
 
 
 class NarrowedStarts(StartView):
@@ -198,6 +237,16 @@ class NarrowedStarts(StartView):
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of alive rows, uint8 ``[B]``."""
         return self.base.flags(env_ids, positions)
+
+    def column_index(self, path: str) -> ColumnIndex:
+        """The rows alive by the value of an integer field, legal starts or not."""
+        return self.base.column_index(path)
+
+    def read_rows(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> tuple[Mapping[str, NDArray[np.generic]], Bools]:
+        """Copy stored fields of rows alive, and say which rows were read whole."""
+        return self.base.read_rows(paths, env_ids, positions)
 
     def check_windows(self) -> None:
         """Refuse windows where the base does."""

@@ -28,6 +28,7 @@ from mmreplay.errors import EmptyError, ReplayError, SchemaError
 from mmreplay.page.priorities import BlockMasses, Weighing, written_at
 from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
 from mmreplay.page.shown import ShownBuffer, rows_version
+from mmreplay.ring import position_chunks
 from mmreplay.samplers.base import Draw, Sampler, View, form_of
 from mmreplay.samplers.combine import MixtureSampler
 from mmreplay.samplers.distinct import DistinctSampler
@@ -39,7 +40,6 @@ from mmreplay.samplers.priority_distribution import (
     Scheduled,
 )
 from mmreplay.samplers.priority_file import StoredColumn, read_column
-from mmreplay.samplers.priority_store import position_chunks
 from mmreplay.samplers.recent import (
     EmphasizeRecentSampler,
     RecentSampler,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,13 @@ from mmreplay.errors import (
     StaleError,
     frames_to_caller,
 )
-from mmreplay.ring import Ring, Span
+from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers.base import State
 from mmreplay.samplers.priority_distribution import PriorityDistribution, RunningMaximum
 from mmreplay.samplers.priority_file import PriorityColumn, carried, open_column
 
 _steps = kernels.load("steps")
 
-CHUNK_ROWS = 1 << 20
 MAX_PRIORITY = float(np.finfo(np.float32).max)
 """The greatest priority that can be stored."""
 
@@ -533,40 +532,3 @@ def alive(span: Span, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
         )
     there: NDArray[np.bool_] = positions >= span.first[env_ids]
     return None if there.all() else there
-
-
-def position_chunks(ring: Ring, first: Ids, stop: Ids) -> Iterator[tuple[Ids, Ids]]:
-    """Lay ranges of positions end to end, at most some million at a time.
-
-    Args:
-        ring: For its environments.
-        first: int64 ``[E]``.
-        stop: int64 ``[E]``; below first there is nothing.
-
-    Yields:
-        env_ids and positions, int64 ``[N]`` each, N at least 1.
-    """
-    if ring.num_envs == 1:
-        yield from _chunks(0, int(first[0]), int(stop[0]))
-        return
-    lengths = np.maximum(stop - first, 0)
-    total = int(lengths.sum())
-    if total == 0:
-        return
-    if total <= CHUNK_ROWS:
-        some = np.flatnonzero(lengths)
-        counts = lengths[some]
-        edges = np.cumsum(counts) - counts
-        yield (
-            np.repeat(some, counts),
-            np.arange(total) + np.repeat(first[some] - edges, counts),
-        )
-        return
-    for env_id in np.flatnonzero(lengths).tolist():
-        yield from _chunks(env_id, int(first[env_id]), int(stop[env_id]))
-
-
-def _chunks(env_id: int, first: int, stop: int) -> Iterator[tuple[Ids, Ids]]:
-    for begin in range(first, stop, CHUNK_ROWS):
-        positions = np.arange(begin, min(begin + CHUNK_ROWS, stop))
-        yield np.full(len(positions), env_id), positions
