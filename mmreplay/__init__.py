@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from mmreplay.samplers.distinct import DistinctSampler as DistinctSampler
     from mmreplay.samplers.episode import EpisodeSampler as EpisodeSampler
     from mmreplay.samplers.episode import return_within as return_within
+    from mmreplay.samplers.groups import GroupSampler as GroupSampler
     from mmreplay.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
     from mmreplay.samplers.prioritized import (
         RankPrioritizedSampler as RankPrioritizedSampler,
@@ -139,6 +140,7 @@ _MODULES = {
     "FullError": "mmreplay.errors",
     "FullWarning": "mmreplay.errors",
     "GAE": "mmreplay.transforms.advantages",
+    "GroupSampler": "mmreplay.samplers.groups",
     "HER": "mmreplay.transforms.her",
     "LambdaReturn": "mmreplay.transforms.advantages",
     "LinearSchedule": "mmreplay.samplers.priority_distribution",

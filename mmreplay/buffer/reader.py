@@ -1028,6 +1028,10 @@ class GenerationReader(StartView):
         }
         return fields, whole
 
+    def role(self, name: str) -> str | None:
+        """Path of the field or subtree that plays a role; None if none does."""
+        return self._schema.role(name)
+
     def find_rows(self, path: str, values: ArrayLike) -> tuple[Any, Any]:
         """Find rows by value; see `ReplayBuffer.find`."""
         wanted = array_of(values, "values")

@@ -195,6 +195,10 @@ class StartView(Protocol):
         """
         raise _no_data(self)
 
+    def role(self, name: str) -> str | None:
+        """Path of the field or subtree that plays a role; None if none does."""
+        return None
+
     def check_windows(self) -> None:
         """Refuse windows over this view's steps; this one refuses none.
 
@@ -247,6 +251,10 @@ class NarrowedStarts(StartView):
     ) -> tuple[Mapping[str, NDArray[np.generic]], Bools]:
         """Copy stored fields of rows alive, and say which rows were read whole."""
         return self.base.read_rows(paths, env_ids, positions)
+
+    def role(self, name: str) -> str | None:
+        """Path of the field or subtree that plays a role; None if none does."""
+        return self.base.role(name)
 
     def check_windows(self) -> None:
         """Refuse windows where the base does."""
