@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from mmreplay.samplers.recent import ignore_earliest as ignore_earliest
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
+    from mmreplay.samplers.staleness import StalenessSampler as StalenessSampler
     from mmreplay.samplers.stratified import StratifiedSampler as StratifiedSampler
     from mmreplay.samplers.sum_tree import SegmentTree as SegmentTree
     from mmreplay.samplers.sum_tree import SumTree as SumTree
@@ -178,6 +179,7 @@ _MODULES = {
     "SourceError": "mmreplay.errors",
     "Span": "mmreplay.ring",
     "StaleError": "mmreplay.errors",
+    "StalenessSampler": "mmreplay.samplers.staleness",
     "StarvedError": "mmreplay.errors",
     "StratifiedSampler": "mmreplay.samplers.stratified",
     "SumTree": "mmreplay.samplers.sum_tree",

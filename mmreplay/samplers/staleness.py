@@ -1,0 +1,277 @@
+"""Steps whose data is not too old: by the version of the policy that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import integer
+from mmreplay.episodes.starts import nothing_to_draw, num_legal
+from mmreplay.errors import EmptyError, SchemaError, called, shown
+from mmreplay.samplers import states
+from mmreplay.samplers.base import Draw, State, View, call_repr, single
+from mmreplay.samplers.combine import Wrapper, joined, state_of
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.uniform import UniformSampler
+
+MAX_ROUNDS = 32
+"""Draws of the inner sampler for one batch."""
+MAX_CANDIDATES = 1 << 16
+NUMBERS_A_DRAW = MAX_ROUNDS + 1
+"""Generators of one draw: one a round, and one for steps that the index lists."""
+
+Ids = NDArray[np.int64]
+Weight = Callable[[Ids], NDArray[Any]]
+"""Returns how likely steps so many versions old are kept, ``[N]`` in ``[0, 1]``."""
+
+
+class StalenessSampler(Wrapper):
+    """Draws steps that are at most so many versions behind, with another sampler.
+
+    A field holds the version of the policy that made each step; `current` is the
+    learner's, moved by `move_to`. Steps that the other sampler draws are left out where
+    they are more than `maximum` versions behind, and with `weight` by chance. What was
+    left out is counted.
+
+    Probabilities and weights are those of the other sampler, the probabilities times
+    what `weight` gives: divide them by ``1 - left_out`` for those among the steps that
+    are left. Costs a draw of the other sampler and a read of the field for each batch,
+    times ``1 / (1 - left_out)``. Where few steps are left, a uniform sampler finds them
+    by the values of the field instead. A batch of another sampler is shorter where
+    nearly all of what it draws is left out.
+
+    Attributes:
+        current: Version of the learner's policy.
+
+    Example:
+        >>> schema = mr.Schema({"version": mr.Field((), "int32")})
+        >>> sampler = mr.StalenessSampler("version", current=9, maximum=1, seed=0)
+        >>> buffer = mr.ReplayBuffer.create(
+        ...     None, schema, 9, engine="memory", sampler=sampler
+        ... )
+        >>> buffer.extend(version=[7, 8, 9])
+        >>> sorted(set(buffer.sample(32)["version"].tolist()))
+        [8, 9]
+        >>> sampler.move_to(10)
+        >>> set(buffer.sample(32)["version"].tolist())
+        {9}
+    """
+
+    _random: StepGenerator
+
+    def __init__(
+        self,
+        field: str,
+        current: int,
+        maximum: int | None = None,
+        weight: Weight | None = None,
+        *,
+        sampler: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            field: Path of an integer field of one number, which is not mutable.
+            current: Version of the learner's policy.
+            maximum: Versions that a step may be behind; None for any number.
+            weight: Returns how likely a step is kept, ``[N]`` in ``[0, 1]``, by the
+                versions that it is behind, int64 ``[N]``; those ahead count as 0. None
+                keeps all.
+            sampler: Draws the steps to choose from, of single steps; `UniformSampler`
+                with the same seed by default.
+            seed: Seed of its own generator; None takes one from the system.
+
+        Raises:
+            SchemaError: An argument is not legal.
+        """
+        if not isinstance(field, str):
+            raise SchemaError(
+                f"field must be the path of an integer field, got {shown(field)}. Pass "
+                "a name such as 'version'."
+            )
+        if maximum is not None:
+            way_out = "Leave it out for any number of versions."
+            maximum = integer("maximum", maximum, 0, way_out)
+        if weight is not None and not callable(weight):
+            raise SchemaError(
+                "weight must be a callable of the versions that steps are behind, got "
+                f"{shown(weight)}. Pass, for example, lambda behind: 0.5**behind."
+            )
+        self._field, self._maximum, self._weight = field, maximum, weight
+        self._seed(StepGenerator(seed))
+        self._step = 0
+        self._looked_at = self._left_out = 0
+        self.move_to(current)
+        inner = UniformSampler(self._random.seed) if sampler is None else sampler
+        super().__init__([single(inner, "StalenessSampler")])
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return call_repr(
+            self, field=self._field, current=self.current, maximum=self._maximum,
+            weight=self._weight, sampler=self.parts[0], seed=self._random.given_seed,
+        )  # fmt: skip
+
+    def _seed(self, random: StepGenerator) -> None:
+        self._random = random
+        # Other numbers than those of the inner sampler, which may have the same seed.
+        self._chance = StepGenerator(random.seed ^ (1 << 62))
+
+    def move_to(self, current: int) -> None:
+        """Set the version of the learner's policy.
+
+        Args:
+            current: An integer of at least 0.
+
+        Raises:
+            SchemaError: It is none.
+        """
+        self.current = integer("current", current, 0, "Pass a version.")
+
+    @property
+    def left_out(self) -> float:
+        """Share of the steps drawn since it was made that were left out, in [0, 1]."""
+        return self._left_out / max(1, self._looked_at)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: No step that the other sampler draws is recent enough.
+            SchemaError: The field is no such field.
+        """
+        if num_legal(view) < 1:
+            raise nothing_to_draw(view, batch_size)
+        # Refuses what is no version before a step is drawn.
+        view.column_index(self._field)
+        before = self.parts[0].state_dict(), self._looked_at, self._left_out
+        try:
+            draw = self._draw(view, batch_size)
+        except BaseException:
+            # A failed draw does not count.
+            self.parts[0].load_state_dict(before[0])
+            self._looked_at, self._left_out = before[1:]
+            raise
+        self._step += 1
+        return draw
+
+    def _draw(self, view: View, batch_size: int) -> Draw:
+        drawn: list[Draw] = []
+        count, size = 0, batch_size
+        for round_number in range(MAX_ROUNDS):
+            draw = self.parts[0].draw(view, size)
+            drawn.append(self._kept(view, draw, round_number, batch_size - count))
+            count += len(drawn[-1])
+            if count == batch_size:
+                break
+            size = min(2 * size, MAX_CANDIDATES)
+            if size == MAX_CANDIDATES and type(self.parts[0]) is UniformSampler:
+                drawn.append(self._listed(view, batch_size - count))
+                count += len(drawn[-1])
+                break
+        if not count:
+            behind = "" if self._maximum is None else f" at most {self._maximum}"
+            raise EmptyError(
+                f"cannot draw {batch_size} steps of field {self._field!r}{behind} "
+                f"versions behind {self.current}. Add newer steps, or raise maximum."
+            )
+        some = [draw for draw in drawn if len(draw)]
+        return joined(some, self._random.key(self._step))
+
+    def _kept(self, view: View, draw: Draw, round_number: int, most: int) -> Draw:
+        """Leave out what is too old, and by chance what `weight` says."""
+        fields, whole = view.read_rows((self._field,), draw.env_ids, draw.positions)
+        chances = self._chances(np.asarray(fields[self._field])) * whole
+        rng = self._chance.at(self._step * NUMBERS_A_DRAW + round_number)
+        kept = np.flatnonzero(rng.random(len(draw)) < chances)
+        self._looked_at += len(draw)
+        self._left_out += len(draw) - len(kept)
+        if len(kept) > most:
+            # Not the first ones: stratified steps come in the order of the rows.
+            kept = np.sort(rng.choice(kept, most, replace=False))
+        chosen = draw.taken(kept)
+        chosen.probabilities = chosen.probabilities * chances[kept]
+        return chosen
+
+    def _listed(self, view: View, count: int) -> Draw:
+        """Draw from the steps that the index lists as recent enough."""
+        index = view.column_index(self._field)
+        low = 0 if self._maximum is None else self.current - self._maximum
+        env_ids, positions, versions = index.between(low, (1 << 63) - 1)
+        starts = view.starts
+        legal = positions >= starts.first[env_ids]
+        legal &= positions < starts.stop[env_ids]
+        inside = np.flatnonzero(legal)
+        legal[inside] = view.legal(env_ids[inside], positions[inside])
+        env_ids, positions = env_ids[legal], positions[legal]
+        chances = self._chances(versions[legal])
+        total = float(chances.sum())
+        if not total > 0:
+            none = np.empty(0, np.int64)
+            return Draw(none, none, np.empty(0), np.empty(0, np.float32))
+        rng = self._chance.at(self._step * NUMBERS_A_DRAW + MAX_ROUNDS)
+        which = np.searchsorted(np.cumsum(chances), rng.random(count) * total, "right")
+        which = np.minimum(which, len(chances) - 1)
+        shares = chances[which] / num_legal(view)
+        ones = np.ones(count, np.float32)
+        return Draw(env_ids[which], positions[which], shares, ones)
+
+    def _chances(self, versions: NDArray[Any]) -> NDArray[np.float64]:
+        """How likely steps are kept, float64 ``[N]``."""
+        behind: Ids = np.int64(self.current) - versions.astype(np.int64)
+        recent = np.ones(len(behind), bool)
+        if self._maximum is not None:
+            recent = behind <= self._maximum
+        if versions.dtype == np.uint64:
+            recent &= versions <= np.uint64((1 << 63) - 1)
+        if self._weight is None:
+            return recent.astype(np.float64)
+        asked = np.maximum(behind, 0)
+        chances = np.asarray(called("StalenessSampler weight", self._weight, asked))
+        legal = chances.shape == asked.shape and chances.dtype.kind in "fiub"
+        if not legal or not ((chances >= 0) & (chances <= 1)).all():
+            got = f"{chances.dtype}{list(chances.shape)}"
+            if legal:
+                got = str(chances[~((chances >= 0) & (chances <= 1))][0])
+            raise SchemaError(
+                f"weight must return {len(asked)} numbers in [0, 1], got {got}. Divide "
+                "by the greatest."
+            )
+        return np.where(recent, chances, 0.0).astype(np.float64)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed, step, version and counts, and the state of the other sampler.
+
+        Args:
+            priorities: With those that the other sampler keeps, as arrays.
+        """
+        return {
+            "kind": "StalenessSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "field": self._field,
+            "maximum": self._maximum,
+            "current": self.current,
+            "looked_at": self._looked_at,
+            "left_out": self._left_out,
+            "parts": [state_of(self.parts[0], priorities)],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state; see `Sampler.load_state_dict`."""
+        states.check_kind(state, "StalenessSampler")
+        seed = states.stored_integer(state, "seed")
+        step = states.stored_integer(state, "step")
+        states.same(state, "field", self._field)
+        states.same(state, "maximum", self._maximum)
+        current = states.stored_integer(state, "current")
+        looked_at = states.stored_integer(state, "looked_at")
+        left_out = states.stored_integer(state, "left_out", looked_at + 1)
+        self.parts[0].load_state_dict(states.parts(state, "parts", 1)[0])
+        self._seed(StepGenerator(seed))
+        self._step, self.current = step, current
+        self._looked_at, self._left_out = looked_at, left_out
