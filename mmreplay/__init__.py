@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from mmreplay.samplers.sum_tree import SegmentTree as SegmentTree
     from mmreplay.samplers.sum_tree import SumTree as SumTree
     from mmreplay.samplers.uniform import UniformSampler as UniformSampler
+    from mmreplay.samplers.uses import UseCounter as UseCounter
     from mmreplay.schema import Field as Field
     from mmreplay.schema import Schema as Schema
     from mmreplay.splitting import Part as Part
@@ -184,6 +185,7 @@ _MODULES = {
     "StratifiedSampler": "mmreplay.samplers.stratified",
     "SumTree": "mmreplay.samplers.sum_tree",
     "UniformSampler": "mmreplay.samplers.uniform",
+    "UseCounter": "mmreplay.samplers.uses",
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
     "ZarrSource": "mmreplay.storage.foreign_zarr.source",

@@ -300,6 +300,11 @@ EXCEPTIONS = [
     Exempt("tail", "*tails", ANYWHERE, "tails of a ring, a term of the format"),
     Exempt("cut", "CUT", ANYWHERE, "a flag of the format"),
     Exempt("lease", "*[lL]ease*", SERVERS, "a key of writers.json"),
+    Exempt(
+        "lease", "*[lL]ease*",
+        ("mmreplay/samplers/uses.py", "tests/samplers/test_uses*"),
+        "UseCounter(lease_s=), public: rows that wait to be acknowledged",
+    ),
     Exempt("lane", "*[lL]ane*", SERVERS, "an environment of a thin writer"),
     Exempt("cut", "cuts", COMMIT, "a column of COMMIT"),
     Exempt("cut", "cut_epoch", COMMIT, "a number of COMMIT and STATE"),

@@ -50,7 +50,13 @@ from mmreplay.errors import (
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
-from mmreplay.samplers.priority_file import COLUMN, NAME, STATE, StateRecord
+from mmreplay.samplers.priority_file import (
+    KINDS,
+    NAME,
+    PRIORITIES,
+    STATE,
+    StateRecord,
+)
 from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
@@ -324,19 +330,23 @@ class PriorityCopies:
             )
             if record is None:
                 return
-            numbers = File.open(folder / COLUMN, 4 * metadata.ring.num_rows)
+            kind = next(
+                (each for each in KINDS if (folder / each.file).exists()), PRIORITIES
+            )
+            nbytes = kind.itemsize * metadata.ring.num_rows
+            numbers = File.open(folder / kind.file, nbytes)
             try:
-                copy = self._create_copy(folder.name, numbers.nbytes)
+                copy = self._create_copy(folder.name, kind.file, nbytes)
             except BaseException:
                 numbers.close()
                 raise
             self._seen.append(record.seen)
             self.pairs.append((numbers, copy))
 
-    def _create_copy(self, name: str, nbytes: int) -> File:
+    def _create_copy(self, name: str, file: str, nbytes: int) -> File:
         files.make_folder(self._target, exist_ok=True)
         files.make_folder(self._target / name)
-        return File.create(self._target / name / COLUMN, nbytes)
+        return File.create(self._target / name / file, nbytes)
 
     def finish(self, heads: Array) -> None:
         """Write the state of the copies, durably.

@@ -225,7 +225,7 @@ class EpisodeFlags:
             _ends(columns, self._truncated, flags.shape),
             self._final_follows,
         )
-        if pending is not self._none:
+        if pending is not self._none and steps:
             flags[0] |= pending
         return flags
 

@@ -62,6 +62,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once
+from mmreplay.samplers.uses import UseCounter
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
@@ -1004,7 +1005,7 @@ class GenerationReader(StartView):
                     )
                 index = ColumnIndex(self._ring, partial(self._read_column, path))
                 self._column_indexes[path] = index
-            index.follow(self.span)
+            index.update(self.span)
             return index
 
     def _read_column(
@@ -1221,14 +1222,7 @@ class GenerationReader(StartView):
                 "update_priorities needs the batch that sample returned, got "
                 f"{type(batch).__name__}. Pass update_priorities(batch, values)."
             )
-        uuid, several = self.home.uuid, batch.buffer_ids is not None
-        if several or batch.buffer not in (b"", uuid):
-            whose = "several buffers" if several else f"buffer {batch.buffer.hex()}"
-            raise SchemaError(
-                f"update_priorities: the batch must be of {uuid.hex()} "
-                f"({self.home.folder or 'in RAM'}), got one of {whose}. Pass it to "
-                "the buffer that drew it."
-            )
+        self._check_own("update_priorities", batch)
         mask = None if batch.mask is None else _array(batch.mask)
         # To make tensors of both and to look at these as arrays takes 4 us.
         env_ids = _array(batch.drawn("env_ids"))
@@ -1237,6 +1231,52 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             return int(update(self, env_ids, positions, numbers, mask))
+
+    def _check_own(self, method: str, batch: Batch) -> None:
+        """Refuse the batch of another buffer."""
+        uuid, several = self.home.uuid, batch.buffer_ids is not None
+        if several or batch.buffer not in (b"", uuid):
+            whose = "several buffers" if several else f"buffer {batch.buffer.hex()}"
+            raise SchemaError(
+                f"{method}: the batch must be of {uuid.hex()} "
+                f"({self.home.folder or 'in RAM'}), got one of {whose}. Pass it to "
+                "the buffer that drew it."
+            )
+
+    def acknowledge(
+        self, sampler: Sampler, batch: Batch | dict[str, Any], sync: bool
+    ) -> int:
+        """Store the uses of a batch; see `ReplayBuffer.acknowledge`."""
+        counter = _counter("acknowledge", sampler)
+        what = batch
+        if isinstance(batch, Batch):
+            self._check_own("acknowledge", batch)
+            what = batch.key  # type: ignore[assignment]  # or a ticket
+        with self.lock:
+            self.check_current()
+            return counter.acknowledge(self, what, sync)  # type: ignore[arg-type]  # checked there
+
+    def ticket(self, sampler: Sampler, batch: Batch) -> dict[str, Any]:
+        """Return what acknowledges a batch later; see `ReplayBuffer.ticket`."""
+        counter = _counter("ticket", sampler)
+        if not isinstance(batch, Batch):
+            raise SchemaError(
+                f"ticket needs the batch that sample returned, got "
+                f"{type(batch).__name__}. Pass ticket(batch)."
+            )
+        self._check_own("ticket", batch)
+        with self.lock:
+            self.check_current()
+            return counter.ticket(self, batch.key)
+
+
+def _counter(method: str, sampler: Sampler) -> UseCounter:
+    if not isinstance(sampler, UseCounter):
+        raise SchemaError(
+            f"{method} needs a sampler that counts uses, got {type(sampler).__name__}. "
+            "Open the buffer with sampler=mmreplay.UseCounter(1, lease_s=60)."
+        )
+    return sampler
 
 
 def _next_paths(schema: Schema) -> dict[str, str]:

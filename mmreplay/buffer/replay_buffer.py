@@ -1087,6 +1087,45 @@ class ReplayBuffer:
 
     # Changing what is there.
 
+    @_retry_replaced
+    def acknowledge(self, batch: Batch | dict[str, Any], *, sync: bool = False) -> int:
+        """Say that a batch was used, for a `UseCounter` with a lease.
+
+        To say it again is harmless.
+
+        Args:
+            batch: As `sample` returned it; or what `ticket` returned for it, also
+                after a restart.
+            sync: Make all counts outlive a power cut.
+
+        Returns:
+            How many of its rows have a higher count now.
+
+        Raises:
+            StaleError: The lease of the batch has ended.
+            SchemaError: The sampler is no `UseCounter`, or the batch is of another
+                buffer.
+            FormatError: It is no ticket of this buffer.
+        """
+        return self._current().acknowledge(self.sampler, batch, sync)
+
+    @_retry_replaced
+    def ticket(self, batch: Batch) -> dict[str, Any]:
+        """Return what acknowledges a batch of a `UseCounter` with a lease later.
+
+        It is JSON: in the learner's checkpoint it says which batch the checkpoint
+        knows.
+
+        Args:
+            batch: As `sample` returned it, and not acknowledged yet.
+
+        Raises:
+            StaleError: The batch has no lease.
+            SchemaError: The sampler is no `UseCounter`, or the batch is of another
+                buffer.
+        """
+        return self._current().ticket(self.sampler, batch)
+
     def write_field(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
     ) -> None:

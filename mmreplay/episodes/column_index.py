@@ -46,8 +46,8 @@ class _Run:
     def __len__(self) -> int:
         return len(self.values)
 
-    def only(self, kept: Bools) -> _Run:
-        return _Run(self.values[kept], self.env_ids[kept], self.positions[kept])
+    def only(self, chosen: Bools) -> _Run:
+        return _Run(self.values[chosen], self.env_ids[chosen], self.positions[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ColumnIndex:
             for run in runs
         )
 
-    def follow(self, span: Span) -> None:
+    def update(self, span: Span) -> None:
         """Take in the rows that came since the last look: O(new rows log rows).
 
         Args:
@@ -114,9 +114,9 @@ class ColumnIndex:
             runs, broken = list(state[0]), state[2]
             seen = np.maximum(state[1].stop, span.first)
         for env_ids, positions in position_chunks(self._ring, seen, span.stop):
-            values, kept = self._read(env_ids, positions)
+            values, whole = self._read(env_ids, positions)
             order = np.argsort(values, kind="stable")
-            order = order[kept[order]]
+            order = order[whole[order]]
             fresh = _Run(
                 values[order], env_ids[order].astype(np.int32), positions[order]
             )
@@ -167,7 +167,7 @@ class ColumnIndex:
         offsets = np.append(0, np.cumsum(counts))
         return Matches(env_id[order], position[order], offsets, lost & (counts > 0))
 
-    def between(self, low: int, high: int) -> tuple[Ids, Ids, Integers]:
+    def in_range(self, low: int, high: int) -> tuple[Ids, Ids, Integers]:
         """Find the rows alive with values in ``[low, high]``.
 
         Returns:

@@ -64,13 +64,13 @@ class GroupRows:
         column: NDArray[Any] = np.asarray(fields[path])
         return column
 
-    def only(self, kept: Bools) -> GroupRows:
+    def only(self, chosen: Bools) -> GroupRows:
         """Return some of the groups, bool ``[N]``."""
         lengths = np.diff(self.offsets)
-        rows = np.repeat(kept, lengths)
-        offsets = np.append(0, np.cumsum(lengths[kept]))
+        rows = np.repeat(chosen, lengths)
+        offsets = np.append(0, np.cumsum(lengths[chosen]))
         return GroupRows(
-            self.values[kept], self.env_ids[rows], self.positions[rows], offsets,
+            self.values[chosen], self.env_ids[rows], self.positions[rows], offsets,
             self._view,
         )  # fmt: skip
 

@@ -1,16 +1,19 @@
-"""The priority of every row of a ring, in RAM or in a file beside the data.
+"""A number for every row of a ring, in RAM or in a file beside the data.
 
-A `PriorityColumn` is a float32 for each row. A `PriorityFile` is one that survives the
-process: it is kept in ``samplers/<name>/`` of the buffer's folder and belongs to the
-process that draws, also where that process only reads the buffer. The folder holds
+A `PriorityColumn` is a float32 for each row, its priority, or another number of a
+`ColumnKind`. A `PriorityFile` is one that survives the process: it is kept in
+``samplers/<name>/`` of the buffer's folder and belongs to the process that draws, also
+where that process only reads the buffer. The folder holds
 
 - ``priorities.bin``, mapped: a store into it survives the death of the process at any
-  instant, because the page cache does;
+  instant, because the page cache does; or the file of another kind, ``uses.bin``;
 - ``STATE``, the positions below which rows have a priority of their own. It has two
   slots, stored in turn and without a sync, so a record speaks of the page cache and is
   trusted within the boot that wrote it. Closing syncs the column and then writes a
   CLEAN record, which holds beyond the boot and speaks only of rows that no power cut
   takes back. docs/format.md has the byte offsets;
+- ``SYNCED``, where `PriorityFile.sync` was called: a CLEAN record beside STATE, for
+  the numbers as they were then;
 - ``LOCK``, held by the process that draws.
 
 Without the right to write, or the lock, priorities stay in RAM. `PriorityColumn.where`
@@ -28,6 +31,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +52,7 @@ from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
     FailedError,
+    FormatError,
     FullError,
     LockedError,
     ReplayError,
@@ -68,6 +73,7 @@ from mmreplay.ring import Ring, runs
 
 COLUMN = "priorities.bin"
 STATE = "STATE"
+SYNCED = "SYNCED"
 LOCK_FILE = "LOCK"
 CHUNK_ROWS = 1 << 20
 NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -83,6 +89,31 @@ rows that it speaks of were durable."""
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnKind:
+    """What a column holds for each row.
+
+    Attributes:
+        file: Name of the file.
+        dtype: Little-endian dtype of a number.
+        words: What the numbers are, for messages.
+    """
+
+    file: str
+    dtype: np.dtype[Any]
+    words: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+
+PRIORITIES = ColumnKind(COLUMN, np.dtype("<f4"), "priorities")
+USES = ColumnKind("uses.bin", np.dtype("<u2"), "counts of uses")
+KINDS = (PRIORITIES, USES)
 
 
 def check_name(name: str | None) -> str | None:
@@ -126,18 +157,21 @@ class PriorityColumn:
         self.where = where
 
     @staticmethod
-    def blank(ring: Ring, where: str) -> PriorityColumn:
+    def blank(ring: Ring, where: str, kind: ColumnKind = PRIORITIES) -> PriorityColumn:
         """Make one that has seen nothing."""
-        values = np.zeros(ring.num_rows, np.float32)
+        values = np.zeros(ring.num_rows, kind.dtype)
         return PriorityColumn(ring, values, np.zeros(ring.num_envs, np.int64), where)
 
-    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+    def store(self, rows: Ids, numbers: NDArray[Any] | np.generic) -> None:
         """Set the priorities of rows ``[N]``; of equal rows the last wins."""
         self.values[rows] = numbers
 
     def see(self, seen: Ids, generation: int) -> None:
         """Record that positions below have priorities of their own, as they do."""
         self.seen = seen
+
+    def sync(self) -> None:
+        """Make the numbers outlive a power cut, as far as the rows do."""
 
     def check_owner(self) -> None:
         """Refuse use in a forked child; a column in RAM is the child's own."""
@@ -161,7 +195,7 @@ class PriorityFile(PriorityColumn):
         self._finalizer = weakref.finalize(self, column_files.close_in_owner)
         _open_columns.add(self)
 
-    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+    def store(self, rows: Ids, numbers: NDArray[Any] | np.generic) -> None:
         """Set the priorities of rows; see `PriorityColumn.store`."""
         self.values[rows] = numbers
         if not self.files.mapped:
@@ -171,6 +205,10 @@ class PriorityFile(PriorityColumn):
         """Record what has priorities of its own; see `PriorityColumn.see`."""
         self.files.write_record(seen, generation, 0)
         self.seen = seen
+
+    def sync(self) -> None:
+        """Make the numbers outlive a power cut; see `PriorityColumn.sync`."""
+        self.files.sync(self.seen)
 
     def check_owner(self) -> None:
         """Refuse use in a forked child."""
@@ -212,29 +250,39 @@ def _release_in_child() -> None:
 os.register_at_fork(after_in_child=_release_in_child)
 
 
-def open_column(home: BufferIdentity, name: str | None) -> PriorityColumn:
+def open_column(
+    home: BufferIdentity, name: str | None, kind: ColumnKind = PRIORITIES
+) -> PriorityColumn:
     """Open a buffer's column of that name, or make it; in RAM where that must be.
 
     Args:
         home: The buffer.
         name: As `check_name` returns it.
+        kind: What it holds.
 
     Raises:
         FormatError: Something other than a regular file has the name of one.
+        SchemaError: A column of another kind has the name.
     """
     if name is None or home.folder is None:
         why = "RAM, as name=None asks" if name is None else "RAM, as the data"
-        return PriorityColumn.blank(home.ring, why)
+        return PriorityColumn.blank(home.ring, why, kind)
     folder = home.folder / "samplers" / name
     try:
         _make_folders(folder)
-        kind = file_system(folder)
-        if kind in NETWORK:
-            why = f"RAM: {folder} is on a network file system ({kind})"
-            return PriorityColumn.blank(home.ring, why)
-        return ColumnFiles(folder, home, _lock(folder)).open()
+        system = file_system(folder)
+        if system in NETWORK:
+            why = f"RAM: {folder} is on a network file system ({system})"
+            return PriorityColumn.blank(home.ring, why, kind)
+        for other in KINDS:
+            if other is not kind and os.path.lexists(folder / other.file):
+                raise SchemaError(
+                    f"name must be of {kind.words}, got {name!r}, which holds "
+                    f"{other.words} of {home.folder}. Choose another name."
+                )
+        return ColumnFiles(folder, home, _lock(folder), kind).open()
     except (FailedError, FullError, LockedError) as error:
-        column = PriorityColumn.blank(home.ring, f"RAM: {error}")
+        column = PriorityColumn.blank(home.ring, f"RAM: {error}", kind)
         column.cause = error.with_traceback(None)
         return column
 
@@ -318,11 +366,14 @@ class ColumnFiles:
         mapped: Whether the numbers are stored through a mapping.
     """
 
-    def __init__(self, folder: Path, home: BufferIdentity, lock: File) -> None:
+    def __init__(
+        self, folder: Path, home: BufferIdentity, lock: File, kind: ColumnKind
+    ) -> None:
         self.folder = folder
         self.home = home
+        self._kind = kind
         self.owner = ProcessGuard(
-            f"the priorities in {folder} were opened",
+            f"the {kind.words} in {folder} were opened",
             "Draw in the main process and let workers gather, or create the sampler in "
             "the child",
         )
@@ -337,7 +388,7 @@ class ColumnFiles:
         try:
             ring = self.home.ring
             self._state, record = self._open_state()
-            self._numbers = _open_numbers(self.folder, ring, record)
+            self._numbers = _open_numbers(self.folder, ring, record, self._kind)
             self._open_files += [self._numbers]
             # A process that was killed may have made or renamed them without a sync.
             files.sync_folder(self.folder)
@@ -372,7 +423,32 @@ class ColumnFiles:
         self._slot, self._sequence = 1 - slot, record.sequence
         # This process holds the lock, so that no other one draws.
         here = self._boot_id, self._identity
-        return state, trusted(data, home.uuid, home.ring.num_envs, *here)
+        known = trusted(data, home.uuid, home.ring.num_envs, *here)
+        return state, self._synced_record() if known is None else known
+
+    def _synced_record(self) -> StateRecord | None:
+        """What holds of the numbers that `sync` made durable; None without any."""
+        if not (self.folder / SYNCED).exists():
+            return None
+        home, size = self.home, slot_nbytes(self.home.ring.num_envs)
+        try:
+            data = files.read_bytes(self.folder / SYNCED, size)
+        except FormatError:
+            return None
+        record = decode(data, home.uuid, home.ring.num_envs)
+        return record if record is not None and record.flags & CLEAN else None
+
+    def sync(self, seen: Ids) -> None:
+        """Sync the numbers, and record what of them outlives a power cut."""
+        self._numbers.sync()
+        durable = np.minimum(seen, durable_heads(self.home))
+        device, inode, birth = self._identity
+        record = StateRecord(
+            self._sequence, self.home.generation, CLEAN, self._boot_id, self.home.uuid,
+            device, inode, durable, self.home.cut_epoch, birth,
+        )  # fmt: skip
+        files.replace_bytes(self.folder / SYNCED, record.encode())
+        files.sync_folder(self.folder)
 
     def _map(self) -> Numbers:
         if not self.mapped:
@@ -380,17 +456,17 @@ class ColumnFiles:
             # there numbers are kept in RAM as well, and written.
             data = bytearray(self._numbers.nbytes)
             self._numbers.pread_into(memoryview(data), 0)
-            return np.frombuffer(data, "<f4")
+            return np.frombuffer(data, self._kind.dtype)
         self._state.map_writable()
         self._numbers.map_writable()
         assert self._numbers.mapping is not None
-        return np.frombuffer(self._numbers.mapping, "<f4")
+        return np.frombuffer(self._numbers.mapping, self._kind.dtype)
 
     def write(self, rows: Ids, values: Numbers) -> None:
         """Write the numbers of growing rows, where they are not mapped."""
         for row, first, stop in runs(rows) if len(rows) else []:
             data = values[row : row + stop - first]
-            self._numbers.pwrite(data.view(np.uint8).data, 4 * row)
+            self._numbers.pwrite(data.view(np.uint8).data, self._kind.itemsize * row)
 
     def write_record(self, seen: Ids, generation: int, flags: int) -> None:
         """Write a record to the slot whose turn it is."""
@@ -471,16 +547,18 @@ def _lock(folder: Path) -> File:
     return file
 
 
-def _open_numbers(folder: Path, ring: Ring, record: StateRecord | None) -> File:
-    """Open priorities.bin as this ring's; its size shows which ring it is of."""
-    path, nbytes = folder / COLUMN, 4 * ring.num_rows
+def _open_numbers(
+    folder: Path, ring: Ring, record: StateRecord | None, kind: ColumnKind
+) -> File:
+    """Open the numbers as this ring's; the file's size shows which ring it is of."""
+    path, nbytes = folder / kind.file, kind.itemsize * ring.num_rows
     file = _existing(path)
     if file is not None and file.nbytes == nbytes:
         return file
-    fresh = File.create(_cleared(folder / f"tmp-{COLUMN}"), nbytes)
+    fresh = File.create(_cleared(folder / f"tmp-{kind.file}"), nbytes)
     try:
         if file is not None and record is not None:
-            _carry(file, ring, record.seen, fresh)
+            _carry(file, ring, record.seen, fresh, kind)
         fresh.sync()
         # The rename is the one switch: a kill on either side of it leaves a column
         # whose size shows which ring it is of, and `seen` is right for both.
@@ -504,20 +582,20 @@ def _cleared(path: Path) -> Path:
     return path
 
 
-def _carry(old: File, ring: Ring, seen: Ids, fresh: File) -> None:
+def _carry(old: File, ring: Ring, seen: Ids, fresh: File, kind: ColumnKind) -> None:
     """Copy the numbers of the newest positions into another ring's file."""
-    num_slots, rest = divmod(old.nbytes, 4 * ring.num_envs)
+    num_slots, rest = divmod(old.nbytes, kind.itemsize * ring.num_envs)
     if rest or not num_slots:
         return
     former = replace(ring, slots=num_slots)
-    before = np.frombuffer(old.map_readonly(), "<f4")
+    before = np.frombuffer(old.map_readonly(), kind.dtype)
     after = carried(before, former, ring, seen)
     fresh.pwrite(after.view(np.uint8).data, 0)
 
 
 def carried(values: Numbers, former: Ring, ring: Ring, seen: Ids) -> Numbers:
     """Numbers of one ring's rows, moved to where another ring has those positions."""
-    moved = np.zeros(ring.num_rows, np.float32)
+    moved = np.zeros(ring.num_rows, values.dtype)
     slots = min(former.slots, ring.slots)
     for env_id, stop in enumerate(seen.tolist()):
         for first in range(max(0, stop - slots), stop, CHUNK_ROWS):

@@ -164,7 +164,7 @@ class StalenessSampler(Wrapper):
         count, size = 0, batch_size
         for round_number in range(MAX_ROUNDS):
             draw = self.parts[0].draw(view, size)
-            drawn.append(self._kept(view, draw, round_number, batch_size - count))
+            drawn.append(self._recent(view, draw, round_number, batch_size - count))
             count += len(drawn[-1])
             if count == batch_size:
                 break
@@ -182,7 +182,7 @@ class StalenessSampler(Wrapper):
         some = [draw for draw in drawn if len(draw)]
         return joined(some, self._random.key(self._step))
 
-    def _kept(self, view: View, draw: Draw, round_number: int, most: int) -> Draw:
+    def _recent(self, view: View, draw: Draw, round_number: int, maximum: int) -> Draw:
         """Leave out what is too old, and by chance what `weight` says."""
         fields, whole = view.read_rows((self._field,), draw.env_ids, draw.positions)
         chances = self._chances(np.asarray(fields[self._field])) * whole
@@ -190,9 +190,9 @@ class StalenessSampler(Wrapper):
         kept = np.flatnonzero(rng.random(len(draw)) < chances)
         self._looked_at += len(draw)
         self._left_out += len(draw) - len(kept)
-        if len(kept) > most:
+        if len(kept) > maximum:
             # Not the first ones: stratified steps come in the order of the rows.
-            kept = np.sort(rng.choice(kept, most, replace=False))
+            kept = np.sort(rng.choice(kept, maximum, replace=False))
         chosen = draw.taken(kept)
         chosen.probabilities = chosen.probabilities * chances[kept]
         return chosen
@@ -201,7 +201,7 @@ class StalenessSampler(Wrapper):
         """Draw from the steps that the index lists as recent enough."""
         index = view.column_index(self._field)
         low = 0 if self._maximum is None else self.current - self._maximum
-        env_ids, positions, versions = index.between(low, (1 << 63) - 1)
+        env_ids, positions, versions = index.in_range(low, (1 << 63) - 1)
         starts = view.starts
         legal = positions >= starts.first[env_ids]
         legal &= positions < starts.stop[env_ids]

@@ -48,6 +48,18 @@ def test_rows_after_end_episodes_start_an_episode_and_the_last_step_is_truncated
     assert verify_buffer(tmp_path / "ring").ok
 
 
+def test_a_block_without_steps_leaves_an_end_waiting():
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
+    add(buffer, 0, [False])
+    buffer.end_episodes()
+    buffer.extend(
+        observation=np.empty((0, 1), int), reward=np.empty((0, 1), np.float32),
+        terminated=np.empty((0, 1), bool), truncated=np.empty((0, 1), bool),
+    )  # fmt: skip
+    add(buffer, 1, [False])
+    assert buffer.flags(0, [0, 1]).tolist() == [START, START | BREAK | CUT]
+
+
 def test_no_step_is_drawn_across_an_ended_episode():
     buffer = ReplayBuffer.create(
         None, SCHEMA, 10, engine="memory", transforms=[NStep(2, 0.5)]

@@ -1,0 +1,597 @@
+"""How often each row was drawn, and samplers that draw none too often.
+
+Counts lie in ``samplers/<name>/uses.bin``, one uint16 a row, with the STATE and LOCK of
+a column of priorities (`priority_file`). Without a lease a use is stored before its
+batch is handed out, so that no row is used more often than it may, whenever a process
+dies: *at most once*. With one, draws are leases in RAM, and what is acknowledged is
+stored, as the number of the use. A process that dies leaves no lease, and its rows are
+drawn again: *at least once*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import integer, number
+from mmreplay.episodes.starts import BufferIdentity, NarrowedStarts, StartView
+from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
+from mmreplay.ring import Span, position_chunks
+from mmreplay.samplers import states
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    View,
+    call_repr,
+    checked,
+    epochs_of,
+)
+from mmreplay.samplers.combine import Wrapper, joined, state_of
+from mmreplay.samplers.priority_file import (
+    USES,
+    PriorityColumn,
+    carried,
+    check_name,
+    open_column,
+)
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.uniform import UniformSampler
+
+MAX_USES = (1 << 16) - 1
+MAX_ROUNDS = 64
+"""Draws of the inner sampler for one batch."""
+MAX_ACKNOWLEDGED = 4096
+"""Acknowledged batches that are remembered, so that saying it again is harmless."""
+
+Ids = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Ticket = dict[str, Any]
+"""JSON values: the rows of a batch, and which use of each row it is."""
+
+
+class ListedStarts(NarrowedStarts):
+    """Some legal starts of another view, listed."""
+
+    def __init__(self, base: StartView, env_ids: Ids, positions: Ids) -> None:
+        """Narrow a view.
+
+        Args:
+            base: The buffer now.
+            env_ids: int64 ``[N]``, never falling.
+            positions: int64 ``[N]``, legal starts, rising within an environment.
+        """
+        super().__init__(base)
+        self._env_ids, self._positions = env_ids, positions
+        # Steps since the oldest row alive, environment by environment, never fall.
+        self._first, slots = base.span.first, base.home.ring.slots
+        self._slots = slots
+        self._keys = env_ids * slots + (positions - self._first[env_ids])
+        stop = base.span.first.copy()
+        np.maximum.at(stop, env_ids, positions + 1)
+        first = stop.copy()
+        np.minimum.at(first, env_ids, positions)
+        self._starts = Span(first, stop)
+        self.num_illegal = int(self._starts.lengths.sum()) - len(positions)
+
+    @property
+    def starts(self) -> Span:
+        """Where the legal starts lie."""
+        return self._starts
+
+    def legal(self, env_ids: Ids, positions: Ids) -> Bools:
+        """Bool ``[B]``: the positions, within `starts`, that are legal starts."""
+        if not len(self._keys):
+            return np.zeros(len(positions), bool)
+        keys = env_ids * self._slots + (positions - self._first[env_ids])
+        places = np.searchsorted(self._keys, keys)
+        result: Bools = self._keys[np.minimum(places, len(self._keys) - 1)] == keys
+        return result
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by rank, int64 ``[B]`` each."""
+        return self._env_ids[ranks], self._positions[ranks]
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Legal starts, of all environments in rank order, before positions."""
+        inside = np.clip(positions - self._first[env_ids], 0, self._slots)
+        before: Ids = np.searchsorted(self._keys, env_ids * self._slots + inside)
+        return before
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Rows of a draw that was not acknowledged yet.
+
+    Attributes:
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``, each row once for each of its uses.
+        uses: int64 ``[N]``, which use of the row it is, from 1.
+        until: When it ends, by `time.monotonic`.
+    """
+
+    env_ids: Ids
+    positions: Ids
+    uses: Ids
+    until: float
+
+
+class UseCounts:
+    """The uses of a buffer's rows, kept in step with what the buffer holds."""
+
+    column: PriorityColumn
+
+    def __init__(self, name: str | None) -> None:
+        """Make one that has seen no buffer.
+
+        Args:
+            name: Of the column on disk, or None to keep it in RAM.
+        """
+        self._name = name
+        self._home: BufferIdentity | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the name, and no file or lock."""
+        return {"name": self._name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the column at the next look."""
+        UseCounts.__init__(self, state["name"])
+
+    @property
+    def home(self) -> BufferIdentity | None:
+        """The buffer, or None before the first look."""
+        return self._home
+
+    def update(self, view: StartView) -> None:
+        """Bring the counts up to what the view shows now: new rows have no use.
+
+        Raises:
+            LockedError: Another process counts uses by this name.
+            FailedError: The column cannot be stored there.
+            FullError: No space is left.
+        """
+        if self._home is not None:
+            self.column.check_owner()
+            if self.column.closed:
+                self.close()
+        home, span = view.home, view.span
+        if self._home is None or self._home != home:
+            self._move(home, span)
+        self._home = home
+        seen = self.column.seen
+        if (seen == span.stop).all():
+            return
+        first = np.maximum(seen, span.first)
+        for env_ids, positions in position_chunks(home.ring, first, span.stop):
+            rows = home.ring.rows(env_ids, positions)
+            # Of rows that left the ring: their uses were of other steps.
+            self.column.store(rows[self.column.values[rows] != 0], np.uint16(0))
+        self.column.see(span.stop, home.generation)
+
+    def _move(self, home: BufferIdentity, span: Span) -> None:
+        """Move to a buffer, or to another generation of it, where positions stay."""
+        former, column = self._home, None
+        if former is not None:
+            same = former.uuid == home.uuid
+            same &= former.ring.num_envs == home.ring.num_envs
+            if same and self.column.where != "disk":
+                old, ring = self.column, home.ring
+                values = carried(old.values, old.ring, ring, old.seen)
+                seen = home.known(old.seen, former.generation, former.cut_epoch)
+                column = PriorityColumn(ring, values, seen, old.where)
+            self.close()
+        if column is None:
+            column = open_column(home, self._name, USES)
+            if column.cause is not None:
+                # In RAM the promise would end with this process.
+                raise column.cause
+        known = np.minimum(column.seen, span.stop)
+        if (known < column.seen).any():
+            column.see(known, home.generation)
+        self.column = column
+
+    def of(self, env_ids: Ids, positions: Ids) -> NDArray[np.int64]:
+        """Uses of rows alive, int64 ``[N]``."""
+        rows = self.column.ring.rows(env_ids, positions)
+        return self.column.values[rows].astype(np.int64)
+
+    def raise_to(self, env_ids: Ids, positions: Ids, uses: Ids) -> int:
+        """Raise the counts of rows alive to at least so many uses.
+
+        Returns:
+            How many rows have a higher count now.
+        """
+        rows = self.column.ring.rows(env_ids, positions)
+        rows, which = np.unique(rows, return_inverse=True)
+        wanted = np.zeros(len(rows), np.int64)
+        np.maximum.at(wanted, which, np.minimum(uses, MAX_USES))
+        higher = wanted > self.column.values[rows]
+        if higher.any():
+            self.column.store(rows[higher], wanted[higher].astype(np.uint16))
+        return int(higher.sum())
+
+    def unused(
+        self, view: StartView, maximum: int, leased: NDArray[np.int64] | None
+    ) -> tuple[Ids, Ids]:
+        """Legal starts with fewer uses, by environment, oldest first: O(rows).
+
+        Args:
+            view: The buffer now.
+            maximum: Uses of a row that is left out.
+            leased: int64 ``[num_rows]``, uses that are leased; None for none.
+        """
+        ring, starts = self.column.ring, view.starts
+        env_ids, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for ids, steps in position_chunks(ring, starts.first, starts.stop):
+            rows = ring.rows(ids, steps)
+            free = self.column.values[rows] < maximum
+            if leased is not None:
+                free &= self.column.values[rows] + leased[rows] < maximum
+            ids, steps = ids[free], steps[free]
+            legal = view.legal(ids, steps)
+            env_ids.append(ids[legal])
+            positions.append(steps[legal])
+        return np.concatenate(env_ids), np.concatenate(positions)
+
+    def close(self) -> None:
+        """Make a column on disk durable, and let other samplers have it."""
+        if self._home is not None:
+            self._home = None
+            self.column.close()
+
+
+class UseCounter(Wrapper):
+    """Draws each row at most so often, with another sampler.
+
+    The counts are stored beside the rows, in ``samplers/<name>/``, and survive the
+    process. Without `lease_s` the uses of a batch are stored before it is handed out:
+    whenever a process dies, no row is used more often than `maximum`, and the rows of a
+    batch that was lost are not drawn again. With `lease_s` a batch is used when
+    ``buffer.acknowledge(batch)`` says so; until then, and for at most so many seconds,
+    its rows are leased to it in RAM. A process that dies leaves its rows to be drawn
+    again. For *exactly once* put ``buffer.ticket(batch)`` into a learner's checkpoint,
+    and pass it to ``buffer.acknowledge`` after a restart, before the first draw.
+
+    After a power cut a counter that was not closed begins anew, unless
+    ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One process may
+    count by a name; a second one is refused. What is counted is the step that is drawn:
+    of a window its own step alone, of a group or a ragged episode all steps.
+
+    A draw costs O(rows), some 2 ms for a million, and one or more draws of the other
+    sampler from the rows that are left. A batch is shorter where fewer rows are left.
+
+    Example:
+        >>> schema = mr.Schema({"prompt": mr.Field((), "int64")})
+        >>> sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0))
+        >>> buffer = mr.ReplayBuffer.create(
+        ...     None, schema, 9, engine="memory", sampler=sampler
+        ... )
+        >>> buffer.extend(prompt=[5, 6, 7])
+        >>> len(buffer.sample(2)), len(buffer.sample(2))  # one is left
+        (2, 1)
+    """
+
+    _random: StepGenerator
+
+    def __init__(
+        self,
+        maximum: int,
+        sampler: Sampler | None = None,
+        *,
+        lease_s: float | None = None,
+        name: str | None = "uses",
+        seed: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            maximum: Uses of each row, 1 to 65,535.
+            sampler: Draws from the rows that are left; `UniformSampler` by default.
+            lease_s: Seconds for which a draw waits to be acknowledged; None stores its
+                use before it is handed out.
+            name: Of the folder that counts are stored in; None keeps them in RAM.
+            seed: Of `Draw.key`, and of the default sampler; None takes one from the
+                system.
+
+        Raises:
+            SchemaError: An argument is out of range.
+        """
+        way_out = "Give the uses of each row, such as 1."
+        self._maximum = integer("maximum", maximum, 1, way_out, maximum=MAX_USES)
+        if lease_s is not None:
+            way_out = "Give the seconds that a batch takes at most."
+            lease_s = number("lease_s", lease_s, above=0, way_out=way_out)
+        self._lease_s = lease_s
+        self._name = check_name(name)
+        self._counts = UseCounts(self._name)
+        self._leases: dict[int, Lease] = {}
+        self._acknowledged: dict[int, None] = {}
+        self._random = StepGenerator(seed)
+        self._step = 0
+        inner = UniformSampler(self._random.seed) if sampler is None else sampler
+        if epochs_of(checked(inner)) is not None:
+            raise SchemaError(
+                f"the sampler inside a UseCounter must have no epochs, got "
+                f"{type(inner).__name__}. Use a DistinctSampler: each step comes as "
+                "often as it may."
+            )
+        super().__init__([inner])
+        # A failed batch must not draw others in its place: their uses are counted.
+        self.draws_once = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the leases, which are those of one process."""
+        return self.__dict__ | {"_leases": {}, "_acknowledged": {}}
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return call_repr(
+            self, maximum=self._maximum, sampler=self.parts[0], lease_s=self._lease_s,
+            name=self._name, seed=self._random.given_seed,
+        )  # fmt: skip
+
+    @property
+    def where(self) -> str | None:
+        """Where counts are: ``"disk"``, or ``"RAM"`` and why; None before a draw."""
+        return None if self._counts.home is None else self._counts.column.where
+
+    def shown(self, view: View) -> View:
+        """Return the rows that may be drawn; see `Wrapper.shown`."""
+        self._counts.update(view)
+        env_ids, positions = self._counts.unused(
+            view, self._maximum, self._leased(view)
+        )
+        return ListedStarts(view, env_ids, positions)
+
+    def uses(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.int64]:
+        """Return the stored uses of rows alive, int64 ``[N]``.
+
+        Args:
+            view: The buffer now.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+        """
+        self._counts.update(view)
+        return self._counts.of(env_ids, positions)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch, or what is left; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: Every legal start was used as often as it may.
+            LockedError: Another process counts uses by this name.
+        """
+        before = self.parts[0].state_dict()
+        try:
+            draw, env_ids, positions, uses = self._draw(view, batch_size)
+        except BaseException:
+            # A failed draw does not count.
+            self.parts[0].load_state_dict(before)
+            raise
+        self._step += 1
+        if self._lease_s is None:
+            # Stored before the batch is handed out: a process that dies from here on
+            # loses the batch, and does not use a row too often.
+            self._counts.raise_to(env_ids, positions, uses)
+        else:
+            until = monotonic() + self._lease_s
+            self._leases[draw.key] = Lease(env_ids, positions, uses, until)
+        return draw
+
+    def _draw(self, view: View, batch_size: int) -> tuple[Draw, Ids, Ids, Ids]:
+        """Draw, and say which use of each row it is."""
+        self._counts.update(view)
+        ring = view.home.ring
+        leased = self._leased(view)
+        drawn: list[Draw] = []
+        every_env: list[Ids] = []
+        every_position: list[Ids] = []
+        every_use: list[Ids] = []
+        count = 0
+        for _ in range(MAX_ROUNDS):
+            env_ids, positions = self._counts.unused(view, self._maximum, leased)
+            if not len(positions):
+                break
+            narrowed = ListedStarts(view, env_ids, positions)
+            try:
+                draw = self.parts[0].draw(narrowed, batch_size - count)
+            except EmptyError:
+                if drawn:
+                    break
+                raise
+            rows = ring.rows(draw.env_ids, draw.positions)
+            if leased is None:
+                leased = np.zeros(ring.num_rows, np.int64)
+            uses = self._counts.of(draw.env_ids, draw.positions) + leased[rows]
+            uses += _occurrences(rows)
+            draw, kept = _within(draw, uses <= self._maximum)
+            np.add.at(leased, rows[kept], 1)
+            drawn.append(draw)
+            every_env.append(draw.env_ids)
+            every_position.append(draw.positions)
+            every_use.append(uses[kept])
+            count += len(draw) if draw.offsets is None else len(draw.offsets) - 1
+            # Groups and episodes come one after another in one draw alone.
+            if count >= batch_size or draw.offsets is not None:
+                break
+        some = [draw for draw in drawn if len(draw)]
+        if not some:
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: each of "
+                f"{int(view.starts.lengths.sum()) - view.num_illegal} legal starts was "
+                f"used {self._maximum} times, or is leased. Add steps, or raise "
+                "maximum."
+            )
+        key = self._random.key(self._step)
+        draw = replace(some[0], key=key) if len(some) == 1 else joined(some, key)
+        return (
+            draw,
+            np.concatenate(every_env),
+            np.concatenate(every_position),
+            np.concatenate(every_use),
+        )
+
+    def _leased(self, view: View) -> NDArray[np.int64] | None:
+        """Uses that are leased now, int64 ``[num_rows]``; None for none."""
+        now = monotonic()
+        for key in [k for k, lease in self._leases.items() if lease.until <= now]:
+            del self._leases[key]
+        if not self._leases:
+            return None
+        ring, first = view.home.ring, view.span.first
+        leased = np.zeros(ring.num_rows, np.int64)
+        for lease in self._leases.values():
+            alive = lease.positions >= first[lease.env_ids]
+            rows = ring.rows(lease.env_ids[alive], lease.positions[alive])
+            # An acknowledged use is in the count.
+            pending = lease.uses[alive] > self._counts.column.values[rows]
+            np.add.at(leased, rows[pending], 1)
+        return leased
+
+    def ticket(self, view: View, key: int) -> Ticket:
+        """Return what acknowledges a draw after a restart; see `ReplayBuffer.ticket`.
+
+        Args:
+            view: The buffer now.
+            key: Of the draw.
+
+        Raises:
+            StaleError: The draw is not leased any more, or was never.
+        """
+        lease = self._leases.get(key)
+        if lease is None:
+            raise StaleError(
+                "ticket: the batch has no lease. Draw with UseCounter(lease_s=...), "
+                "and take the ticket before it is acknowledged or its lease ends."
+            )
+        return {
+            "kind": "UseTicket",
+            "uuid": view.home.uuid.hex(),
+            "env_ids": lease.env_ids.tolist(),
+            "positions": lease.positions.tolist(),
+            "uses": lease.uses.tolist(),
+        }
+
+    def acknowledge(self, view: View, what: int | Ticket, sync: bool = False) -> int:
+        """Store the uses of a draw; see `ReplayBuffer.acknowledge`.
+
+        Args:
+            view: The buffer now.
+            what: The draw's key, or its ticket.
+            sync: Make all counts outlive a power cut.
+
+        Returns:
+            Rows whose count rose.
+
+        Raises:
+            StaleError: The draw is not leased any more, or was never.
+            FormatError: It is no ticket of this buffer.
+        """
+        self._counts.update(view)
+        stored = 0
+        if isinstance(what, int):
+            lease = self._leases.get(what)
+            if lease is not None:
+                stored = self._store(view, lease.env_ids, lease.positions, lease.uses)
+                self._acknowledged[what] = None
+                while len(self._acknowledged) > MAX_ACKNOWLEDGED:
+                    del self._acknowledged[next(iter(self._acknowledged))]
+                del self._leases[what]
+            elif self._lease_s is not None and what not in self._acknowledged:
+                raise StaleError(
+                    "acknowledge: the lease of the batch has ended. Give a longer "
+                    "lease_s, or pass the batch's ticket."
+                )
+        else:
+            stored = self._store(view, *_checked_ticket(view, what))
+        if sync:
+            self._counts.column.sync()
+        return stored
+
+    def _store(self, view: View, env_ids: Ids, positions: Ids, uses: Ids) -> int:
+        # Rows that were overwritten since have no count to raise.
+        alive = positions >= view.span.first[env_ids]
+        alive &= positions < view.span.stop[env_ids]
+        return self._counts.raise_to(env_ids[alive], positions[alive], uses[alive])
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed and step, and the state of the other sampler; no counts.
+
+        Args:
+            priorities: With those that the other sampler keeps, as arrays.
+        """
+        return {
+            "kind": "UseCounter",
+            "seed": self._random.seed,
+            "step": self._step,
+            "maximum": self._maximum,
+            "parts": [state_of(self.parts[0], priorities)],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state; see `Sampler.load_state_dict`."""
+        states.check_kind(state, "UseCounter")
+        seed = states.stored_integer(state, "seed")
+        step = states.stored_integer(state, "step")
+        states.same(state, "maximum", self._maximum)
+        self.parts[0].load_state_dict(states.parts(state, "parts", 1)[0])
+        self._random, self._step = StepGenerator(seed), step
+
+    def close(self) -> None:
+        """Make the counts durable, and let other processes have them."""
+        self._counts.close()
+        super().close()
+
+
+def _occurrences(rows: Ids) -> Ids:
+    """For each row how often it came until then, from 1; int64 ``[N]``."""
+    order = np.argsort(rows, kind="stable")
+    new = np.ones(len(rows), bool)
+    new[1:] = rows[order][1:] != rows[order][:-1]
+    firsts = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+    result = np.empty(len(rows), np.int64)
+    result[order] = np.arange(len(rows)) - firsts + 1
+    return result
+
+
+def _within(draw: Draw, good: Bools) -> tuple[Draw, Bools]:
+    """Return what of a draw may be used, and which of its steps that is.
+
+    Groups and episodes are used whole or not at all.
+    """
+    if draw.offsets is None:
+        return draw.taken(np.flatnonzero(good)), good
+    lengths = np.diff(draw.offsets)
+    complete = np.logical_and.reduceat(good, draw.offsets[:-1])
+    good = np.repeat(complete, lengths)
+    offsets = np.append(0, np.cumsum(lengths[complete]))
+    return replace(draw.taken(np.flatnonzero(good)), offsets=offsets), good
+
+
+def _checked_ticket(view: View, ticket: object) -> tuple[Ids, Ids, Ids]:
+    """Rows and uses of a ticket; it comes from a file, so everything is checked."""
+    states.check_kind(ticket, "UseTicket", "ticket")  # type: ignore[arg-type]  # refuses what is none
+    assert isinstance(ticket, dict)
+    if ticket.get("uuid") != view.home.uuid.hex():
+        raise FormatError(
+            f"ticket: uuid must be {view.home.uuid.hex()}, got {ticket.get('uuid')!r}. "
+            "Pass it to the buffer that drew its batch."
+        )
+    columns = [
+        states.integers(ticket, name) for name in ("env_ids", "positions", "uses")
+    ]
+    env_ids, positions, uses = columns
+    if len({len(column) for column in columns}) > 1 or (
+        len(env_ids) and env_ids.max() >= view.home.ring.num_envs
+    ):
+        raise FormatError(
+            "ticket: env_ids, positions and uses must be one number each for every "
+            f"row, of environments below {view.home.ring.num_envs}. Pass what ticket "
+            "returned, unchanged."
+        )
+    return env_ids, positions, uses

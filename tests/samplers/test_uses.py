@@ -1,0 +1,587 @@
+"""No row is drawn more often than it may, whatever ends the process."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mmreplay as mr
+from mmreplay.errors import (
+    EmptyError,
+    FormatError,
+    LockedError,
+    SchemaError,
+    StaleError,
+)
+from mmreplay.samplers import uses
+from mmreplay.samplers.priority_file import SYNCED
+from mmreplay.samplers.uses import ListedStarts, _occurrences
+from tests.contracts.sampler import ListedView
+
+FIELDS = {
+    "uid": mr.Field((), "int32"),
+    "observation": mr.Field((), "int8"),
+    "terminated": mr.Field((), "bool"),
+}
+
+
+def ring(path, count=0, capacity=1000, num_envs=1, **options):
+    """A ring of steps that end their episodes, so that each is a legal start."""
+    buffer = mr.ReplayBuffer.create(
+        path, mr.Schema(FIELDS), capacity, num_envs, autoreset="same_step",
+        engine="memory" if path is None else "memmap", commit_every=None, **options,
+    )  # fmt: skip
+    if count:
+        extend(buffer, np.arange(count))
+    return buffer
+
+
+def extend(buffer, uids, ends=True):
+    shape = (len(uids), buffer.num_envs)
+    numbers = np.repeat(np.asarray(uids, np.int32), buffer.num_envs).reshape(shape)
+    buffer.extend(
+        uid=numbers, observation=np.zeros(shape, np.int8),
+        terminated=np.full(shape, ends),
+    )  # fmt: skip
+
+
+def steps_in(batch):
+    return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
+
+
+def drain(buffer, size=7):
+    """Every step that is drawn until none is left, and how often."""
+    counts = Counter()
+    while True:
+        try:
+            batch = buffer.sample(size)
+        except EmptyError:
+            return counts
+        assert 1 <= len(batch) <= size
+        counts.update(steps_in(batch))
+
+
+INNER = {
+    "uniform": lambda: mr.UniformSampler(seed=0),
+    "distinct": lambda: mr.DistinctSampler(seed=0),
+    "stratified": lambda: mr.StratifiedSampler(seed=0),
+    "recent": lambda: mr.ignore_earliest(1, mr.UniformSampler(seed=0)),
+    "prioritized": lambda: mr.PrioritizedSampler(name=None, seed=0),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("maximum", [1, 3])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_each_step_is_drawn_just_as_often_as_it_may(inner, maximum, num_envs):
+    sampler = mr.UseCounter(maximum, INNER[inner](), name=None, seed=0)
+    with ring(None, 20, num_envs=num_envs, sampler=sampler) as buffer:
+        expected = {
+            (env_id, position): maximum
+            for env_id in range(num_envs)
+            for position in range(inner == "recent", 20)
+        }
+        assert drain(buffer) == expected
+        with pytest.raises(EmptyError):
+            buffer.sample(1)
+        # New rows begin with no use, also where they overwrite used ones.
+        extend(buffer, np.arange(1500))
+        counts = drain(buffer, 100)
+        assert set(counts.values()) == {maximum}
+        assert len(counts) == num_envs * (1000 - (inner == "recent"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), maximum=st.integers(1, 3), envs=st.integers(1, 2))
+def test_histories_of_draws_and_laps_never_use_a_step_too_often(data, maximum, envs):
+    sampler = mr.UseCounter(maximum, name=None, seed=data.draw(st.integers(0, 9)))
+    counts = Counter()
+    with ring(None, capacity=9, num_envs=envs, sampler=sampler) as buffer:
+        for _ in range(data.draw(st.integers(1, 12))):
+            extend(
+                buffer,
+                np.arange(data.draw(st.integers(0, 12))),
+                data.draw(st.booleans()),
+            )
+            if data.draw(st.booleans()):
+                buffer.resize(data.draw(st.integers(4, 12)))
+            view = buffer.view
+            every = view.start_at(
+                np.arange(int(view.starts.lengths.sum()) - view.num_illegal)
+            )
+            legal = set(zip(*(each.tolist() for each in every), strict=True))
+            left = {place for place in legal if counts[place] < maximum}
+            try:
+                batch = buffer.sample(data.draw(st.integers(1, 20)))
+            except EmptyError:
+                assert not left
+                continue
+            assert set(steps_in(batch)) <= left
+            counts.update(steps_in(batch))
+            assert max(counts.values()) <= maximum
+            stored = sampler.uses(view, batch.env_ids, batch.positions)
+            assert stored.tolist() == [counts[place] for place in steps_in(batch)]
+
+
+def test_groups_are_used_whole():
+    sampler = mr.UseCounter(1, mr.GroupSampler("uid", 3, seed=0), name=None)
+    with ring(None, sampler=sampler) as buffer:
+        extend(buffer, np.repeat(np.arange(5), 3))
+        seen = []
+        for _ in range(3):
+            batch = buffer.sample(2)
+            groups = batch["uid"].reshape(-1, 3)
+            assert (groups == groups[:, :1]).all()
+            seen += groups[:, 0].tolist()
+        assert sorted(seen) == [0, 1, 2, 3, 4]
+        with pytest.raises(EmptyError):
+            buffer.sample(2)
+
+
+CHILD = """
+import os, sys
+import mmreplay as mr
+sampler = mr.UseCounter(
+    int(sys.argv[2]), mr.UniformSampler(seed=int(sys.argv[3])),
+    lease_s=float(sys.argv[4]) if len(sys.argv) > 4 else None,
+)
+buffer = mr.ReplayBuffer.open(sys.argv[1], sampler=sampler)
+for number in range(6):
+    batch = buffer.sample(5)
+    if len(sys.argv) > 4 and number % 2:
+        buffer.acknowledge(batch)
+        print("a", *batch.positions.tolist(), flush=True)
+    else:
+        print("d", *batch.positions.tolist(), flush=True)
+os._exit(9)  # as after SIGKILL: nothing is closed
+"""
+
+
+def child(path, maximum, seed, *lease):
+    """What a process drew and acknowledged before it died."""
+    command = [sys.executable, "-c", CHILD, str(path), str(maximum), str(seed), *lease]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 9
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [(kind, [int(position) for position in rest]) for kind, *rest in lines]
+
+
+def test_a_killed_process_leaves_its_uses(tmp_path):
+    path = tmp_path / "ring"
+    ring(path, 70).close()
+    counts = Counter()
+    for seed in range(2):
+        for _, positions in child(path, 1, seed):
+            counts.update((0, position) for position in positions)
+    assert set(counts.values()) == {1}
+    sampler = mr.UseCounter(1, seed=7)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        counts.update(drain(buffer))
+        assert sampler.where == "disk"
+    # None twice, and none left out.
+    assert counts == {(0, position): 1 for position in range(70)}
+
+
+def test_leases_of_a_killed_process_end_and_acknowledged_rows_stay(tmp_path):
+    path = tmp_path / "ring"
+    ring(path, 70).close()
+    lines = child(path, 1, 0, "1000")
+    acknowledged = {p for kind, positions in lines if kind == "a" for p in positions}
+    drawn = [p for _, positions in lines for p in positions]
+    assert len(set(drawn)) == len(drawn) == 30
+    with mr.ReplayBuffer.open(path, sampler=mr.UseCounter(1, seed=7)) as buffer:
+        left = drain(buffer)
+    assert {position for _, position in left} == set(range(70)) - acknowledged
+
+
+def test_the_restarted_learner_acknowledges_its_ticket_and_uses_each_once(tmp_path):
+    path, checkpoint = tmp_path / "ring", tmp_path / "checkpoint"
+    ring(path, 40).close()
+    trained = Counter()
+    rng = np.random.default_rng(0)
+    while True:
+        # A learner that restarts, and dies at another line each time.
+        sampler = mr.UseCounter(1, mr.UniformSampler(seed=1), lease_s=1000)
+        with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+            if checkpoint.exists():
+                known = json.loads(checkpoint.read_text())
+                trained = Counter(known["trained"])
+                buffer.acknowledge(known["ticket"])
+            dies_at = int(rng.integers(4))
+            try:
+                batch = buffer.sample(6)
+            except EmptyError:
+                break
+            if dies_at == 0:
+                continue
+            after = trained + Counter(map(str, batch.positions.tolist()))
+            ticket = buffer.ticket(batch)
+            if dies_at == 1:
+                continue
+            checkpoint.write_text(json.dumps({"trained": after, "ticket": ticket}))
+            if dies_at == 2:
+                continue
+            buffer.acknowledge(batch)
+    assert trained == {str(position): 1 for position in range(40)}
+
+
+def test_a_lease_ends_after_its_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(uses, "monotonic", lambda: clock[0])
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=10, name=None)
+    with ring(None, 6, sampler=sampler) as buffer:
+        first, second = buffer.sample(3), buffer.sample(9)
+        assert sorted(steps_in(first) + steps_in(second)) == [(0, p) for p in range(6)]
+        with pytest.raises(EmptyError, match=r"used 1 times, or is leased\. Add steps"):
+            buffer.sample(1)
+        assert buffer.acknowledge(first) == 3
+        assert buffer.acknowledge(first) == 0
+        ticket = buffer.ticket(second)
+        clock[0] = 110.5
+        again = buffer.sample(9)
+        assert set(steps_in(again)) == set(steps_in(second))
+        with pytest.raises(
+            StaleError, match="acknowledge: the lease of the batch has e"
+        ):
+            buffer.acknowledge(second)
+        with pytest.raises(StaleError, match="ticket: the batch has no lease"):
+            buffer.ticket(second)
+        # A ticket holds after the lease, and both may say so.
+        assert buffer.acknowledge(json.loads(json.dumps(ticket))) == 3
+        assert buffer.acknowledge(ticket) == 0
+        assert buffer.acknowledge(again) == 0
+        with pytest.raises(EmptyError, match="used 1 times"):
+            buffer.sample(1)
+
+
+def test_an_acknowledgement_is_the_number_of_the_use():
+    sampler = mr.UseCounter(3, mr.DistinctSampler(seed=0), lease_s=1000, name=None)
+    with ring(None, 2, sampler=sampler) as buffer:
+        batches = [buffer.sample(2) for _ in range(3)]
+        tickets = [buffer.ticket(batch) for batch in batches]
+        assert [ticket["uses"] for ticket in tickets] == [[1, 1], [2, 2], [3, 3]]
+        # In any order, any number of times, the highest counts.
+        for number, count in ((1, 2), (0, 2), (1, 2), (2, 3), (0, 3)):
+            buffer.acknowledge(tickets[number])
+            stored = sampler.uses(buffer.view, np.zeros(2, int), np.arange(2))
+            assert stored.tolist() == [count, count]
+
+
+def test_rows_that_were_overwritten_are_no_more_acknowledged():
+    sampler = mr.UseCounter(1, lease_s=1000, name=None, seed=0)
+    with ring(None, 8, capacity=8, sampler=sampler) as buffer:
+        batch = buffer.sample(8)
+        extend(buffer, np.arange(6))
+        alive = int((batch.positions >= 6).sum())
+        assert buffer.acknowledge(batch) == len(
+            {*batch.positions[batch.positions >= 6]}
+        )
+        assert alive == len({*batch.positions[batch.positions >= 6]})
+        counts = drain(buffer)
+        assert {position for _, position in counts} == set(range(6, 14)) - {
+            *batch.positions.tolist()
+        }
+
+
+def test_a_second_process_is_refused_and_another_name_is_not(tmp_path):
+    path = tmp_path / "ring"
+    with ring(path, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        buffer.sample(2)
+        with mr.ReplayBuffer.open(path, sampler=mr.UseCounter(1)) as other:
+            with pytest.raises(LockedError, match="is locked by another sampler"):
+                other.sample(1)
+            other.sampler = mr.UseCounter(1, name="others")
+            assert sum(drain(other).values()) == 9
+        buffer.sampler.close()
+        with mr.ReplayBuffer.open(path, sampler=mr.UseCounter(1)) as other:
+            assert sum(drain(other).values()) == 7
+
+
+def test_counts_and_priorities_have_no_name_in_common(tmp_path):
+    path = tmp_path / "ring"
+    with ring(path, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        buffer.sample(2)
+        buffer.sampler.close()
+        buffer.sampler = mr.PrioritizedSampler(name="uses")
+        with pytest.raises(
+            SchemaError,
+            match="name must be of priorities, got 'uses', which holds counts of uses",
+        ):
+            buffer.sample(1)
+        buffer.sampler = mr.PrioritizedSampler()
+        buffer.sample(1)
+        buffer.sampler.close()
+        buffer.sampler = mr.UseCounter(1, name="prioritized")
+        with pytest.raises(SchemaError, match="must be of counts of uses, got 'prior"):
+            buffer.sample(1)
+
+
+def test_counts_lie_at_byte_twice_the_row_little_endian(tmp_path):
+    path = tmp_path / "ring"
+    sampler = mr.UseCounter(1000, mr.DistinctSampler(seed=0))
+    with ring(path, 3, num_envs=2, sampler=sampler) as buffer:
+        for _ in range(600):
+            buffer.sample(6)
+        rows = buffer.metadata.ring.rows(np.repeat([0, 1], 3), np.tile(np.arange(3), 2))
+    data = (path / "samplers/uses/uses.bin").read_bytes()
+    assert len(data) == 2 * buffer.metadata.ring.num_rows
+    for row in rows.tolist():
+        assert data[2 * row : 2 * row + 2] == bytes([600 & 255, 600 >> 8])
+
+
+def test_counts_saturate():
+    sampler = mr.UseCounter(65_535, name=None)
+    with ring(None, 1, sampler=sampler) as buffer:
+        buffer.sample(1)
+        ticket = {
+            "kind": "UseTicket", "uuid": buffer.metadata.uuid.hex(), "env_ids": [0],
+            "positions": [0], "uses": [1 << 40],
+        }  # fmt: skip
+        assert buffer.acknowledge(ticket) == 1
+        assert sampler.uses(buffer.view, np.zeros(1, int), np.zeros(1, int)) == [65_535]
+        with pytest.raises(EmptyError):
+            buffer.sample(1)
+
+
+def test_a_resize_moves_the_counts(tmp_path):
+    path = tmp_path / "ring"
+    with ring(path, 30, capacity=30, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        used = {position for _, position in steps_in(buffer.sample(10))}
+        buffer.resize(80)
+        extend(buffer, np.arange(10))
+        left = {position for _, position in drain(buffer)}
+        assert left == set(range(40)) - used
+
+
+def test_a_snapshot_takes_the_counts_along(tmp_path):
+    with ring(tmp_path / "ring", 20, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        used = {position for _, position in steps_in(buffer.sample(8))}
+        buffer.commit()
+        buffer.snapshot(tmp_path / "copy")
+        with mr.ReplayBuffer.open(tmp_path / "copy", sampler=mr.UseCounter(1)) as copy:
+            assert {position for _, position in drain(copy)} == set(range(20)) - used
+        assert mr.verify_buffer(tmp_path / "copy").ok
+
+
+def power_cut(path, target):
+    """A copy of the folder: of another inode, as its files are after a power cut."""
+    subprocess.run(["cp", "-r", str(path), str(target)], check=True)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_what_was_synced_outlives_a_power_cut(tmp_path, sync):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=1000)
+    with ring(path, 20, sampler=sampler) as buffer:
+        buffer.commit()
+        batch = buffer.sample(5)
+        buffer.acknowledge(batch, sync=sync)
+        extend(buffer, np.arange(3))
+        buffer.sample(1)  # another record, which no power cut is sure to keep
+        assert (path / "samplers/uses" / SYNCED).exists() == sync
+        power_cut(path, target)
+    with mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after:
+        left = {position for _, position in drain(after)}
+    used = set(batch.positions.tolist()) if sync else set()
+    assert left == set(range(20)) - used
+
+
+def test_a_counter_that_was_closed_outlives_a_power_cut(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 20, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        used = {position for _, position in steps_in(buffer.sample(5))}
+        buffer.commit()
+        buffer.sampler.close()
+        power_cut(path, target)
+    with mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after:
+        assert {position for _, position in drain(after)} == set(range(20)) - used
+
+
+def test_a_damaged_synced_record_counts_as_none(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    sampler = mr.UseCounter(1, lease_s=1000, seed=0)
+    with ring(path, 20, sampler=sampler) as buffer:
+        buffer.commit()
+        buffer.acknowledge(buffer.sample(5), sync=True)
+        power_cut(path, target)
+    record = target / "samplers/uses" / SYNCED
+    for data in (b"", b"x" * record.stat().st_size, record.read_bytes() * 2):
+        record.write_bytes(data)
+        (target / "samplers/uses/STATE").unlink(missing_ok=True)
+        with mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after:
+            assert len(drain(after)) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0,), {}, r"maximum must be an integer in \[1, 65535\], got 0"),
+        ((65_536,), {}, "maximum must be an integer"),
+        ((1,), {"lease_s": 0}, "lease_s must be a finite number above 0, got 0"),
+        ((1,), {"name": "a/b"}, "name must be 1 to 64 letters"),
+        (
+            (1, mr.ShuffledSampler()),
+            {},
+            "inside a UseCounter must have no epochs, got ShuffledSampler. Use a Dist",
+        ),
+        ((1, 3), {}, "sampler must have draw, state_dict and load_state_dict, got 3"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, options, message):
+    with pytest.raises(SchemaError, match=message):
+        mr.UseCounter(*arguments, **options)
+
+
+def test_only_batches_of_the_counter_are_acknowledged():
+    with (
+        ring(None, 4, sampler=mr.UniformSampler(seed=0)) as plain,
+        ring(None, 4, sampler=mr.UseCounter(1, lease_s=9, name=None)) as buffer,
+    ):
+        batch = plain.sample(2)
+        with pytest.raises(
+            SchemaError, match="acknowledge needs a sampler that counts uses, got Unif"
+        ):
+            plain.acknowledge(batch)
+        with pytest.raises(
+            SchemaError, match="ticket needs a sampler that counts uses"
+        ):
+            plain.ticket(batch)
+        with pytest.raises(
+            SchemaError, match=r"acknowledge: the batch must be of .*got"
+        ):
+            buffer.acknowledge(batch)
+        with pytest.raises(
+            SchemaError, match="ticket needs the batch that sample retu"
+        ):
+            buffer.ticket({})
+        good = buffer.ticket(buffer.sample(2))
+        for change, message in (
+            ({"kind": "Other"}, "ticket state: kind must be 'UseTicket', got 'Other'"),
+            (
+                {"uuid": "00"},
+                "ticket: uuid must be .*, got '00'. Pass it to the buffer",
+            ),
+            ({"uses": [1]}, "must be one number each for every row"),
+            ({"env_ids": [0, 7]}, "of environments below 1"),
+            ({"positions": [-1, 0]}, r"positions must be in \[0, 2\*\*63\)"),
+            ({"uses": "ab"}, "uses must be a list of integers"),
+        ):
+            with pytest.raises(FormatError, match=message):
+                buffer.acknowledge(good | change)
+        with pytest.raises(FormatError, match="kind must be 'UseTicket', got 'list'"):
+            buffer.acknowledge([1])
+        # Positions that are not there are of rows that left.
+        assert buffer.acknowledge(good | {"positions": [99, 1 << 60]}) == 0
+
+
+def test_draws_continue_exactly_from_a_state():
+    first = mr.UseCounter(4, name=None, seed=5)
+    with ring(None, 20, sampler=first) as buffer:
+        buffer.sample(6)
+        state = first.state_dict()
+        ids, every = np.zeros(20, int), np.arange(20)
+        counts = first.uses(buffer.view, ids, every)
+        expected = steps_in(buffer.sample(6))
+        # The counts are not in the state: here as they were before.
+        again = mr.UseCounter(4, name=None, seed=0)
+        again.uses(buffer.view, ids, every)
+        again._counts.raise_to(ids, every, counts)
+        again.load_state_dict(state)
+        buffer.sampler = again
+        assert steps_in(buffer.sample(6)) == expected
+    for change, message in (
+        ({"maximum": 3}, "maximum must be 4"),
+        ({"kind": "UniformSampler"}, "kind must be 'UseCounter'"),
+        ({"parts": []}, "parts must be a list of 1"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            again.load_state_dict(state | change)
+    assert repr(mr.UseCounter(2, lease_s=9.0, seed=1)) == (
+        "UseCounter(maximum=2, sampler=UniformSampler(seed=1), lease_s=9.0, seed=1)"
+    )
+
+
+def test_a_failed_draw_does_not_count():
+    sampler = mr.UseCounter(1, mr.UniformSampler(seed=0), name=None, seed=0)
+    with ring(None, 3, sampler=sampler) as buffer:
+        drain(buffer)
+        before = sampler.state_dict()
+        with pytest.raises(EmptyError):
+            buffer.sample(2)
+        assert sampler.state_dict() == before
+
+
+def test_a_pickled_counter_counts_on_without_its_leases(tmp_path):
+    path = tmp_path / "ring"
+    with ring(path, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        buffer.sample(2)
+        again = pickle.loads(pickle.dumps(buffer.sampler))
+        buffer.sampler.close()
+        buffer.sampler = again
+        assert sum(drain(buffer).values()) == 7
+
+
+def test_a_loader_draws_each_step_once():
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), name=None)
+    seen = []
+    with (
+        ring(None, 60, sampler=sampler) as buffer,
+        mr.ReplayLoader(buffer, batch_size=6) as loader,
+    ):
+        batches = iter(loader)
+        for _ in range(10):
+            seen += next(batches).positions.tolist()
+        with pytest.raises(EmptyError, match="used 1 times"):
+            next(batches)
+    assert sorted(seen) == list(range(60))
+
+
+def test_a_batch_of_a_loader_is_acknowledged():
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), name=None, lease_s=1000)
+    with (
+        ring(None, 60, sampler=sampler) as buffer,
+        mr.ReplayLoader(buffer, batch_size=6) as loader,
+    ):
+        batch = next(iter(loader))
+        assert buffer.acknowledge(batch) == 6
+        positions = batch.positions.numpy()
+        assert (sampler.uses(buffer.view, np.zeros(6, int), positions) == 1).all()
+
+
+@given(
+    rows=st.lists(st.text("sx", max_size=8), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_listed_starts_are_ranked_as_a_list(rows, data):
+    base = ListedView(rows, [3 * n for n in range(len(rows))])
+    listed = [place for place in base.legal_starts() if data.draw(st.booleans())]
+    env_ids, positions = np.array(listed, np.int64).reshape(-1, 2).T
+    view = ListedStarts(base, env_ids, positions)
+    assert int(view.starts.lengths.sum()) - view.num_illegal == len(listed)
+    ids, steps = view.start_at(np.arange(len(listed)))
+    assert list(zip(ids.tolist(), steps.tolist(), strict=True)) == listed
+    for env_id, first in enumerate(base.span.first.tolist()):
+        for position in range(first, int(base.span.stop[env_id]) + 1):
+            place = np.array([env_id]), np.array([position])
+            before = view.legal_before(*place)[0]
+            assert before == sum(each < (env_id, position) for each in listed)
+            if view.starts.first[env_id] <= position < view.starts.stop[env_id]:
+                assert view.legal(*place)[0] == ((env_id, position) in listed)
+    for env_id, position in listed:
+        assert view.starts.first[env_id] <= position < view.starts.stop[env_id]
+
+
+@given(st.lists(st.integers(0, 4), max_size=20))
+def test_occurrences_are_counted_from_one(rows):
+    seen = Counter()
+    expected = []
+    for row in rows:
+        seen[row] += 1
+        expected.append(seen[row])
+    assert _occurrences(np.array(rows, np.int64)).tolist() == expected
