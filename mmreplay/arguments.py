@@ -9,6 +9,7 @@ what is wrong, with the name and the value, and then what to do::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any, TypeGuard
 
@@ -157,6 +158,29 @@ def flag(
     if not isinstance(value, bool | np.bool_):
         raise error(f"{name} must be True or False, got {shown(value)}. {way_out}")
     return bool(value)
+
+
+def size_in_bytes(name: str, value: object) -> int:
+    """Return a size in bytes, given as an integer or as text such as ``"1.5 GiB"``.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+
+    Raises:
+        SchemaError: It is neither, or below 1.
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTPE]i)?B?\s*", value)
+        if match:
+            unit = UNITS.index(f"{match[2]}B") if match[2] else 0
+            value = int(float(match[1]) * 1024**unit)
+        else:
+            raise SchemaError(
+                f"{name} must be a size such as '1 GiB', got {shown(value)}. Use the "
+                f"units {', '.join(UNITS)}, or an integer of bytes."
+            )
+    return integer(name, value, 1, "Give bytes, or a size such as '1 GiB'.")
 
 
 def is_number(value: object) -> TypeGuard[float]:

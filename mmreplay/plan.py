@@ -125,7 +125,7 @@ def plan_buffer(
         for path, field in schema.fields.items()
     )
     packed = sum(part.nbytes for part in fields if part.file == RECORDS)
-    commit_nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    commit_nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, 0)
     data = sum(sizes.values()) - sizes[SUMS]
     alive = capacity * num_envs
     return Plan(

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels, process
 from mmreplay.buffer.flag_rules import EpisodeFlags, as_rows, expand, with_final_rows
+from mmreplay.buffer.heap_values import Bytes as ValueBytes
+from mmreplay.buffer.heap_values import value_writer
 from mmreplay.buffer.validation import StepValidator, note_progress
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
@@ -51,6 +53,7 @@ from mmreplay.storage.commit_state import (
 )
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
+from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.write_path import MappedWriter
@@ -110,6 +113,8 @@ class Appender:
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
         self.checks_ends = not follows and rewarded and ends != (None, None)
+        # It compares observations, of which values that vary are references.
+        self.checks_ends = self.checks_ends and not schema.varying
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
         self.before_overwrite: BeforeOverwrite | None = None
         self._add_lock = threading.Lock()
@@ -120,6 +125,7 @@ class Appender:
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
         self._fast_append = fast_append_of(store, commit)
+        self._values = value_writer(store, commit, committer)
         # Environments whose end was asked for by `end_episodes`, and not by an opening.
         self._ended = np.zeros(ring.num_envs, bool)
         self.warns_of_ends = True
@@ -238,6 +244,9 @@ class Appender:
         # Refused before the lock: in a forked child another thread of the parent may
         # have held it, for good.
         self.check()
+        if self._values is not None:
+            # Values that vary are always converted.
+            return None
         with self._add_lock:
             self._recover_interrupted()
             if after is not None and self._heads is not after:
@@ -283,31 +292,62 @@ class Appender:
         flat, ids = self.validator.flat(data), self.validator.env_ids(env_ids)
         self.check()
         count = self._ring.num_envs if ids is None else len(ids)
-        columns = self.validator.step(flat, count)
+        columns: Columns = self.validator.step(flat, count)
+        values = self._values
         with self._add_lock:
             self._recover_interrupted()
+            given: ValueBytes = {}
+            if values is not None:
+                columns, given = values.spans(columns)
             if final_observation is None and ids is None and self._common_head >= 0:
-                ends = self._store.prepare(columns)
-                assert ends >= 0, "columns that were cast need no conversion"
-                heads = self._add_prepared(ends)
-                return heads  # noqa: RET504  as in `try_add`
+                heap_heads = None
+                # In a final row most values stay empty, and its flags come first.
+                if values is None or self._autoreset != "next_step":
+                    if values is not None:
+                        columns, heap_heads = self._store_values(columns, given)
+                    ends = self._store.prepare(columns)
+                    assert ends >= 0, "columns that were cast need no conversion"
+                    heads = self._add_prepared(ends, heap_heads)
+                    return heads  # noqa: RET504  as in `try_add`
             if self.checks_ends and not self._flags.no_boundary():
                 self._check_ends()
                 self._num_ends += self._ends_followed(ids)
-            block = {
-                path: np.asarray(column, field.numpy).reshape(1, count, *field.shape)
-                for path, column in columns.items()
-                if (field := self._fields[path])
-            }
+            block = {}
+            for path, column in columns.items():
+                dtype, shape = stored(self._fields[path])
+                block[path] = np.asarray(column, dtype).reshape(1, count, *shape)
             finals = None
             if final_observation is not None:
                 last = self._final(final_observation, (count,), columns)
+                if values is not None:
+                    last, given = values.behind(*values.spans(last), given)
                 finals = {path: column[None] for path, column in last.items()}
-            self._add_block(block, finals, ids)
+            self._add_block(block, finals, ids, given)
             return self._heads
 
-    def _add_prepared(self, ends: int) -> Heads:
-        """Write and publish the step that the store prepared, at equal heads."""
+    def _store_values(
+        self, columns: Columns, given: ValueBytes
+    ) -> tuple[Columns, Array]:
+        """Write the values of one step of all environments; see `ValueWriter.store`."""
+        values, env_ids = self._values, np.arange(self._ring.num_envs)
+        assert values is not None
+        values.count_fitting(env_ids, np.zeros_like(env_ids), columns)
+        self._note_given_up()
+        return values.store(env_ids, columns, given)
+
+    def _note_given_up(self) -> None:
+        """Note the tails under which values were given up, if they were."""
+        commit = self._commit
+        if commit.tails is not self._tails:
+            self._set_published(commit.heads, commit.limits, commit.tails)
+
+    def _add_prepared(self, ends: int, heap_heads: Array | None = None) -> Heads:
+        """Write and publish the step that the store prepared, at equal heads.
+
+        Args:
+            ends: What `Store.prepare` returned.
+            heap_heads: int64 ``[E]``, after the values of the step; None without any.
+        """
         head, flags = self._common_head, self._flags
         if self.checks_ends and not flags.no_boundary():
             # Before the step: a warning that is an error leaves nothing visible.
@@ -330,7 +370,7 @@ class Appender:
         # and the next opening after a kill, believe every row below the heads.
         self._store.write_prepared(rows, row_flags)
         heads = self._heads + self._one
-        self._commit.publish(heads, self._limits, self._tails)
+        self._commit.publish(heads, self._limits, self._tails, heap_heads)
         # Noted only now: an add that raised before must leave no trace. The heads
         # last: see `_recover_interrupted`.
         flags.note_step(row_flags, ends)
@@ -338,6 +378,8 @@ class Appender:
         self._heads = heads
         if head >= self._refill_at:
             self._wake_committer()
+        if self._values is not None:
+            self._values.wake()
         return heads
 
     def _recover_interrupted(self) -> None:
@@ -410,7 +452,13 @@ class Appender:
             self._recover_interrupted()
             if self.checks_ends:
                 self._num_ends += self._ends_followed(ids)
-            if final is None and ids is None and self._common_head >= 0:
+            given: ValueBytes = {}
+            if (values := self._values) is not None:
+                columns, given = values.spans(columns)
+                if final is not None:
+                    final, given = values.behind(*values.spans(final), given)
+                ends = self._add_apart(columns, steps, final, ids, given)
+            elif final is None and ids is None and self._common_head >= 0:
                 ends = self._add_together(columns, steps, contiguous=plain is not None)
             else:
                 if plain is not None and self._ring.num_envs == 1:
@@ -418,7 +466,7 @@ class Appender:
                         path: column.reshape(steps, 1, *self._fields[path].shape)
                         for path, column in plain.items()
                     }
-                ends = self._add_apart(columns, steps, final, ids)
+                ends = self._add_apart(columns, steps, final, ids, given)
             if self.checks_ends:
                 self._num_ends += ends
                 self._check_ends()
@@ -512,8 +560,9 @@ class Appender:
             self._wake_committer()
 
     def _add_apart(
-        self, columns: Columns, steps: int, final: Columns | None, ids: Array | None
-    ) -> int:
+        self, columns: Columns, steps: int, final: Columns | None, ids: Array | None,
+        given: ValueBytes,
+    ) -> int:  # fmt: skip
         """The same at heads that differ, of some environments, or with final rows.
 
         Args:
@@ -521,18 +570,20 @@ class Appender:
             steps: T.
             final: Likewise, of the observation's fields: final rows, where a step ends.
             ids: int64 ``[N]``; None for all environments.
+            given: The bytes that spans of both name.
 
         Returns:
             As `_add_together` does.
         """
         # A step and its final row are published together, and take two rows.
         size = self._ring.reserve if final is None else self._ring.reserve // 2
-        for first in range(0, steps, size):
+        first = 0
+        while first < steps:
             span = slice(first, min(first + size, steps))
             block = {path: column[span] for path, column in columns.items()}
             last = final and {path: column[span] for path, column in final.items()}
             try:
-                self._add_block(block, last, ids)
+                first += self._add_block(block, last, ids, given)
             except OSError as error:
                 note_progress(error, first, steps)
                 raise
@@ -543,9 +594,14 @@ class Appender:
         return ends
 
     def _add_block(
-        self, columns: Columns, final: Columns | None, ids: Array | None
-    ) -> None:
-        """Write and publish one block of `_add_apart`."""
+        self, columns: Columns, final: Columns | None, ids: Array | None,
+        given: ValueBytes,
+    ) -> int:  # fmt: skip
+        """Write and publish one block of `_add_apart`, or as much as the heap takes.
+
+        Returns:
+            Steps that were added, at least one.
+        """
         envs: Array | slice = slice(None) if ids is None else ids
         env_ids = np.arange(self._ring.num_envs) if ids is None else ids
         before, pending = self._flags.before[envs], self._flags.pending[envs]
@@ -553,19 +609,35 @@ class Appender:
         flags = self._flags.steps(columns, count, (before, pending))
         ended = (flags & END) != 0
         rows_of = expand(ended if final is not None else np.zeros_like(ended))
+        row_flags = flags.reshape(-1)[rows_of.source]
+        row_flags[rows_of.final] = FINAL
+        rows_by_env = with_final_rows(columns, final, rows_of)
+        row_envs, heap_heads, values = env_ids[rows_of.env], None, self._values
+        if values is not None:
+            rows_by_env = values.without_values(rows_by_env, row_flags)
+            steps = rows_of.source // len(env_ids)
+            fitting = values.count_fitting(row_envs, steps, rows_by_env)
+            self._note_given_up()
+            # A block that waited for all of its bytes might wait for itself.
+            if fitting < count:
+                columns = {path: column[:fitting] for path, column in columns.items()}
+                if final is not None:
+                    final = {path: column[:fitting] for path, column in final.items()}
+                return self._add_block(columns, final, ids, given)
+            rows_by_env, heap_heads = values.store(row_envs, rows_by_env, given)
         heads = self._heads.copy()
         heads[envs] += rows_of.counts
         if (heads > self._limits).any():
             self._raise_limits(heads)
         positions = self._heads[env_ids][rows_of.env] + rows_of.offset
-        rows = self._ring.rows(env_ids[rows_of.env], positions)
-        row_flags = flags.reshape(-1)[rows_of.source]
-        row_flags[rows_of.final] = FINAL
-        columns = with_final_rows(columns, final, rows_of)
-        self._store.write(runs(rows), columns, row_flags)
-        self._commit.publish(heads, self._limits, self._tails)
+        rows = self._ring.rows(row_envs, positions)
+        self._store.write(runs(rows), rows_by_env, row_flags)
+        self._commit.publish(heads, self._limits, self._tails, heap_heads)
         self._flags.note(envs, row_flags[np.cumsum(rows_of.counts) - 1])
         self._set_published(heads, self._limits, self._tails)
+        if values is not None:
+            values.wake()
+        return count
 
     def _raise_limits(self, heads: Array) -> None:
         """Raise the limits to take in heads, before a byte below them is written.
@@ -776,7 +848,7 @@ class FastAppend:
             # The slot first: if Ctrl-C comes before the heads are noted, `recall` finds
             # the publication in the file, and the next one goes to the other slot.
             commit.next_live = BOTH_LIVE - live
-            commit.heads, commit.published = heads, (heads, commit.tails)
+            commit.heads, commit.published = heads, (heads, commit.tails, None)
         except BaseException:
             # Ctrl-C may come between the publication and its note: as in
             # `CommitWriter.publish`, the file says what was published.
@@ -826,7 +898,7 @@ class FastAppend:
                 commit.limits, commit.tails,
             )  # fmt: skip
             commit.next_live = BOTH_LIVE - live
-            commit.heads, commit.published = heads, (heads, commit.tails)
+            commit.heads, commit.published = heads, (heads, commit.tails, None)
         except BaseException:
             # As in `add`.
             commit.recall()
@@ -889,7 +961,9 @@ def fast_append_of(store: Store, commit: WritableCommitState) -> FastAppend | No
         return None
     records, flags = store.writers
     ring = store.ring
-    if records is None or store.placement.large or not len(store.packer.rows):
+    if store.heap is not None or records is None:
+        return None
+    if store.placement.large or not len(store.packer.rows):
         return None
     if ring.num_envs > 1 and ring.layout == "env_major":
         return None

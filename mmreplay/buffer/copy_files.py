@@ -57,6 +57,7 @@ from mmreplay.samplers.priority_file import (
     STATE,
     StateRecord,
 )
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
@@ -623,6 +624,7 @@ def snapshot(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
                 "this mmreplay cannot copy. Install a newer mmreplay."
             )
+        refuse_varying(metadata.schema, "a snapshot")
         stack.enter_context(new_folder(target, allow_network))
         with NewGeneration(target, metadata) as new:
             priorities = PriorityCopies(source, target, metadata)

@@ -36,6 +36,7 @@ from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
 from mmreplay.storage.store import Store
@@ -319,6 +320,7 @@ def compact(
         stack.callback(opened.store.unmap)
         stack.callback(opened.close)
         opening.refuse_inside(target_path, source_path)
+        refuse_varying(opened.metadata.schema, "a compacted copy")
         metadata = _described(opened.metadata, codec, level, chunk_crc32c)
         stack.enter_context(new_folder(target_path, allow_network))
         reader = GenerationReader(opened)

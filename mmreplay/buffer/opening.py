@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from mmreplay import strict_json
-from mmreplay.arguments import integer, number, one_of
+from mmreplay.arguments import integer, number, one_of, size_in_bytes
 from mmreplay.buffer.append import Appender
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
@@ -124,6 +124,7 @@ def describe(
     codec: Codec | None = None,
     level: int | None = None,
     chunk_crc32c: bool = False,
+    heap_bytes: int | str | None = None,
 ) -> Metadata:
     """Check the arguments of `ReplayBuffer.create` and return the metadata.
 
@@ -195,7 +196,28 @@ def describe(
         schema=schema,
         user=user_metadata or {},
         sharding=sharding,
+        heap_nbytes=(
+            _heap_nbytes(heap_bytes, ring, schema)
+            if engine in metadata_file.VARYING or not schema.varying
+            else 0
+        ),
     )
+
+
+def _heap_nbytes(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> int:
+    """Bytes of each environment's heap, as `ReplayBuffer.create` takes them."""
+    if schema.varying and heap_bytes is None:
+        least = metadata_file.smallest_heap_nbytes(schema)
+        raise SchemaError(
+            f"heap_bytes must be given, as field {schema.varying[0]!r} varies: the "
+            "bytes that values of one environment may take, such as '1 GiB'. Pass at "
+            f"least {least}, for all rows about capacity times their average size."
+        )
+    nbytes = 0 if heap_bytes is None else size_in_bytes("heap_bytes", heap_bytes)
+    step = metadata_file.HEAP_STEP_NBYTES
+    nbytes = -(-nbytes // step) * step
+    metadata_file.check_heap_nbytes(nbytes, ring, schema)
+    return nbytes
 
 
 def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
@@ -231,8 +253,8 @@ def absolute(path: StrPath) -> Path:
 def create_memory(metadata: Metadata) -> OpenFiles:
     """Make a buffer in RAM."""
     ring = metadata.ring
-    store = MemoryStore(ring, metadata.schema)
-    commit = MemoryCommitState(ring.num_envs)
+    store = MemoryStore(ring, metadata.schema, metadata.heap_nbytes)
+    commit = MemoryCommitState(ring.num_envs, metadata.heap_nbytes)
     appender = Appender(
         store, commit, None, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,

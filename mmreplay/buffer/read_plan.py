@@ -7,6 +7,7 @@ rows around its steps, reads their fields and sums rewards by as few calls as ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from mmreplay.storage.store import Store
 from mmreplay.transforms.base import Asked, Direct, FoundRows, Sums
 from mmreplay.transforms.base_steps import Where
 
-Fields = dict[str, NDArray[np.generic]]
+Fields = dict[str, Any]
+"""An array by path; `Ragged` of a field that varies, once its values are read."""
 Ids = NDArray[np.int64]
 INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 """Passed as dtypes, which numpy need not look up."""

@@ -52,12 +52,15 @@ from mmreplay.episodes import (
 from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
+    CorruptError,
     EmptyError,
     FailedError,
     SchemaError,
     StaleError,
     StarvedError,
 )
+from mmreplay.format.heap import legal, nbytes_of
+from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
@@ -65,8 +68,10 @@ from mmreplay.samplers.base import Draw, Sampler, draws_once
 from mmreplay.samplers.uses import UseCounter
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
+from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
 from mmreplay.storage.gather import SPLIT_ROWS, ColumnLayouts, Records, after
+from mmreplay.storage.heap import Heap
 from mmreplay.storage.layout import RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -126,6 +131,7 @@ class GenerationReader(StartView):
         "_commit",
         "_final_follows",
         "_foreign_commit",
+        "_heap",
         "_index",
         "_indexed",
         "_layouts",
@@ -144,6 +150,7 @@ class GenerationReader(StartView):
         "_step_nbytes",
         "_store",
         "_transform",
+        "_varying",
         "_warned_of_is_first",
         "derived",
         "files",
@@ -184,7 +191,7 @@ class GenerationReader(StartView):
         epoch = commit.cut_epoch
         self.home = BufferIdentity(
             ring, files.path, metadata.uuid, metadata.generation, epoch,
-            commit.cuts if epoch else None,
+            commit.cuts if epoch else None, metadata.heap_nbytes,
         )  # fmt: skip
 
         transform = batch_transform(transforms, metadata) if transforms else None
@@ -239,6 +246,12 @@ class GenerationReader(StartView):
         self._pairs = {p: n for p, n in self.next_paths.items() if p in together}
         self._apart = tuple(p for p in self.next_paths if p not in together)
         self._packed = tuple(p for p in schema.paths if p in store.packed)
+        self._heap: Heap | None = getattr(store, "heap", None)
+        # Names of batches under which values vary: stored paths, and next ones.
+        self._varying = {path: (path, 0) for path in schema.varying}
+        for path in schema.varying:
+            if path in self.next_paths:
+                self._varying[self.next_paths[path]] = (path, 1)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
         table = legal_start_table if self._transform is None else fold_table
@@ -642,11 +655,19 @@ class GenerationReader(StartView):
         if self._foreign_commit is not None:
             self.check_uncut()
         limits, tails = self._commit.limits, self._commit.tails
-        transformed = self._transform is not None
-        if limits is before[0] and (not transformed or tails is before[1]):
+        # Values that vary are overwritten when a tail has passed their rows; other
+        # rows below a tail are still intact, but transforms know none of them.
+        watched = self._transform is not None or self._heap is not None
+        if limits is before[0] and (not watched or tails is before[1]):
             return None
-        oldest = limits[env_ids] - self._ring.slots
-        dead = positions - self._before < oldest
+        dead = self._overwritten(env_ids, positions)
+        return dead if dead.any() else None
+
+    def _overwritten(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Which steps' rows, and rows that transforms fold, may be overwritten now."""
+        oldest = self._oldest_intact(env_ids)
+        transformed = self._transform is not None
+        dead: NDArray[np.bool_] = positions - self._before < oldest
         if transformed and dead.any():
             # Where the episode begins later, nothing before it was read.
             with self.lock:
@@ -655,7 +676,14 @@ class GenerationReader(StartView):
         if transformed:
             # Transforms ask the index for episodes, which knows no dropped row.
             dead |= positions < self.span.first[env_ids]
-        return dead if dead.any() else None
+        return dead
+
+    def _oldest_intact(self, env_ids: Ids) -> Ids:
+        """Positions below which rows or their values may be overwritten, int64 [B]."""
+        oldest: Ids = self._commit.limits[env_ids] - self._ring.slots
+        if self._heap is not None:
+            oldest = np.maximum(oldest, self._commit.tails[env_ids])
+        return oldest
 
     def check_uncut(self) -> None:
         """Refuse rows that were read beside a writer, after a look at its record.
@@ -674,9 +702,7 @@ class GenerationReader(StartView):
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read until now were whole; see `transforms.base.BufferRows`."""
         self.check_uncut()
-        intact: NDArray[np.bool_] = (
-            positions >= self._commit.limits[env_ids] - self._ring.slots
-        )
+        intact: NDArray[np.bool_] = positions >= self._oldest_intact(env_ids)
         return intact
 
     def _check_not_overwritten(
@@ -699,26 +725,27 @@ class GenerationReader(StartView):
             Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
         """
         windows, transform = draw.windows, self._transform
+        env_ids, positions = steps_of(draw)
         if windows is None:
             if transform is None:
-                return self.copy_steps(draw.env_ids, draw.positions, contiguous)
-            fields = transform.gather(
-                self, draw.env_ids, draw.positions, draw.key, None
-            )
-            return _contiguous(fields) if contiguous else fields
+                fields = self.copy_steps(env_ids, positions, contiguous)
+                return self._with_values(fields, env_ids, positions)
+            fields = transform.gather(self, env_ids, positions, draw.key, None)
+            fields = _contiguous(fields) if contiguous else fields
+            return self._with_values(fields, env_ids, positions)
         shape = windows.positions.shape
-        env_ids, positions = steps_of(draw)
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
             if contiguous:
                 fields = _contiguous(fields)
+        fields = self._with_values(fields, env_ids, positions)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
-            if contiguous:
-                fields[path] = np.ascontiguousarray(fields[path])
+        if contiguous:
+            fields = _contiguous(fields)
         if windows.is_first is not None:
             if "is_first" in fields and not self._warned_of_is_first:
                 self._warned_of_is_first = True
@@ -731,6 +758,71 @@ class GenerationReader(StartView):
                 )
             fields.setdefault("is_first", windows.is_first)
         return fields
+
+    def _with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
+        """Replace references by the values that they name.
+
+        Args:
+            fields: Per path ``[N, ...]``; references of fields that vary.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``, the steps.
+
+        Returns:
+            The same, with `Ragged` of references ``[N, ...]``.
+
+        Raises:
+            CorruptError: A reference of a row that is still there is illegal.
+        """
+        heap, commit = self._heap, self._commit
+        if heap is None:
+            return fields
+        # Of a record no older than the draw, whose rows end below these heads, and no
+        # newer than the recheck, which drops the rows below its tails.
+        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
+        assert heap_heads is not None
+        assert heap_tails is not None
+        result = dict(fields)
+        for name, column in fields.items():
+            if column.dtype != REFERENCE:
+                continue
+            path, ahead = self._varying[name]
+            field, references = self._schema.fields[path], column.reshape(-1)
+            count = len(env_ids)
+            ids = np.repeat(env_ids, len(references) // count if count else 1)
+            # Checked before the heap is touched: it may lead anywhere.
+            illegal = ~legal(
+                references, field, heap.nbytes, heap_tails[ids], heap_heads[ids]
+            )
+            if illegal.any():
+                steps = illegal.reshape(count, -1).any(axis=1)
+                self._refuse_illegal(path, env_ids[steps], positions[steps], ahead)
+                references = np.where(illegal, np.zeros((), REFERENCE), references)
+            nbytes = nbytes_of(references, field)
+            data = np.empty(int(nbytes.sum()), np.uint8)
+            heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
+            offsets = np.zeros(len(references) + 1, np.int64)
+            np.cumsum(references["length"], out=offsets[1:])
+            values = data.view(field.numpy).reshape(-1, *field.inner)
+            result[name] = Ragged(values, offsets, column.shape)
+        return result
+
+    def _refuse_illegal(
+        self, path: str, env_ids: Ids, positions: Ids, ahead: int
+    ) -> None:
+        """Refuse illegal references, unless their rows are overwritten by now.
+
+        Raises:
+            CorruptError: They are damage.
+        """
+        self.check_uncut()
+        damaged = np.flatnonzero(~self._overwritten(env_ids, positions))
+        if len(damaged):
+            which = int(damaged[0])
+            raise CorruptError(
+                f"field {path!r} is damaged in position {positions[which] + ahead} of "
+                f"environment {env_ids[which]}: its reference does not lead to a value "
+                "in heap.bin. Run mmreplay verify, and restore the buffer from a copy."
+            )
 
     def copy_steps(
         self, env_ids: Ids, positions: Ids, contiguous: bool = False
@@ -1077,11 +1169,12 @@ class GenerationReader(StartView):
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
         columns = self.read(paths, ids.ravel(), pos.ravel())
+        columns = self._with_values(columns, ids.ravel(), pos.ravel())
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
-            path: np.ascontiguousarray(columns[path]).reshape(
-                (*ids.shape, *field.shape)
-            )
+            path: columns[path].reshape(*ids.shape)
+            if field.varies
+            else np.ascontiguousarray(columns[path]).reshape((*ids.shape, *field.shape))
             for path, field in zip(paths, fields, strict=True)
         }
 
@@ -1102,6 +1195,7 @@ class GenerationReader(StartView):
             before: `limits_before`.
         """
         fields = self.read(self._schema.paths, env_ids, positions)
+        fields = self._with_values(fields, env_ids, positions)
         final = (self.flags(env_ids, positions) & FINAL) != 0
         self._check_not_overwritten(env_ids, positions, before)
         fields.setdefault("final", final)
@@ -1138,13 +1232,20 @@ class GenerationReader(StartView):
         edges = np.cumsum(lengths) - lengths
         positions = np.arange(total) - np.repeat(edges - firsts, lengths)
         out: Fields = {}
+        varying: dict[str, list[Ragged]] = {}
         for first in range(0, max(1, total), SCAN_ROWS):
             block = slice(first, first + SCAN_ROWS)
             rows = self.gather_rows(env_ids[block], positions[block], before)
             for path, array in rows.fields.items():
+                if isinstance(array, Ragged):
+                    varying.setdefault(path, []).append(array)
+                    out[path] = array
+                    continue
                 if path not in out:
                     out[path] = np.empty((total, *array.shape[1:]), array.dtype)
                 out[path][block] = array
+        for path, parts in varying.items():
+            out[path] = Ragged.concatenate(parts)
         return self._batch(draw_of(env_ids, positions), out)
 
     def map_field(self, path: str) -> list[NDArray[Any]] | None:
@@ -1291,7 +1392,10 @@ def _next_paths(schema: Schema) -> dict[str, str]:
 
 def _contiguous(fields: Fields) -> Fields:
     """Fields as arrays of their own."""
-    return {path: np.ascontiguousarray(array) for path, array in fields.items()}
+    return {
+        path: array if isinstance(array, Ragged) else np.ascontiguousarray(array)
+        for path, array in fields.items()
+    }
 
 
 def _array(values: Any) -> NDArray[Any]:

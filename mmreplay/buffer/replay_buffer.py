@@ -60,7 +60,7 @@ from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.schema import stated_num_envs
+from mmreplay.schema.schema import refuse_varying, stated_num_envs
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
@@ -204,6 +204,7 @@ class ReplayBuffer:
         capacity: int,
         num_envs: int = 1,
         *,
+        heap_bytes: int | str | None = None,
         engine: Engine = "memmap",
         layout: Layout | None = None,
         codec: Codec | None = None,
@@ -230,6 +231,10 @@ class ReplayBuffer:
             schema: The fields of one step.
             capacity: Rows kept per environment, at least 1.
             num_envs: Environments, at least 1.
+            heap_bytes: Bytes for the values that vary, of each environment, such as
+                ``"1 GiB"``; needed where a field varies. Rows then end when there are
+                `capacity` newer ones, or when their bytes are needed: up to a
+                sixteenth of the heap sooner.
             engine: ``"memmap"``, ``"zarr"`` (compressed) or ``"memory"``.
             layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
             codec: Of the Zarr engine: ``"blosc-lz4"`` (by default), ``"zstd"`` or
@@ -271,7 +276,7 @@ class ReplayBuffer:
             )
         metadata = opening.describe(
             schema, capacity, num_envs, engine, layout, autoreset, user_metadata,
-            codec, level, chunk_crc32c,
+            codec, level, chunk_crc32c, heap_bytes,
         )  # fmt: skip
         stated = stated_num_envs(schema)
         if num_envs == 1 and (stated or 1) > 1:
@@ -992,12 +997,15 @@ class ReplayBuffer:
             positions: int, any shape; final rows are legal.
 
         Returns:
-            ``[*broadcast, *shape]``.
+            ``[*broadcast, *shape]``; `Ragged` of the shape ``[*broadcast]`` where the
+            field varies.
 
         Raises:
             StaleError: A position is not in the buffer.
         """
-        return self._current().get_fields((path,), env_ids, positions)[path]
+        fields = self._current().get_fields((path,), env_ids, positions)
+        field: NDArray[np.generic] = fields[path]
+        return field
 
     @_retry_replaced
     def get_fields(
@@ -1245,8 +1253,8 @@ class ReplayBuffer:
         with self._turn:
             self._appender().check()
             schema = self.schema.with_field(path, field)
-            # What the engine cannot store is refused before the fill is looked at.
-            self.metadata.next_generation(self.metadata.ring, schema)
+            # What cannot be stored is refused before the fill is looked at.
+            refuse_varying(schema, "a ring that is resized or gets a field")
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
             self._rebuild(self.metadata.ring, schema, {path: column})
@@ -1255,6 +1263,7 @@ class ReplayBuffer:
         self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
     ) -> None:
         former, reader = self._files, self._reader
+        refuse_varying(schema, "a ring that is resized or gets a field")
         metadata = former.metadata.next_generation(ring, schema)
         # Refused before the switch, which nothing takes back.
         batch_transform(self.transforms, metadata)

@@ -182,13 +182,16 @@ def commit_facts(buffer: ReplayBuffer, folder: Path | None = None) -> dict[str, 
     metadata = buffer.metadata
     folder = folder or buffer.path
     assert folder is not None
-    num_envs = metadata.ring.num_envs
-    file, data = open_commit(folder / metadata.folder, num_envs, writable=False)
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    data_folder = folder / metadata.folder
+    file, data = open_commit(data_folder, num_envs, heap_nbytes, writable=False)
     try:
         birth = file.identity()[2]
     finally:
         file.close()
-    slots = commit.split(data, metadata.uuid, metadata.generation, num_envs)
+    slots = commit.split(
+        data, metadata.uuid, metadata.generation, num_envs, heap_nbytes
+    )
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
     # A commit that raises the limits alone repeats the heads of the last commit.

@@ -42,7 +42,10 @@ class StoredPriorities:
         path = None if folder is None else folder / "samplers" / name
         if path is None or not (path / COLUMN).exists():
             raise _missing(folder, name)
-        home = BufferIdentity(metadata.ring, folder, metadata.uuid, metadata.generation)
+        home = BufferIdentity(
+            metadata.ring, folder, metadata.uuid, metadata.generation,
+            heap_nbytes=metadata.heap_nbytes,
+        )  # fmt: skip
         self._column = read_column(home, name)
         if not self._column.trusted:
             notes.note(
@@ -85,7 +88,10 @@ class PriorityWriter:
             FailedError: It cannot be stored there.
         """
         self._generation = metadata.generation
-        home = BufferIdentity(metadata.ring, folder, metadata.uuid, metadata.generation)
+        home = BufferIdentity(
+            metadata.ring, folder, metadata.uuid, metadata.generation,
+            heap_nbytes=metadata.heap_nbytes,
+        )  # fmt: skip
         self._column = open_column(home, name)
         self._seen = np.zeros(metadata.ring.num_envs, np.int64)
         if self._column.where != "disk":

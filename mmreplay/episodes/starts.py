@@ -57,6 +57,7 @@ class BufferIdentity:
         generation: The data folder's number; another one has other slots.
         cut_epoch: Epoch of the last opening that dropped rows; 0 if none did.
         cuts: int64 ``[E]``, rows at and above were published after it; None for 0.
+        heap_nbytes: Bytes of each environment's heap; 0 where no field varies.
     """
 
     ring: Ring
@@ -65,6 +66,7 @@ class BufferIdentity:
     generation: int
     cut_epoch: int = 0
     cuts: NDArray[np.int64] | None = field(default=None, compare=False)
+    heap_nbytes: int = 0
 
     def known(
         self, seen: NDArray[np.int64], generation: int, cut_epoch: int

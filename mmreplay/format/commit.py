@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import google_crc32c
@@ -27,7 +27,8 @@ from mmreplay.disk.files import NO_BIRTH
 
 MAGIC = b"MMRCMT01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ16s")
-NUM_COLUMNS = 4
+NUM_COLUMNS, NUM_HEAP_COLUMNS = 4, 6
+"""Of a slot: heads, limits, tails and cuts; then heap heads and heap tails."""
 SEQUENCE = struct.Struct("<Q")
 SEQUENCE_OFFSET = 16
 NUM_SLOTS = 4
@@ -69,6 +70,9 @@ class Record:
         cut_rows: How many it knew of.
         birth: 16 bytes, when the COMMIT file was created: `files.BIRTH`,
             `files.NO_BIRTH` or `UNTOLD`.
+        heap_heads: int64 ``[E]``, next heap position to be written; None where no
+            field varies.
+        heap_tails: int64 ``[E]``, the oldest heap positions that may be read; likewise.
     """
 
     sequence: int
@@ -87,6 +91,8 @@ class Record:
     cut_epoch: int = 0
     cut_rows: int = 0
     birth: bytes = UNTOLD
+    heap_heads: NDArray[np.int64] | None = None
+    heap_tails: NDArray[np.int64] | None = None
 
     @property
     def num_envs(self) -> int:
@@ -100,17 +106,43 @@ class Record:
             self.boot_id, self.uuid, self.generation, self.device, self.inode,
             self.time_ns, self.cut_epoch, self.cut_rows, self.birth,
         )  # fmt: skip
-        columns = np.stack([self.heads, self.limits, self.tails, self.cuts])
-        return encode_slot(header, columns)
+        columns = [self.heads, self.limits, self.tails, self.cuts]
+        if self.heap_heads is not None and self.heap_tails is not None:
+            columns += [self.heap_heads, self.heap_tails]
+        return encode_slot(header, np.stack(columns))
+
+    def with_heads_at_tails(self) -> Record:
+        """Return the record with its heads at the tails that passed them.
+
+        No row of such an environment is alive: those that the record vouched for were
+        given up, and those above it are not known to be on the disk.
+        """
+        heads = np.maximum(self.heads, self.tails)
+        limits = np.maximum(self.limits, heads)
+        if self.heap_heads is None or self.heap_tails is None:
+            return replace(self, heads=heads, limits=limits)
+        heap_heads = np.maximum(self.heap_heads, self.heap_tails)
+        return replace(self, heads=heads, limits=limits, heap_heads=heap_heads)
 
 
-def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
-    """Return a slot's record, or None where it holds no whole record of this buffer."""
-    slot = decode_slot(data, MAGIC, HEADER, num_envs, NUM_COLUMNS)
+def decode(
+    data: bytes, uuid: bytes, num_envs: int, heap_nbytes: int = 0
+) -> Record | None:
+    """Return a slot's record, or None where it holds no whole record of this buffer.
+
+    Args:
+        data: The slot's bytes.
+        uuid: 16 bytes, the buffer.
+        num_envs: Its environments.
+        heap_nbytes: Bytes of the heap of each; 0 where no field varies.
+    """
+    num_columns = NUM_HEAP_COLUMNS if heap_nbytes else NUM_COLUMNS
+    slot = decode_slot(data, MAGIC, HEADER, num_envs, num_columns)
     if slot is None:
         return None
     (flags, sequence, epoch, boot_id, own_uuid, generation, device, inode, time_ns,
-     cut_epoch, cut_rows, birth), (heads, limits, tails, cuts) = slot  # fmt: skip
+     cut_epoch, cut_rows, birth), columns = slot  # fmt: skip
+    heads, limits, tails, cuts, *heap = columns
     if own_uuid != uuid:
         return None
     # Checked although the checksum fits: a forged slot has a fitting one, too. Heads
@@ -122,9 +154,18 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
         return None
     if max(sequence, epoch, limits.max()) >= MAX_COUNT:
         return None
+    if heap:
+        heap_heads, heap_tails = heap
+        # The bounds first, so that the difference cannot wrap around.
+        if (heap_tails < 0).any() or (heap_heads >= MAX_COUNT).any():
+            return None
+        if (heap_heads < heap_tails).any():
+            return None
+        if (heap_heads - heap_tails > heap_nbytes).any():
+            return None
     return Record(
         sequence, epoch, flags, boot_id, own_uuid, generation, device, inode, time_ns,
-        heads, limits, tails, cuts, cut_epoch, cut_rows, birth,
+        heads, limits, tails, cuts, cut_epoch, cut_rows, birth, *heap,
     )  # fmt: skip
 
 
@@ -188,11 +229,13 @@ Slots = tuple[Record | None, ...]
 """The records of D0, D1, L0, L1."""
 
 
-def split(data: bytes, uuid: bytes, generation: int, num_envs: int) -> Slots:
-    """Decode the four slots of a COMMIT file's bytes."""
-    size = slot_nbytes(num_envs)
+def split(
+    data: bytes, uuid: bytes, generation: int, num_envs: int, heap_nbytes: int = 0
+) -> Slots:
+    """Decode the four slots of a COMMIT file's bytes; see `decode`."""
+    size = record_nbytes(num_envs, heap_nbytes)
     records = [
-        decode(data[size * slot : size * (slot + 1)], uuid, num_envs)
+        decode(data[size * slot : size * (slot + 1)], uuid, num_envs, heap_nbytes)
         for slot in range(NUM_SLOTS)
     ]
     return tuple(
@@ -201,9 +244,9 @@ def split(data: bytes, uuid: bytes, generation: int, num_envs: int) -> Slots:
     )
 
 
-def uuids(data: bytes, num_envs: int) -> set[bytes]:
+def uuids(data: bytes, num_envs: int, heap_nbytes: int = 0) -> set[bytes]:
     """The buffers that the slots speak of, whether their checksums fit or not."""
-    size = slot_nbytes(num_envs)
+    size = record_nbytes(num_envs, heap_nbytes)
     heads = [data[size * slot :][: HEADER.size] for slot in range(NUM_SLOTS)]
     return {
         HEADER.unpack(head)[6]
@@ -257,6 +300,16 @@ def _order(record: Record) -> tuple[int, int]:
 HEADER_NBYTES = 128
 CHECKSUM = struct.Struct("<I")
 PAGE_NBYTES = 4096
+
+
+def record_nbytes(num_envs: int, heap_nbytes: int) -> int:
+    """Bytes of one slot of COMMIT.
+
+    Args:
+        num_envs: Environments.
+        heap_nbytes: Bytes of the heap of each; 0 where no field varies.
+    """
+    return slot_nbytes(num_envs, NUM_HEAP_COLUMNS if heap_nbytes else NUM_COLUMNS)
 
 
 def slot_nbytes(num_envs: int, num_columns: int = NUM_COLUMNS) -> int:

@@ -36,19 +36,26 @@ Engine = Literal["memmap", "zarr", "memory"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 ON_DISK = tuple(engine for engine in ENGINES if engine != "memory")
 """Engines whose buffers lie in a folder; `storage.engines` has their stores."""
-VARYING: frozenset[Engine] = frozenset()
+VARYING: frozenset[Engine] = frozenset({"memmap", "memory"})
 """Engines that store fields which vary from step to step."""
 
 FILE_NAME = "metadata.json"
 MAGIC = "mmreplay"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR, HEAP_MINOR = 1, 0, 1
+"""The minor version is that of the heap where a field varies."""
 MAX_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 48
 MAX_NUM_ENVS = 1 << 20
 MAX_FILES_NBYTES = 1 << 63
+MAX_HEAPS_NBYTES = 1 << 62
+HEAP_STEP_NBYTES = 4096
+"""The heap of an environment is a multiple of it."""
+HEAP_ROWS = 4
+"""Longest rows that a heap must hold: 2 let the writer go on, 3 leave the newest row
+alive, and 4 do so with a reserve."""
 # Features this version knows; a buffer that needs another is refused.
-AGENT_ENDS, EMPTY_FIELDS = "agent_ends", "empty_fields"
-INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS})
+AGENT_ENDS, EMPTY_FIELDS, HEAP = "agent_ends", "empty_fields", "heap"
+INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS, HEAP})
 RO_COMPAT: frozenset[str] = frozenset()
 
 T = TypeVar("T", bound=str)
@@ -76,6 +83,7 @@ class Metadata:
         user: The user's own JSON.
         ro_compat: Features that a reader may ignore and a writer must know.
         sharding: Of the Zarr engine; None with another.
+        heap_nbytes: Bytes of each environment's heap; 0 where no field varies.
 
     Raises:
         SchemaError: A field varies, and the engine cannot store it.
@@ -91,6 +99,7 @@ class Metadata:
     user: Json
     ro_compat: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    heap_nbytes: int = 0
 
     def __post_init__(self) -> None:
         if self.engine not in VARYING:
@@ -122,9 +131,10 @@ def encode(metadata: Metadata) -> bytes:
     """Return the bytes of metadata.json."""
     ring = metadata.ring
     _check_size(ring, metadata.schema)
+    check_heap_nbytes(metadata.heap_nbytes, metadata.ring, metadata.schema)
     value: Json = {
         "format": MAGIC,
-        "version": [MAJOR, MINOR],
+        "version": [MAJOR, HEAP_MINOR if metadata.schema.varying else MINOR],
         "features": {
             "incompat": _needed(metadata.schema),
             "ro_compat": list(metadata.ro_compat),
@@ -145,6 +155,8 @@ def encode(metadata: Metadata) -> bytes:
         "roles": dict(metadata.schema.roles),
         "user": metadata.user,
     }  # fmt: skip
+    if metadata.heap_nbytes:
+        value["heap_bytes"] = metadata.heap_nbytes
     if metadata.sharding is not None:
         value["zarr"] = metadata.sharding.to_json()
     body = strict_json.dump(value, "metadata")[: -len("\n}")] + b",\n "
@@ -281,6 +293,18 @@ def _from_json(value: Json, name: str) -> Metadata:
         raise FormatError(f"{name}: 'user' and 'roles' must be objects")
     schema = Schema.from_json(value["schema"], roles)
     _check_size(ring, schema)
+    features = _names(value["features"], "incompat", name)
+    varies = bool(schema.varying)
+    if varies != (HEAP in features) or (varies and "heap_bytes" not in value):
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'heap' exactly where a field "
+            "varies, and then heap_bytes"
+        )
+    heap_nbytes = 0
+    if varies:
+        maximum = MAX_HEAPS_NBYTES
+        heap_nbytes = _number(value, "heap_bytes", name, HEAP_STEP_NBYTES, maximum)
+        check_heap_nbytes(heap_nbytes, ring, schema)
     engine = _choice(value, "engine", name, ENGINES)
     zarr = engine == "zarr"
     sharding = Sharding.from_json(value.get("zarr"), ring) if zarr else None
@@ -295,13 +319,18 @@ def _from_json(value: Json, name: str) -> Metadata:
         user=user,
         ro_compat=tuple(_names(value["features"], "ro_compat", name)),
         sharding=sharding,
+        heap_nbytes=heap_nbytes,
     )
 
 
 def _needed(schema: Schema) -> list[str]:
     """Features that a reader of this schema needs, by name."""
     empty = any(not field.nbytes for field in schema.fields.values())
-    needed = {AGENT_ENDS: schema.num_agents is not None, EMPTY_FIELDS: empty}
+    needed = {
+        AGENT_ENDS: schema.num_agents is not None,
+        EMPTY_FIELDS: empty,
+        HEAP: bool(schema.varying),
+    }
     return [name for name, used in needed.items() if used]
 
 
@@ -315,6 +344,49 @@ def _check_size(ring: Ring, schema: Schema) -> None:
             f"{nbytes} bytes, but must take fewer than {MAX_FILES_NBYTES}. Choose a "
             "smaller capacity."
         )
+
+
+def check_heap_nbytes(heap_nbytes: int, ring: Ring, schema: Schema) -> None:
+    """Refuse a heap that cannot hold the rows of a schema.
+
+    Args:
+        heap_nbytes: Bytes of each environment's; 0 where no field varies.
+        ring: Of the rows.
+        schema: The fields.
+
+    Raises:
+        SchemaError: It is too small or too large, or no field varies.
+    """
+    if not schema.varying:
+        if heap_nbytes:
+            raise SchemaError(
+                f"heap_bytes must be None without a field that varies, got "
+                f"{heap_nbytes}. Leave it out."
+            )
+        return
+    least = smallest_heap_nbytes(schema)
+    if heap_nbytes < least:
+        raise SchemaError(
+            f"heap_bytes must be at least {least} for this schema, {HEAP_ROWS} times "
+            f"the longest values of one row, got {heap_nbytes}. Pass more, or lower "
+            "max_length."
+        )
+    if heap_nbytes % HEAP_STEP_NBYTES:
+        raise SchemaError(
+            f"heap_bytes must be a multiple of {HEAP_STEP_NBYTES}, got {heap_nbytes}. "
+            "Round it up."
+        )
+    if heap_nbytes * ring.num_envs >= MAX_HEAPS_NBYTES:
+        raise SchemaError(
+            f"heap_bytes: {ring.num_envs} heaps of {heap_nbytes} bytes must take fewer "
+            f"than {MAX_HEAPS_NBYTES} together. Pass less."
+        )
+
+
+def smallest_heap_nbytes(schema: Schema) -> int:
+    """Bytes that the heap of an environment has at least; 0 where no field varies."""
+    needed = HEAP_ROWS * schema.max_heap_nbytes
+    return -(-needed // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
 
 
 def _number(value: Json, key: str, name: str, minimum: int, maximum: int) -> int:

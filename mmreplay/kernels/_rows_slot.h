@@ -4,7 +4,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *data;
     Py_buffer view;
-    Py_ssize_t sequence, columns, num_envs, filled;
+    Py_ssize_t sequence, columns, num_envs, num_columns, filled;
     /* What the zeros up to the checksum do to each byte of a checksum so far. */
     uint32_t zeros[4][256];
 } Slot;
@@ -15,9 +15,10 @@ slot_fits(Slot *self)
     const char *bytes = self->view.buf;
     Py_ssize_t end = self->view.len - 4;
     if (self->num_envs < 1 || self->num_envs > self->view.len / 32 ||
-        self->sequence < 0 || self->columns < self->sequence + 8)
+        self->sequence < 0 || self->columns < self->sequence + 8 ||
+        (self->num_columns != 4 && self->num_columns != 6))
         return 0;
-    self->filled = self->columns + 32 * self->num_envs;
+    self->filled = self->columns + 8 * self->num_columns * self->num_envs;
     if (self->filled > end)
         return 0;
     for (Py_ssize_t at = self->filled; at < end; at++)
@@ -30,11 +31,12 @@ static PyObject *
 Slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *template;
-    Py_ssize_t sequence, columns, num_envs;
+    Py_ssize_t sequence, columns, num_envs, num_columns = 4;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "Slot takes no keywords");
-    if (!PyArg_ParseTuple(args, "Onnn:Slot", &template, &sequence, &columns, &num_envs))
+    if (!PyArg_ParseTuple(args, "Onnn|n:Slot", &template, &sequence, &columns, &num_envs,
+                          &num_columns))
         return NULL;
     Slot *self = (Slot *)alloc(type, 0);
     if (self == NULL)
@@ -42,6 +44,7 @@ Slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->sequence = sequence;
     self->columns = columns;
     self->num_envs = num_envs;
+    self->num_columns = num_columns;
     self->data = PyByteArray_FromObject(template);
     if (self->data == NULL || contiguous(self->data, &self->view, 1) < 0) {
         Py_DECREF(self);
@@ -105,12 +108,18 @@ static PyObject *
 Slot_publish(Slot *self, PyObject *args)
 {
     unsigned long long number;
-    PyObject *arrays[3];
-    if (!PyArg_ParseTuple(args, "KOOO:publish", &number, &arrays[0], &arrays[1],
-                          &arrays[2]))
+    /* Of the body; the fourth has the cuts, which stay. */
+    static const Py_ssize_t columns[5] = {0, 1, 2, 4, 5};
+    PyObject *arrays[5] = {NULL, NULL, NULL, Py_None, Py_None};
+    if (!PyArg_ParseTuple(args, "KOOO|OO:publish", &number, &arrays[0], &arrays[1],
+                          &arrays[2], &arrays[3], &arrays[4]))
         return NULL;
-    for (int which = 0; which < 3; which++)
-        if (put_column(self, which, arrays[which]) < 0)
+    int count = arrays[3] == Py_None || arrays[4] == Py_None ? 3 : 5;
+    if (count == 5 && self->num_columns < 6)
+        return PyErr_Format(PyExc_ValueError,
+                            "Slot: the record has no columns for a heap");
+    for (int which = 0; which < count; which++)
+        if (put_column(self, columns[which], arrays[which]) < 0)
             return NULL;
     seal(self, number);
     return Py_NewRef(self->data);

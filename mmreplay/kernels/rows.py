@@ -144,8 +144,9 @@ class RowsKernel(Protocol):
         """Make a packer of records of so many bytes; see `RecordPacker`."""
 
     def Slot(
-        self, template: bytes, sequence: int, columns: int, num_envs: int, /
-    ) -> SlotKernel:
+        self, template: bytes, sequence: int, columns: int, num_envs: int,
+        num_columns: int = 4, /,
+    ) -> SlotKernel:  # fmt: skip
         """Make a slot from a record's bytes; see `Slot`."""
 
     def Append(self, packer: PackerKernel, slot: SlotKernel, /) -> AppendKernel:

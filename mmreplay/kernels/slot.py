@@ -22,30 +22,37 @@ class SlotKernel(Protocol):
     data: bytearray
 
     def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array, /
-    ) -> bytearray:
-        """Put the values and their checksum into `data`, and return it."""
+        self, number: int, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None = None, heap_tails: Array | None = None, /,
+    ) -> bytearray:  # fmt: skip
+        """Put the values and their checksum into `data`, and return it.
+
+        Those of the heap only where a record has columns for them.
+        """
 
 
 class Slot:
     """Encodes publications of some environments; see `SlotKernel`."""
 
     def __init__(
-        self, template: bytes, sequence: int, columns: int, num_envs: int, /
-    ) -> None:
+        self, template: bytes, sequence: int, columns: int, num_envs: int,
+        num_columns: int = 4, /,
+    ) -> None:  # fmt: skip
         """Begin with one record.
 
         Args:
             template: A record's bytes, zeros between its body and its checksum.
             sequence: Where its number stands.
-            columns: Where its body begins: four columns of int64 ``[E]``.
+            columns: Where its body begins: columns of int64 ``[E]``.
             num_envs: Environments.
+            num_columns: 4, or 6 with those of the heap.
 
         Raises:
             ValueError: The parts do not fit each other.
         """
-        end = columns + 32 * num_envs
+        end = columns + 8 * num_columns * num_envs
         fits = num_envs >= 1 and 0 <= sequence <= columns - 8
+        fits = fits and num_columns in (4, 6)
         if not fits or end > len(template) - 4 or any(template[end:-4]):
             raise ValueError(
                 f"Slot: the record must have {num_envs} environments, and zeros up to "
@@ -53,14 +60,22 @@ class Slot:
             )
         self.data = bytearray(template)
         self._sequence = sequence
-        body = np.frombuffer(self.data, "<i8", 4 * num_envs, columns)
-        self._columns = body.reshape(4, num_envs)
+        body = np.frombuffer(self.data, "<i8", num_columns * num_envs, columns)
+        self._columns = body.reshape(num_columns, num_envs)
 
     def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array, /
-    ) -> bytearray:
+        self, number: int, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None = None, heap_tails: Array | None = None, /,
+    ) -> bytearray:  # fmt: skip
         """See `SlotKernel.publish`."""
-        for column, values in zip(self._columns, (heads, limits, tails), strict=False):
+        given = [(0, heads), (1, limits), (2, tails)]
+        if heap_heads is not None and heap_tails is not None:
+            # After the cuts, which stay.
+            given += [(4, heap_heads), (5, heap_tails)]
+        if len(self._columns) < given[-1][0]:
+            raise ValueError("Slot: the record has no columns for a heap")
+        for which, values in given:
+            column = self._columns[which]
             if values.shape != column.shape:
                 raise ValueError(
                     f"Slot: values must be int64 [{len(column)}], got "

@@ -32,6 +32,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
@@ -456,8 +457,9 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
             f"{list(metadata.unknown_features)}, but this mmreplay repairs "
             f"{list(ON_DISK)} without features. Install a newer mmreplay."
         )
+    refuse_varying(metadata.schema, "a repaired copy")
     sizes = _file_sizes(metadata)
-    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    sizes[COMMIT] = _commit_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
     try:
         known = _settled(folder, metadata, opened[COMMIT], restored)
@@ -536,10 +538,12 @@ def _settled(
     folder: Path, metadata: Metadata, file: File, restored: list[str]
 ) -> tuple[Array, Array, Array, Array] | None:
     """Oldest rows, heads, committed heads and limits, as opening decides; or None."""
-    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    nbytes = _commit_nbytes(metadata)
     data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
-    ring = metadata.ring
-    slots = commit.split(data, metadata.uuid, metadata.generation, ring.num_envs)
+    ring, heap_nbytes = metadata.ring, metadata.heap_nbytes
+    slots = commit.split(
+        data, metadata.uuid, metadata.generation, ring.num_envs, heap_nbytes
+    )
     if commit.newest_durable(slots) is None:
         return None
     identity = recovery.identify(file, metadata)
@@ -553,11 +557,17 @@ def _settled(
     return firsts, live.heads, durable.heads, live.limits - ring.slots
 
 
+def _commit_nbytes(metadata: Metadata) -> int:
+    """Bytes of the COMMIT file."""
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    return commit.NUM_SLOTS * commit.record_nbytes(num_envs, heap_nbytes)
+
+
 def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
     """Refuse the metadata of a buffer that no record in COMMIT speaks of."""
-    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    nbytes = _commit_nbytes(metadata)
     data = file.pread(min(nbytes, file.nbytes), 0)
-    spoken_of = commit.uuids(data, metadata.ring.num_envs)
+    spoken_of = commit.uuids(data, metadata.ring.num_envs, metadata.heap_nbytes)
     if spoken_of and metadata.uuid not in spoken_of:
         uuids = sorted(uuid.hex() for uuid in spoken_of)
         raise CorruptError(

@@ -751,7 +751,7 @@ def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
     if home.folder is None:
         return unknown
     path = home.folder / f"data-{home.generation:06d}" / "COMMIT"
-    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, home.heap_nbytes)
     try:
         file = File.open(path, nbytes)
         try:
@@ -763,6 +763,6 @@ def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
     except ReplayError:
         # Gone with its generation, or not readable: nothing is lost by knowing less.
         return unknown
-    slots = commit.split(data, home.uuid, home.generation, num_envs)
+    slots = commit.split(data, home.uuid, home.generation, num_envs, home.heap_nbytes)
     record = commit.newest_durable(slots)
     return unknown if record is None else record.heads

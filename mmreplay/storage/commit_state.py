@@ -55,8 +55,11 @@ rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 class CommitState(Protocol):
     """The heads, limits and tails of a buffer.
 
-    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, all of one publication. An
-    array is replaced, never changed, once it was handed out.
+    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, all of one publication. So
+    are ``heap_heads`` and ``heap_tails``, which are None where no field varies. An
+    array is replaced, never changed, once it was handed out. Heap heads are replaced
+    before heads, and heap tails after tails: with heads read first and tails read last,
+    the heap's bounds are those of the rows between, or wider.
 
     Attributes:
         cuts: See `Record`, likewise the next one.
@@ -66,6 +69,8 @@ class CommitState(Protocol):
     heads: Array
     limits: Array
     tails: Array
+    heap_heads: Array | None
+    heap_tails: Array | None
     cuts: Array
     cut_epoch: int
 
@@ -85,9 +90,18 @@ class CommitState(Protocol):
 
 
 class WritableCommitState(CommitState, Protocol):
-    """The commit state as its writer sees it; one in RAM, one on disk."""
+    """The commit state as its writer sees it; one in RAM, one on disk.
 
-    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+    Attributes:
+        published: heads, tails and heap heads of one publication.
+    """
+
+    published: tuple[Array, Array, Array | None]
+
+    def publish(
+        self, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None = None, heap_tails: Array | None = None,
+    ) -> None:  # fmt: skip
         """Make rows visible; see `CommitWriter.publish`."""
 
 
@@ -101,7 +115,9 @@ class CommitWriter:
         heads: int64 ``[E]``, published.
         limits: int64 ``[E]``, published.
         tails: int64 ``[E]``, published.
-        published: heads and tails of one moment.
+        heap_heads: int64 ``[E]``, published; None where no field varies.
+        heap_tails: int64 ``[E]``, likewise.
+        published: heads, tails and heap heads of one publication.
         slot: What makes publications.
         size: Bytes of one.
         numbers: What numbers those to come.
@@ -114,13 +130,16 @@ class CommitWriter:
     heads: Array
     limits: Array
     tails: Array
-    published: tuple[Array, Array]
+    heap_heads: Array | None
+    heap_tails: Array | None
+    published: tuple[Array, Array, Array | None]
 
     moved = discarded = False
 
     def __init__(
-        self, file: File, identity: Identity, live: Record, durable: Record, slot: int
-    ) -> None:
+        self, file: File, identity: Identity, live: Record, durable: Record, slot: int,
+        heap_nbytes: int = 0,
+    ) -> None:  # fmt: skip
         """Take over after recovery.
 
         Args:
@@ -129,6 +148,7 @@ class CommitWriter:
             live: What is published.
             durable: What survives a power cut.
             slot: The durable slot to be written next, not the newest one.
+            heap_nbytes: Bytes of each environment's heap; 0 where no field varies.
         """
         self._file = file
         self._identity = identity
@@ -140,11 +160,15 @@ class CommitWriter:
         # SingleSlot and RestartSlot0 of tools/torture lose one without this).
         self._next_durable = slot
         self.next_live = commit.LIVE_SLOTS[0]
-        self.size = commit.slot_nbytes(live.num_envs)
+        self._heap_nbytes = heap_nbytes
+        self.size = commit.record_nbytes(live.num_envs, heap_nbytes)
         self.slot = rows.Slot(
-            live.encode(), commit.SEQUENCE_OFFSET, HEADER_NBYTES, live.num_envs
+            live.encode(), commit.SEQUENCE_OFFSET, HEADER_NBYTES, live.num_envs,
+            commit.NUM_HEAP_COLUMNS if heap_nbytes else commit.NUM_COLUMNS,
+        )  # fmt: skip
+        self._show(
+            live.heads, live.limits, live.tails, live.heap_heads, live.heap_tails
         )
-        self._show(live.heads, live.limits, live.tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
         self.committed, self.closed = durable, False
         self.fast_append: AppendKernel | None = None
@@ -158,15 +182,26 @@ class CommitWriter:
         """Return False: this process is the only writer."""
         return False
 
-    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+    def publish(
+        self, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None = None, heap_tails: Array | None = None,
+    ) -> None:  # fmt: skip
         """Make rows visible to every reader, and to the next open after a kill.
 
         Args:
             heads: int64 ``[E]``; rows below are whole.
             limits: int64 ``[E]``, at least heads.
             tails: int64 ``[E]``, the oldest positions that may be read.
+            heap_heads: int64 ``[E]``; values below are whole. By default as before.
+            heap_tails: int64 ``[E]``, the oldest heap positions that may be read;
+                likewise.
         """
-        data = self.slot.publish(next(self.numbers), heads, limits, tails)
+        if heap_heads is None:
+            heap_heads = self.heap_heads
+        if heap_tails is None:
+            heap_tails = self.heap_tails
+        number = next(self.numbers)
+        data = self.slot.publish(number, heads, limits, tails, heap_heads, heap_tails)
         # Rows and flags were stored before, and x86-64 keeps stores in order: a reader
         # that sees this record sees the rows below its heads, too.
         # Two slots strictly in turn (durable records take numbers too), so that one
@@ -178,7 +213,7 @@ class CommitWriter:
         try:
             self._file.store(data, self.size * self.next_live)
             self.next_live = BOTH_LIVE - self.next_live
-            self._show(heads, limits, tails)
+            self._show(heads, limits, tails, heap_heads, heap_tails)
         except BaseException:
             self.recall()
             raise
@@ -200,45 +235,82 @@ class CommitWriter:
         records = []
         for slot in commit.LIVE_SLOTS:
             data = self._file.pread(self.size, self.size * slot)
-            record = commit.decode(data, self._identity.uuid, len(self.heads))
+            record = commit.decode(
+                data, self._identity.uuid, len(self.heads), self._heap_nbytes
+            )
             if record is not None:
                 records.append((record.sequence, slot, record))
         if records:
             _, slot, record = max(records, key=lambda item: item[0])
             self.next_live = BOTH_LIVE - slot
-            self._show(record.heads, record.limits, record.tails)
+            self._show(
+                record.heads, record.limits, record.tails,
+                record.heap_heads, record.heap_tails,
+            )  # fmt: skip
 
-    def _show(self, heads: Array, limits: Array, tails: Array) -> None:
+    def _show(
+        self, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None, heap_tails: Array | None,
+    ) -> None:  # fmt: skip
+        self.heap_heads = heap_heads
         self.heads, self.limits, self.tails = heads, limits, tails
-        self.published = (heads, tails)
+        self.heap_tails = heap_tails
+        self.published = (heads, tails, heap_heads)
 
-    def give_up(self, limits: Array) -> None:
+    def give_up(
+        self, limits: Array, tails: Array | None = None, heap_tails: Array | None = None
+    ) -> None:
         """Make limits durable, before the first row below them is overwritten.
 
         The record repeats the committed heads: the rows above them may not be on
         the disk yet, and a power cut now must not make them look as if they were.
+
+        Args:
+            limits: int64 ``[E]``, at least those of the last durable record.
+            tails: int64 ``[E]``, likewise, where the heap is to be overwritten.
+            heap_tails: int64 ``[E]``, likewise.
         """
         # Its sequence is above that of the live records. They win all the same within
         # one epoch, or a kill would lose what they publish (mutant LiveSlotByNumber);
         # with the live heads in here, a power cut would bring rows back that never
         # reached the disk (mutant LiveHeadsInReserve).
-        self._write_durable(replace(self.committed, limits=limits))
+        record = replace(self.committed, limits=limits)
+        if tails is not None:
+            # Tails may pass the committed heads, and a record that said so with these
+            # heads would be void.
+            record = replace(record, tails=tails, heap_tails=heap_tails)
+            record = record.with_heads_at_tails()
+        self._write_durable(record)
 
-    def commit(self, heads: Array, tails: Array, flags: int = 0) -> None:
+    def commit(
+        self, heads: Array, tails: Array, flags: int = 0,
+        heap_heads: Array | None = None,
+    ) -> None:  # fmt: skip
         """Write the durable record of rows whose data and checksums were synced.
 
         Args:
             heads: int64 ``[E]``, what was published when the syncing began.
             tails: int64 ``[E]``, likewise.
             flags: CLEAN at close, MOVED when another folder takes over.
+            heap_heads: int64 ``[E]``, likewise; None where no field varies.
         """
         # The higher of both: a limit may have become durable while the rows were
         # synced, and a record that took it back would bring overwritten rows to life
         # after a power cut.
         limits = np.maximum(self.committed.limits, self.limits)
         record = replace(
-            self.committed, heads=heads, tails=tails, limits=limits, flags=flags
-        )
+            self.committed, heads=heads, tails=tails, limits=limits, flags=flags,
+            heap_heads=heap_heads,
+        )  # fmt: skip
+        before = self.committed.heap_tails
+        if before is not None and self.heap_tails is not None:
+            # Tails of now, not those from before the sync: the values below may be
+            # overwritten already, by tails that a raise has made durable since.
+            record = replace(
+                record,
+                tails=np.maximum(self.committed.tails, self.tails),
+                heap_tails=np.maximum(before, self.heap_tails),
+            ).with_heads_at_tails()
         self._write_durable(record)
 
     def distrust_page_cache(self) -> None:
@@ -297,17 +369,27 @@ class MemoryCommitState:
     moved = discarded = False
     cut_epoch = 0
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, heap_nbytes: int = 0) -> None:
         self.heads = self.limits = self.tails = np.zeros(num_envs, np.int64)
         self.cuts = self.heads
+        self.heap_heads = self.heap_tails = self.heads if heap_nbytes else None
+        self.published = (self.heads, self.tails, self.heap_heads)
 
     def refresh(self) -> bool:
         """Return False: nothing else writes it."""
         return False
 
-    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+    def publish(
+        self, heads: Array, limits: Array, tails: Array,
+        heap_heads: Array | None = None, heap_tails: Array | None = None,
+    ) -> None:  # fmt: skip
         """Make rows visible."""
+        if heap_heads is not None:
+            self.heap_heads = heap_heads
         self.heads, self.limits, self.tails = heads, limits, tails
+        if heap_tails is not None:
+            self.heap_tails = heap_tails
+        self.published = (heads, tails, self.heap_heads)
 
     def close(self) -> None:
         """Do nothing."""
@@ -324,9 +406,11 @@ def refuse_discarded(commit_state: CommitState) -> None:
         raise FailedError(DISCARDED_ROWS)
 
 
-def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, bytes]:
+def open_commit(
+    folder: Path, num_envs: int, heap_nbytes: int, *, writable: bool
+) -> tuple[File, bytes]:
     """Open a COMMIT file and return it with its bytes."""
-    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, heap_nbytes)
     file = File.open(folder / FILE_NAME, nbytes, writable=writable)
     try:
         return file, file.pread(nbytes, 0)
@@ -336,7 +420,7 @@ def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, b
 
 
 def create_commit(
-    folder: Path, num_envs: int, identity: Callable[[File], Record]
+    folder: Path, num_envs: int, heap_nbytes: int, identity: Callable[[File], Record]
 ) -> None:
     """Create a COMMIT file whose durable slots both hold the first record.
 
@@ -346,9 +430,10 @@ def create_commit(
     Args:
         folder: The new data folder.
         num_envs: Environments.
+        heap_nbytes: Bytes of each one's heap; 0 where no field varies.
         identity: Makes the record, given the new file.
     """
-    size = commit.slot_nbytes(num_envs)
+    size = commit.record_nbytes(num_envs, heap_nbytes)
     file = File.create(folder / FILE_NAME, commit.NUM_SLOTS * size)
     try:
         # Both durable slots: the first commit overwrites one of them, and a power cut
@@ -401,10 +486,13 @@ class CommitReader:
     Never goes back: a lower sequence than one seen is not accepted.
     """
 
-    def __init__(self, file: File, identity: Identity, start: Record) -> None:
+    def __init__(
+        self, file: File, identity: Identity, start: Record, heap_nbytes: int = 0
+    ) -> None:
         self._file = file
         self._identity = identity
-        self._size = commit.slot_nbytes(start.num_envs)
+        self._heap_nbytes = heap_nbytes
+        self._size = commit.record_nbytes(start.num_envs, heap_nbytes)
         self._mapping = file.map_readonly()
         self._num_envs = start.num_envs
         # The sequence numbers of both live slots, which lie side by side: one look at
@@ -422,7 +510,9 @@ class CommitReader:
 
     def _take(self, record: Record) -> None:
         self.sequence, self._epoch = record.sequence, record.epoch
+        self.heap_heads = record.heap_heads
         self.heads, self.limits, self.tails = record.heads, record.limits, record.tails
+        self.heap_tails = record.heap_tails
         self.moved = bool(record.flags & commit.MOVED)
 
     def refresh(self) -> bool:
@@ -487,7 +577,9 @@ class CommitReader:
         return invalid and slots == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
 
     def _decode(self, data: bytes) -> Record | None:
-        return commit.decode(data, self._identity.uuid, self._num_envs)
+        return commit.decode(
+            data, self._identity.uuid, self._num_envs, self._heap_nbytes
+        )
 
     def _bytes(self, slot: int) -> bytes:
         return self._mapping[self._size * slot : self._size * (slot + 1)]

@@ -22,6 +22,7 @@ from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.storage.heap import HeapSpace, heap_space
 from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
 
 Array = NDArray[np.int64]
@@ -58,6 +59,7 @@ class Committer:
         self.refuse_removed = refuse_removed
         self._store = store
         self._commit_state = commit_state
+        self._heap: HeapSpace | None = heap_space(store, commit_state)
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.rows_modified = False
@@ -124,6 +126,49 @@ class Committer:
             self._give_up(target)
         return self._commit_state.committed.limits
 
+    def durable_heap_tails(self, wanted: Array) -> tuple[Array, Array]:
+        """Durable tails and heap tails with which the heap may be written so far.
+
+        Waits while a snapshot pauses the ring to copy rows.
+
+        Args:
+            wanted: int64 ``[E]``, heap heads that are to be reached.
+
+        Returns:
+            Two int64 ``[E]``, tails and heap tails.
+        """
+        if self._folder is not None:
+            await_release(self._folder)
+        self._give_up_values(wanted)
+        durable = self._commit_state.committed
+        assert durable.heap_tails is not None
+        return durable.tails, durable.heap_tails
+
+    def _give_up_values(self, wanted: Array, target: Array | None = None) -> None:
+        """Make tails durable with which the heap may be written so far.
+
+        Args:
+            wanted: int64 ``[E]``, heap heads.
+            target: int64 ``[E]``, limits to be raised by the same record.
+        """
+        heap = self._heap
+        assert heap is not None
+        # Tails are found under the lock: rows are looked at for where their values
+        # begin, and only a durable limit lets one be overwritten.
+        with self._slot_lock, _Poisoning(self):
+            durable = self._commit_state.committed
+            limits, before = durable.limits, durable.heap_tails
+            assert before is not None
+            if target is not None:
+                limits = np.maximum(limits, target)
+            tails, heap_tails = heap.raised(wanted, durable.limits)
+            if (
+                (limits > durable.limits).any()
+                or (tails > durable.tails).any()
+                or (heap_tails > before).any()
+            ):
+                self._commit_state.give_up(limits, tails, heap_tails)
+
     def _give_up(self, target: Array) -> None:
         # Not under the commit's lock: an add that is out of limits waits for one sync
         # of COMMIT (0.2 to 30 ms), not for those of all data files. A commit under way
@@ -162,7 +207,7 @@ class Committer:
             # Looked up before the syncs: rows that are added while these run may come
             # too late for them, and are left to the next commit (mutant
             # HeadsAfterSync).
-            heads, tails = self._commit_state.published
+            heads, tails, heap_heads = self._commit_state.published
             done = self._commit_state.committed.heads
             # What is set from here on may come too late for the sync.
             self.rows_modified = False
@@ -183,7 +228,7 @@ class Committer:
                 self._distrust_page_cache()
                 raise
             with self._slot_lock:
-                self._commit_state.commit(heads, tails, flags)
+                self._commit_state.commit(heads, tails, flags, heap_heads)
             self.commit_overdue = False
             if aside is not None:
                 raise ShardError(
@@ -293,13 +338,18 @@ class Committer:
         target = rounded_up(
             self._commit_state.heads + ring.reserve, self._store.limit_step
         )
-        if (target > ring.slots).any():
+        laps, heap = bool((target > ring.slots).any()), self._heap
+        if heap is not None and heap.raise_due:
+            # One record for both: each waits for the disk.
+            self._give_up_values(heap.ahead, target if laps else None)
+        elif laps:
             self._give_up(target)
-        if time.monotonic() >= due and self._dirty():
+        early = heap is not None and heap.commit_due
+        if (early or time.monotonic() >= due) and self._dirty():
             self.commit()
 
     def _dirty(self) -> bool:
-        heads, tails = self._commit_state.published
+        heads, tails, _ = self._commit_state.published
         done = self._commit_state.committed
         moved = (heads != done.heads).any() or (tails != done.tails).any()
         return bool(moved or self.rows_modified)

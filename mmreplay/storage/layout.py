@@ -28,6 +28,7 @@ rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 RECORDS = "records.bin"
 FLAGS = "flags.bin"
 SUMS = "sums.bin"
+HEAP = "heap.bin"
 LARGE_NBYTES = 4096
 ALIGNMENT = 8
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
@@ -58,13 +59,23 @@ class RecordLayout:
         """Bytes of one record; 0 without records."""
         return 0 if self.record is None else self.record.itemsize
 
-    def file_sizes(self, ring: Ring, schema: Schema) -> dict[str, int]:
-        """Bytes of every file of a generation, by name."""
+    def file_sizes(
+        self, ring: Ring, schema: Schema, heap_nbytes: int = 0
+    ) -> dict[str, int]:
+        """Bytes of every file of a generation, by name.
+
+        Args:
+            ring: Of the rows.
+            schema: The fields.
+            heap_nbytes: Bytes of each environment's heap; 0 where no field varies.
+        """
         sizes = {FLAGS: ring.num_rows}
         if self.record is not None:
             sizes[RECORDS] = ring.num_rows * self.stride
         for path, name in self.large.items():
             sizes[name] = ring.num_rows * schema.fields[path].nbytes
+        if heap_nbytes:
+            sizes[HEAP] = ring.num_envs * heap_nbytes
         sizes[SUMS] = ring.num_envs * ring.num_blocks * SUM_DTYPE.itemsize
         return sizes
 
@@ -97,11 +108,11 @@ def record_layout(schema: Schema) -> RecordLayout:
             large[path] = f"f{len(large):03d}.bin"
         else:
             small.append(path)
-    small.sort(key=lambda path: -_stored(schema.fields[path])[0].itemsize)
+    small.sort(key=lambda path: -stored(schema.fields[path])[0].itemsize)
     return RecordLayout(_record(schema, small) if small else None, large, served)
 
 
-def _stored(field: Field) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+def stored(field: Field) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
     """Dtype and shape of what a row holds of a field."""
     return (REFERENCE, ()) if field.varies else (field.numpy, field.shape)
 
@@ -114,7 +125,7 @@ def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
     return np.dtype(
         {
             "names": paths,
-            "formats": [_stored(schema.fields[path]) for path in paths],
+            "formats": [stored(schema.fields[path]) for path in paths],
             "offsets": offsets,
             # At least one byte, where all of its members are empty.
             "itemsize": -(-max(end, 1) // ALIGNMENT) * ALIGNMENT,
@@ -142,7 +153,7 @@ def _member(path: str, field: Field, layout: RecordLayout) -> Member:
     kind, scalar = _scalars(field)
     mark = END_BITS.get(layout.served.get(path, ""), 0)
     # Values that vary are never packed as they come; their references are.
-    dtype, shape = _stored(field)
+    dtype, shape = stored(field)
     return path, dtype, scalar, kind, dtype.itemsize, shape, offset, mark
 
 

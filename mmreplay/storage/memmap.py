@@ -36,8 +36,10 @@ from mmreplay.storage.gather import (
     gathered,
     records_of,
 )
+from mmreplay.storage.heap import FileHeap
 from mmreplay.storage.layout import (
     FLAGS,
+    HEAP,
     RECORDS,
     SUM_DTYPE,
     SUMS,
@@ -189,6 +191,7 @@ class MemmapStore:
         *,
         writable: bool = True,
     ) -> None:
+        self.heap: FileHeap | None = None
         self.ring = ring
         self.schema = schema
         record = placement.record
@@ -231,12 +234,16 @@ class MemmapStore:
         for path, name in placement.large.items():
             field = self.schema.fields[path]
             self._large_paths[path] = self._rows_of(name, field.numpy, field.shape)
+        if HEAP in self._files:
+            self.heap = FileHeap(self._files[HEAP], ring.num_envs, maps=self.maps)
+            if self.heap.mapping is not None:
+                self._mappings.append(self.heap.mapping)
 
     def _open_writers(self) -> None:
         """Make every file writable by rows."""
         ring, placement, stride = self.ring, self.placement, self.placement.stride
         self.space = SpaceReservation(
-            ring, {n: f for n, f in self._files.items() if n != SUMS}
+            ring, {n: f for n, f in self._files.items() if n not in (SUMS, HEAP)}
         )
         self.packer = packer(self.schema, placement, ring.num_envs)
         self._step = memoryview(self.packer.rows)
@@ -280,7 +287,8 @@ class MemmapStore:
     @classmethod
     def create(cls, folder: Path, metadata: Metadata) -> MemmapStore:
         """Create the files of a new generation; see `DiskStore.create`."""
-        return cls.create_rows(folder, metadata.ring, metadata.schema)
+        heap_nbytes = metadata.heap_nbytes
+        return cls.create_rows(folder, metadata.ring, metadata.schema, heap_nbytes)
 
     @classmethod
     def open(
@@ -293,13 +301,16 @@ class MemmapStore:
     ) -> MemmapStore:
         """Open the files of a generation; see `DiskStore.open`."""
         return cls.open_rows(
-            folder, metadata.ring, metadata.schema, writable=writable, policy=policy
-        )
+            folder, metadata.ring, metadata.schema, metadata.heap_nbytes,
+            writable=writable, policy=policy,
+        )  # fmt: skip
 
     @classmethod
-    def create_rows(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
+    def create_rows(
+        cls, folder: Path, ring: Ring, schema: Schema, heap_nbytes: int = 0
+    ) -> MemmapStore:
         """Create sparse files for the rows of a ring in an existing folder."""
-        return cls._with(folder, ring, schema, File.create, POLICY)
+        return cls._with(folder, ring, schema, heap_nbytes, File.create, POLICY)
 
     @classmethod
     def open_rows(
@@ -307,23 +318,27 @@ class MemmapStore:
         folder: Path,
         ring: Ring,
         schema: Schema,
+        heap_nbytes: int = 0,
         *,
         writable: bool,
         policy: ReadPolicy = POLICY,
     ) -> MemmapStore:
         """Open files of rows, after checking type and size of each."""
         opened = partial(File.open, writable=writable)
-        return cls._with(folder, ring, schema, opened, policy, writable=writable)
+        return cls._with(
+            folder, ring, schema, heap_nbytes, opened, policy, writable=writable
+        )
 
     @classmethod
     def _with(
-        cls, folder: Path, ring: Ring, schema: Schema,
+        cls, folder: Path, ring: Ring, schema: Schema, heap_nbytes: int,
         made: Callable[[Path, int], File], policy: ReadPolicy, *, writable: bool = True,
     ) -> MemmapStore:  # fmt: skip
         placement = record_layout(schema)
         files: dict[str, File] = {}
         try:
-            for name, nbytes in placement.file_sizes(ring, schema).items():
+            sizes = placement.file_sizes(ring, schema, heap_nbytes)
+            for name, nbytes in sizes.items():
                 files[name] = made(folder / name, nbytes)
             return cls(ring, schema, placement, files, policy, writable=writable)
         except BaseException:
@@ -555,6 +570,8 @@ class MemmapStore:
         closed: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = closed
         self.records = closed
+        if self.heap is not None:
+            self.heap = closed
         self._large, self._pages, self._fillers = [], {}, []
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.

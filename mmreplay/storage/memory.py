@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
-from mmreplay.storage.layout import packer, record_layout
+from mmreplay.storage.heap import MemoryHeap
+from mmreplay.storage.layout import packer, record_layout, stored
 from mmreplay.storage.store import Columns, flags_between
 
 
@@ -21,7 +22,8 @@ class MemoryStore:
     costs what it holds.
     """
 
-    def __init__(self, ring: Ring, schema: Schema) -> None:
+    def __init__(self, ring: Ring, schema: Schema, heap_nbytes: int = 0) -> None:
+        self.heap = MemoryHeap(ring.num_envs, heap_nbytes) if heap_nbytes else None
         self.ring = ring
         self.schema = schema
         self.packed = frozenset[str]()
@@ -35,11 +37,11 @@ class MemoryStore:
             step = np.frombuffer(self._packer.rows, layout.record)
             self._step = {path: step[path] for path in layout.record.names or ()}
         self._flags = np.zeros(ring.num_rows, np.uint8)
-        self._arrays = {
-            path: np.zeros((ring.num_rows, *field.shape), field.numpy)
-            for path, field in schema.fields.items()
-            if path not in layout.served
-        }
+        self._arrays = {}
+        for path, field in schema.fields.items():
+            if path not in layout.served:
+                dtype, shape = stored(field)
+                self._arrays[path] = np.zeros((ring.num_rows, *shape), dtype)
 
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]

@@ -102,6 +102,7 @@ def create(
     metadata: Metadata,
     heads: NDArray[np.int64] | None = None,
     tails: NDArray[np.int64] | None = None,
+    heap_heads: NDArray[np.int64] | None = None,
 ) -> None:
     """Create the COMMIT file of a new generation.
 
@@ -110,10 +111,15 @@ def create(
         metadata: What it will be.
         heads: int64 ``[E]``, positions to go on from; 0 for a new buffer.
         tails: int64 ``[E]``, oldest positions alive.
+        heap_heads: int64 ``[E]``, heap positions to go on from, by default 0, where a
+            field varies; values begin at 0.
     """
     zeros = np.zeros(metadata.ring.num_envs, np.int64)
     heads = zeros if heads is None else heads
     tails = zeros if tails is None else tails
+    heap: tuple[NDArray[np.int64] | None, ...] = (None, None)
+    if metadata.heap_nbytes:
+        heap = zeros if heap_heads is None else heap_heads, zeros
 
     def first(file: File) -> Record:
         known = identify(file, metadata)
@@ -122,12 +128,12 @@ def create(
         return Record(
             1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
             known.device, known.inode, time_ns, heads, heads, tails, zeros,
-            birth=known.birth,
+            birth=known.birth, heap_heads=heap[0], heap_tails=heap[1],
         )  # fmt: skip
 
     if heads.any():
         _reserve_next(folder / FLAGS, metadata.ring, heads)
-    create_commit(folder, metadata.ring.num_envs, first)
+    create_commit(folder, metadata.ring.num_envs, metadata.heap_nbytes, first)
 
 
 def _reserve_next(path: Path, ring: Ring, heads: NDArray[np.int64]) -> None:
@@ -215,7 +221,8 @@ def _lift(record: Record, limits: NDArray[np.int64], lost: NDArray[np.int64]) ->
 
 def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recovery]:
     """Open the COMMIT file of a generation for reading; changes nothing."""
-    file, data = open_commit(folder, metadata.ring.num_envs, writable=False)
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    file, data = open_commit(folder, num_envs, heap_nbytes, writable=False)
     try:
         identity = identify(file, metadata, lambda: locked(folder.parent))
         slots = _read_whole(file, data, metadata)
@@ -224,9 +231,8 @@ def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recover
         # before, and that are not trusted, have no higher sequence number.
         numbers = [r.sequence for r in map(slots.__getitem__, commit.LIVE_SLOTS) if r]
         start = replace(live, sequence=max([live.sequence, *numbers]))
-        return CommitReader(
-            file, replace(identity, lock_held=lambda: True), start
-        ), report
+        identity = replace(identity, lock_held=lambda: True)
+        return CommitReader(file, identity, start, heap_nbytes), report
     except BaseException:
         file.close()
         raise
@@ -256,7 +262,8 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
     Idempotent under a crash at any point of itself: each slot rewritten says what
     the next opening would decide anyway, and the newest is never the first to go.
     """
-    file, data = open_commit(folder, metadata.ring.num_envs, writable=True)
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    file, data = open_commit(folder, num_envs, heap_nbytes, writable=True)
     try:
         # Where a store goes to new blocks, no space can be reserved for it, and on a
         # full disk it is a SIGBUS: there live slots are written.
@@ -278,7 +285,7 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         # Live first: a durable slot of the new epoch alone would hide what was
         # published and not yet committed. Written, not stored: a copy may share its
         # blocks with the original, and only a write can say that the disk is full.
-        size = commit.slot_nbytes(metadata.ring.num_envs)
+        size = commit.record_nbytes(num_envs, heap_nbytes)
         for slot in _oldest_first(slots, commit.LIVE_SLOTS):
             fresh = replace(fresh, sequence=number)
             file.pwrite(fresh.encode(), size * slot)
@@ -289,17 +296,21 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         order = _oldest_first(slots, commit.DURABLE_SLOTS)
         _sync_inherited(file, data, size, order[-1])
         written = durable
+        # Its own tails, not the live ones: a power cut would leave these, and what they
+        # let be read may not be overwritten before a later record says so.
         for slot in order:
             written = replace(
                 fresh, heads=durable.heads, tails=durable.tails, sequence=number,
                 limits=durable.limits, time_ns=durable.time_ns,
+                heap_heads=durable.heap_heads, heap_tails=durable.heap_tails,
             )  # fmt: skip
             file.pwrite(written.encode(), size * slot)
             # After each, not once: a power cut may tear every slot that was written and
             # not synced, and with both torn the buffer cannot be opened at all.
             file.sync()
             number += 1
-        return CommitWriter(file, identity, fresh, written, order[0]), report
+        writer = CommitWriter(file, identity, fresh, written, order[0], heap_nbytes)
+        return writer, report
     except BaseException:
         file.close()
         raise
@@ -328,9 +339,8 @@ def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:
 
 
 def _split(data: bytes, metadata: Metadata) -> Slots:
-    return commit.split(
-        data, metadata.uuid, metadata.generation, metadata.ring.num_envs
-    )
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    return commit.split(data, metadata.uuid, metadata.generation, num_envs, heap_nbytes)
 
 
 def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
@@ -526,15 +536,16 @@ def _tell_moved(folder: Path, generation: int, metadata: Metadata) -> None:
     """
     if generation >= metadata.generation or folder.is_symlink():
         return
-    num_envs = metadata.ring.num_envs
-    file, data = open_commit(folder, num_envs, writable=True)
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    file, data = open_commit(folder, num_envs, heap_nbytes, writable=True)
     try:
-        slots = commit.split(data, metadata.uuid, generation, num_envs)
+        slots = commit.split(data, metadata.uuid, generation, num_envs, heap_nbytes)
         # It decides nothing about rows, so st_dev and st_ino are enough.
         live = commit.newest_live(slots, identify(file, metadata, lambda: True))
         if live is not None and not live.flags & commit.MOVED:
             last = replace(live, flags=commit.MOVED, sequence=live.sequence + 1)
             older, _ = _oldest_first(slots, commit.LIVE_SLOTS)
-            file.pwrite(last.encode(), commit.slot_nbytes(num_envs) * older)
+            size = commit.record_nbytes(num_envs, heap_nbytes)
+            file.pwrite(last.encode(), size * older)
     finally:
         file.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
+
+if TYPE_CHECKING:
+    from mmreplay.storage.heap import Heap
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
@@ -94,6 +97,10 @@ class Store(Protocol):
     """Paths whose values lie together, so that to read one is to read all."""
     limit_step: int
     """Rows of an environment to overwrite at once: limits are multiples of it."""
+
+    @property
+    def heap(self) -> Heap | None:
+        """The values that vary; None where no field does. Rows have the references."""
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:

@@ -314,8 +314,11 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Check the data folder of the current generation."""
     ring, where = metadata.ring, folder / metadata.folder
-    sizes = record_layout(metadata.schema).file_sizes(ring, metadata.schema)
-    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)
+    sizes = record_layout(metadata.schema).file_sizes(
+        ring, metadata.schema, metadata.heap_nbytes
+    )
+    slot_nbytes = commit.record_nbytes(ring.num_envs, metadata.heap_nbytes)
+    sizes[COMMIT] = commit.NUM_SLOTS * slot_nbytes
     if where.is_dir():
         for entry in files.names(where):
             if entry not in sizes | extra_names(metadata):

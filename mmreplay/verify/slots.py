@@ -51,7 +51,7 @@ class CommitFile:
         self._file = file
         self._name = name
         self._metadata = metadata
-        self._size = commit.slot_nbytes(metadata.ring.num_envs)
+        self._size = commit.record_nbytes(metadata.ring.num_envs, metadata.heap_nbytes)
 
     def read(self) -> tuple[bytes, Slots]:
         """Return the file and its records, read again while a slot looks torn."""
@@ -59,8 +59,9 @@ class CommitFile:
         for _ in range(READS):
             data = self._file.pread(commit.NUM_SLOTS * self._size, 0)
             slots = commit.split(
-                data, known.uuid, known.generation, known.ring.num_envs
-            )
+                data, known.uuid, known.generation, known.ring.num_envs,
+                known.heap_nbytes,
+            )  # fmt: skip
             if all(
                 record is not None or not any(self._bytes(data, slot))
                 for slot, record in enumerate(slots)

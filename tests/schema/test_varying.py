@@ -8,8 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert.description import plain
-from mmreplay.errors import FormatError, SchemaError
-from mmreplay.format import metadata as metadata_file
+from mmreplay.errors import SchemaError
 from mmreplay.schema import DTYPES, Field, Schema
 from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.layout import record_layout
@@ -290,38 +289,22 @@ def test_the_record_holds_references_before_all_other_members():
     assert reference.tobytes() == bytes.fromhex("0100000000000000 02000000 03000000")
 
 
-@pytest.mark.parametrize("engine", ["memmap", "zarr", "memory"])
-def test_an_engine_without_a_heap_refuses_fields_that_vary(engine, tmp_path):
-    path = None if engine == "memory" else tmp_path / "ring"
+def test_an_engine_without_a_heap_refuses_fields_that_vary(tmp_path):
     with pytest.raises(
         SchemaError,
-        match="field 'observation/mission' varies from step to step, which engine "
-        f"'{engine}' cannot store. Declare a fixed shape",
+        match=r"field .observation/mission. varies from step to step, which engine "
+        r"'zarr' cannot store. Declare a fixed shape",
     ):
-        mr.ReplayBuffer.create(path, SCHEMA, capacity=100, engine=engine)
+        mr.ReplayBuffer.create(tmp_path / "ring", SCHEMA, capacity=100, engine="zarr")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_field_that_varies_cannot_be_added_to_a_ring(tmp_path):
     schema = Schema({"a": Field((), "int8")})
     with mr.ReplayBuffer.create(tmp_path / "ring", schema, capacity=100) as buffer:
-        with pytest.raises(
-            SchemaError, match=r"field 'text' varies .* engine 'memmap'"
-        ):
+        with pytest.raises(SchemaError, match=r"field 'text' varies .* gets a field"):
             buffer.add_field("text", Field.text(9), "")
         assert buffer.schema == schema
-
-
-def test_metadata_whose_fields_vary_is_refused_by_name(tmp_path):
-    schema = Schema({"a": Field((), "int8")})
-    path = tmp_path / "ring"
-    mr.ReplayBuffer.create(path, schema, capacity=100).close()
-    metadata = metadata_file.load(path)
-    object.__setattr__(metadata, "schema", Schema({"a": Field.text(9)}))
-    file = path / metadata_file.FILE_NAME
-    file.write_bytes(metadata_file.encode(metadata))
-    with pytest.raises(FormatError, match=r"field 'a' varies .* engine 'memmap'"):
-        mr.ReplayBuffer.open(path)
 
 
 def test_no_file_of_rows_is_described_with_fields_that_vary():

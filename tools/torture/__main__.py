@@ -20,7 +20,7 @@ from tools.torture import (
     soak,
 )
 from tools.torture.powerloss import Report
-from tools.torture.rows import GEOMETRIES, SHARDED
+from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED
 
 
 def show(name: str, report: Report, started: float) -> int:
@@ -33,7 +33,8 @@ def show(name: str, report: Report, started: float) -> int:
     return 1 if report.findings else 0
 
 
-ENGINES = {"memmap": GEOMETRIES, "zarr": SHARDED}
+ENGINES = {"memmap": GEOMETRIES, "heap": HEAPED, "zarr": SHARDED}
+"""Buffers to attack; those of the memmap engine with values that vary apart."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 
 from mmreplay.buffer.append import Appender
+from mmreplay.buffer.heap_values import ValueWriter
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
@@ -21,14 +22,15 @@ from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
-from mmreplay.storage.layout import SUMS
+from mmreplay.storage.heap import HeapSpace
+from mmreplay.storage.layout import HEAP, SUMS
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.write_path import PartialPageFiller
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.sealing import Sealing
 from tools.torture import kills, powerloss
 from tools.torture.powerloss import Report
-from tools.torture.rows import GEOMETRIES, SHARDED, Array, Geometry
+from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED, Array, Geometry
 from tools.torture.scarce import SCARCE
 
 Patch = tuple[object, str, Any]
@@ -85,9 +87,9 @@ _write_durable = CommitWriter._write_durable
 
 
 def _publish_no_limit(
-    self: CommitWriter, heads: Array, limits: Array, tails: Array
+    self: CommitWriter, heads: Array, limits: Array, tails: Array, *heap: Any
 ) -> None:
-    _publish(self, heads, heads, tails)
+    _publish(self, heads, heads, tails, *heap)
 
 
 class _Unsynced:
@@ -118,24 +120,26 @@ def _trust_any_boot(self: Identity, record: Record) -> bool:
     return (record.device, record.inode) == (self.device, self.inode)
 
 
-def _give_up_with_live_heads(self: CommitWriter, limits: Array) -> None:
-    heads, tails = self.published
+def _give_up_with_live_heads(
+    self: CommitWriter, limits: Array, *_: Array | None
+) -> None:
+    heads, tails = self.published[:2]
     self._write_durable(
         replace(self.committed, heads=heads, tails=tails, limits=limits)
     )
 
 
 def _publish_by_number(
-    self: CommitWriter, heads: Array, limits: Array, tails: Array
+    self: CommitWriter, heads: Array, limits: Array, tails: Array, *heap: Any
 ) -> None:
     self.next_live = commit.LIVE_SLOTS[self.committed.sequence & 1]
-    _publish(self, heads, limits, tails)
+    _publish(self, heads, limits, tails, *heap)
 
 
 def _commit_newest(
-    self: CommitWriter, heads: Array, tails: Array, flags: int = 0
+    self: CommitWriter, heads: Array, tails: Array, flags: int = 0, *_: Array | None
 ) -> None:
-    heads, tails = self.published
+    heads, tails = self.published[:2]
     limits = np.maximum(self.committed.limits, self.limits)
     self._write_durable(
         replace(self.committed, heads=heads, tails=tails, limits=limits, flags=flags)
@@ -156,6 +160,59 @@ def _drop_unpublished(self: Appender, env_ids: Array, firsts: Array) -> None:
     tails = self._tails.copy()
     tails[env_ids] = np.maximum(tails[env_ids], firsts)
     self._commit.tails = self._tails = tails
+
+
+def _sync_but_heap(self: MemmapStore) -> None:
+    for name, file in self._files.items():
+        if name not in (SUMS, HEAP):
+            file.sync()
+
+
+_sync = Committer._sync
+_commit = CommitWriter.commit
+
+
+def _sync_after_look(self: Committer) -> Any:
+    state: Any = self._commit_state
+    state.early_tails = state.tails, state.heap_tails
+    return _sync(self)
+
+
+def _commit_early_tails(
+    self: CommitWriter, heads: Array, tails: Array, flags: int = 0, *heap: Array | None
+) -> None:
+    early: Any = self
+    early_tails, early_heap_tails = early.early_tails
+    _commit(self, heads, tails, flags, *heap)
+    if early_heap_tails is not None:
+        record = replace(self.committed, heads=heads, tails=early_tails)
+        self._write_durable(
+            replace(record, heap_heads=heap[0], heap_tails=early_heap_tails)
+        )
+
+
+def _raise_live_only(self: Committer, wanted: Array) -> tuple[Array, Array]:
+    assert self._heap is not None
+    return self._heap.raised(wanted, self._commit_state.limits)
+
+
+def _free_by_live(self: HeapSpace) -> Array:
+    heap_tails = self._commit_state.heap_tails
+    assert heap_tails is not None
+    return heap_tails + self.nbytes
+
+
+def _give_up_unpublished(self: ValueWriter, needed: Array) -> None:
+    state: Any = self._commit
+    wanted = needed + self._space.reserve
+    assert self._committer is not None
+    tails, heap_tails = self._committer.durable_heap_tails(wanted)
+    state.tails = np.maximum(tails, state.tails)
+    state.heap_tails = np.maximum(heap_tails, state.heap_tails)
+
+
+def _free_more_heap(self: HeapSpace) -> Array:
+    return _free_by_live(self) + 512
 
 
 _free = PartialPageFiller.free
@@ -255,6 +312,48 @@ MUTANTS = (
         "look at the limit again after copying rows",
         ((GenerationReader, "stale", _nothing),),
         live=True,
+    ),
+    Mutant(
+        "RaiseRepeatsHeads",
+        "move the heads of a durable record to tails that passed them",
+        ((Record, "with_heads_at_tails", lambda self: self),),
+        geometries=HEAPED,
+    ),
+    Mutant(
+        "CommitEarlyTails",
+        "write the tails of now, not those from before the sync",
+        (
+            (Committer, "_sync", _sync_after_look),
+            (CommitWriter, "commit", _commit_early_tails),
+        ),
+        geometries=HEAPED,
+    ),
+    Mutant(
+        "HeapUnsynced",
+        "sync the heap before vouching for its values",
+        ((MemmapStore, "sync", _sync_but_heap),),
+        geometries=HEAPED,
+    ),
+    Mutant(
+        "HeapTailsLive",
+        "make heap tails durable before values are overwritten",
+        (
+            (Committer, "durable_heap_tails", _raise_live_only),
+            (HeapSpace, "free_until", property(_free_by_live)),
+        ),
+        geometries=HEAPED,
+    ),
+    Mutant(
+        "HeapTailsUnpublished",
+        "publish heap tails before values are overwritten",
+        ((ValueWriter, "_give_up", _give_up_unpublished),),
+        geometries=HEAPED,
+    ),
+    Mutant(
+        "HeapOverrun",
+        "write no byte more than heap tails allow",
+        ((HeapSpace, "free_until", property(_free_more_heap)),),
+        geometries=HEAPED,
     ),
     Mutant(
         "NoDisown",

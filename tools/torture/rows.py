@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.format.metadata import Engine
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout
 from mmreplay.schema import Field, Schema
 from tools.torture.groups import GroupRows
 
 Array = NDArray[np.int64]
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Any]
 
 MUTABLE = "advantage"
 VERSIONS = 4
@@ -32,6 +33,8 @@ They are single bytes: a write that is cut short leaves each the old one or the 
 """
 OBSERVATION = 11
 PIXELS = 4096
+MAX_TOKENS, MAX_NOTE = 300, 400
+"""Of values that vary: four longest rows fit into the smallest heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Geometry:
         layout: Of the ring.
         large: Whether there is a field with a file of its own.
         engine: Of the buffer.
+        heap_bytes: Of each environment, where there are fields that vary.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Geometry:
     layout: Layout
     large: bool
     engine: Engine = "memmap"
+    heap_bytes: int | None = None
 
     @property
     def schema(self) -> Schema:
@@ -67,6 +72,9 @@ class Geometry:
         }
         if self.large:
             fields["pixels"] = Field((PIXELS,), "uint8")
+        if self.heap_bytes is not None:
+            fields["tokens"] = Field((None,), "uint16", max_length=MAX_TOKENS)
+            fields["note"] = Field.text(max_bytes=MAX_NOTE)
         return Schema(fields)
 
 
@@ -76,6 +84,15 @@ GEOMETRIES = (
     Geometry("two across", 40, 2, "time_major", large=False),
     # A record of this many environments is two pages, and can tear between them.
     Geometry("many across", 16, 130, "time_major", large=False),
+)
+
+# Their rows end when the heap is needed; the first heap is the smallest that there is.
+HEAPED = (
+    Geometry("one in a heap", 64, 1, "env_major", large=False, heap_bytes=4096),
+    Geometry("three in heaps", 16, 3, "env_major", large=True, heap_bytes=8192),
+    Geometry(
+        "two across in heaps", 40, 2, "time_major", large=False, heap_bytes=12_288
+    ),
 )
 
 # Their shards are sealed, put back and retired all the time.
@@ -124,7 +141,46 @@ def content(
     }
     if geometry.large:
         columns["pixels"] = _noise(keys, PIXELS)
+    if geometry.heap_bytes is not None:
+        # A third of the values is empty, and a few are as long as they may be.
+        drawn = (keys >> np.uint64(33)) % np.uint64(3 * MAX_TOKENS // 2)
+        lengths = np.maximum(drawn.astype(np.int64) - MAX_TOKENS // 2, 0)
+        columns["tokens"] = _ragged(keys, lengths, "uint16")
+        drawn = (keys >> np.uint64(35)) % np.uint64(2 * MAX_NOTE)
+        lengths = np.maximum(drawn.astype(np.int64) - MAX_NOTE, 0)
+        columns["note"] = _ragged(keys, lengths, "uint8")
+        columns["note"].values[:] = columns["note"].values % 95 + 32
     return columns
+
+
+def _ragged(keys: NDArray[np.uint64], lengths: Array, dtype: str) -> Ragged:
+    """Values of some lengths that follow from keys."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    steps = (items + 1).astype(np.uint64) * np.uint64(0x94D049BB133111EB)
+    values = (np.repeat(keys, lengths) + steps) >> np.uint64(31)
+    return Ragged(values.astype(dtype), offsets)
+
+
+def without_finals(values: Ragged, final: NDArray[np.bool_]) -> Ragged:
+    """The same with no items in final rows."""
+    lengths = np.where(final, 0, np.diff(values.offsets))
+    kept = np.repeat(~final, np.diff(values.offsets))
+    return Ragged(values.values[kept], np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def differing(got: Any, expected: Any) -> NDArray[np.bool_]:
+    """Which rows of two columns differ, bool ``[N]``."""
+    if not isinstance(got, Ragged):
+        wrong: NDArray[np.bool_] = (got != expected).reshape(len(got), -1).any(axis=1)
+        return wrong
+    return np.array(
+        [
+            not np.array_equal(one, other)
+            for one, other in zip(got, expected, strict=True)
+        ],
+        bool,
+    )
 
 
 def faults(
@@ -219,9 +275,11 @@ def _wrong(
     expected = {**source, "observation": own["observation"]}
     for path in ("terminated", "truncated"):
         expected[path] = source[path] & ~final
+    for path in geometry.schema.varying:
+        expected[path] = without_finals(source[path], final)
     found = []
     for path, got in columns.items():
-        wrong = (got != expected[path]).reshape(len(got), -1).any(axis=1)
+        wrong = differing(got, expected[path])
         if path == MUTABLE:
             wrong = ~np.isin(got - expected[path], np.arange(VERSIONS))
         if wrong.any():
@@ -264,7 +322,7 @@ def mixtures(
     own = (nexts == expected["observation"]).all(axis=1) & expected["terminated"]
     found = []
     for path, column in expected.items():
-        wrong = (fields[path] != column).reshape(len(positions), -1).any(axis=1)
+        wrong = differing(fields[path], column)
         if path == MUTABLE:
             wrong = ~np.isin(fields[path] - column, np.arange(VERSIONS))
         if path == "truncated":

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.format import commit
 from mmreplay.ring import Ring, Span
+from mmreplay.storage.commit_state import open_commit
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import rounded_up
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -196,6 +198,8 @@ class Scribe:
 
     def resize(self) -> None:
         """Move to another ring, which commits too."""
+        if self.geometry.heap_bytes is not None:
+            return
         heads = self._commit_begins()
         least = max(1, self.geometry.capacity // 2)
         capacity = int(self.rng.integers(least, self.geometry.capacity + 1))
@@ -208,6 +212,9 @@ class Scribe:
         """Raise the durable limits as the commit thread does."""
         committer = self.buffer._files.committer
         assert committer is not None
+        if self.geometry.heap_bytes is not None:
+            # It commits, too, where half of a heap is not committed.
+            self._commit_begins()
         committer._turn(math.inf)
 
     def close(self, seal: bool = True) -> None:
@@ -291,18 +298,50 @@ def broken_promises(
         removed: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
+    heap_nbytes = buffer.metadata.heap_nbytes
     lift = highest_lift(notes, ring, buffer._files.store.limit_step)
     found = []
     if (span.stop < low).any():
         found.append(f"lost: heads {span.stop} of at least {low}")
-    if (span.stop > np.maximum(high, lift)).any():
+    invented = span.stop > np.maximum(high, lift)
+    if heap_nbytes:
+        # Heads at tails that were raised past them, with no row alive.
+        invented &= (span.first < span.stop) | (span.stop > notes.attempted)
+    if invented.any():
         found.append(f"invented: heads {span.stop} of at most {high}")
     allowed = np.maximum(np.maximum(span.stop - ring.capacity, lift), notes.tails)
-    if (span.first > np.maximum(allowed, 0)).any():
+    early = span.first > np.maximum(allowed, 0)
+    if heap_nbytes:
+        early &= ~heap_needed(buffer, notes)
+    if early.any():
         found.append(f"given up: first {span.first}, expected at most {allowed}")
     if (span.first < np.minimum(removed, span.stop)).any():
         found.append(f"came back: first {span.first}, expected at least {removed}")
     return found
+
+
+def heap_needed(buffer: ReplayBuffer, notes: Notes) -> NDArray[np.bool_]:
+    """Where the heap could not have held the rows from one before the first on.
+
+    It is counted with what was being written, a reserve, and what is skipped where the
+    ring ends: bool ``[E]``.
+    """
+    metadata, span = buffer.metadata, buffer.span
+    longest = metadata.schema.max_heap_nbytes
+    reserve = max(metadata.heap_nbytes // 16, longest)
+    needed = []
+    for env_id, (first, stop) in enumerate(zip(span.first, span.stop, strict=True)):
+        # The row before the first may have been as long as any.
+        nbytes = longest
+        positions = np.arange(first, stop)
+        for path in metadata.schema.varying:
+            env_ids = np.full_like(positions, env_id)
+            values: Any = buffer.get_field(path, env_ids, positions)
+            sizes = values.lengths * metadata.schema[path].inner_nbytes
+            nbytes += int((-(-sizes // 8) * 8).sum())
+        ahead = max(0, int(notes.attempted[env_id] - stop))
+        needed.append(nbytes + ahead * longest + reserve + longest)
+    return np.array(needed) > metadata.heap_nbytes
 
 
 def broken_closing(group: GroupRows | None, span: Span, seal: bool) -> list[str]:
@@ -324,15 +363,33 @@ def broken_closing(group: GroupRows | None, span: Span, seal: bool) -> list[str]
     ]
 
 
+def _durable_tails(buffer: ReplayBuffer) -> Array:
+    """Tails of the newest durable record, int64 ``[E]``."""
+    metadata, path = buffer.metadata, buffer.path
+    num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
+    assert path is not None
+    folder = path / metadata.folder
+    file, data = open_commit(folder, num_envs, heap_nbytes, writable=False)
+    file.close()
+    durable = commit.newest_durable(
+        commit.split(data, metadata.uuid, metadata.generation, num_envs, heap_nbytes)
+    )
+    assert durable is not None
+    return durable.tails
+
+
 def broken_sums(buffer: ReplayBuffer, rng: np.random.Generator) -> list[str]:
     """Which whole committed blocks of some environments disagree with their sums."""
     store, ring, span = buffer._files.store, buffer.metadata.ring, buffer.span
     assert isinstance(store, MemmapStore | ZarrStore)
     size = ring.block_rows
     committed = buffer.committed
+    durable_tails = _durable_tails(buffer)
     some = rng.permutation(ring.num_envs)[:4].tolist()
     for env_id in some:
         first = -(-int(span.first[env_id]) // size)
+        # Heads at durable tails that passed them vouch for no block below.
+        first = max(first, int(durable_tails[env_id]) // size)
         for block in range(first, int(committed[env_id]) // size):
             kept = store.read_sum(env_id, block)
             lap = (block // ring.num_blocks) & 0xFFFFFFFF

@@ -61,6 +61,7 @@ class ZarrStore:
         self.sealing = Sealing(folder, metadata, staging, states)
         self._range_rows = self.sealing.range_rows
         self._buffers = BufferPool()
+        self.heap = None
         self.limit_step = self.sealing.limit_step
 
     @classmethod

@@ -1,0 +1,294 @@
+"""Puts the values of fields that vary into the heap, before the rows that name them.
+
+Until they are stored, a column of such a field holds a *span* for each row: a reference
+whose position is that of the value's first byte among the bytes that were given. So it
+is ordered and cut as any other column. Right before the rows are written, values go to
+the heap and spans become the references that rows store.
+
+The order keeps a kill harmless: values, then rows, then heads and heap heads by one
+publication. What was written and not published is overwritten by the next row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.checksums import crc32c
+from mmreplay.episodes import FINAL
+from mmreplay.format.heap import References, lay_out, nbytes_of
+from mmreplay.ragged import Ragged
+from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.commit_state import WritableCommitState
+from mmreplay.storage.committer import Committer
+from mmreplay.storage.heap import HeapSpace, heap_space
+from mmreplay.storage.store import Columns, Store
+
+Array = NDArray[np.int64]
+Bytes = Mapping[str, NDArray[np.uint8]]
+"""Per path the bytes of the values that its spans name."""
+
+
+class ValueWriter:
+    """Writes values of one open buffer, for its appender."""
+
+    def __init__(
+        self, store: Store, space: HeapSpace, commit: WritableCommitState,
+        committer: Committer | None,
+    ) -> None:  # fmt: skip
+        """Continue after the values that are published.
+
+        Args:
+            store: The rows, with a heap.
+            space: Of that heap.
+            commit: Publishes rows.
+            committer: Makes tails durable before values are overwritten; None in RAM.
+        """
+        assert store.heap is not None
+        self._heap, self._space = store.heap, space
+        self._commit, self._committer = commit, committer
+        self._fields = {
+            path: store.schema.fields[path] for path in store.schema.varying
+        }
+        self._observed = frozenset(store.schema.role_paths("observation"))
+        # Heap heads at which the committer is woken next.
+        self._wake_at = np.zeros(store.ring.num_envs, np.int64)
+
+    @property
+    def heap_heads(self) -> Array:
+        """int64 ``[E]``, published."""
+        heap_heads = self._commit.heap_heads
+        assert heap_heads is not None
+        return heap_heads
+
+    def spans(self, columns: Columns) -> tuple[Columns, Bytes]:
+        """Replace the values of columns by spans.
+
+        Args:
+            columns: Per path an array, or `Ragged` of fields that vary.
+
+        Returns:
+            The columns, with `REFERENCE` arrays of the same leading shape, and the
+            bytes of their values.
+        """
+        named: dict[str, NDArray[np.generic]] = dict(columns)
+        data = {}
+        for path, field in self._fields.items():
+            values: Ragged | None = named.get(path)  # type: ignore[assignment]  # of fields that vary
+            if values is None:
+                continue
+            items = np.ascontiguousarray(values.values)
+            data[path] = items.reshape(-1).view(np.uint8)
+            spans = np.zeros(len(values.offsets) - 1, REFERENCE)
+            spans["position"] = values.offsets[:-1] * field.inner_nbytes
+            spans["length"] = np.diff(values.offsets)
+            named[path] = spans.reshape(values.shape)
+        return named, data
+
+    def without_values(self, columns: Columns, flags: NDArray[np.uint8]) -> Columns:
+        """Leave out values that have no meaning: of final rows all but observations.
+
+        Args:
+            columns: Per path ``[N, ...]``, with spans.
+            flags: uint8 ``[N]``.
+        """
+        final = (flags & FINAL) != 0
+        if not final.any():
+            return columns
+        left = dict(columns)
+        for path in self._fields.keys() - self._observed:
+            spans: References = left[path].copy()  # type: ignore[assignment]  # made by `spans`
+            spans[final] = np.zeros((), REFERENCE)
+            left[path] = spans
+        return left
+
+    def behind(self, spans: Columns, more: Bytes, data: Bytes) -> tuple[Columns, Bytes]:
+        """Put the values of some columns behind those of others.
+
+        Args:
+            spans: The columns.
+            more: Per path the bytes that they name.
+            data: Per path the bytes that the others name.
+
+        Returns:
+            The columns, whose spans name bytes behind those, and all bytes.
+        """
+        moved, joined = dict(spans), dict(data)
+        for path, added in more.items():
+            column: References = spans[path].copy()  # type: ignore[assignment]  # likewise
+            column["position"] += len(data[path])
+            moved[path] = column
+            joined[path] = np.concatenate([data[path], added])
+        return moved, joined
+
+    def count_fitting(self, env_ids: Array, steps: Array, columns: Columns) -> int:
+        """Count the steps whose values fit into the heap now; one at least.
+
+        Where not even one fits, the oldest rows are given up.
+
+        Args:
+            env_ids: int64 ``[N]``, each row's environment, equal ones together.
+            steps: int64 ``[N]``, each row's step, rising in each environment.
+            columns: Spans ``[N]`` in the order of the rows.
+
+        Returns:
+            Steps, at most one more than the highest of `steps`.
+        """
+        stops = self._lay_out(env_ids, columns)[1]
+        misfits = stops > self._space.free_until[env_ids]
+        if not misfits.any():
+            return int(steps.max()) + 1
+        fitting = int(steps[misfits].min())
+        if fitting:
+            return fitting
+        first = steps == 0
+        needed = self.heap_heads.copy()
+        np.maximum.at(needed, env_ids[first], stops[first])
+        self._give_up(needed)
+        misfits = stops > self._space.free_until[env_ids]
+        fitting = int(steps[misfits].min()) if misfits.any() else int(steps.max()) + 1
+        assert fitting, "a raise lets the longest row in"
+        return fitting
+
+    def _give_up(self, needed: Array) -> None:
+        """Give up the oldest rows, so that the heap may be written so far."""
+        commit, space = self._commit, self._space
+        # All environments up to their full reserve: each raise waits for the disk.
+        wanted = np.maximum(needed, self.heap_heads) + space.reserve
+        if self._committer is not None:
+            tails, heap_tails = self._committer.durable_heap_tails(wanted)
+        else:
+            tails, heap_tails = space.raised(wanted, commit.limits)
+        assert commit.heap_tails is not None
+        # Durable first, then published, then the first byte is overwritten: readers,
+        # and an opening after a kill, see the published tails.
+        commit.publish(
+            commit.heads, commit.limits, np.maximum(tails, commit.tails), None,
+            np.maximum(heap_tails, commit.heap_tails),
+        )  # fmt: skip
+
+    def _lay_out(self, env_ids: Array, columns: Columns) -> tuple[Array, Array]:
+        """Where values of rows go.
+
+        Returns:
+            int64 ``[N, F]``, the heap position of each value of F fields, and int64
+            ``[N]``, the heap head after each row.
+        """
+        nbytes = self._nbytes(columns)
+        starts = np.empty_like(nbytes)
+        stops = np.empty(len(env_ids), np.int64)
+        for env_id, rows in _by_env(env_ids):
+            laid_out = lay_out(
+                int(self.heap_heads[env_id]),
+                nbytes[rows].reshape(-1),
+                self._heap.nbytes,
+            )
+            starts[rows] = laid_out[0].reshape(-1, nbytes.shape[1])
+            stops[rows] = laid_out[1].reshape(-1, nbytes.shape[1])[:, -1]
+        return starts, stops
+
+    def _nbytes(self, columns: Columns) -> Array:
+        """Bytes of the values of rows, int64 ``[N, F]``."""
+        sizes = []
+        for path, field in self._fields.items():
+            spans: References = columns[path]  # type: ignore[assignment]  # made by `spans`
+            sizes.append(nbytes_of(spans, field))
+        return np.stack(sizes, axis=1)
+
+    def store(
+        self, env_ids: Array, columns: Columns, data: Bytes
+    ) -> tuple[Columns, Array]:
+        """Write the values of rows that fit.
+
+        Args:
+            env_ids: int64 ``[N]``, each row's environment, equal ones together and in
+                the order of their positions.
+            columns: Per path ``[N, ...]``, with spans.
+            data: The bytes that spans name.
+
+        Returns:
+            The columns with references, and int64 ``[E]``, the heap heads to publish
+            with the rows.
+        """
+        starts, stops = self._lay_out(env_ids, columns)
+        nbytes = self._nbytes(columns)
+        heap_heads = self.heap_heads.copy()
+        stored: dict[str, NDArray[np.generic]] = dict(columns)
+        sources = []
+        for number, path in enumerate(self._fields):
+            spans: References = columns[path]  # type: ignore[assignment]  # made by `spans`
+            begins = spans["position"].astype(np.int64)
+            sources.append((data[path], begins))
+            references = np.zeros(len(spans), REFERENCE)
+            there = spans["length"] > 0
+            references["length"] = spans["length"]
+            references["position"][there] = starts[there, number]
+            references["crc"] = _sums(data[path], begins, nbytes[:, number])
+            stored[path] = references
+        for env_id, rows in _by_env(env_ids):
+            heap_heads[env_id] = stops[rows][-1]
+            self._write(env_id, rows, starts, nbytes, sources)
+        return stored, heap_heads
+
+    def _write(
+        self, env_id: int, rows: slice, starts: Array, nbytes: Array,
+        sources: list[tuple[NDArray[np.uint8], Array]],
+    ) -> None:  # fmt: skip
+        """Write one environment's values, those up to the ring's end at once."""
+        size = self._heap.nbytes
+        there = nbytes[rows] > 0
+        if not there.any():
+            return
+        laps = starts[rows] // size
+        for lap in np.unique(laps[there]).tolist():
+            chosen = there & (laps == lap)
+            base = int(starts[rows][chosen].min())
+            end = int((starts[rows] + nbytes[rows])[chosen].max())
+            chunk = np.zeros(end - base, np.uint8)
+            for row, number in zip(*np.nonzero(chosen), strict=True):
+                source, begins = sources[number]
+                begin, count = begins[rows][row], nbytes[rows][row, number]
+                at = starts[rows][row, number] - base
+                chunk[at : at + count] = source[begin : begin + count]
+            self._heap.write(env_id, base, chunk.data)
+
+    def wake(self) -> None:
+        """Have tails raised, or a commit made, before an add must wait for it."""
+        heap_heads = self.heap_heads
+        if self._committer is None or (heap_heads < self._wake_at).all():
+            return
+        # At most twice in a reserve: the committer may be waiting for the disk.
+        self._wake_at = heap_heads + self._space.reserve // 2
+        if self._space.raise_due or self._space.commit_due:
+            self._committer.wake()
+
+
+def value_writer(
+    store: Store, commit: WritableCommitState, committer: Committer | None
+) -> ValueWriter | None:
+    """Make what writes values, where a store has a heap."""
+    space = heap_space(store, commit)
+    return None if space is None else ValueWriter(store, space, commit, committer)
+
+
+def _by_env(env_ids: Array) -> list[tuple[int, slice]]:
+    """The rows of each environment, which lie together."""
+    if not len(env_ids):
+        return []
+    edges = [0, *(np.flatnonzero(np.diff(env_ids)) + 1).tolist(), len(env_ids)]
+    return [
+        (int(env_ids[first]), slice(first, stop)) for first, stop in pairwise(edges)
+    ]
+
+
+def _sums(data: NDArray[np.uint8], begins: Array, nbytes: Array) -> NDArray[np.uint32]:
+    """CRC32C of each of some values, uint32 ``[N]``; 0 of empty ones."""
+    view = data.data
+    sums = [
+        crc32c(view[begin : begin + count]) if count else 0
+        for begin, count in zip(begins.tolist(), nbytes.tolist(), strict=True)
+    ]
+    return np.array(sums, np.uint32)

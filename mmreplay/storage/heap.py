@@ -1,0 +1,275 @@
+"""The heap of a store: bytes of values that vary, and when they may be overwritten.
+
+`FileHeap` stores values in heap.bin and copies them out, `MemoryHeap` does in RAM.
+`HeapSpace` knows how far a heap may be written, and which rows must be given up to
+write on: values of one environment rise with its rows, so those are always its oldest.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.files import File
+from mmreplay.format.heap import Array, References
+from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
+from mmreplay.storage.store import Store
+from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
+
+SCANNED_ROWS = 4096
+"""Rows whose references are looked at together, for where their values begin."""
+
+
+class Heap(Protocol):
+    """Values of all environments.
+
+    Attributes:
+        nbytes: Bytes of each environment's heap.
+    """
+
+    nbytes: int
+
+    def write(self, env_id: int, position: int, data: memoryview) -> None:
+        """Store bytes that do not cross the ring's end.
+
+        Args:
+            env_id: The environment.
+            position: Heap position of the first byte.
+            data: Contiguous bytes.
+
+        Raises:
+            FullError: No space is left; nothing that may be read was changed.
+            FailedError: The device refuses; likewise.
+        """
+
+    def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
+        """Copy values out, one after another.
+
+        Args:
+            offsets: int64 ``[N]``, their first bytes in the whole heap.
+            nbytes: int64 ``[N]``, their bytes, all inside of it.
+            out: uint8, as many as they are together.
+        """
+
+
+class FileHeap:
+    """In heap.bin; see `Heap`."""
+
+    def __init__(self, file: File, num_envs: int, *, maps: bool) -> None:
+        """Use an open file.
+
+        Args:
+            file: heap.bin.
+            num_envs: Environments that share it.
+            maps: Values are copied out of a mapping, else read.
+        """
+        self._file = file
+        self.nbytes = file.nbytes // num_envs
+        self._mapping: mmap.mmap | None = None
+        self._bytes: NDArray[np.uint8] | None = None
+        if maps:
+            self._mapping = file.map_readonly()
+            # The kernel's own read-ahead reads 128 KiB for every missing value.
+            self._mapping.madvise(mmap.MADV_RANDOM)
+            self._bytes = np.frombuffer(self._mapping, np.uint8)
+        self._writer = MappedWriter(file)
+        if num_envs > 1:
+            # Values to come do not follow: those of other environments lie between.
+            self._writer.only_write()
+
+    def write(self, env_id: int, position: int, data: memoryview) -> None:
+        """See `Heap.write`."""
+        offset = env_id * self.nbytes + position % self.nbytes
+        if len(data) <= SHORT_NBYTES:
+            self._writer.put(data, offset, len(data))
+        else:
+            self._writer.write(data, offset)
+
+    def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
+        """See `Heap.take`."""
+        mapped, end = self._bytes, 0
+        for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+            if mapped is None:
+                self._file.pread_into(out[end : end + size].data, offset)
+            else:
+                out[end : end + size] = mapped[offset : offset + size]
+            end += size
+
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """What values are copied out of; None where they are read."""
+        return self._mapping
+
+
+class MemoryHeap:
+    """In RAM; see `Heap`."""
+
+    def __init__(self, num_envs: int, nbytes: int) -> None:
+        """Begin with zeros, whose pages take memory when first written."""
+        self.nbytes = nbytes
+        self._bytes = np.zeros(num_envs * nbytes, np.uint8)
+
+    def write(self, env_id: int, position: int, data: memoryview) -> None:
+        """See `Heap.write`."""
+        offset = env_id * self.nbytes + position % self.nbytes
+        self._bytes[offset : offset + len(data)] = data
+
+    def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
+        """See `Heap.take`."""
+        end = 0
+        for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+            out[end : end + size] = self._bytes[offset : offset + size]
+            end += size
+
+
+class HeapSpace:
+    """How far the heap of each environment may be written.
+
+    A byte may be written where both the last synced durable record and the last
+    published one say that it is read no more: a power cut leaves the former, a kill and
+    readers see the latter.
+    """
+
+    def __init__(
+        self, store: Store, heap: Heap, commit_state: WritableCommitState
+    ) -> None:
+        """Look at one store.
+
+        Args:
+            store: Its rows, with the references.
+            heap: Their values.
+            commit_state: What is published and, on a disk, durable.
+        """
+        self._store, self._commit_state = store, commit_state
+        self._durable = commit_state if isinstance(commit_state, CommitWriter) else None
+        self.nbytes = heap.nbytes
+        # Of a longest row at least: then a raise lets the next row in, whatever it is.
+        longest = store.schema.max_heap_nbytes
+        self.reserve = max(heap.nbytes // 16 // 8 * 8, longest)
+        self._paths = store.schema.varying
+
+    @property
+    def free_until(self) -> Array:
+        """int64 ``[E]``: heap positions below may be written."""
+        heap_tails = self._commit_state.heap_tails
+        assert heap_tails is not None
+        if self._durable is not None:
+            durable = self._durable.committed.heap_tails
+            assert durable is not None
+            heap_tails = np.minimum(heap_tails, durable)
+        return heap_tails + self.nbytes
+
+    @property
+    def ahead(self) -> Array:
+        """int64 ``[E]``, heap heads a reserve ahead, for which a raise makes room."""
+        heap_heads = self._commit_state.heap_heads
+        assert heap_heads is not None
+        return heap_heads + self.reserve
+
+    @property
+    def raise_due(self) -> bool:
+        """Whether half of the reserve that durable tails leave is used somewhere."""
+        assert self._durable is not None
+        durable = self._durable.committed.heap_tails
+        assert durable is not None
+        used = self.ahead - self.reserve // 2 > durable + self.nbytes
+        return bool(used.any())
+
+    @property
+    def commit_due(self) -> bool:
+        """Whether half of the heap is not committed somewhere.
+
+        A power cut leaves the values below the committed heap heads that were not
+        overwritten since: none, where a whole heap was written since.
+        """
+        assert self._durable is not None
+        heap_heads = self._commit_state.heap_heads
+        durable = self._durable.committed.heap_heads
+        assert heap_heads is not None
+        assert durable is not None
+        return bool((heap_heads - durable > self.nbytes // 2).any())
+
+    def raised(self, wanted: Array, limits: Array) -> tuple[Array, Array]:
+        """Tails with which the heap may be written so far; published ones at least.
+
+        Args:
+            wanted: int64 ``[E]``, heap heads to be reached.
+            limits: int64 ``[E]``: no row above them less the slots is overwritten
+                while this looks at rows.
+
+        Returns:
+            Two int64 ``[E]``, tails and heap tails.
+        """
+        state, slots = self._commit_state, self._store.ring.slots
+        # Of one publication: heap heads that are newer than the heads would give up
+        # values of rows that are not looked at.
+        heads, tails, heap_heads = state.published
+        heap_tails = state.heap_tails
+        assert heap_heads is not None
+        assert heap_tails is not None
+        if self._durable is not None:
+            durable = self._durable.committed
+            assert durable.heap_tails is not None
+            tails = np.maximum(tails, durable.tails)
+            heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        targets = wanted - self.nbytes
+        short = np.flatnonzero(heap_tails < targets)
+        if len(short):
+            tails, heap_tails = tails.copy(), heap_tails.copy()
+        for env_id in short.tolist():
+            head = int(heads[env_id])
+            first = max(int(tails[env_id]), int(limits[env_id]) - slots)
+            tail, begin = self._first_row(
+                env_id, min(first, head), head, int(targets[env_id])
+            )
+            tails[env_id] = max(tails[env_id], tail)
+            begin = int(heap_heads[env_id]) if begin is None else begin
+            heap_tails[env_id] = max(heap_tails[env_id], begin)
+        return tails, heap_tails
+
+    def _first_row(
+        self, env_id: int, first: int, head: int, target: int
+    ) -> tuple[int, int | None]:
+        """The oldest row to stay if the heap is given up below a position.
+
+        Returns:
+            The row, and where the first value from it on begins; None if there is none.
+        """
+        tail = first
+        for at in range(first, head, SCANNED_ROWS):
+            stop = min(at + SCANNED_ROWS, head)
+            begins = self._begins(env_id, at, stop)
+            with_values = np.flatnonzero(begins >= 0)
+            later = with_values[begins[with_values] >= target]
+            if len(later):
+                # Rows before it without a value stay with it.
+                given_up = with_values[begins[with_values] < target]
+                if len(given_up):
+                    tail = at + int(given_up[-1]) + 1
+                return tail, int(begins[later[0]])
+            if len(with_values):
+                tail = at + int(with_values[-1]) + 1
+        return tail, None
+
+    def _begins(self, env_id: int, first: int, stop: int) -> Array:
+        """Where the values of rows begin, int64 ``[N]``; -1 for rows without any."""
+        positions = np.arange(first, stop)
+        rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
+        columns = self._store.gather(rows, self._paths)
+        begins = np.full(len(positions), -1)
+        for path in reversed(self._paths):
+            # The first field with a value begins first.
+            references: References = columns[path]  # type: ignore[assignment]  # of the record
+            there = references["length"] > 0
+            begins[there] = references["position"][there]
+        return begins
+
+
+def heap_space(store: Store, commit_state: WritableCommitState) -> HeapSpace | None:
+    """How far a store's heap may be written, where it has one."""
+    # Engines that others wrote may not know of heaps.
+    heap: Heap | None = getattr(store, "heap", None)
+    return None if heap is None else HeapSpace(store, heap, commit_state)
