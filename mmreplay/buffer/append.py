@@ -296,15 +296,15 @@ class Appender:
         values = self._values
         with self._add_lock:
             self._recover_interrupted()
-            given: ValueBytes = {}
+            value_bytes: ValueBytes = {}
             if values is not None:
-                columns, given = values.spans(columns)
+                columns, value_bytes = values.spans(columns)
             if final_observation is None and ids is None and self._common_head >= 0:
                 heap_heads = None
                 # In a final row most values stay empty, and its flags come first.
                 if values is None or self._autoreset != "next_step":
                     if values is not None:
-                        columns, heap_heads = self._store_values(columns, given)
+                        columns, heap_heads = self._store_values(columns, value_bytes)
                     ends = self._store.prepare(columns)
                     assert ends >= 0, "columns that were cast need no conversion"
                     heads = self._add_prepared(ends, heap_heads)
@@ -320,23 +320,23 @@ class Appender:
             if final_observation is not None:
                 last = self._final(final_observation, (count,), columns)
                 if values is not None:
-                    last, given = values.behind(*values.spans(last), given)
+                    last, value_bytes = values.behind(*values.spans(last), value_bytes)
                 finals = {path: column[None] for path, column in last.items()}
-            self._add_block(block, finals, ids, given)
+            self._add_block(block, finals, ids, value_bytes)
             return self._heads
 
     def _store_values(
-        self, columns: Columns, given: ValueBytes
+        self, columns: Columns, value_bytes: ValueBytes
     ) -> tuple[Columns, Array]:
         """Write the values of one step of all environments; see `ValueWriter.store`."""
         values, env_ids = self._values, np.arange(self._ring.num_envs)
         assert values is not None
         values.count_fitting(env_ids, np.zeros_like(env_ids), columns)
-        self._note_given_up()
-        return values.store(env_ids, columns, given)
+        self._note_raised_tails()
+        return values.store(env_ids, columns, value_bytes)
 
-    def _note_given_up(self) -> None:
-        """Note the tails under which values were given up, if they were."""
+    def _note_raised_tails(self) -> None:
+        """Note tails that were raised for values to be overwritten."""
         commit = self._commit
         if commit.tails is not self._tails:
             self._set_published(commit.heads, commit.limits, commit.tails)
@@ -452,12 +452,14 @@ class Appender:
             self._recover_interrupted()
             if self.checks_ends:
                 self._num_ends += self._ends_followed(ids)
-            given: ValueBytes = {}
+            value_bytes: ValueBytes = {}
             if (values := self._values) is not None:
-                columns, given = values.spans(columns)
+                columns, value_bytes = values.spans(columns)
                 if final is not None:
-                    final, given = values.behind(*values.spans(final), given)
-                ends = self._add_apart(columns, steps, final, ids, given)
+                    final, value_bytes = values.behind(
+                        *values.spans(final), value_bytes
+                    )
+                ends = self._add_apart(columns, steps, final, ids, value_bytes)
             elif final is None and ids is None and self._common_head >= 0:
                 ends = self._add_together(columns, steps, contiguous=plain is not None)
             else:
@@ -466,7 +468,7 @@ class Appender:
                         path: column.reshape(steps, 1, *self._fields[path].shape)
                         for path, column in plain.items()
                     }
-                ends = self._add_apart(columns, steps, final, ids, given)
+                ends = self._add_apart(columns, steps, final, ids, value_bytes)
             if self.checks_ends:
                 self._num_ends += ends
                 self._check_ends()
@@ -561,7 +563,7 @@ class Appender:
 
     def _add_apart(
         self, columns: Columns, steps: int, final: Columns | None, ids: Array | None,
-        given: ValueBytes,
+        value_bytes: ValueBytes,
     ) -> int:  # fmt: skip
         """The same at heads that differ, of some environments, or with final rows.
 
@@ -570,7 +572,7 @@ class Appender:
             steps: T.
             final: Likewise, of the observation's fields: final rows, where a step ends.
             ids: int64 ``[N]``; None for all environments.
-            given: The bytes that spans of both name.
+            value_bytes: The bytes that spans of both name.
 
         Returns:
             As `_add_together` does.
@@ -583,7 +585,7 @@ class Appender:
             block = {path: column[span] for path, column in columns.items()}
             last = final and {path: column[span] for path, column in final.items()}
             try:
-                first += self._add_block(block, last, ids, given)
+                first += self._add_block(block, last, ids, value_bytes)
             except OSError as error:
                 note_progress(error, first, steps)
                 raise
@@ -595,7 +597,7 @@ class Appender:
 
     def _add_block(
         self, columns: Columns, final: Columns | None, ids: Array | None,
-        given: ValueBytes,
+        value_bytes: ValueBytes,
     ) -> int:  # fmt: skip
         """Write and publish one block of `_add_apart`, or as much as the heap takes.
 
@@ -617,14 +619,14 @@ class Appender:
             rows_by_env = values.without_values(rows_by_env, row_flags)
             steps = rows_of.source // len(env_ids)
             fitting = values.count_fitting(row_envs, steps, rows_by_env)
-            self._note_given_up()
+            self._note_raised_tails()
             # A block that waited for all of its bytes might wait for itself.
             if fitting < count:
                 columns = {path: column[:fitting] for path, column in columns.items()}
                 if final is not None:
                     final = {path: column[:fitting] for path, column in final.items()}
-                return self._add_block(columns, final, ids, given)
-            rows_by_env, heap_heads = values.store(row_envs, rows_by_env, given)
+                return self._add_block(columns, final, ids, value_bytes)
+            rows_by_env, heap_heads = values.store(row_envs, rows_by_env, value_bytes)
         heads = self._heads.copy()
         heads[envs] += rows_of.counts
         if (heads > self._limits).any():

@@ -226,7 +226,7 @@ class ValueWriter:
             there = spans["length"] > 0
             references["length"] = spans["length"]
             references["position"][there] = starts[there, number]
-            references["crc"] = _sums(data[path], begins, nbytes[:, number])
+            references["crc"] = _checksums(data[path], begins, nbytes[:, number])
             stored[path] = references
         for env_id, rows in _by_env(env_ids):
             heap_heads[env_id] = stops[rows][-1]
@@ -284,7 +284,9 @@ def _by_env(env_ids: Array) -> list[tuple[int, slice]]:
     ]
 
 
-def _sums(data: NDArray[np.uint8], begins: Array, nbytes: Array) -> NDArray[np.uint32]:
+def _checksums(
+    data: NDArray[np.uint8], begins: Array, nbytes: Array
+) -> NDArray[np.uint32]:
     """CRC32C of each of some values, uint32 ``[N]``; 0 of empty ones."""
     view = data.data
     sums = [

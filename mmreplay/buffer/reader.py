@@ -725,15 +725,19 @@ class GenerationReader(StartView):
             Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
         """
         windows, transform = draw.windows, self._transform
-        env_ids, positions = steps_of(draw)
         if windows is None:
             if transform is None:
-                fields = self.copy_steps(env_ids, positions, contiguous)
-                return self._with_values(fields, env_ids, positions)
-            fields = transform.gather(self, env_ids, positions, draw.key, None)
-            fields = _contiguous(fields) if contiguous else fields
-            return self._with_values(fields, env_ids, positions)
+                fields = self.copy_steps(draw.env_ids, draw.positions, contiguous)
+            else:
+                fields = transform.gather(
+                    self, draw.env_ids, draw.positions, draw.key, None
+                )
+                fields = _contiguous(fields) if contiguous else fields
+            if self._heap is None:
+                return fields
+            return self._with_values(fields, draw.env_ids, draw.positions)
         shape = windows.positions.shape
+        env_ids, positions = steps_of(draw)
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
         else:

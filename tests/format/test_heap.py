@@ -37,7 +37,7 @@ def decode(data):
     return commit.decode(bytes(data), UUID, 2, HEAP_NBYTES)
 
 
-def test_heap_heads_and_tails_stand_behind_the_cuts():
+def test_heap_heads_and_tails_stand_behind_the_other_columns():
     data = heap_record().encode()
     columns = np.frombuffer(data, "<i8", 12, 128).reshape(6, 2)
     assert columns[:4].tolist() == [[5, 6], [7, 8], [1, 2], [0, 0]]

@@ -200,10 +200,10 @@ def blocks(steps):
     """Steps ``[T][E]``, likewise."""
     by_time = [columns(each) for each in steps]
 
-    def merge(parts):
-        if isinstance(parts[0], dict):
-            return {name: merge([part[name] for part in parts]) for name in parts[0]}
-        return parts if isinstance(parts[0], list) else np.array(parts)
+    def merge(values):
+        if isinstance(values[0], dict):
+            return {name: merge([each[name] for each in values]) for name in values[0]}
+        return values if isinstance(values[0], list) else np.array(values)
 
     return merge(by_time)
 
