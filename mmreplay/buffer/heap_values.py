@@ -159,7 +159,7 @@ class ValueWriter:
         # All environments up to their full reserve: each raise waits for the disk.
         wanted = np.maximum(needed, self.heap_heads) + space.reserve
         if self._committer is not None:
-            tails, heap_tails = self._committer.durable_heap_tails(wanted)
+            tails, heap_tails = self._committer.durable_heap_tails(needed, wanted)
         else:
             tails, heap_tails = space.raised(wanted, commit.limits)
         assert commit.heap_tails is not None

@@ -126,22 +126,27 @@ class Committer:
             self._give_up(target)
         return self._commit_state.committed.limits
 
-    def durable_heap_tails(self, wanted: Array) -> tuple[Array, Array]:
+    def durable_heap_tails(self, needed: Array, wanted: Array) -> tuple[Array, Array]:
         """Durable tails and heap tails with which the heap may be written so far.
 
         Waits while a snapshot pauses the ring to copy rows.
 
         Args:
-            wanted: int64 ``[E]``, heap heads that are to be reached.
+            needed: int64 ``[E]``, heap heads that are to be reached.
+            wanted: int64 ``[E]``, those to be reached where a record must be written.
 
         Returns:
             Two int64 ``[E]``, tails and heap tails.
         """
         if self._folder is not None:
             await_release(self._folder)
-        self._give_up_values(wanted)
-        durable = self._commit_state.committed
+        heap, durable = self._heap, self._commit_state.committed
+        assert heap is not None
         assert durable.heap_tails is not None
+        if (durable.heap_tails + heap.nbytes < needed).any():
+            self._give_up_values(wanted)
+            durable = self._commit_state.committed
+            assert durable.heap_tails is not None
         return durable.tails, durable.heap_tails
 
     def _give_up_values(self, wanted: Array, target: Array | None = None) -> None:

@@ -35,6 +35,7 @@ class FrameStack:
         paths: Fields or subtrees to stack; the observation by default.
         axis: None stacks along a new first axis: ``[k, *shape]``. An axis of the field
             joins the frames along it: -1 gives ``[H, W, k * C]`` of ``[H, W, C]``.
+            Of a field that varies each frame is a value of its own: axis is None.
 
     Example:
         >>> stack = mr.FrameStack(4)
@@ -89,6 +90,11 @@ class FrameStack:
                 f"FrameStack: {path!r} is already a stack. Use one FrameStack with "
                 "the total k."
             )
+        if outline.fields[path].varies and self.axis is not None:
+            raise SchemaError(
+                f"FrameStack: axis must be None for {path!r}, which varies from step "
+                f"to step, got {self.axis}. Stack it apart from the other fields."
+            )
         axes = len(outline.fields[path].shape)
         if self.axis is not None and not -axes <= self.axis < axes:
             raise SchemaError(
@@ -98,6 +104,9 @@ class FrameStack:
             )
 
     def _stacked(self, field: Field) -> Field:
+        if field.varies:
+            # A value for each frame: `Ragged` of the shape ``[B, k]``.
+            return field
         shape = list(field.shape)
         if self.axis is None:
             shape = [self.k, *shape]

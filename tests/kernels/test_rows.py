@@ -109,6 +109,36 @@ def test_a_publication_has_the_bytes_of_its_record(rows, num_envs, rng):
         assert told.heads.tolist() == then.heads.tolist()
 
 
+@pytest.mark.parametrize("num_envs", [1, 2, 82, 83, 1000])
+def test_a_publication_has_the_columns_of_a_heap(rows, num_envs, rng):
+    def heap():
+        heap_tails = rng.integers(0, 1 << 40, num_envs)
+        return {"heap_tails": heap_tails, "heap_heads": heap_tails + 8}
+
+    first = record(num_envs, rng, **heap())
+    slot = rows.Slot(first.encode(), 16, 128, num_envs, 6)
+    then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid,
+                  cuts=first.cuts, **heap())  # fmt: skip
+    data = slot.publish(
+        then.sequence, then.heads, then.limits, then.tails, then.heap_heads,
+        then.heap_tails,
+    )  # fmt: skip
+    assert bytes(data) == then.encode()
+    # Without them they stay as they were.
+    again = slot.publish(then.sequence, then.heads, then.limits, then.tails)
+    assert bytes(again) == then.encode()
+
+
+def test_columns_of_a_heap_need_a_record_that_has_them(rows, rng):
+    first = record(2, rng)
+    slot = rows.Slot(first.encode(), 16, 128, 2)
+    columns = first.heads, first.limits, first.tails, first.heads, first.tails
+    with pytest.raises(ValueError, match="Slot: the record has no columns for a heap"):
+        slot.publish(1, *columns)
+    with pytest.raises(ValueError, match="Slot: the record must have 2 environments"):
+        rows.Slot(first.encode(), 16, 128, 2, 5)
+
+
 def test_flags_set_in_the_data_are_published(rows, rng):
     first = record(2, rng)
     slot = rows.Slot(first.encode(), 16, 128, 2)

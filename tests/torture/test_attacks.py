@@ -5,12 +5,14 @@ import pytest
 from mmreplay.storage.write_path import PartialPageFiller
 from tools.torture import kills, powerloss
 from tools.torture.mutants import MUTANTS
-from tools.torture.rows import GEOMETRIES, SHARDED
+from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED
 from tools.torture.scarce import scarce
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+@pytest.mark.parametrize(
+    "geometry", GEOMETRIES + HEAPED, ids=lambda geometry: geometry.name
+)
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     report = powerloss.attack(80, 11, (geometry,))
     assert report.findings == {}, report.examples
@@ -38,24 +40,27 @@ def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(
 
 
 @pytest.mark.crash
-def test_no_kill_loses_a_published_row():
-    report = kills.attack(32, 12)
+@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
+def test_no_kill_loses_a_published_row(geometries):
+    report = kills.attack(32, 12, geometries=geometries)
     assert report.findings == {}, report.examples
     assert report.states == 32
 
 
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
 @pytest.mark.parametrize("seed", [101, 102])
-def test_nothing_is_found_in_many_power_cuts(seed):
-    report = powerloss.attack(1000, seed)
+def test_nothing_is_found_in_many_power_cuts(seed, geometries):
+    report = powerloss.attack(1000, seed, geometries)
     assert report.findings == {}, report.examples
 
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_nothing_is_found_in_many_kills():
-    report = kills.attack(150, 13)
+@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
+def test_nothing_is_found_in_many_kills(geometries):
+    report = kills.attack(150, 13, geometries=geometries)
     assert report.findings == {}, report.examples
 
 

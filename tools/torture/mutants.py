@@ -191,7 +191,9 @@ def _commit_early_tails(
         )
 
 
-def _raise_live_only(self: Committer, wanted: Array) -> tuple[Array, Array]:
+def _raise_live_only(
+    self: Committer, needed: Array, wanted: Array
+) -> tuple[Array, Array]:
     assert self._heap is not None
     return self._heap.raised(wanted, self._commit_state.limits)
 
@@ -206,7 +208,7 @@ def _give_up_unpublished(self: ValueWriter, needed: Array) -> None:
     state: Any = self._commit
     wanted = needed + self._space.reserve
     assert self._committer is not None
-    tails, heap_tails = self._committer.durable_heap_tails(wanted)
+    tails, heap_tails = self._committer.durable_heap_tails(needed, wanted)
     state.tails = np.maximum(tails, state.tails)
     state.heap_tails = np.maximum(heap_tails, state.heap_tails)
 

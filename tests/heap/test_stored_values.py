@@ -1,0 +1,385 @@
+"""Values that vary on real files: what is refused, damaged, and overwritten."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.disk.files import Disk
+from mmreplay.errors import CorruptError, FullError, SchemaError
+from mmreplay.schema.field import REFERENCE
+from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
+from tools.torture.powerloss import abandon
+
+SCHEMA = mr.Schema(
+    {
+        "observation": mr.Field((), "float32"),
+        "tokens": mr.Field((None,), "int32", max_length=100),
+        "terminated": mr.Field((), "bool"),
+    }
+)
+M = 400
+HEAP_BYTES = 4096
+DATA = "data-000001"
+
+
+def step(number, length=10):
+    return {
+        "observation": np.float32(number),
+        "tokens": np.arange(number, number + length, dtype=np.int32),
+        "terminated": False,
+    }
+
+
+def create(path, capacity=200, **options):
+    given = {"heap_bytes": HEAP_BYTES, "commit_every": None}
+    return mr.ReplayBuffer.create(path, SCHEMA, capacity, **(given | options))
+
+
+def filled(path, steps=30, **options):
+    buffer = create(path, **options)
+    for number in range(steps):
+        buffer.add(step(number))
+    return buffer
+
+
+@pytest.fixture
+def ring(tmp_path):
+    """The path of a closed buffer of 30 rows, all alive."""
+    filled(tmp_path / "ring").close()
+    return tmp_path / "ring"
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("heap_bytes", "match"),
+    [
+        (None, "heap_bytes must be given, as field 'tokens' varies"),
+        (0, "heap_bytes must be an integer of at least 1, got 0"),
+        (-1, "heap_bytes must be an integer of at least 1, got -1"),
+        (1.5, r"heap_bytes must be an integer of at least 1, got 1\.5"),
+        ("much", "heap_bytes must be a size such as '1 GiB', got 'much'"),
+        (1 << 62, "1 heaps of 4611686018427387904 bytes must take fewer than"),
+    ],
+)
+def test_an_impossible_heap_is_refused_before_there_is_a_folder(
+    tmp_path, heap_bytes, match
+):
+    with pytest.raises(SchemaError, match=match):
+        create(tmp_path / "ring", heap_bytes=heap_bytes)
+    assert not (tmp_path / "ring").exists()
+
+
+def test_a_heap_below_four_longest_rows_is_refused(tmp_path):
+    schema = mr.Schema({"tokens": mr.Field((None,), "int32", max_length=2000)})
+    with pytest.raises(SchemaError, match="at least 32768 for this schema, 4 times"):
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes="16 KiB")
+
+
+def test_a_heap_without_a_field_that_varies_is_refused(tmp_path):
+    schema = mr.Schema({"observation": mr.Field((), "float32")})
+    with pytest.raises(SchemaError, match="heap_bytes must be None without a field"):
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes="1 MiB")
+
+
+@pytest.mark.parametrize(
+    ("heap_bytes", "nbytes"),
+    [(5000, 8192), ("5000 B", 8192), ("8KiB", 8192), ("0.5 MiB", 1 << 19)],
+)
+def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
+    with create(tmp_path / "ring", heap_bytes=heap_bytes) as buffer:
+        assert buffer.metadata.heap_nbytes == nbytes
+        assert os.path.getsize(tmp_path / "ring" / DATA / "heap.bin") == nbytes
+
+
+@pytest.mark.parametrize("change", ["resize", "add_field", "snapshot", "compact"])
+def test_what_would_copy_values_is_refused_by_name(ring, tmp_path, change):
+    changes = {
+        "resize": lambda buffer: buffer.resize(100),
+        "add_field": lambda buffer: buffer.add_field("more", mr.Field((), "int8"), 0),
+        "snapshot": lambda buffer: buffer.snapshot(tmp_path / "copy"),
+        "compact": lambda buffer: mr.compact(ring, tmp_path / "copy", codec="zstd"),
+    }
+    with mr.ReplayBuffer.open(ring, "r+") as buffer:
+        with pytest.raises(SchemaError, match="field 'tokens' varies from step to"):
+            changes[change](buffer)
+        assert len(buffer) == 30
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda path: path.unlink(), r"heap\.bin is missing"),
+        (lambda path: os.truncate(path, 100), r"heap\.bin has 100 bytes, but"),
+        (lambda path: path.write_bytes(bytes(8192)), r"heap\.bin has 8192 bytes, but"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_heap_that_is_not_there_is_damage(ring, damage, match, mode):
+    damage(ring / DATA / "heap.bin")
+    with pytest.raises(CorruptError, match=match):
+        mr.ReplayBuffer.open(ring, mode)
+
+
+def forge(path, position, reference):
+    """Put another reference into the record of a row."""
+    records = path / DATA / "records.bin"
+    with mr.ReplayBuffer.open(path) as buffer:
+        stride = os.path.getsize(records) // buffer.metadata.ring.num_rows
+    with records.open("r+b") as file:
+        file.seek(position * stride)
+        file.write(np.array([reference], REFERENCE).tobytes())
+
+
+FORGED = {
+    "beyond the head": (30 * 40 - 32, 10, 0),
+    "far beyond it": ((1 << 62) - 8, 1, 0),
+    "negative": (-8, 1, 0),
+    "unaligned": (4, 1, 0),
+    "too long": (0, 101, 0),
+    "longest of all": (0, 2**32 - 1, 0),
+    "empty with a checksum": (0, 0, 7),
+    "empty with a position": (8, 0, 0),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_reference_that_leads_elsewhere_is_damage(ring, forged, mode):
+    forge(ring, 12, FORGED[forged])
+    with mr.ReplayBuffer.open(ring, mode) as buffer:
+        match = "field 'tokens' is damaged in position 12 of environment 0"
+        with pytest.raises(CorruptError, match=match):
+            buffer.take(0, [11, 12, 13])
+        with pytest.raises(CorruptError, match=match):
+            buffer.get_field("tokens", 0, [12])
+        with pytest.raises(CorruptError, match=match):
+            buffer.gather_all()
+        # The others are still there.
+        others = buffer.take(0, [10, 13])
+        assert others["tokens"][1].tolist() == step(13)["tokens"].tolist()
+
+
+def test_a_reference_of_the_next_observation_is_named_by_its_own_row(tmp_path):
+    schema = mr.Schema({"observation": mr.Field.text(max_bytes=100)})
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring", schema, 50, heap_bytes=HEAP_BYTES
+    ) as buffer:
+        for number in range(10):
+            buffer.add({"observation": f"step {number}"})
+    forge(tmp_path / "ring", 5, (4, 1, 0))
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring") as buffer,
+        pytest.raises(CorruptError, match="'observation' is damaged in position 5 of"),
+    ):
+        buffer.take(0, [4])
+
+
+def test_an_illegal_reference_of_a_row_that_was_given_up_is_no_damage(tmp_path):
+    writer = filled(tmp_path / "ring", steps=60, capacity=60)
+    with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
+        view = reader.reading
+        pending = view.draw(mr.UniformSampler(seed=0), 20)
+        drawn = pending.draw.positions.copy()
+        for number in range(60, 200):
+            writer.add(step(number))
+        # Its rows were overwritten, and their references lead above the heap head
+        # that the reader knows.
+        references = view._store.gather(drawn % writer.slots, ("tokens",))["tokens"]
+        known = int(view._commit.heap_heads[0])
+        assert (references["position"] > known).any()
+        fields = view._store.gather(drawn % writer.slots, ("tokens",))
+        read = view._with_values(fields, np.zeros(20, np.int64), drawn)
+        assert read["tokens"].shape == (20,)
+        batch = view.gather(pending)
+        assert batch.positions.min() > drawn.max()
+        for at, position in enumerate(batch.positions.tolist()):
+            assert batch["tokens"][at].tolist() == step(position)["tokens"].tolist()
+    writer.close()
+
+
+# What may be overwritten
+
+
+def test_a_heap_is_written_no_further_than_a_synced_record_allows(tmp_path):
+    buffer = filled(tmp_path / "ring")
+    space = buffer._files.appender._values._space
+    seen = []
+
+    class Looking(WatchedDisk):
+        def datasync(self, fd):
+            seen.append(("before", int(space.free_until[0])))
+            Disk.datasync(self, fd)
+
+    commit = buffer._files.commit
+    with using(Looking()):
+        free = int(space.free_until[0])
+        wanted = np.array([free + 2 * M])
+        buffer._files.committer.durable_heap_tails(wanted, wanted)
+    # The slot says more while it is not synced, which allows nothing yet; nor does the
+    # synced one before it is published.
+    assert seen == [("before", free)]
+    assert int(commit.committed.heap_tails[0]) + HEAP_BYTES >= free + 2 * M
+    assert int(space.free_until[0]) == free
+    buffer.close()
+
+
+def test_tails_are_raised_ahead_in_a_durable_record_alone(tmp_path):
+    buffer = create(tmp_path / "ring")
+    committer, commit = buffer._files.committer, buffer._files.commit
+    number = 0
+    while not committer._heap.raise_due:
+        buffer.add(step(number))
+        number += 1
+    assert number * 40 < HEAP_BYTES
+    committer._turn(due=float("inf"))
+    # A reserve of a longest row; what readers see is raised by an add that needs it.
+    durable = int(commit.committed.heap_tails[0])
+    assert durable + HEAP_BYTES >= number * 40 + M
+    assert commit.heap_tails.tolist() == [0]
+    assert not committer._heap.raise_due
+    with using(FaultyDisk(OSError(errno.EIO, "no sync"), names=("datasync",))):
+        while commit.heap_tails.tolist() == [0]:
+            buffer.add(step(number))
+            number += 1
+    assert commit.heap_tails.tolist() == [durable]
+    buffer.close()
+
+
+def test_a_commit_comes_before_half_of_the_heap_is_lost_to_a_power_cut(tmp_path):
+    buffer = create(tmp_path / "ring")
+    committer, heap = buffer._files.committer, buffer._files.committer._heap
+    number = 0
+    while not heap.commit_due:
+        buffer.add(step(number))
+        number += 1
+    assert number * 40 > HEAP_BYTES // 2
+    assert buffer.committed.tolist() == [0]
+    committer._turn(due=float("inf"))
+    assert buffer.committed.tolist() == [number]
+    buffer.close()
+
+
+def test_a_full_disk_refuses_a_row_and_loses_none(tmp_path):
+    buffer = filled(tmp_path / "ring", steps=20)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with using(FaultyDisk(full, names=("pwrite", "store"))), pytest.raises(FullError):
+        buffer.add(step(20))
+    assert buffer.heads.tolist() == [20]
+    buffer.add(step(20))
+    batch = buffer.gather_all()
+    for at in range(21):
+        assert batch["tokens"][at].tolist() == step(at)["tokens"].tolist()
+    buffer.close()
+
+
+def test_a_block_larger_than_the_heap_is_added_in_several_publications(tmp_path):
+    buffer = create(tmp_path / "ring", capacity=500)
+    steps = [step(number, 100) for number in range(300)]
+    buffer.extend(
+        {
+            "observation": np.array([each["observation"] for each in steps]),
+            "tokens": [each["tokens"] for each in steps],
+            "terminated": np.zeros(300, bool),
+        }
+    )
+    assert buffer.heads.tolist() == [300]
+    first = int(buffer.span.first[0])
+    assert 300 - HEAP_BYTES // M <= first < 300
+    batch = buffer.gather_all()
+    assert batch["tokens"][-1].tolist() == steps[-1]["tokens"].tolist()
+    buffer.close()
+
+
+def test_empty_values_take_no_space(tmp_path):
+    buffer = create(tmp_path / "ring", capacity=200)
+    for number in range(1000):
+        buffer.add(step(number, 0))
+    assert buffer._files.commit.heap_heads.tolist() == [0]
+    assert int(buffer.span.lengths[0]) == 200
+    buffer.close()
+
+
+def test_a_killed_writer_leaves_every_published_value(tmp_path):
+    buffer = filled(tmp_path / "ring", steps=150)
+    first = int(buffer.span.first[0])
+    abandon(buffer)
+    with mr.ReplayBuffer.open(tmp_path / "ring", "r+") as again:
+        assert again.recovery.how == "killed"
+        assert again.span.first.tolist() == [first]
+        batch = again.gather_all()
+        for at, position in enumerate(batch.positions.tolist()):
+            assert batch["tokens"][at].tolist() == step(position)["tokens"].tolist()
+
+
+def test_two_environments_do_not_read_each_others_values(tmp_path):
+    buffer = create(tmp_path / "ring", num_envs=2, autoreset="disabled")
+    for number in range(100):
+        buffer.add(
+            {
+                "observation": np.array([number, -number], np.float32),
+                "tokens": [np.full(number % 50, number), np.full(50, -number)],
+                "terminated": np.zeros(2, bool),
+            }
+        )
+    batch = buffer.sample(64)
+    for at in range(64):
+        number = int(batch.positions[at])
+        value = -number if batch.env_ids[at] else number
+        length = 50 if batch.env_ids[at] else number % 50
+        assert batch["tokens"][at].tolist() == [value] * length
+    buffer.close()
+
+
+def test_values_are_read_without_a_mapping_too(ring):
+    with mr.ReplayBuffer.open(ring, read_mode="pread") as buffer:
+        batch = buffer.gather_all()
+        for at in range(30):
+            assert batch["tokens"][at].tolist() == step(at)["tokens"].tolist()
+        assert (batch["tokens"].lengths == 10).all()
+
+
+def test_windows_hold_the_values_of_each_step(ring):
+    sampler = mr.SequenceSampler(4, mr.UniformSampler(seed=0))
+    with mr.ReplayBuffer.open(ring, sampler=sampler) as buffer:
+        batch = buffer.sample(8)
+        assert batch["tokens"].shape == (8, 4)
+        for window in range(8):
+            for at in range(4):
+                position = int(batch.window_positions[window, at])
+                expected = step(position)["tokens"].tolist()
+                assert batch["tokens"][window, at].tolist() == expected
+
+
+def test_contiguous_batches_hold_values(ring):
+    with mr.ReplayBuffer.open(ring) as buffer:
+        batch = buffer.sample(8, contiguous=True)
+        for at, position in enumerate(batch.positions.tolist()):
+            assert batch["tokens"][at].tolist() == step(position)["tokens"].tolist()
+
+
+def test_stacks_hold_a_value_for_each_frame(ring):
+    stack = mr.FrameStack(3, paths=["tokens"])
+    sampler = mr.UniformSampler(seed=0)
+    with mr.ReplayBuffer.open(ring, sampler=sampler, transforms=[stack]) as buffer:
+        batch = buffer.sample(8)
+        assert batch["tokens"].shape == (8, 3)
+        for at, position in enumerate(batch.positions.tolist()):
+            for frame in range(3):
+                row = max(0, position - 2 + frame)
+                assert (
+                    batch["tokens"][at, frame].tolist() == step(row)["tokens"].tolist()
+                )
+    with pytest.raises(
+        SchemaError, match="axis must be None for 'tokens', which varies"
+    ):
+        mr.ReplayBuffer.open(
+            ring, transforms=[mr.FrameStack(3, paths=["tokens"], axis=0)]
+        )
