@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
 from mmreplay.format.heap import References, lay_out, nbytes_of
@@ -26,6 +27,8 @@ from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import HeapSpace, heap_space
 from mmreplay.storage.store import Columns, Store
+
+_copies = kernels.load("copies")
 
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
@@ -248,11 +251,13 @@ class ValueWriter:
             base = int(starts[rows][chosen].min())
             end = int((starts[rows] + nbytes[rows])[chosen].max())
             chunk = np.zeros(end - base, np.uint8)
-            for row, number in zip(*np.nonzero(chosen), strict=True):
-                source, begins = sources[number]
-                begin, count = begins[rows][row], nbytes[rows][row, number]
-                at = starts[rows][row, number] - base
-                chunk[at : at + count] = source[begin : begin + count]
+            for number, (source, begins) in enumerate(sources):
+                which = chosen[:, number]
+                if which.any():
+                    _copies.copy_spans(
+                        source, begins[rows][which], nbytes[rows][which, number],
+                        chunk, starts[rows][which, number] - base, False,
+                    )  # fmt: skip
             self._heap.write(env_id, base, chunk.data)
 
     def wake(self) -> None:

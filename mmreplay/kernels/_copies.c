@@ -16,7 +16,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { MAX_ARRAYS = 3 };
+enum { MAX_ARRAYS = 5 };
 
 #include "_buffers.h"
 
@@ -95,6 +95,51 @@ copy_rows(PyObject *module, PyObject *args)
     _mm_sfence();
 #endif
     Py_END_ALLOW_THREADS
+    return release(&buffers, Py_NewRef(Py_None));
+}
+
+/* ---- copy_spans -------------------------------------------------------------- */
+
+/* Whether spans of some bytes lie inside of as many as there are. */
+static int
+inside(const int64_t *begins, const int64_t *nbytes, Py_ssize_t count, Py_ssize_t there)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (nbytes[i] < 0 || begins[i] < 0 || begins[i] > there ||
+            nbytes[i] > there - begins[i])
+            return 0;
+    return 1;
+}
+
+static PyObject *
+copy_spans(PyObject *module, PyObject *args)
+{
+    PyObject *source, *begins, *nbytes, *out, *targets;
+    Buffers buffers = {.name = "copy_spans"};
+    Py_ssize_t source_nbytes, count, counts[2], out_nbytes;
+    const char *from;
+    const int64_t *begin, *size, *target;
+    char *to;
+    int waits;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOp:copy_spans", &source, &begins, &nbytes, &out,
+                          &targets, &waits))
+        return NULL;
+    if (!(from = acquire(&buffers, source, 0, &source_nbytes, 1)) ||
+        !(begin = acquire(&buffers, begins, 0, &count, 8)) ||
+        !(size = acquire(&buffers, nbytes, 0, &counts[0], 8)) ||
+        !(to = acquire(&buffers, out, 1, &out_nbytes, 1)) ||
+        !(target = acquire(&buffers, targets, 0, &counts[1], 8)))
+        return release(&buffers, NULL);
+    if (counts[0] != count || counts[1] != count ||
+        !inside(begin, size, count, source_nbytes) ||
+        !inside(target, size, count, out_nbytes))
+        return refuse(&buffers, "spans must lie inside of source and out");
+    PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        memcpy(to + target[i], from + begin[i], (size_t)size[i]);
+    if (state)
+        PyEval_RestoreThread(state);
     return release(&buffers, Py_NewRef(Py_None));
 }
 
@@ -258,6 +303,7 @@ populate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 
 static PyMethodDef functions[] = {
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"copy_spans", copy_spans, METH_VARARGS, NULL},
     {"read_rows", read_rows, METH_VARARGS, NULL},
     {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

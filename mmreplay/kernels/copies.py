@@ -1,4 +1,4 @@
-"""Copies or reads long rows, and populates pages: the numpy twin of ``_copies.c``.
+"""Copies or reads rows and spans, and populates pages: the numpy twin of ``_copies.c``.
 
 Rows are copied out of a mapping or read from its file. Functions take contiguous
 arrays. C reads and writes their bytes, past the caches where it copies, and lets other
@@ -41,6 +41,37 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
     nbytes = array.nbytes // stride * stride
     table = array.reshape(-1).view(np.uint8)[:nbytes].reshape(-1, stride)
     out.reshape(-1).view(np.uint8)[:] = table[rows].reshape(-1)
+
+
+def copy_spans(
+    source: Array, begins: Ids, nbytes: Ids, out: Array, targets: Ids, waits: bool, /
+) -> None:
+    """Copy spans of bytes from one array to another.
+
+    Args:
+        source: Of any dtype.
+        begins: int64 ``[N]``, the first byte of each span in the source.
+        nbytes: int64 ``[N]``, its bytes.
+        out: Another array, written.
+        targets: int64 ``[N]``, where each span begins in it.
+        waits: C lets other threads run meanwhile.
+
+    Raises:
+        ValueError: There are no such spans.
+    """
+    given, taken = (a.reshape(-1).view(np.uint8) for a in (source, out))
+    fits = len(begins) == len(nbytes) == len(targets)
+    for first, there in ((begins, given.size), (targets, taken.size)):
+        # Without a sum, which might wrap around.
+        fits = fits and bool(
+            ((nbytes >= 0) & (first >= 0) & (first <= there)).all()
+            and (nbytes <= there - first).all()
+        )
+    if not fits:
+        raise ValueError("copy_spans: spans must lie inside of source and out")
+    spans = zip(begins.tolist(), nbytes.tolist(), targets.tolist(), strict=True)
+    for begin, size, target in spans:
+        taken[target : target + size] = given[begin : begin + size]
 
 
 def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool:

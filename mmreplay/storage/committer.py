@@ -145,8 +145,8 @@ class Committer:
         assert durable.heap_tails is not None
         if (durable.heap_tails + heap.nbytes < needed).any():
             self._give_up_values(wanted)
-            durable = self._commit_state.committed
-            assert durable.heap_tails is not None
+        durable = self._commit_state.committed
+        assert durable.heap_tails is not None
         return durable.tails, durable.heap_tails
 
     def _give_up_values(self, wanted: Array, target: Array | None = None) -> None:

@@ -13,12 +13,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.format.heap import Array, References
 from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
-from mmreplay.storage.store import Store
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.store import Advise, Store
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
 
+_copies = kernels.load("copies")
+
+HALF_PAGE = mmap.PAGESIZE // 2
+"""Of missing pages the disk is asked as if values were rows of so many bytes: shorter
+than a page, as most values are."""
+LONG_NBYTES = 1 << 20
+"""Other threads run while so many bytes are copied."""
 SCANNED_ROWS = 4096
 """Rows whose references are looked at together, for where their values begin."""
 
@@ -58,13 +67,16 @@ class Heap(Protocol):
 class FileHeap:
     """In heap.bin; see `Heap`."""
 
-    def __init__(self, file: File, num_envs: int, *, maps: bool) -> None:
+    def __init__(
+        self, file: File, num_envs: int, *, maps: bool, advise: Advise
+    ) -> None:
         """Use an open file.
 
         Args:
             file: heap.bin.
             num_envs: Environments that share it.
             maps: Values are copied out of a mapping, else read.
+            advise: Whether the disk is asked for them; see `ReadPolicy`.
         """
         self._file = file
         self.nbytes = file.nbytes // num_envs
@@ -72,9 +84,11 @@ class FileHeap:
         self._bytes: NDArray[np.uint8] | None = None
         if maps:
             self._mapping = file.map_readonly()
-            # The kernel's own read-ahead reads 128 KiB for every missing value.
-            self._mapping.madvise(mmap.MADV_RANDOM)
+            if advise != "kernel":
+                # The kernel's own read-ahead reads 128 KiB for every missing value.
+                self._mapping.madvise(mmap.MADV_RANDOM)
             self._bytes = np.frombuffer(self._mapping, np.uint8)
+        self._pages = Pages(file, HALF_PAGE, advise, self._mapping)
         self._writer = MappedWriter(file)
         if num_envs > 1:
             # Values to come do not follow: those of other environments lie between.
@@ -90,13 +104,20 @@ class FileHeap:
 
     def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
         """See `Heap.take`."""
-        mapped, end = self._bytes, 0
-        for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
-            if mapped is None:
-                self._file.pread_into(out[end : end + size].data, offset)
-            else:
-                out[end : end + size] = mapped[offset : offset + size]
-            end += size
+        ends = np.cumsum(nbytes)
+        if self._bytes is not None:
+            # Of missing pages the disk is asked for all at once, before the first is
+            # looked at; and other threads run while some are waited for.
+            waits = out.nbytes >= LONG_NBYTES
+            if not self._pages.warm():
+                waits |= self._pages.prefetch(_units(offsets, nbytes)) > 0
+            _copies.copy_spans(self._bytes, offsets, nbytes, out, ends - nbytes, waits)
+            return
+        stops = ends.tolist()
+        for offset, size, stop in zip(
+            offsets.tolist(), nbytes.tolist(), stops, strict=True
+        ):
+            self._file.pread_into(out[stop - size : stop].data, offset)
 
     @property
     def mapping(self) -> mmap.mmap | None:
@@ -119,10 +140,19 @@ class MemoryHeap:
 
     def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
         """See `Heap.take`."""
-        end = 0
-        for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
-            out[end : end + size] = self._bytes[offset : offset + size]
-            end += size
+        targets = np.cumsum(nbytes) - nbytes
+        waits = out.nbytes >= LONG_NBYTES
+        _copies.copy_spans(self._bytes, offsets, nbytes, out, targets, waits)
+
+
+def _units(offsets: Array, nbytes: Array) -> Array:
+    """Numbers of the half pages that values lie in, int64 ``[N]``."""
+    first = offsets // HALF_PAGE
+    counts = np.where(nbytes > 0, (offsets + nbytes - 1) // HALF_PAGE - first + 1, 0)
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        first - (ends - counts), counts
+    )
 
 
 class HeapSpace:

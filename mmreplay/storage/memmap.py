@@ -235,7 +235,9 @@ class MemmapStore:
             field = self.schema.fields[path]
             self._large_paths[path] = self._rows_of(name, field.numpy, field.shape)
         if HEAP in self._files:
-            self.heap = FileHeap(self._files[HEAP], ring.num_envs, maps=self.maps)
+            self.heap = FileHeap(
+                self._files[HEAP], ring.num_envs, maps=self.maps, advise=self._advise
+            )
             if self.heap.mapping is not None:
                 self._mappings.append(self.heap.mapping)
 

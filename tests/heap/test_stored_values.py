@@ -182,7 +182,7 @@ def test_a_reference_of_the_next_observation_is_named_by_its_own_row(tmp_path):
         buffer.take(0, [4])
 
 
-def test_an_illegal_reference_of_a_row_that_was_given_up_is_no_damage(tmp_path):
+def test_an_illegal_reference_of_an_overwritten_row_is_no_damage(tmp_path):
     writer = filled(tmp_path / "ring", steps=60, capacity=60)
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
         view = reader.reading

@@ -62,6 +62,45 @@ def test_rows_are_copied_and_nothing_else(kernel, stride, rows, skip, rest):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("waits", [False, True])
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12),
+    st.integers(0, 33),
+    st.integers(0, 5),
+)
+def test_spans_are_copied_and_nothing_else(kernel, waits, spans, skip, gap):
+    source = table_of(1, 240)[0]
+    begins, nbytes = np.array(spans, np.int64).reshape(-1, 2).T.copy()
+    targets = np.cumsum(nbytes + gap) - nbytes
+    whole, out = guarded(int((nbytes + gap).sum()), skip)
+    kernel.copy_spans(source, begins, nbytes, out, targets, waits)
+    expected = np.full(len(out), MARK, np.uint8)
+    for begin, size, target in zip(begins, nbytes, targets, strict=True):
+        expected[target : target + size] = source[begin : begin + size]
+    assert out.tobytes() == expected.tobytes()
+    assert (outside(whole, out, skip) == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("begin", "size", "target"),
+    [
+        (-1, 4, 0), (0, -1, 0), (13, 4, 0), (17, 0, 0), (0, 17, 0), (0, 4, 5),
+        (0, 4, -1), (1 << 62, 4, 0), (0, (1 << 63) - 1, 0), (8, (1 << 63) - 4, 0),
+    ],
+)  # fmt: skip
+def test_spans_outside_of_an_array_are_refused(kernel, begin, size, target):
+    source, out = np.zeros(16, np.uint8), np.full(8, MARK, np.uint8)
+    spans = [np.array([0, number]) for number in (begin, size, target)]
+    spans[1][0] = 2
+    with pytest.raises(ValueError, match="copy_spans: spans must lie inside"):
+        kernel.copy_spans(source, spans[0], spans[1], out, spans[2], False)
+    with pytest.raises(ValueError, match="copy_spans: spans must lie inside"):
+        kernel.copy_spans(source, spans[0], spans[1][:1], out, spans[2], False)
+    assert (out == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", ["<f4", "<i2", "V8", "?"])
 def test_rows_of_any_dtype_are_copied(kernel, dtype):
     source = table_of(6, 64) % 2
