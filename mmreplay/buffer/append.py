@@ -297,18 +297,18 @@ class Appender:
         with self._add_lock:
             self._recover_interrupted()
             value_bytes: ValueBytes = {}
-            if values is not None:
-                columns, value_bytes = values.spans(columns)
             if final_observation is None and ids is None and self._common_head >= 0:
                 heap_heads = None
                 # In a final row most values stay empty, and its flags come first.
                 if values is None or self._autoreset != "next_step":
                     if values is not None:
-                        columns, heap_heads = self._store_values(columns, value_bytes)
+                        columns, heap_heads = self._store_values(columns)
                     ends = self._store.prepare(columns)
                     assert ends >= 0, "columns that were cast need no conversion"
                     heads = self._add_prepared(ends, heap_heads)
                     return heads  # noqa: RET504  as in `try_add`
+            if values is not None:
+                columns, value_bytes = values.spans(columns)
             if self.checks_ends and not self._flags.no_boundary():
                 self._check_ends()
                 self._num_ends += self._ends_followed(ids)
@@ -325,15 +325,26 @@ class Appender:
             self._add_block(block, finals, ids, value_bytes)
             return self._heads
 
-    def _store_values(
-        self, columns: Columns, value_bytes: ValueBytes
-    ) -> tuple[Columns, Array]:
-        """Write the values of one step of all environments; see `ValueWriter.store`."""
-        values, env_ids = self._values, np.arange(self._ring.num_envs)
+    def _store_values(self, columns: Columns) -> tuple[Columns, Array]:
+        """Write the values of one step of all environments.
+
+        Args:
+            columns: Per path an array, or `Ragged` of fields that vary.
+
+        Returns:
+            The columns with references, and int64 ``[E]``, the heap heads after them.
+        """
+        values, num_envs = self._values, self._ring.num_envs
         assert values is not None
-        values.count_fitting(env_ids, np.zeros_like(env_ids), columns)
+        if num_envs == 1:
+            stored = values.store_step(columns)
+            if stored is not None:
+                return stored
+        spans, value_bytes = values.spans(columns)
+        env_ids = np.arange(num_envs)
+        values.count_fitting(env_ids, np.zeros_like(env_ids), spans)
         self._note_raised_tails()
-        return values.store(env_ids, columns, value_bytes)
+        return values.store(env_ids, spans, value_bytes)
 
     def _note_raised_tails(self) -> None:
         """Note tails that were raised for values to be overwritten."""

@@ -11,6 +11,7 @@ publication. What was written and not published is overwritten by the next row.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -22,7 +23,7 @@ from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
 from mmreplay.format.heap import References, lay_out, nbytes_of
 from mmreplay.ragged import Ragged
-from mmreplay.schema.field import REFERENCE
+from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
 from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import HeapSpace, heap_space
@@ -30,6 +31,9 @@ from mmreplay.storage.store import Columns, Store
 
 _copies = kernels.load("copies")
 
+_REFERENCE = struct.Struct("<qII")
+EMPTY = np.zeros(1, REFERENCE)
+"""The reference of a value without items."""
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
 """Per path the bytes of the values that its spans name."""
@@ -57,6 +61,7 @@ class ValueWriter:
             path: store.schema.fields[path] for path in store.schema.varying
         }
         self._observed = frozenset(store.schema.role_paths("observation"))
+        self._free_until = 0
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
 
@@ -90,6 +95,43 @@ class ValueWriter:
             spans["length"] = np.diff(values.offsets)
             named[path] = spans.reshape(values.shape)
         return named, data
+
+    def store_step(self, columns: Columns) -> tuple[Columns, Array] | None:
+        """Write the values of one step of the only environment, if they fit.
+
+        The same as `spans`, `count_fitting` and `store` without an array for each
+        number: a step of one value takes a quarter of the time.
+
+        Args:
+            columns: Per path an array, or `Ragged` of one value.
+
+        Returns:
+            As `store`; None where tails must be raised first.
+        """
+        heap, heap_head = self._heap, int(self.heap_heads[0])
+        size, written = heap.nbytes, []
+        stored: dict[str, NDArray[np.generic]] = dict(columns)
+        for path in self._fields:
+            values: NDArray[np.generic] = columns[path].values  # type: ignore[attr-defined]  # of fields that vary
+            nbytes = values.nbytes
+            if not nbytes:
+                stored[path] = EMPTY
+                continue
+            if heap_head % size + nbytes > size:
+                heap_head += -heap_head % size
+            data = memoryview(values.reshape(-1).view(np.uint8))
+            written.append((heap_head, data))
+            reference = _REFERENCE.pack(heap_head, len(values), crc32c(data))
+            stored[path] = np.frombuffer(reference, REFERENCE)
+            heap_head += nbytes + -nbytes % HEAP_ALIGNMENT
+        if heap_head > self._free_until:
+            # What was allowed once stays so: tails never fall.
+            self._free_until = int(self._space.free_until[0])
+            if heap_head > self._free_until:
+                return None
+        for position, data in written:
+            heap.write(0, position, data)
+        return stored, np.array([heap_head])
 
     def without_values(self, columns: Columns, flags: NDArray[np.uint8]) -> Columns:
         """Leave out values that have no meaning: of final rows all but observations.
@@ -262,8 +304,12 @@ class ValueWriter:
 
     def wake(self) -> None:
         """Have tails raised, or a commit made, before an add must wait for it."""
+        if self._committer is None:
+            return
         heap_heads = self.heap_heads
-        if self._committer is None or (heap_heads < self._wake_at).all():
+        if len(heap_heads) == 1 and heap_heads[0] < self._wake_at[0]:
+            return
+        if (heap_heads < self._wake_at).all():
             return
         # At most twice in a reserve: the committer may be waiting for the disk.
         self._wake_at = heap_heads + self._space.reserve // 2
