@@ -32,6 +32,7 @@ from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
 from mmreplay.verify.rows import extra_names, sum_check
 from mmreplay.verify.slots import CommitFile
+from mmreplay.verify.values import ValueCheck
 
 NONE = -1
 """The number of a row that a conversion found to have none of its own."""
@@ -380,5 +381,6 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
             notes.fail("file", name, error)
         if notes.deep:
             sums.run(claim, notes)
+            ValueCheck(opened, metadata, commit_file).run(claim, notes)
     finally:
         sums.close()

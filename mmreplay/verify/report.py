@@ -11,6 +11,7 @@ from mmreplay.errors import called, raise_if_out_of_files
 
 Kind = Literal[
     "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
+    "value",
     "torn", "left_over", "unknown", "beside",
 ]  # fmt: skip
 # A crash leaves the first two behind in a whole buffer. The third is a foreign file. A
@@ -32,7 +33,9 @@ class Finding:
             than the buffer), ``"commit"`` (no whole durable slot),
             ``"slot"`` (a slot contradicts itself or another), ``"sum"`` (a block's
             data and checksum differ), ``"lap"`` (a block's checksum is missing or of
-            another lap), ``"flags"`` (impossible boundaries); and, being no damage,
+            another lap), ``"flags"`` (impossible boundaries), ``"value"`` (a value that
+            varies is not where its row says, or differs from its checksum); and, being
+            no damage,
             ``"torn"`` (a slot that a crash cut short), ``"left_over"`` (a folder or
             file that the next writer sweeps), ``"unknown"`` (a name not ours),
             ``"beside"`` (a sampler's column or a limiter's count that starts over).

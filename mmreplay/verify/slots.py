@@ -76,6 +76,31 @@ class CommitFile:
         found = [r.limits for slots in seen for r in slots if r is not None]
         return np.max(found, axis=0) if found else self._nothing()
 
+    def bounds(self) -> tuple[Array, Array, Array]:
+        """Limits, tails and heap tails, the highest that any slot says now.
+
+        Returns:
+            Three int64 ``[E]``.
+        """
+        # As often as in `limits`.
+        seen = [self.read()[1] for _ in range(3)]
+        found = [r for slots in seen for r in slots if r is not None]
+        if not found:
+            return self._nothing(), self._nothing(), self._nothing()
+        heap_tails = [r.heap_tails for r in found if r.heap_tails is not None]
+        return (
+            np.max([r.limits for r in found], axis=0),
+            np.max([r.tails for r in found], axis=0),
+            np.max(heap_tails, axis=0) if heap_tails else self._nothing(),
+        )
+
+    def heap_heads(self) -> Array:
+        """int64 ``[E]``, the highest heap heads that any slot says now."""
+        seen = [self.read()[1] for _ in range(3)]
+        found = [r.heap_heads for slots in seen for r in slots if r is not None]
+        known = [heap_heads for heap_heads in found if heap_heads is not None]
+        return np.max(known, axis=0) if known else self._nothing()
+
     def _nothing(self) -> Array:
         return np.zeros(self._metadata.ring.num_envs, np.int64)
 
@@ -188,7 +213,10 @@ class CommitFile:
                     "its epoch",
                 )  # fmt: skip
             return
-        for what in ("heads", "limits", "tails"):
+        columns = ["heads", "limits", "tails"]
+        if older.heap_heads is not None:
+            columns += ["heap_heads", "heap_tails"]
+        for what in columns:
             before, after = getattr(older, what), getattr(newer, what)
             for env_id in np.flatnonzero(after < before)[:1].tolist():
                 self._note(
