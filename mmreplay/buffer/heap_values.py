@@ -119,7 +119,7 @@ class ValueWriter:
                 continue
             if heap_head % size + nbytes > size:
                 heap_head += -heap_head % size
-            data = memoryview(values.reshape(-1).view(np.uint8))
+            data = values.reshape(-1).view(np.uint8).data
             written.append((heap_head, data))
             reference = _REFERENCE.pack(heap_head, len(values), crc32c(data))
             stored[path] = np.frombuffer(reference, REFERENCE)

@@ -150,9 +150,9 @@ def _units(offsets: Array, nbytes: Array) -> Array:
     first = offsets // HALF_PAGE
     counts = np.where(nbytes > 0, (offsets + nbytes - 1) // HALF_PAGE - first + 1, 0)
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-        first - (ends - counts), counts
-    )
+    units: Array = np.arange(ends[-1] if len(ends) else 0)
+    units += np.repeat(first - (ends - counts), counts)
+    return units
 
 
 class HeapSpace:
