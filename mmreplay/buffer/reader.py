@@ -64,7 +64,7 @@ from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, draws_once
+from mmreplay.samplers.base import Draw, Sampler, ask, draws_once
 from mmreplay.samplers.uses import UseCounter
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
@@ -1396,12 +1396,19 @@ class GenerationReader(StartView):
 
 
 def _counter(method: str, sampler: Sampler) -> UseCounter:
-    if not isinstance(sampler, UseCounter):
+    """The only `UseCounter` among a sampler and its parts."""
+    counters, waiting = [], [sampler]
+    while waiting:
+        each = waiting.pop()
+        counters += [each] if isinstance(each, UseCounter) else []
+        waiting += ask(each, "parts")
+    if len(counters) != 1:
         raise SchemaError(
-            f"{method} needs a sampler that counts uses, got {type(sampler).__name__}. "
-            "Open the buffer with sampler=mmreplay.UseCounter(1, lease_s=60)."
+            f"{method} needs a sampler with one UseCounter, got "
+            f"{type(sampler).__name__} with {len(counters)}. Open the buffer with "
+            "sampler=mmreplay.UseCounter(1, lease_s=60)."
         )
-    return sampler
+    return counters[0]
 
 
 def _next_paths(schema: Schema) -> dict[str, str]:

@@ -1111,7 +1111,7 @@ class ReplayBuffer:
 
         Raises:
             StaleError: The lease of the batch has ended.
-            SchemaError: The sampler is no `UseCounter`, or the batch is of another
+            SchemaError: The sampler has no `UseCounter`, or the batch is of another
                 buffer.
             FormatError: It is no ticket of this buffer.
         """
@@ -1129,7 +1129,7 @@ class ReplayBuffer:
 
         Raises:
             StaleError: The batch has no lease.
-            SchemaError: The sampler is no `UseCounter`, or the batch is of another
+            SchemaError: The sampler has no `UseCounter`, or the batch is of another
                 buffer.
         """
         return self._current().ticket(self.sampler, batch)

@@ -368,6 +368,7 @@ def checked(sampler: object) -> Sampler:
 
 PADDED = "padded episodes"
 RAGGED = "ragged episodes"
+GROUPS = "groups"
 
 
 def form_of(sampler: object) -> str | None:
@@ -405,6 +406,11 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
     """
     own = [checked(sampler) for sampler in samplers]
     forms = [form_of(sampler) for sampler in own]
+    if GROUPS in forms and len(own) > 1:
+        raise SchemaError(
+            f"samplers that share a batch must not draw groups, got {forms}. Use the "
+            "GroupSampler alone."
+        )
     if RAGGED in forms and len(own) > 1:
         raise SchemaError(
             f"samplers that share a batch must not be ragged, got {forms}. Create the "

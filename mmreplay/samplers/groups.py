@@ -19,7 +19,7 @@ from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, shown
 from mmreplay.samplers import states
-from mmreplay.samplers.base import RAGGED, Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.base import GROUPS, Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
 
 REWARD_VARIES = "reward_varies"
@@ -115,7 +115,7 @@ class GroupSampler(Sampler):
         ([1, 1], [0.0, 1.0])
     """
 
-    form = RAGGED
+    form = GROUPS
     _random: StepGenerator
 
     def __init__(

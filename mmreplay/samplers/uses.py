@@ -23,6 +23,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
+    GROUPS,
     Draw,
     Sampler,
     State,
@@ -30,6 +31,7 @@ from mmreplay.samplers.base import (
     call_repr,
     checked,
     epochs_of,
+    form_of,
 )
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.priority_file import (
@@ -259,8 +261,8 @@ class UseCounter(Wrapper):
 
     After a power cut a counter that was not closed begins anew, unless
     ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One process may
-    count by a name; a second one is refused. What is counted is the step that is drawn:
-    of a window its own step alone, of a group or a ragged episode all steps.
+    count by a name; a second one is refused. For windows put the counter inside of the
+    `SequenceSampler`: it counts the steps that windows begin with.
 
     A draw costs O(rows), some 2 ms for a million, and one or more draws of the other
     sampler from the rows that are left. A batch is shorter where fewer rows are left.
@@ -319,6 +321,13 @@ class UseCounter(Wrapper):
                 f"the sampler inside a UseCounter must have no epochs, got "
                 f"{type(inner).__name__}. Use a DistinctSampler: each step comes as "
                 "often as it may."
+            )
+        form = form_of(inner)
+        if form not in (None, GROUPS):
+            raise SchemaError(
+                "the sampler inside a UseCounter must draw single steps or groups, "
+                f"got the {type(inner).__name__}, of {form}. Put the UseCounter inside "
+                "of it."
             )
         super().__init__([inner])
         # A failed batch must not draw others in its place: their uses are counted.
@@ -416,7 +425,7 @@ class UseCounter(Wrapper):
             every_position.append(draw.positions)
             every_use.append(uses[kept])
             count += len(draw) if draw.offsets is None else len(draw.offsets) - 1
-            # Groups and episodes come one after another in one draw alone.
+            # Groups come one after another in one draw alone.
             if count >= batch_size or draw.offsets is not None:
                 break
         some = [draw for draw in drawn if len(draw)]
@@ -562,7 +571,7 @@ def _occurrences(rows: Ids) -> Ids:
 def _within(draw: Draw, good: Bools) -> tuple[Draw, Bools]:
     """Return what of a draw may be used, and which of its steps that is.
 
-    Groups and episodes are used whole or not at all.
+    Groups are used whole or not at all.
     """
     if draw.offsets is None:
         return draw.taken(np.flatnonzero(good)), good

@@ -63,6 +63,7 @@ Step = tuple[int, int]
 SCHEMA = Schema(
     {
         "observation": Field((2,), "int64"),
+        "pair": Field((), "int64"),
         "reward": Field((), "float32"),
         "terminated": Field((), "bool"),
         "truncated": Field((), "bool"),
@@ -81,6 +82,8 @@ is truncated without a final observation is no legal start."""
 
 def make_buffer(path: Path, kinds: Sequence[str], capacity: int) -> ReplayBuffer:
     """Make a buffer whose observations are (env_id, position), open for writing.
+
+    Each two rows of an environment share a number, ``pair``, for draws by a column.
 
     Args:
         path: Of the new folder.
@@ -101,6 +104,7 @@ def add_steps(buffer: ReplayBuffer, env_id: int, kinds: str) -> None:
         observation = np.array([[env_id, buffer.heads[env_id]]])
         step = {
             "observation": observation,
+            "pair": (buffer.heads[env_id] // 2)[None],
             "reward": np.ones(1, np.float32),
             "terminated": np.array([kind == "t"]),
             "truncated": np.array([kind in "uf"]),

@@ -44,11 +44,24 @@ SAMPLERS = {
     "episodes, ragged": lambda seed: mr.EpisodeSampler(
         mr.ShuffledSampler(seed), layout="ragged"
     ),
+    "groups": lambda seed: mr.GroupSampler("pair", seed=seed),
+    "recent versions": lambda seed: mr.StalenessSampler("pair", 9, seed=seed),
+    "priorities of recent versions": lambda seed: mr.StalenessSampler(
+        "pair", 9, sampler=mr.PrioritizedSampler(seed=seed), seed=seed
+    ),
+    "uses": lambda seed: mr.UseCounter(
+        60_000, mr.UniformSampler(seed), name=None, seed=seed
+    ),
+    "leases of groups": lambda seed: mr.UseCounter(
+        60_000, mr.GroupSampler("pair", seed=seed), lease_s=1e6, name=None, seed=seed
+    ),
 }
 OPTIONS = {
     "in order": {"depends_on_seed": False},
     "shuffled, ranks": {"draws_every_start": False},
     "ignore earliest": {"draws_every_start": False},
+    "groups": {"draws_every_start": False},
+    "leases of groups": {"draws_every_start": False},
 }
 # `batches` is the number of batches of an epoch, whatever their size.
 SIZES_OF_ITS_OWN = {("shuffled, batches", "draws_the_promised_arrays")}

@@ -255,6 +255,15 @@ def test_arguments_that_are_no_groups_are_refused():
             mr.GroupSampler("prompt", where="reward_varies").draw(buffer.view, 1)
 
 
+def test_groups_share_no_batch_with_other_samplers():
+    with pytest.raises(
+        SchemaError, match=r"must not draw groups, got .*'groups', None"
+    ):
+        mr.MixtureSampler([(mr.GroupSampler("prompt"), 1), (mr.UniformSampler(), 1)])
+    with pytest.raises(SchemaError, match="got the GroupSampler, of groups"):
+        mr.SequenceSampler(2, mr.GroupSampler("prompt"))
+
+
 def test_draws_continue_exactly_from_a_state_also_in_another_process(tmp_path):
     prompts = np.repeat(np.arange(40), 3)
     with mr.ReplayBuffer.create(

@@ -430,6 +430,11 @@ def test_a_damaged_synced_record_counts_as_none(tmp_path):
             {},
             "inside a UseCounter must have no epochs, got ShuffledSampler. Use a Dist",
         ),
+        (
+            (1, mr.SequenceSampler(2)),
+            {},
+            "must draw single steps or groups, got the SequenceSampler, of windows",
+        ),
         ((1, 3), {}, "sampler must have draw, state_dict and load_state_dict, got 3"),
     ],
 )
@@ -445,11 +450,11 @@ def test_only_batches_of_the_counter_are_acknowledged():
     ):
         batch = plain.sample(2)
         with pytest.raises(
-            SchemaError, match="acknowledge needs a sampler that counts uses, got Unif"
+            SchemaError, match="acknowledge needs a sampler with one UseCounter, got U"
         ):
             plain.acknowledge(batch)
         with pytest.raises(
-            SchemaError, match="ticket needs a sampler that counts uses"
+            SchemaError, match="ticket needs a sampler with one UseCounter"
         ):
             plain.ticket(batch)
         with pytest.raises(
