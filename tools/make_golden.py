@@ -1,10 +1,11 @@
-"""Make the golden buffers of format version 1: the same bytes at every run.
+"""Make the golden buffers of a format version: the same bytes at every run.
 
-    python -m tools.make_golden [folder]
+    python -m tools.make_golden VERSION [folder]
 
-writes `tests/golden/v1` (or the folder) anew. Uuid, times, boot id, device and
-inode are fixed; LOCK, which only informs, is left out. Goldens of a released
-version are never made again: a change of format takes a new `v<N>` beside it.
+writes those of version `v1` or `v1_1`, with values that vary, into a folder of
+`tests/golden` (or the given one) anew. Uuid, times, boot id, device and inode are
+fixed; LOCK, which only informs, is left out. Goldens of a released version are never
+made again: a change of format takes a new folder beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mmreplay.disk.files import File
 from mmreplay.nesting import unflatten
 from mmreplay.storage.zarr.engine import ZarrStore
 
-TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
+TARGET = Path(__file__).parent.parent / "tests" / "golden"
 BOOT_ID = bytes([0x11]) * 16
 IDENTITY = (2049, 77, bytes(16))  # as version 0.1 wrote it: no time of creation
 CREATED = time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0))
@@ -68,6 +69,12 @@ def fixed(number: int) -> Iterator[None]:
 
 def value(field: mr.Field, number: int) -> NDArray[np.generic]:
     """The value of a field in the step that bears a number; NaN and -0.0 included."""
+    if field.max_length is not None:
+        # A third of them is empty, and some are as long as they may be.
+        length = min(field.max_length, max(0, number * 7919 % 61 - 20))
+        items = mr.Field((length, *field.inner), field.dtype)
+        made = value(items, number)
+        return made % np.uint8(95) + np.uint8(32) if field.kind == "text" else made
     numbers = np.arange(int(np.prod(field.shape))) * 7 + number
     wide = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     column: NDArray[np.generic]
@@ -89,7 +96,8 @@ def step(
     """One step of some environments; the field `number` tells which."""
     flat: dict[str, Any] = {}
     for path, field in buffer.schema.fields.items():
-        flat[path] = np.stack([value(field, number) for number in numbers])
+        values = [value(field, number) for number in numbers]
+        flat[path] = values if field.varies else np.stack(values)
     flat["number"] = np.array(numbers, np.int64)
     return unflatten(flat | {path: np.array(end) for path, end in ends.items()})
 
@@ -253,7 +261,66 @@ def _seal(buffer: mr.ReplayBuffer) -> None:
     store.sealing.seal_now([])
 
 
-MAKERS = (env_major, time_major, large, shards, packed)
+def texts(folder: Path) -> mr.ReplayBuffer:
+    """Two environments out of step whose heaps wrap, final rows; killed, not closed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/text": mr.Field.text(max_bytes=40),
+            "observation/points": mr.Field((None, 3), "float32", max_length=30),
+            "number": mr.Field((), "int64"),
+            "frame": mr.Field.bytes(max_bytes=32),
+            "marks": mr.Field((None,), "bfloat16", max_length=9),
+            **ENDS,
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 48, 2, heap_bytes=4096, autoreset="same_step",
+        commit_every=None,
+    )  # fmt: skip
+    for number in range(60):
+        ids = [0, 1] if number % 5 else [1]
+        ended = {
+            "terminated": [number % 9 == 8 and e == 0 for e in ids],
+            "truncated": [number % 17 == 16 for _ in ids],
+        }
+        numbers = [1000 * e + number for e in ids]
+        last = {
+            path.partition("/")[2]: [value(schema[path], 9000 + n) for n in numbers]
+            for path in schema.role_paths("observation")
+        }
+        buffer.add(step(buffer, numbers, ended), final_observation=last, env_ids=ids)
+        if number in (20, 40, 57):
+            buffer.commit()
+    return buffer
+
+
+def frames(folder: Path) -> mr.ReplayBuffer:
+    """Three environments in step, `next_step`, rows side by side; closed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation": mr.Field((None,), "uint8", max_length=40),
+            "number": mr.Field((), "int64"),
+            **ENDS,
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 20, 3, heap_bytes=4096, layout="time_major",
+        autoreset="next_step", commit_every=None,
+    )  # fmt: skip
+    for number in range(330):
+        ended = {
+            "terminated": [(number + e) % 8 == 7 for e in range(3)],
+            "truncated": [number % 13 == 12] * 3,
+        }
+        buffer.add(step(buffer, [1000 * e + number for e in range(3)], ended))
+    buffer.close()
+    return buffer
+
+
+MAKERS = {
+    "v1": (env_major, time_major, large, shards, packed),
+    "v1_1": (texts, frames),
+}
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -284,12 +351,12 @@ def _text(row: NDArray[np.generic]) -> str:
     return f"crc32c:{google_crc32c.value(data):08x}"
 
 
-def make(target: Path) -> None:
-    """Write every golden buffer and what is in it."""
+def make(version: str, target: Path) -> None:
+    """Write every golden buffer of a version and what is in it."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     expected = {}
-    for number, maker in enumerate(MAKERS):
+    for number, maker in enumerate(MAKERS[version]):
         name = maker.__name__
         with tempfile.TemporaryDirectory() as scratch, fixed(number):
             buffer = maker(Path(scratch) / name)
@@ -304,5 +371,7 @@ def make(target: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=TARGET)
-    make(parser.parse_args().folder)
+    parser.add_argument("version", choices=MAKERS)
+    parser.add_argument("folder", nargs="?", type=Path)
+    given = parser.parse_args()
+    make(given.version, given.folder or TARGET / given.version)

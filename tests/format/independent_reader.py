@@ -27,6 +27,7 @@ STORED = {"bool": "?", "bfloat16": "<u2"} | {
     for bits in sizes
 }
 ENDS = ("terminated", "truncated")
+REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 
 
 def load(path, size=None):
@@ -46,11 +47,33 @@ def read_metadata(folder):
     said = json.loads(data)
     assert said["format"] == "mmreplay"
     assert said["version"][0] == 1
-    assert not said["features"]["incompat"]
+    varies = any(field["shape"][:1] == [None] for field in said["schema"])
+    assert said["features"]["incompat"] == ["heap"] * varies
+    assert said["version"] == [1, int(varies)]
+    assert ("heap_bytes" in said) == varies
+    if varies:
+        assert said["heap_bytes"] % 4096 == 0
+        assert said["heap_bytes"] >= 4 * longest_row(said)
     assert said["engine"] in ("memmap", "zarr")
     assert said["slots"] >= said["capacity"] + said["reserve"] + said["block_rows"]
     assert said["slots"] % said["block_rows"] == 0
     return said
+
+
+def aligned(nbytes):
+    return -(-nbytes // 8) * 8
+
+
+def item_nbytes(field):
+    return np.dtype(STORED[field["dtype"]]).itemsize * math.prod(field["shape"][1:])
+
+
+def varying(said):
+    return [field for field in said["schema"] if field["shape"][:1] == [None]]
+
+
+def longest_row(said):
+    return sum(aligned(f["max_length"] * item_nbytes(f)) for f in varying(said))
 
 
 def files_of(said):
@@ -59,6 +82,8 @@ def files_of(said):
     for field in said["schema"]:
         dtype = np.dtype(STORED[field["dtype"]])
         name, shape = field["name"], tuple(field["shape"])
+        if shape[:1] == (None,):
+            dtype, shape = REFERENCE, ()
         nbytes = dtype.itemsize * math.prod(shape)
         role = [end for end in ENDS if said["roles"].get(end) == name]
         if role:
@@ -86,7 +111,9 @@ def birth(path):
 
 def read_commit(path, said):
     envs = said["num_envs"]
-    size = -(-(128 + 32 * envs + 4) // 4096) * 4096
+    heap_bytes = said.get("heap_bytes", 0)
+    num_columns = 6 if heap_bytes else 4
+    size = -(-(128 + 8 * num_columns * envs + 4) // 4096) * 4096
     data = load(path, 4 * size)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     here = (
@@ -101,19 +128,27 @@ def read_commit(path, said):
         magic, flags, n, sequence, epoch, boot, uuid, generation, dev, ino, _, born = (
             struct.unpack_from("<8sIIQQ16s16sQQQq16x16s", part)
         )
-        columns = np.frombuffer(part, "<i8", 4 * envs, 128).reshape(4, envs)
-        head, limit, tail = (column.tolist() for column in columns[:3])
+        columns = np.frombuffer(part, "<i8", num_columns * envs, 128)
+        columns = columns.reshape(num_columns, envs).tolist()
+        head, limit, tail = columns[:3]
+        heap_head, heap_tail = columns[4:] or ([0] * envs, [0] * envs)
+        heap = all(
+            0 <= t <= h <= t + heap_bytes and h < 1 << 62
+            for h, t in zip(heap_head, heap_tail)  # noqa: B905
+        )
         whole = (
             magic == b"MMRCMT01"
             and (n, uuid.hex(), generation) == (envs, said["uuid"], said["generation"])
             and struct.unpack("<I", part[-4:])[0] == google_crc32c.value(part[:-4])
             and all(0 <= t <= h <= m < 1 << 62 for h, m, t in zip(head, limit, tail))  # noqa: B905
             and max(epoch, sequence) < 1 << 62
+            and heap
         )
         trusted = whole and (slot < 2 or ((boot, dev, ino) == here and born in births))
         if whole:
             order = epoch, sequence
-            records.append((slot, trusted, order, head, limit, tail, flags))
+            heap = heap_head, heap_tail
+            records.append((slot, trusted, order, head, limit, tail, flags, heap))
     durable = max((r for r in records if r[0] < 2), key=lambda r: r[2])
     least = durable[2][0] + (durable[6] // 2 & 1)
     live = [r for r in records if r[0] >= 2 and r[1] and r[2][0] >= least]
@@ -121,7 +156,39 @@ def read_commit(path, said):
     limits = np.max([r[4] for r in records], axis=0)
     tails = np.maximum(truth[5], limits - said["slots"])
     heads = np.maximum(truth[3], tails)
-    return heads, tails, limits, np.array(durable[3])
+    summed_from = np.maximum(tails, durable[5])
+    return heads, tails, limits, np.array(durable[3]), summed_from, truth[7]
+
+
+def read_values(said, heap, env, references, bounds):
+    """The values of one environment's rows by field, each a list of bytes."""
+    size, found, end = said["heap_bytes"], {}, 0
+    head, tail = (column[env] for column in bounds)
+    for field in varying(said):
+        found[field["name"]] = []
+    for row in range(len(next(iter(references.values())))):
+        for field in varying(said):
+            position, length, crc = references[field["name"]][row].tolist()
+            nbytes = length * item_nbytes(field)
+            if length == 0:
+                assert (position, crc) == (0, 0)
+                found[field["name"]].append(b"")
+                continue
+            assert length <= field["max_length"]
+            assert position % 8 == 0
+            assert tail <= position
+            assert position + nbytes <= head
+            assert position % size + nbytes <= size
+            # Values of an environment rise with its rows.
+            assert position >= end
+            end = position + nbytes
+            begin = env * size + position % size
+            value = heap[begin : begin + nbytes]
+            assert google_crc32c.value(value) == crc
+            if field["kind"] == "text":
+                value.decode()
+            found[field["name"]].append(value)
+    return found
 
 
 def check_sums(said, columns, sums, tails, limits, committed):
@@ -190,9 +257,14 @@ def read(folder):
         values[name] = np.frombuffer(raws[name], dtype).reshape(total, *shape)
         if not mutable:
             covered.append(values[name])
-    heads, tails, limits, committed = read_commit(data / "COMMIT", said)
+    heads, tails, limits, committed, summed_from, bounds = read_commit(
+        data / "COMMIT", said
+    )
     sums = load(data / "sums.bin", total // said["block_rows"] * 8)
-    checked = check_sums(said, covered, sums, tails, limits, committed)
+    checked = check_sums(said, covered, sums, summed_from, limits, committed)
+    heap = b""
+    if varying(said):
+        heap = load(data / "heap.bin", said["num_envs"] * said["heap_bytes"])
     firsts = np.maximum(tails, heads - said["capacity"])
     envs = []
     for env in range(said["num_envs"]):
@@ -200,6 +272,11 @@ def read(folder):
         here = flags[where]
         found = {name: column[where] for name, column in values.items()}
         after = np.append(here[1:], 0)[: len(here)]
+        if heap:
+            references = {
+                field["name"]: found[field["name"]] for field in varying(said)
+            }
+            found |= read_values(said, heap, env, references, bounds)
         for name, bit in served.items():
             found[name] = (here & bit != 0) | (bit == 4) & (after & 32 != 0)
         envs.append((here, found))

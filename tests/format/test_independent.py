@@ -29,6 +29,10 @@ def assert_same(folder):
         mine = ours.env_ids == env
         assert np.array_equal((flags & 8) != 0, ours["final"][mine])
         for path, column in columns.items():
+            if isinstance(column, list):
+                values = [value.tobytes() for value in ours[path][mine]]
+                assert column == values, (env, path)
+                continue
             assert column.tobytes() == ours[path][mine].tobytes(), (env, path)
     return theirs["blocks"]
 
@@ -42,18 +46,24 @@ def quick_disk():
 class Random:
     """A buffer that random things happen to."""
 
-    def __init__(self, folder, rng, engine="memmap"):
+    def __init__(self, folder, rng, engine="memmap", varies=False):
         self.folder, self.rng, self.number = folder, rng, 0
+        self.varies = varies
+        more = {"pixels": mr.Field((4096,), "uint8")}
+        if varies:
+            more["text"] = mr.Field.text(max_bytes=90)
+            more["pairs"] = mr.Field((None, 2), "int16", max_length=100)
         self.num_envs = int(rng.integers(1, 4))
         self.buffer = mr.ReplayBuffer.create(
             folder,
-            schema_of(pixels=mr.Field((4096,), "uint8")),
+            schema_of(**more),
             int(rng.choice([1, 2, 7, 40, 64])),
             self.num_envs,
             layout=str(rng.choice(["env_major", "time_major"])),
             autoreset=str(rng.choice(["disabled", "same_step", "next_step"])),
             commit_every=None,
             engine=engine,
+            heap_bytes=4096 if varies else None,
         )
 
     def do(self, action):
@@ -68,9 +78,25 @@ class Random:
         for _ in range(count):
             step = step_of(self.number, self.num_envs)
             shape = (self.num_envs, 4096)
-            made.append(step | {"pixels": np.full(shape, self.number % 256, np.uint8)})
+            step["pixels"] = np.full(shape, self.number % 256, np.uint8)
+            if self.varies:
+                step |= self.values()
+            made.append(step)
             self.number += 1
-        return {path: np.stack([step[path] for step in made]) for path in made[0]}
+        return {
+            path: [step[path] for step in made]
+            if path in ("text", "pairs")
+            else np.stack([step[path] for step in made])
+            for path in made[0]
+        }
+
+    def values(self):
+        """Values that vary of one step, some of them empty."""
+        lengths = self.rng.integers(-30, 90, self.num_envs).clip(0)
+        pairs = [
+            np.full((length, 2), self.number % 999, np.int16) for length in lengths
+        ]
+        return {"text": ["ab" * (length // 2) for length in lengths], "pairs": pairs}
 
     def add(self):
         for _ in range(int(self.rng.integers(1, 9))):
@@ -80,7 +106,12 @@ class Random:
     def add_some(self):
         ids = np.flatnonzero(self.rng.random(self.num_envs) < 0.5)
         if len(ids):
-            step = {path: column[0][ids] for path, column in self.steps(1).items()}
+            step = {
+                path: [column[0][env_id] for env_id in ids]
+                if isinstance(column, list)
+                else column[0][ids]
+                for path, column in self.steps(1).items()
+            }
             self.buffer.add(nest(step), env_ids=ids)
 
     def extend(self):
@@ -125,6 +156,33 @@ ACTIONS = [
     *("add", "add", "add", "add_some", "extend", "extend", "commit", "commit"),
     *("clear", "dequeue", "resize", "reopen", "lose_power"),
 ]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_buffers_of_values_that_vary_read_equal(tmp_path, seed, quick_disk):
+    random = Random(tmp_path / "b", np.random.default_rng(seed), varies=True)
+    actions = [action for action in ACTIONS if action != "resize"]
+    for turn in range(TURNS):
+        random.do(str(random.rng.choice(actions)))
+        assert_same(random.folder)
+        if turn % 5 == 0:
+            assert_same(shutil.copytree(random.folder, tmp_path / f"copy{turn}"))
+    random.extend()
+    random.buffer.close()
+    assert_same(random.folder)
+    assert (random.buffer.metadata.heap_nbytes, random.number > 20) == (4096, True)
+
+
+def test_the_independent_reader_sees_a_damaged_value(tmp_path):
+    schema = mr.Schema({"text": mr.Field.text(max_bytes=9)})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 48, heap_bytes=4096) as buffer:
+        buffer.add({"text": "value"})
+    path = tmp_path / "b" / "data-000001" / "heap.bin"
+    data = bytearray(path.read_bytes())
+    data[2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(AssertionError):
+        independent_reader.read(tmp_path / "b")
 
 
 @pytest.mark.parametrize(

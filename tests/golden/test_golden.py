@@ -1,4 +1,4 @@
-"""Buffers of format version 1 open for ever, and their bytes are what they were."""
+"""Buffers of each format version open for ever, and their bytes are what they were."""
 
 import filecmp
 import json
@@ -16,8 +16,12 @@ from mmreplay.verify import verify_buffer
 from tests.format import independent_reader
 from tools import make_golden
 
-HERE = Path(__file__).parent / "v1"
-EXPECTED = json.loads((HERE / "expected.json").read_text())
+EXPECTED, FOLDERS = {}, {}
+for version in make_golden.MAKERS:
+    folder = Path(__file__).parent / version
+    made = json.loads((folder / "expected.json").read_text())
+    EXPECTED |= made
+    FOLDERS |= {name: folder / name for name in made}
 GOLDEN = sorted(EXPECTED)
 # Blocks with a valid sum, and those of them that hold a row alive.
 BLOCKS = {
@@ -26,6 +30,8 @@ BLOCKS = {
     "large": (5, 3),
     "shards": (25, 16),
     "packed": (63, 48),
+    "texts": (17, 17),
+    "frames": (66, 60),
 }
 
 
@@ -36,11 +42,12 @@ def expected(name):
 
 @pytest.fixture
 def copy(name, tmp_path):
-    return shutil.copytree(HERE / name, tmp_path / name)
+    return shutil.copytree(FOLDERS[name], tmp_path / name)
 
 
 def text(row):
-    data = np.ascontiguousarray(row).tobytes()
+    # numpy's own bytes end before their zeros.
+    data = row if isinstance(row, bytes) else np.ascontiguousarray(row).tobytes()
     if len(data) <= make_golden.LONGEST_HEX:
         return data.hex()
     return f"crc32c:{google_crc32c.value(data):08x}"
@@ -50,19 +57,19 @@ pytestmark = pytest.mark.parametrize("name", GOLDEN)
 
 
 def test_they_are_small_enough_for_git(name):
-    sizes = [p.stat().st_size for p in (HERE / name).rglob("*") if p.is_file()]
+    sizes = [p.stat().st_size for p in (FOLDERS[name]).rglob("*") if p.is_file()]
     assert 0 < sum(sizes) <= 65_536
 
 
 def test_they_read_equal_and_reading_changes_nothing(name, expected):
-    before = {p: p.read_bytes() for p in (HERE / name).rglob("*") if p.is_file()}
-    assert make_golden.describe(HERE / name) == expected
-    after = {p: p.read_bytes() for p in (HERE / name).rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in (FOLDERS[name]).rglob("*") if p.is_file()}
+    assert make_golden.describe(FOLDERS[name]) == expected
+    after = {p: p.read_bytes() for p in (FOLDERS[name]).rglob("*") if p.is_file()}
     assert after == before
 
 
 def test_each_row_holds_what_its_number_says(name):
-    with mr.ReplayBuffer.open(HERE / name) as buffer:
+    with mr.ReplayBuffer.open(FOLDERS[name]) as buffer:
         found = buffer.gather_all()
         for row in np.flatnonzero(~found["final"]):
             number = int(found["number"][row])
@@ -77,14 +84,14 @@ def test_each_row_holds_what_its_number_says(name):
 
 
 def test_they_verify(name):
-    report = verify_buffer(HERE / name)
+    report = verify_buffer(FOLDERS[name])
     assert report.ok
     assert not report.findings
     assert report.blocks == BLOCKS[name][1]
 
 
 def test_a_reader_written_from_the_page_alone_reads_them_equal(name, expected):
-    found = independent_reader.read(HERE / name)
+    found = independent_reader.read(FOLDERS[name])
     assert found["first"].tolist() == expected["first"]
     assert found["stop"].tolist() == expected["stop"]
     assert found["blocks"] == BLOCKS[name][0]
@@ -126,8 +133,8 @@ ENDS = ("terminated", "truncated", "done", "cut")
 def test_the_writer_of_today_makes_the_same_bytes(name, tmp_path):
     # Where this fails the bytes on disk changed: docs/format.md, a new v<N> beside
     # this one, and this one still opens. It does not mean: make v1 anew.
-    make_golden.make(tmp_path / "v1")
-    old, new = HERE / name, tmp_path / "v1" / name
+    old, new = FOLDERS[name], tmp_path / "made" / name
+    make_golden.make(old.parent.name, tmp_path / "made")
     names = sorted(str(p.relative_to(old)) for p in old.rglob("*") if p.is_file())
     made = sorted(str(p.relative_to(new)) for p in new.rglob("*") if p.is_file())
     assert names == made
@@ -144,10 +151,14 @@ def commit_says(folder):
     metadata = metadata_file.load(folder)
     data = (folder / metadata.folder / "COMMIT").read_bytes()
     slots = commit.split(
-        data, metadata.uuid, metadata.generation, metadata.ring.num_envs
-    )
+        data, metadata.uuid, metadata.generation, metadata.ring.num_envs,
+        metadata.heap_nbytes,
+    )  # fmt: skip
     newest = commit.newest_durable(slots)
     live = max(slots[2:], key=lambda record: record.sequence)
-    arrays = (newest.heads, newest.tails, live.heads, live.tails, live.limits)
+    arrays = [newest.heads, newest.tails, live.heads, live.tails, live.limits]
+    if metadata.heap_nbytes:
+        arrays += [newest.heap_heads, newest.heap_tails]
+        arrays += [live.heap_heads, live.heap_tails]
     assert data == b"".join(record.encode() for record in slots)
     return newest.flags, newest.epoch, [array.tolist() for array in arrays]
