@@ -373,5 +373,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", choices=MAKERS)
     parser.add_argument("folder", nargs="?", type=Path)
-    given = parser.parse_args()
-    make(given.version, given.folder or TARGET / given.version)
+    arguments = parser.parse_args()
+    make(arguments.version, arguments.folder or TARGET / arguments.version)
