@@ -73,8 +73,8 @@ def value(field: mr.Field, number: int) -> NDArray[np.generic]:
         # A third of them is empty, and some are as long as they may be.
         length = min(field.max_length, max(0, number * 7919 % 61 - 20))
         items = mr.Field((length, *field.inner), field.dtype)
-        made = value(items, number)
-        return made % np.uint8(95) + np.uint8(32) if field.kind == "text" else made
+        made: NDArray[Any] = value(items, number)
+        return made % 95 + 32 if field.kind == "text" else made
     numbers = np.arange(int(np.prod(field.shape))) * 7 + number
     wide = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     column: NDArray[np.generic]
