@@ -65,7 +65,7 @@ def written(tmp_path):
     child.wait()
 
 
-def test_rows_that_are_found_beside_a_writer_hold_their_value(written):
+def test_rows_that_are_found_while_a_writer_laps_hold_their_value(written):
     reader, child = written
     rng = np.random.default_rng(0)
     hits = 0
@@ -85,7 +85,7 @@ def test_rows_that_are_found_beside_a_writer_hold_their_value(written):
 
 
 @pytest.mark.parametrize("uses", [False, True])
-def test_groups_beside_a_writer_are_whole(written, uses):
+def test_groups_are_whole_while_a_writer_laps(written, uses):
     reader, child = written
     sampler = mr.GroupSampler("group", 4, "reward_varies", seed=0)
     reader.sampler = mr.UseCounter(1, sampler) if uses else sampler
@@ -110,7 +110,7 @@ def test_groups_beside_a_writer_are_whole(written, uses):
     assert not uses or len(seen) > 100
 
 
-def test_recent_steps_beside_a_writer_are_recent(written):
+def test_recent_steps_are_recent_while_a_writer_laps(written):
     reader, child = written
     sampler = mr.StalenessSampler("version", 0, 3, seed=0)
     reader.sampler = sampler
