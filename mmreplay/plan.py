@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer, number
 from mmreplay.buffer import opening
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes.column_index import BYTES_A_ROW
+from mmreplay.errors import SchemaError
 from mmreplay.format import commit
+from mmreplay.format.metadata import planned_heap_nbytes
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
@@ -56,12 +61,15 @@ class Plan:
         nbytes: All files of a full ring.
         slack_nbytes: Part of nbytes that is rows beyond the capacity: the reserve,
             one block, and the rounding to whole blocks.
-        row_nbytes: Bytes per row, flags and padding included.
+        row_nbytes: Bytes per row, flags and padding included; of values that vary
+            their references.
         pages_nbytes: RAM in which every row alive stays cached, so that no draw
             waits for the disk. With less, draws go at the disk's speed; the kernel
             takes these pages back whenever something else needs them.
         flags_working_nbytes: RAM that every open process reads and keeps warm: the
             flags.
+        heap_bytes: What to pass to `ReplayBuffer.create` where a field varies; else 0.
+        heap_nbytes: heap.bin, the heaps of all environments.
 
     Example:
         >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
@@ -81,6 +89,13 @@ class Plan:
     row_nbytes: int
     pages_nbytes: int
     flags_working_nbytes: int
+    heap_bytes: int = 0
+    heap_nbytes: int = 0
+
+    @property
+    def index_nbytes(self) -> int:
+        """RAM of an index by a column, as `ReplayBuffer.find` makes it, at most."""
+        return BYTES_A_ROW * self.ring.capacity * self.ring.num_envs
 
     def batch_nbytes(self, batch_size: int) -> int:
         """RAM of one batch, next observations counted as whole rows.
@@ -92,7 +107,13 @@ class Plan:
 
 
 def plan_buffer(
-    schema: Schema, capacity: int, num_envs: int = 1, layout: Layout | None = None
+    schema: Schema,
+    capacity: int,
+    num_envs: int = 1,
+    layout: Layout | None = None,
+    *,
+    heap_bytes: int | str | None = None,
+    lengths: float | Mapping[str, float] | None = None,
 ) -> Plan:
     """Reckon what `ReplayBuffer.create` with the same arguments would take.
 
@@ -101,22 +122,36 @@ def plan_buffer(
         capacity: Rows kept per environment, at least 1.
         num_envs: Environments, at least 1.
         layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
+        heap_bytes: Of `ReplayBuffer.create`, where a field varies; None computes it of
+            lengths.
+        lengths: Items of the average value of each field that varies, bytes of text
+            and bytes: a number for all, or by path.
 
     Raises:
-        SchemaError: A number is not legal.
+        SchemaError: A number is not legal, or a field varies and neither heap_bytes nor
+            its length is given.
 
     Example:
         >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
         >>> plan = mr.plan_buffer(schema, capacity=1_000_000)
         >>> plan.nbytes > 7_000_000_000
         True
+        >>> schema = mr.Schema({"mission": mr.Field.text(max_bytes=4096)})
+        >>> mr.plan_buffer(schema, capacity=100_000, lengths=30).heap_bytes
+        3420160
     """
     # The very reckoning of `create`, so that the two cannot come apart.
     # Sizes do not depend on what the environments do after an end.
     stated = schema.autoreset if isinstance(schema, Schema) else None
-    ring = opening.describe(
-        schema, capacity, num_envs, "memmap", layout, stated or "disabled", None
-    ).ring
+    if isinstance(schema, Schema) and schema.varying and heap_bytes is None:
+        integer("capacity", capacity, 1, "Give the rows per environment.")
+        typical = _lengths(schema, lengths)
+        heap_bytes = planned_heap_nbytes(schema, capacity, typical)
+    described = opening.describe(
+        schema, capacity, num_envs, "memmap", layout, stated or "disabled", None,
+        heap_bytes=heap_bytes,
+    )  # fmt: skip
+    ring, heap = described.ring, described.heap_nbytes
     placement = record_layout(schema)
     sizes = placement.file_sizes(ring, schema)
     rows = ring.num_rows
@@ -125,7 +160,7 @@ def plan_buffer(
         for path, field in schema.fields.items()
     )
     packed = sum(part.nbytes for part in fields if part.file == RECORDS)
-    commit_nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, 0)
+    commit_nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, heap)
     data = sum(sizes.values()) - sizes[SUMS]
     alive = capacity * num_envs
     return Plan(
@@ -135,12 +170,42 @@ def plan_buffer(
         flags_nbytes=sizes[FLAGS],
         sums_nbytes=sizes[SUMS],
         commit_nbytes=commit_nbytes,
-        nbytes=data + sizes[SUMS] + commit_nbytes,
+        nbytes=data + sizes[SUMS] + commit_nbytes + heap * num_envs,
         slack_nbytes=data // rows * (rows - alive),
         row_nbytes=data // rows,
-        pages_nbytes=data // rows * alive,
+        pages_nbytes=data // rows * alive + heap * num_envs,
         flags_working_nbytes=rows,
+        heap_bytes=heap,
+        heap_nbytes=heap * num_envs,
     )
+
+
+def _lengths(
+    schema: Schema, lengths: float | Mapping[str, float] | None
+) -> dict[str, float]:
+    """The average length of each field that varies."""
+    given = lengths if isinstance(lengths, Mapping) else {}
+    for path in given:
+        if path not in schema.varying:
+            raise SchemaError(
+                f"lengths must be of fields that vary, got {path!r}. The schema has "
+                f"{list(schema.varying)}."
+            )
+    found = {}
+    for path in schema.varying:
+        length = given.get(path) if isinstance(lengths, Mapping) else lengths
+        if length is None:
+            raise SchemaError(
+                f"lengths must say how long an average value of field {path!r} is, got "
+                "none. Pass lengths, or heap_bytes."
+            )
+        maximum = schema[path].max_length
+        assert maximum is not None
+        way_out = "Give the items of an average value."
+        found[path] = number(
+            f"length of field {path!r}", length, 0, way_out, maximum=maximum
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +285,11 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
     chunk_nbytes = max(1, array.chunk_rows * array.row_nbytes)
     count = max(1, min(MAX_SAMPLED, SAMPLE_NBYTES // chunk_nbytes))
     raw = packed = 0
-    for number in range(count):
-        ids = np.roll(held, -number)[: array.chunk[0]]
+    for sample in range(count):
+        ids = np.roll(held, -sample)[: array.chunk[0]]
         steps = min(array.chunk[1], int(span.lengths[ids].min()))
         room = span.lengths[ids] - steps
-        firsts = span.first[ids] + room * (2 * number + 1) // (2 * count)
+        firsts = span.first[ids] + room * (2 * sample + 1) // (2 * count)
         positions = firsts[:, None] + np.arange(steps)
         if array.path == group.FLAGS_NAME:
             rows: NDArray[np.generic] = buffer.flags(ids[:, None], positions)
@@ -240,6 +305,8 @@ def _field_plan(
     path: str, field: Field, placement: RecordLayout, rows: int
 ) -> FieldPlan:
     kind = f"{field.dtype}{list(field.shape) if field.shape else ''}"
+    if field.varies:
+        kind = field.description
     if path in placement.served:
         return FieldPlan(path, kind, FLAGS, 0, 0)
     file = placement.large.get(path, RECORDS)

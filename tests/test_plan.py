@@ -129,3 +129,77 @@ def test_an_estimate_is_of_the_source_s_own_layout(tmp_path, rng, layout):
     # Indices of shards, and those that are not full, are what differs.
     assert found.ratios["number"] == pytest.approx(raw / packed, rel=0.25)
     assert estimate(tmp_path / "b", 1024, 40, "zstd").ratios == found.ratios
+
+
+# Values that vary.
+
+VARYING = mr.Schema(
+    {
+        "mission": mr.Field.text(max_bytes=4000),
+        "tokens": mr.Field((None, 3), "int16", max_length=500),
+        "x": mr.Field((), "int32"),
+    }
+)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("length", [0, 7, 300])
+@pytest.mark.parametrize("capacity", [1, 40, 3000])
+def test_a_planned_heap_is_what_create_makes_and_holds_all_rows(
+    tmp_path, capacity, length, num_envs
+):
+    plan = plan_buffer(VARYING, capacity, num_envs, lengths=length)
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", VARYING, capacity, num_envs, heap_bytes=plan.heap_bytes,
+        autoreset="disabled", commit_every=None,
+    ) as buffer:  # fmt: skip
+        files = (tmp_path / "b" / "data-000001").iterdir()
+        assert plan.nbytes == sum(file.stat().st_size for file in files)
+        assert plan.heap_nbytes == num_envs * plan.heap_bytes
+        steps = min(capacity, 700)
+        block = {
+            "mission": [["m" * length] * num_envs] * steps,
+            "tokens": np.zeros((steps, num_envs, length, 3), np.int16),
+            "x": np.zeros((steps, num_envs), np.int32),
+        }
+        for _ in range(-(-3 * capacity // steps)):
+            buffer.extend(block)
+        # It lapped more than once, and no row ended for want of heap.
+        assert (buffer.sizes == capacity).all()
+
+
+def test_a_heap_may_be_given_and_lengths_by_field():
+    plan = plan_buffer(VARYING, 1000, heap_bytes="1 MiB")
+    assert plan.heap_bytes == plan.heap_nbytes == 1 << 20
+    by_field = plan_buffer(VARYING, 10**6, lengths={"mission": 10.5, "tokens": 40})
+    # 16 bytes of text and 240 of tokens, and a sixteenth more.
+    assert 256e6 * 16 / 15 <= by_field.heap_bytes <= 256e6 * 16 / 15 + 8192
+    assert by_field.pages_nbytes >= by_field.heap_nbytes
+    assert plan_buffer(SCHEMA, 1000).heap_nbytes == 0
+    kinds = [field.kind for field in plan.fields]
+    assert kinds == ["text of at most 4000 bytes", "int16[up to 500, 3]", "int32"]
+    assert {field.row_nbytes for field in plan.fields} == {16, 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "lengths must say how long an average value of field 'mission' is, got n"),
+        ({"lengths": {"mission": 3}}, "average value of field 'tokens' is"),
+        ({"lengths": {"x": 3}}, "lengths must be of fields that vary, got 'x'"),
+        (
+            {"lengths": 501},
+            r"length of field 'tokens' must be .* in \[0, 500\], got 501",
+        ),
+        ({"lengths": -1}, "length of field 'mission' must be"),
+        ({"heap_bytes": 4096}, "heap_bytes must be at least"),
+        ({"heap_bytes": "much"}, "heap_bytes must be a size such as"),
+    ],
+)
+def test_a_heap_that_nothing_says_is_refused(options, message):
+    with pytest.raises(SchemaError, match=message):
+        plan_buffer(VARYING, 100, **options)
+
+
+def test_an_index_by_a_column_is_planned():
+    assert plan_buffer(SCHEMA, 1000, 2).index_nbytes == 24 * 2000

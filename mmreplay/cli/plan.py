@@ -43,10 +43,26 @@ def plan(
         list[str] | None,
         typer.Option(
             "--field", metavar="NAME:DTYPE[:SHAPE]", show_default=False,
-            help="A field, such as observation/pixels:uint8:84x84; repeat it.",
+            help="A field, such as observation/pixels:uint8:84x84, "
+                 "tokens:int32:0-4096 or mission:text:200; repeat it.",
         ),
     ] = None,
     num_envs: NumEnvs = None,
+    heap_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--heap-bytes", metavar="SIZE", show_default=False,
+            help="Bytes for values that vary, of each environment, such as 1GiB; by "
+                 "default a buffer's own, or enough for all rows at --length.",
+        ),
+    ] = None,
+    length: Annotated[
+        float | None,
+        typer.Option(
+            "--length", metavar="N", show_default=False,
+            help="Items, or bytes of text, of an average value that varies.",
+        ),
+    ] = None,
     at: Annotated[
         Path,
         typer.Option(
@@ -60,7 +76,9 @@ def plan(
     from mmreplay.plan import plan_buffer
     from mmreplay.storage.disk_space import free_nbytes
 
-    schema, known_envs, known_capacity, known_layout = _known(source, fields)
+    schema, known_envs, known_capacity, known_layout, known_heap = _known(
+        source, fields
+    )
     envs = num_envs or known_envs
     rows = capacity or known_capacity
     if rows is None:
@@ -69,7 +87,15 @@ def plan(
             "such as 1e6"
         )
     layout = known_layout if envs == known_envs else None
-    planned = plan_buffer(schema, rows, envs, layout)
+    heap = heap_bytes
+    if schema.varying and heap is None and length is None:
+        if not known_heap:
+            raise usage_error(
+                f"--length is missing, as field {schema.varying[0]!r} varies. Give the "
+                "items of an average value, or --heap-bytes"
+            )
+        heap = f"{known_heap}B"
+    planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=length)
     free = free_nbytes(at)
     packed = _packed(source, rows, envs)
     if json:
@@ -102,8 +128,8 @@ def _stored(source: str) -> bool:
 
 def _known(
     source: str | None, fields: list[str] | None
-) -> tuple[Schema, int, int | None, Layout | None]:
-    """Return the schema, and the source's environments, capacity and layout."""
+) -> tuple[Schema, int, int | None, Layout | None, int]:
+    """Return the schema, and the source's environments, capacity, layout and heap."""
     from mmreplay.schema import Schema
 
     if (source is None) == (not fields):
@@ -116,12 +142,15 @@ def _known(
             1,
             None,
             None,
+            0,
         )
     if _stored(source):
         known = _metadata(source)
         ring = known.ring
-        return known.schema, ring.num_envs, ring.capacity, ring.layout
-    return _of_env(source), 1, None, None
+        return (
+            known.schema, ring.num_envs, ring.capacity, ring.layout, known.heap_nbytes
+        )  # fmt: skip
+    return _of_env(source), 1, None, None, 0
 
 
 def _metadata(source: str) -> Metadata:
@@ -151,22 +180,35 @@ def _of_env(name: str) -> Schema:
 
 
 def parse_field(text: str) -> tuple[str, Field]:
-    """Read ``name:dtype`` or ``name:dtype:3x84x84``."""
+    """Read ``name:dtype``, ``name:dtype:3x84x84`` or ``name:text:200``.
+
+    Where the first axis varies it is ``0-4096``, up to the longest.
+    """
     from mmreplay.schema import Field
 
     name, _, rest = text.partition(":")
     dtype, _, shape = rest.partition(":")
+    first, longest = "", 0
     try:
-        axes = [int(axis) for axis in shape.replace(",", "x").split("x") if axis]
+        axes = [axis for axis in shape.replace(",", "x").split("x") if axis]
+        if axes and axes[0].startswith("0-"):
+            first, longest = "varies", int(axes.pop(0)[2:])
+        sizes = [int(axis) for axis in axes]
     except ValueError:
-        axes = [-1]
-    if not name or not dtype or any(axis < 1 for axis in axes):
+        sizes = [-1]
+    if not name or not dtype or any(size < 1 for size in sizes):
         raise usage_error(
-            "--field must be NAME:DTYPE or NAME:DTYPE:SHAPE, such as reward:float32 or "
-            f"observation:uint8:84x84, got {text!r}"
+            "--field must be NAME:DTYPE or NAME:DTYPE:SHAPE, such as reward:float32, "
+            "observation:uint8:84x84, tokens:int32:0-4096 or mission:text:200, got "
+            f"{text!r}"
         )
     try:
-        return name, Field(axes, dtype)
+        if dtype in ("text", "bytes") and len(sizes) == 1 and not first:
+            make = Field.text if dtype == "text" else Field.bytes
+            return name, make(sizes[0])
+        if first:
+            return name, Field((None, *sizes), dtype, max_length=longest)
+        return name, Field(sizes, dtype)
     except SchemaError as error:
         raise usage_error(f"--field {text!r}: {error}") from error
 
@@ -184,6 +226,8 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
         ["(checksums)", "", "sums.bin", "", size(plan_.sums_nbytes)],
         ["(commit record)", "", "COMMIT", "", size(plan_.commit_nbytes)],
     ]
+    if plan_.heap_nbytes:
+        rows.append(["(values that vary)", "", "heap.bin", "", size(plan_.heap_nbytes)])
     show.print_table(["field", "type", "file", "bytes/row", "on disk"], rows, left=3)
     lack = plan_.nbytes - free
     comparison = f"lacks {size(lack)}" if lack > 0 else "it fits"
@@ -197,6 +241,9 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
             ("slack", f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
                       f"environment (reserve {count(ring.reserve)}, a block of "
                       f"{count(ring.block_rows)}, rounding)"),
+            *([("heap_bytes", f"{count(plan_.heap_bytes)}: {size(plan_.heap_bytes)} an "
+                              "environment, for the values that vary")]
+              if plan_.heap_bytes else []),
             ("free disk", f"{size(free)}: {comparison}"),
             *[(f"as {each.codec}", _estimate_text(each)) for each in packed],
             ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
@@ -204,6 +251,8 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
             ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
                            f"{size(plan_.batch_nbytes(BATCH_SIZE))} a batch of "
                            f"{BATCH_SIZE} with next observations"),
+            ("RAM, find", f"{size(plan_.index_nbytes)} at most where rows are looked "
+                          "up by a column"),
         ],
     )  # fmt: skip
 

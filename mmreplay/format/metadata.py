@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -27,6 +28,7 @@ from mmreplay.errors import (
 from mmreplay.format.sharding import Sharding
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
+from mmreplay.schema.field import HEAP_ALIGNMENT
 from mmreplay.schema.schema import refuse_varying
 from mmreplay.schema.spaces import AUTORESETS as AUTORESETS
 from mmreplay.schema.spaces import Autoreset as Autoreset
@@ -387,6 +389,33 @@ def smallest_heap_nbytes(schema: Schema) -> int:
     """Bytes that the heap of an environment has at least; 0 where no field varies."""
     needed = HEAP_ROWS * schema.max_heap_nbytes
     return -(-needed // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
+
+
+def planned_heap_nbytes(
+    schema: Schema, capacity: int, lengths: Mapping[str, float]
+) -> int:
+    """Bytes of a heap in which a whole capacity of rows lives.
+
+    Args:
+        schema: The fields.
+        capacity: Rows of the environment.
+        lengths: Items of the average value, by path of each field that varies.
+
+    Returns:
+        A legal ``heap_bytes``: for the rows, the reserve that may be given up ahead,
+        and what is passed by at the ring's end.
+    """
+    row = longest = 0
+    for path in schema.varying:
+        field = schema.fields[path]
+        nbytes = ceil(lengths[path] * field.inner_nbytes)
+        row += -(-nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
+        longest = max(longest, field.max_heap_nbytes)
+    rows = capacity * row + longest
+    # The reserve is a sixteenth of the heap, or the longest row.
+    nbytes = max(-(-16 * rows // 15) + HEAP_ALIGNMENT, rows + schema.max_heap_nbytes)
+    nbytes = max(nbytes, smallest_heap_nbytes(schema))
+    return -(-nbytes // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
 
 
 def _number(value: Json, key: str, name: str, minimum: int, maximum: int) -> int:

@@ -312,11 +312,6 @@ def test_no_file_of_rows_is_described_with_fields_that_vary():
         plain(SCHEMA, 3)
 
 
-def test_no_buffer_of_fields_that_vary_is_planned():
-    with pytest.raises(SchemaError, match="'observation/mission' varies"):
-        mr.plan_buffer(SCHEMA, capacity=100)
-
-
 def test_values_that_vary_make_no_array_of_one_shape():
     with pytest.raises(SchemaError, match="field 'a' varies from step to step, so its"):
         Field.text(9).convert("x", "a", ())

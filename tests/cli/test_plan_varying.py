@@ -1,0 +1,53 @@
+"""``mmreplay plan`` of fields that vary."""
+
+import json
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.plan import parse_field
+from tests.cli.test_compressed import run
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("mission:text:200", mr.Field.text(200)),
+        ("frame:bytes:65536", mr.Field.bytes(65536)),
+        ("tokens:int32:0-4096", mr.Field((None,), "int32", max_length=4096)),
+        ("cloud:float32:0-9x3", mr.Field((None, 3), "float32", max_length=9)),
+        ("plain:uint8:84x84", mr.Field((84, 84), "uint8")),
+    ],
+)
+def test_fields_that_vary_are_written(text, field):
+    assert parse_field(text) == (text.split(":")[0], field)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a:text", "a:text:0", "a:text:3x3", "a:int32:0-", "a:int32:0-x", "a:int32:3x0-9"],
+)
+def test_fields_that_are_not_written_so_are_refused(text, capsys):
+    assert run(["plan", "--field", text, "--capacity", "9", "--length", "1"]) == 2
+    assert "--field" in capsys.readouterr().err
+
+
+def test_a_heap_is_planned_by_length_or_given_or_that_of_a_buffer(tmp_path, capsys):
+    fields = ["--field", "mission:text:200"]
+    assert run(["plan", *fields, "--capacity", "1e4"]) == 2
+    assert "--length is missing, as field 'mission' varies" in capsys.readouterr().err
+    assert run(["plan", *fields, "--capacity", "1e4", "--length", "30", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    schema = mr.Schema({"mission": mr.Field.text(200)})
+    expected = mr.plan_buffer(schema, 10_000, lengths=30)
+    assert planned["heap_bytes"] == expected.heap_bytes
+    assert planned["nbytes"] == expected.nbytes
+    given = [*fields, "--capacity", "9", "--heap-bytes", "1MiB"]
+    assert run(["plan", *given]) == 0
+    out = capsys.readouterr().out
+    assert "heap.bin" in out
+    assert "1,048,576: 1.00 MiB an environment" in out
+    path = tmp_path / "ring"
+    mr.ReplayBuffer.create(path, schema, 100, heap_bytes="64 KiB").close()
+    assert run(["plan", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["heap_bytes"] == 65_536
