@@ -93,6 +93,16 @@ CodecName = Annotated[
 ]  # fmt: skip
 
 
+HeapBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--heap-bytes", metavar="SIZE", show_default=False,
+        help="Bytes for values that vary, such as texts, of each environment of a new "
+        "buffer, such as 1GiB; by default planned by the first ones.",
+    ),
+]  # fmt: skip
+
+
 def record(
     env: Env,
     path: BufferPath,
@@ -105,6 +115,7 @@ def record(
     engine: EngineName = None,
     codec: CodecName = None,
     level: Level = None,
+    heap_bytes: HeapBytes = None,
     json: Json = False,
 ) -> None:
     """Play an environment into a new buffer, or go on with an existing one."""
@@ -123,13 +134,13 @@ def record(
     function = None if policy is None else load_policy(policy)
     from mmreplay.recording import record as play
 
-    _say_size(env, path, steps, num_envs, capacity)
+    _say_size(env, path, steps, num_envs, capacity, heap_bytes)
     _warn_of_small_ring(path, steps)
     report = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
         engine=engine, codec=codec,
-        level=level,
+        level=level, heap_bytes=heap_bytes,
     )  # fmt: skip
     if json:
         show.print_json({**asdict(report), "path": str(path)})
@@ -140,6 +151,11 @@ def record(
         f"{show.plural(report.episodes, 'episode end')} in {report.seconds:.1f} s, "
         f"{show.count(rate)} steps/s, {show.format_size(report.nbytes)}"
     )
+    if report.heap_bytes:
+        show.print_line(
+            f"values that vary have {show.format_size(report.heap_bytes)} of each "
+            f"environment (heap_bytes {show.count(report.heap_bytes)})"
+        )
     if report.held < report.steps:
         show.print_line(
             f"the ring is full and holds the newest {show.count(report.held)} of them; "
@@ -148,8 +164,9 @@ def record(
 
 
 def _say_size(
-    env: str, path: Path, steps: int, num_envs: int | None, capacity: int | None
-) -> None:
+    env: str, path: Path, steps: int, num_envs: int | None, capacity: int | None,
+    heap_bytes: str | None,
+) -> None:  # fmt: skip
     """Say, before hours of recording, how much disk space a large recording takes."""
     from mmreplay.cli.exits import say
     from mmreplay.format import metadata
@@ -167,7 +184,9 @@ def _say_size(
         played.close()
     envs = num_envs or 1
     rows = min(-(-steps // envs), capacity or rows_of(steps, envs))
-    nbytes = plan_buffer(schema, rows, envs).nbytes
+    lengths = {path: (schema[path].max_length or 0) / 16 for path in schema.varying}
+    planned = plan_buffer(schema, rows, envs, heap_bytes=heap_bytes, lengths=lengths)
+    nbytes = planned.nbytes
     if nbytes >= LARGE_NBYTES:
         say(
             f"{path}: {show.plural(rows * envs, 'row')} take about "

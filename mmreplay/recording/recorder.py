@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,19 +20,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.arguments import integer
+from mmreplay.arguments import integer, size_in_bytes
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock
-from mmreplay.errors import FullError, ReplayError, SchemaError
-from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
+from mmreplay.errors import FullError, ReplayError, SchemaError, frames_to_caller
+from mmreplay.format.metadata import (
+    FILE_NAME,
+    Autoreset,
+    Engine,
+    load,
+    planned_heap_nbytes,
+)
 from mmreplay.format.sharding import Codec
 from mmreplay.nesting import unflatten
 from mmreplay.recording.environments import make_vector
 from mmreplay.recording.policies import Actor, Policy
 from mmreplay.recording.sources import Leaves, Source, open_source
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.varying import convert_varying
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -135,6 +144,7 @@ class RecordReport:
         episodes: Episodes that ended.
         held: Steps that the buffer holds in the end: fewer than were written, where
             its ring has come round.
+        heap_bytes: Of the buffer, for values that vary; 0 where none does.
 
     Example:
         >>> done = mr.record("CartPole-v1", "runs/new", steps=100, seed=0)
@@ -148,6 +158,7 @@ class RecordReport:
     nbytes: int
     episodes: int
     held: int
+    heap_bytes: int = 0
 
 
 def record(
@@ -167,6 +178,7 @@ def record(
     engine: Engine | None = None,
     codec: Codec | None = None,
     level: int | None = None,
+    heap_bytes: int | str | None = None,
 ) -> RecordReport:
     """Play an environment into a new buffer, or go on with an existing one.
 
@@ -202,6 +214,9 @@ def record(
         codec: Of a new buffer of the Zarr engine, as the next; see
             `ReplayBuffer.create`.
         level: The codec's.
+        heap_bytes: Of a new buffer, where a space varies, such as Text; see
+            `ReplayBuffer.create`. None plans it by the first observation and action,
+            for values twice as long, or a sixteenth of the longest.
 
     Raises:
         SchemaError: The environment is unknown, has a space that cannot be stored,
@@ -238,13 +253,23 @@ def record(
         fresh = not (path / FILE_NAME).exists()
         schema = Schema.from_env(played)
         source.varying = schema.varying
+        is_reset = False
+        if fresh and schema.varying and heap_bytes is None:
+            source.reset(seed)
+            is_reset = True
+            heap_bytes = _heap_bytes(schema, source, played, capacity or max_rows)
         buffer = _open(
             path, schema, source, capacity, max_rows,
-            on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
+            on_resume, commit_every,
+            {
+                "engine": engine, "codec": codec, "level": level,
+                "heap_bytes": heap_bytes,
+            },
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             try:
-                source.reset(seed)
+                if not is_reset:
+                    source.reset(seed)
                 episodes = _play(source, buffer, actor, steps, meter)
                 num_held = len(buffer)
             except BaseException as error:
@@ -267,7 +292,26 @@ def record(
     finally:
         if made:
             played.close()
-    return RecordReport(path, steps, seconds, meter.nbytes, episodes, num_held)
+    return RecordReport(
+        path, steps, seconds, meter.nbytes, episodes, num_held,
+        buffer.metadata.heap_nbytes,
+    )  # fmt: skip
+
+
+def _heap_bytes(schema: Schema, source: Source, played: Any, rows: int) -> int:
+    """Plan the heap of a new buffer by the first observation and an action."""
+    # Of a copy: the draws of the actions that are played stay as they are.
+    action = deepcopy(played.action_space).sample()
+    first = source.leaves("observation", source.observation)
+    first |= source.leaves("action", action)
+    lengths = {}
+    for path in schema.varying:
+        field = schema[path]
+        values = convert_varying(field, first[path], path, (source.num_envs,))
+        assert field.max_length is not None
+        longer = max(2 * float(values.lengths.mean()), field.max_length / 16)
+        lengths[path] = min(longer, field.max_length)
+    return planned_heap_nbytes(schema, rows, lengths)
 
 
 def rows_of(steps: int, num_envs: int) -> int:
@@ -404,6 +448,15 @@ def _open(
         path, "r+", on_resume=on_resume, commit_every=commit_every
     )
     try:
+        missing = tuple(path for path in schema.varying if path not in buffer.schema)
+        if missing:
+            warnings.warn(
+                f"{path} has no field {missing[0]!r}, whose values vary, so they are "
+                "left out as before. Record to another path to store them.",
+                RuntimeWarning,
+                stacklevel=frames_to_caller(),
+            )
+            source.left_out = missing
         _compare(buffer, schema, source, capacity)
         _compare_engine(buffer, given)
     except BaseException:
@@ -417,6 +470,8 @@ def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
     for name, value in asked.items():
         held = getattr(sharding, name, None)
         held = buffer.metadata.engine if name == "engine" else held
+        if name == "heap_bytes":
+            held, value = buffer.metadata.heap_nbytes, size_in_bytes(name, value)
         if value != held:
             raise SchemaError(
                 f"{name} must be {held!r}, as in the buffer at {buffer.path}, got "
@@ -429,6 +484,8 @@ def _compare(
 ) -> None:
     """Refuse an environment that is not the one that the buffer was made for."""
     ours, theirs = dict(buffer.schema.fields), dict(schema.fields)
+    for name in source.left_out:
+        del theirs[name]
     for name in [*ours, *theirs]:
         if ours.get(name) != theirs.get(name):
             raise SchemaError(
@@ -457,4 +514,4 @@ def _field_text(fields: Mapping[str, Field], name: str) -> str:
     field = fields.get(name)
     if field is None:
         return "nothing"
-    return f"{field.dtype}{list(field.shape)}" + " mutable" * field.mutable
+    return field.description + " mutable" * field.mutable

@@ -58,6 +58,8 @@ class Source(Protocol):
     """What the policy sees next, as the environment gave it."""
     varying: Collection[str]
     """Paths of fields that vary, whose values come in arrays of objects ``[E]``."""
+    left_out: Collection[str]
+    """Paths of fields that are not stored."""
 
     def reset(self, seed: int | None) -> None:
         """Begin every episode anew."""
@@ -79,6 +81,7 @@ class Single:
         self._env = env
         self.observation: Any = None
         self.varying: Collection[str] = ()
+        self.left_out: Collection[str] = ()
 
     def reset(self, seed: int | None) -> None:
         """See `Source.reset`."""
@@ -102,6 +105,7 @@ class Single:
         return {
             path: _cells([leaf]) if path in self.varying else np.array(leaf)[None]
             for path, leaf in flatten({name: value}, self.varying).items()
+            if path not in self.left_out
         }
 
 
@@ -114,6 +118,7 @@ class Vector:
         self.autoreset: Autoreset = autoreset
         self.observation: Any = None
         self.varying: Collection[str] = ()
+        self.left_out: Collection[str] = ()
 
     def reset(self, seed: int | None) -> None:
         """See `Source.reset`."""
@@ -150,6 +155,8 @@ class Vector:
         for env_id in np.flatnonzero(ended).tolist():
             one = {"observation": given[env_id]}
             for path, leaf in flatten(one, self.varying).items():
+                if path in self.left_out:
+                    continue
                 if path in self.varying:
                     final[path][env_id : env_id + 1] = _cells([leaf])
                 else:
@@ -161,6 +168,7 @@ class Vector:
         return {
             path: _cells(leaf) if path in self.varying else np.array(leaf)
             for path, leaf in flatten({name: value}, self.varying).items()
+            if path not in self.left_out
         }
 
 

@@ -1,11 +1,13 @@
-"""``mmreplay plan`` of fields that vary."""
+"""``mmreplay plan`` and ``record`` of fields that vary."""
 
 import json
 
+import gymnasium as gym
 import pytest
 
 import mmreplay as mr
 from mmreplay.cli.plan import parse_field
+from mmreplay.format.metadata import load
 from tests.cli.test_compressed import run
 
 
@@ -51,3 +53,20 @@ def test_a_heap_is_planned_by_length_or_given_or_that_of_a_buffer(tmp_path, caps
     mr.ReplayBuffer.create(path, schema, 100, heap_bytes="64 KiB").close()
     assert run(["plan", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["heap_bytes"] == 65_536
+
+
+def test_a_recording_of_texts_says_what_their_heap_takes(tmp_path, capsys):
+    name = "Speaking-v0"
+    gym.register(name, "tests.recording.test_varying_spaces:Speaking")
+    try:
+        path = tmp_path / "ring"
+        assert run(["record", name, str(path), "--steps", "9", "--seed", "0"]) == 0
+        out = capsys.readouterr().out
+        heap = load(path).heap_nbytes
+        assert "values that vary have" in out
+        assert f"of each environment (heap_bytes {heap:,})" in out
+        given = [name, str(tmp_path / "b"), "--steps", "9", "--heap-bytes", "2MiB"]
+        assert run(["record", *given, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["heap_bytes"] == 2 << 20
+    finally:
+        del gym.registry[name]

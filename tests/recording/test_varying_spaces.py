@@ -6,7 +6,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+import mmreplay as mr
 from mmreplay.buffer.validation import StepValidator
+from mmreplay.errors import SchemaError
 from mmreplay.recording.sources import open_source
 from mmreplay.schema import Schema
 
@@ -114,3 +116,89 @@ def test_the_observations_of_a_vector_environment_are_copied_whole(mode):
             finals += 1
             assert validated(turn.final, 3) == [as_lists(env.log[-2]) for env in envs]
     assert finals == (0 if mode is AutoresetMode.NEXT_STEP else 3)
+
+
+# Whole recordings.
+
+
+def recorded(env_ids, buffer):
+    """What a ring holds, environment by environment, as `as_lists` gives it."""
+    every = buffer.gather_all()
+    found = {env_id: [] for env_id in env_ids}
+    for number, env_id in enumerate(every.env_ids.tolist()):
+        one = {
+            path: every[path][number].tolist()
+            for path in buffer.schema.role_paths("observation")
+        }
+        if "observation/mission" in one:
+            text = every["observation/mission"][number : number + 1].text()[0]
+            one["observation/mission"] = text
+        found[env_id].append(one)
+    return found
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode])
+def test_observations_that_vary_are_recorded_to_the_step(tmp_path, mode):
+    envs = [Speaking(seed) for seed in range(1 if mode is None else 3)]
+    env = envs[0]
+    if mode is not None:
+        env = SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=mode)
+    report = mr.record(env, tmp_path / "ring", steps=21, seed=0)
+    assert report.heap_bytes > 0
+    with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
+        assert buffer.metadata.heap_nbytes == report.heap_bytes
+        rows = recorded(range(len(envs)), buffer)
+    for env_id, one in enumerate(envs):
+        logged = [as_lists(sample) for sample in one.log]
+        assert rows[env_id] == logged[: len(rows[env_id])]
+        assert len(rows[env_id]) >= 7
+
+
+def test_the_heap_is_planned_or_given_and_that_of_a_buffer_stays(tmp_path):
+    path = tmp_path / "ring"
+    report = mr.record(Speaking(), path, steps=5, capacity=99, heap_bytes="4 MiB")
+    assert report.heap_bytes == 4 << 20
+    assert mr.record(Speaking(), path, steps=5).heap_bytes == 4 << 20
+    assert mr.record(Speaking(), path, steps=5, heap_bytes=4 << 20).held == 15
+    with pytest.raises(
+        SchemaError,
+        match=r"heap_bytes must be 4194304, as in the buffer .*got 8192\. L",
+    ):
+        mr.record(Speaking(), path, steps=5, heap_bytes=8192)
+    with pytest.raises(SchemaError, match="heap_bytes must be None without a field"):
+        mr.record("CartPole-v1", tmp_path / "other", steps=5, heap_bytes=8192)
+    with pytest.raises(SchemaError, match="heap_bytes must be at least"):
+        mr.record(Speaking(), tmp_path / "small", steps=5, heap_bytes=4096)
+
+
+def test_the_first_sample_of_an_environment_plans_a_heap_that_holds_all(tmp_path):
+    env = Speaking()
+    mr.record(env, tmp_path / "ring", steps=40, capacity=50)
+    with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
+        # A sixteenth of 4,096 items is far more than these samples have.
+        assert int(buffer.heads[0]) > 50
+        assert int(buffer.span.lengths[0]) == 50
+
+
+@pytest.mark.parametrize("mode", [None, AutoresetMode.SAME_STEP])
+def test_a_ring_without_the_fields_that_vary_is_gone_on_with_and_warns(tmp_path, mode):
+    path = tmp_path / "ring"
+    env = Speaking()
+    if mode is not None:
+        env = SyncVectorEnv([Speaking], autoreset_mode=mode)
+    exclude = [f"observation/{name}" for name in ("mission", "plan", "path", "world")]
+    schema = Schema.from_env(env, exclude=exclude)
+    autoreset = "disabled" if mode is None else "same_step"
+    mr.ReplayBuffer.create(path, schema, 100, autoreset=autoreset).close()
+    with pytest.warns(
+        RuntimeWarning,
+        match="ring has no field 'observation/mission', whose values vary, so they are "
+        "left out as before. Record to another path",
+    ):
+        assert mr.record(env, path, steps=9).held == 9
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.schema.varying == ()
+        inner = env if mode is None else env.envs[0]
+        assert [row["observation/speed"] for row in recorded([0], buffer)[0]] == [
+            sample["speed"].tolist() for sample in inner.log[: int(buffer.heads[0])]
+        ]
