@@ -131,10 +131,12 @@ class Appender:
         self.warns_of_ends = True
         self._set_published(commit.heads, commit.limits, commit.tails)
 
-    def start_from(self, heads: Array, tails: Array) -> None:
-        """Publish rows that a copy put into the store."""
+    def start_from(
+        self, heads: Array, tails: Array, heap_heads: Array | None = None
+    ) -> None:
+        """Publish rows that a copy put into the store, and into its heap."""
         heads = heads.copy()
-        self._commit.publish(heads, heads, tails)
+        self._commit.publish(heads, heads, tails, heap_heads)
         self._set_published(heads, heads, tails)
 
     def continue_from(self, other: Appender) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size, integer
 from mmreplay.buffer import opening
+from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.opening import ROWS_EACH
@@ -36,10 +37,9 @@ from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
-from mmreplay.storage.store import Store
+from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.zarr import group
 
 SCAN_NBYTES = 64 << 20
@@ -94,6 +94,7 @@ def replace_generation(
     schema: Schema,
     fill: Fill,
     commit_every: float | None,
+    heap_nbytes: int = 0,
 ) -> OpenFiles:
     """Replace a buffer's generation by another one, and return it open for writing.
 
@@ -108,9 +109,10 @@ def replace_generation(
         schema: The new one's.
         fill: By path, what rows of a new field read as.
         commit_every: Seconds between commits by a thread; None for none.
+        heap_nbytes: Bytes of each environment's heap in the new one.
     """
     former = reader.files
-    metadata = former.metadata.next_generation(ring, schema)
+    metadata = former.metadata.next_generation(ring, schema, heap_nbytes)
     if former.path is None:
         return _replace_in_memory(reader, metadata, fill)
     assert former.committer is not None
@@ -121,10 +123,10 @@ def replace_generation(
     try:
         try:
             with NewGeneration(former.path, metadata) as new:
-                tails = copy_rows(reader, new.store, fill)
+                tails, heap_heads = copy_rows(reader, new.store, fill)
                 new.sum_blocks(tails, reader.span.stop)
                 # The group is for the writer that goes on with this generation.
-                new.finish(reader.span.stop, tails, seal=None)
+                new.finish(reader.span.stop, tails, heap_heads, seal=None)
             fresh = opening.open_next(former, metadata, commit_every)
             target = former.path / metadata_file.FILE_NAME
             staged = files.stage_bytes(target, new.encoded)
@@ -164,10 +166,10 @@ def _replace_in_memory(
     reader: GenerationReader, metadata: Metadata, fill: Fill
 ) -> OpenFiles:
     fresh = opening.create_memory(metadata)
-    tails = copy_rows(reader, fresh.store, fill)
+    tails, heap_heads = copy_rows(reader, fresh.store, fill)
     assert fresh.appender is not None
     assert reader.files.appender is not None
-    fresh.appender.start_from(reader.span.stop, tails)
+    fresh.appender.start_from(reader.span.stop, tails, heap_heads)
     fresh.appender.continue_from(reader.files.appender)
     return fresh
 
@@ -208,8 +210,8 @@ def copy_rows(
     store: Store,
     fill: Fill = None,
     progress: Progress | None = None,
-) -> Ids:
-    """Copy the newest rows that fit, and return the first position of each env.
+) -> tuple[Ids, Ids | None]:
+    """Copy the newest rows that fit into the ring and, with their values, the heap.
 
     The newest row of each environment comes along also where it was given up: if an
     episode ends there, its final row is still to come, and an opening that goes on
@@ -221,10 +223,17 @@ def copy_rows(
         store: The target.
         fill: By path, what rows of a field that the source lacks read as.
         progress: Called with (rows copied, rows in all).
+
+    Returns:
+        int64 ``[E]``, the first position of each environment, and int64 ``[E]``, the
+        heap heads; None where no field varies.
     """
     span = reader.span
     ring = store.ring
     firsts = np.maximum(span.first, span.stop - ring.capacity)
+    values = ValueCopier(store) if store.heap is not None else None
+    if values is not None:
+        firsts = values.fitting(reader, firsts, span.stop)
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
     size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
     done, rows = 0, int((span.stop - oldest).sum())
@@ -239,16 +248,21 @@ def copy_rows(
             if not len(positions):
                 continue
             ids = np.full(len(positions), env_id)
-            columns = reader.gather_rows(ids, positions, reader.limits_before).fields
+            rows_read = reader.gather_rows(ids, positions, reader.limits_before)
+            columns: Columns = rows_read.fields
             for path, value in (fill or {}).items():
-                columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
+                rows_read.fields[path] = np.broadcast_to(
+                    value, (len(ids), *value.shape)
+                )
+            if values is not None:
+                columns = values.store(columns, ids, positions >= firsts[env_id])
             flags = reader.flags(ids, positions)
             store.write(runs(ring.rows(ids, positions)), columns, flags)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, rows)
         first += size
-    return firsts
+    return firsts, None if values is None else values.heap_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,14 +334,13 @@ def compact(
         stack.callback(opened.store.unmap)
         stack.callback(opened.close)
         opening.refuse_inside(target_path, source_path)
-        refuse_varying(opened.metadata.schema, "a compacted copy")
         metadata = _described(opened.metadata, codec, level, chunk_crc32c)
         stack.enter_context(new_folder(target_path, allow_network))
         reader = GenerationReader(opened)
         # All rows that are to be copied are alive here, or the copy is refused below.
         span = reader.span
         with NewGeneration(target_path, metadata) as new:
-            tails = copy_rows(reader, new.store, progress=progress)
+            tails, heap_heads = copy_rows(reader, new.store, progress=progress)
             refuse_discarded(opened.commit)
             reader.refresh()
             overwritten = (reader.span.first > tails) & (tails < span.stop)
@@ -338,7 +351,7 @@ def compact(
                     "snapshot first."
                 )
             new.sum_blocks(tails, span.stop)
-            new.finish(span.stop, tails)
+            new.finish(span.stop, tails, heap_heads)
         if (source_path / STATISTICS).exists():
             write_statistics(target_path, read_statistics(source_path))
         new.publish()

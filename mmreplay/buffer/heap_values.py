@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,16 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
-from mmreplay.format.heap import References, lay_out, nbytes_of
+from mmreplay.format.heap import References, aligned, lay_out, nbytes_of
 from mmreplay.ragged import Ragged
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
-from mmreplay.storage.commit_state import WritableCommitState
+from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.heap import HeapSpace, heap_space
+from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace, heap_space
 from mmreplay.storage.store import Columns, Store
+
+if TYPE_CHECKING:
+    from mmreplay.buffer.reader import GenerationReader
 
 _copies = kernels.load("copies")
 
@@ -315,6 +319,86 @@ class ValueWriter:
         self._wake_at = heap_heads + self._space.reserve // 2
         if self._space.raise_due or self._space.commit_due:
             self._committer.wake()
+
+
+class ValueCopier:
+    """Writes the values of copied rows into a new heap, from its beginning on."""
+
+    def __init__(self, store: Store) -> None:
+        """Begin with an empty heap.
+
+        Args:
+            store: The target, with a heap.
+        """
+        assert store.heap is not None
+        # What is published of the copy while it is made: nothing but heap heads.
+        self._commit = MemoryCommitState(store.ring.num_envs, store.heap.nbytes)
+        self._space = HeapSpace(store, store.heap, self._commit)
+        self._writer = ValueWriter(store, self._space, self._commit, None)
+        self._schema = store.schema
+
+    @property
+    def heap_heads(self) -> Array:
+        """int64 ``[E]``, after the values so far."""
+        return self._writer.heap_heads
+
+    def fitting(self, reader: GenerationReader, firsts: Array, stops: Array) -> Array:
+        """The oldest rows whose values, and those of all after them, fit.
+
+        Args:
+            reader: The source.
+            firsts: int64 ``[E]``, the oldest rows to copy.
+            stops: int64 ``[E]``, the rows after the newest.
+
+        Returns:
+            int64 ``[E]``, at least firsts. A reserve of the heap stays free, so that
+            the next rows need not wait for one.
+        """
+        fitting = firsts.copy()
+        paths = tuple(
+            p for p in self._schema.varying if p in reader.files.metadata.schema.fields
+        )
+        for env_id in range(len(firsts)):
+            # From 0 on, less than a ring: no bytes are skipped at its end.
+            left = self._space.nbytes - self._space.reserve
+            first, stop = int(firsts[env_id]), int(stops[env_id])
+            while first < stop:
+                begin = max(first, stop - SCANNED_ROWS)
+                positions = np.arange(begin, stop)
+                ids = np.full(len(positions), env_id)
+                rows = reader.read(paths, ids, positions)
+                sizes = [
+                    aligned(nbytes_of(rows[path], self._schema.fields[path]))
+                    for path in paths
+                ]
+                used = np.cumsum(np.sum(sizes, axis=0)[::-1])
+                over = np.flatnonzero(used > left)
+                if len(over):
+                    fitting[env_id] = stop - int(over[0])
+                    break
+                left, stop = left - int(used[-1]), begin
+        return fitting
+
+    def store(
+        self, columns: Columns, env_ids: Array, fits: NDArray[np.bool_]
+    ) -> Columns:
+        """Write values of one environment's rows, and return columns with references.
+
+        Args:
+            columns: Per path ``[N, ...]``, `Ragged` of fields that vary.
+            env_ids: int64 ``[N]``.
+            fits: bool ``[N]``, the rows whose values are copied; others have none.
+        """
+        spans, data = self._writer.spans(columns)
+        without = dict(spans)
+        for path in self._schema.varying:
+            column: References = spans[path].copy()  # type: ignore[assignment]  # made by `spans`
+            column[~fits] = np.zeros((), REFERENCE)
+            without[path] = column
+        stored, heap_heads = self._writer.store(env_ids, without, data)
+        commit = self._commit
+        commit.publish(commit.heads, commit.limits, commit.tails, heap_heads)
+        return stored
 
 
 def value_writer(

@@ -104,12 +104,17 @@ class NewGeneration:
             if sums:
                 store.write_sums(env_id, first, np.array(sums, np.uint32))
 
-    def finish(self, heads: Ids, tails: Ids, *, seal: bool | None = True) -> None:
+    def finish(
+        self, heads: Ids, tails: Ids, heap_heads: Ids | None = None, *,
+        seal: bool | None = True,
+    ) -> None:  # fmt: skip
         """Make the rows durable, and then COMMIT, which says that they are.
 
         Args:
             heads: int64 ``[E]``, positions to go on from.
             tails: int64 ``[E]``, oldest positions alive.
+            heap_heads: int64 ``[E]``, heap positions to go on from, where a field
+                varies; the values begin at 0.
             seal: Of the Zarr engine: True seals all rows into shards; False leaves
                 the rows that no shard holds in the staging files, and has the group
                 say so; None leaves the group to a writer that goes on with it.
@@ -126,7 +131,7 @@ class NewGeneration:
         store.sync()
         # COMMIT last: from here on an opening trusts every row between its tails and
         # heads, which a power cut must not have taken.
-        recovery.create(self.folder, self.metadata, heads, tails)
+        recovery.create(self.folder, self.metadata, heads, tails, heap_heads)
         files.sync_folder(self.folder)
 
     def publish(self) -> None:

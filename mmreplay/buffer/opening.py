@@ -197,14 +197,14 @@ def describe(
         user=user_metadata or {},
         sharding=sharding,
         heap_nbytes=(
-            _heap_nbytes(heap_bytes, ring, schema)
+            heap_nbytes_of(heap_bytes, ring, schema)
             if engine in metadata_file.VARYING or not schema.varying
             else 0
         ),
     )
 
 
-def _heap_nbytes(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> int:
+def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> int:
     """Bytes of each environment's heap, as `ReplayBuffer.create` takes them."""
     if schema.varying and heap_bytes is None:
         least = metadata_file.smallest_heap_nbytes(schema)

@@ -821,6 +821,46 @@ class GenerationReader(StartView):
             result[name] = Ragged(values, offsets, column.shape)
         return result
 
+    def _refuse_overlaps(self, fields: Fields, env_ids: Ids, positions: Ids) -> None:
+        """Refuse references of rows in order whose values do not rise without overlap.
+
+        Values of many rows then take no more memory than the heap does: references
+        that were forged could all lead to one long value.
+
+        Args:
+            fields: Per path ``[N]``, with references.
+            env_ids: int64 ``[N]``, equal ones together.
+            positions: int64 ``[N]``, rising in each environment.
+
+        Raises:
+            CorruptError: Some overlap, and their rows are still there.
+        """
+        paths, commit = self._schema.varying, self._commit
+        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
+        assert self._heap is not None
+        assert heap_heads is not None
+        assert heap_tails is not None
+        bounds = self._heap.nbytes, heap_tails[env_ids], heap_heads[env_ids]
+        starts = np.stack([fields[path]["position"] for path in paths], axis=1)
+        sizes = []
+        for path in paths:
+            field, references = self._schema.fields[path], fields[path]
+            # Illegal ones lead nowhere, and are refused by name where they are read.
+            fits = legal(references, field, *bounds)
+            sizes.append(np.where(fits, nbytes_of(references, field), 0))
+        nbytes = np.stack(sizes, axis=1)
+        for env_id in np.unique(env_ids).tolist():
+            (rows,) = np.nonzero(env_ids == env_id)
+            row, number = np.nonzero(nbytes[rows] > 0)
+            begins = starts[rows][row, number]
+            ends = begins + nbytes[rows][row, number]
+            overlaps = np.flatnonzero(begins[1:] < np.maximum.accumulate(ends)[:-1])
+            if len(overlaps):
+                at = int(overlaps[0]) + 1
+                which = rows[row[at : at + 1]]
+                path = paths[int(number[at])]
+                self._refuse_illegal(path, env_ids[which], positions[which], 0)
+
     def _value_buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Return memory for values, which is used again once no batch refers to it."""
         # In steps of an eighth: totals differ from batch to batch, and new memory costs
@@ -1219,7 +1259,9 @@ class GenerationReader(StartView):
             before: `limits_before`.
         """
         fields = self.read(self._schema.paths, env_ids, positions)
-        fields = self._with_values(fields, env_ids, positions)
+        if self._heap is not None:
+            self._refuse_overlaps(fields, env_ids, positions)
+            fields = self._with_values(fields, env_ids, positions)
         final = (self.flags(env_ids, positions) & FINAL) != 0
         self._check_not_overwritten(env_ids, positions, before)
         fields.setdefault("final", final)

@@ -1219,24 +1219,32 @@ class ReplayBuffer:
         moved.warn_renamed("ReplayBuffer.cut", "end_episodes")
         self.end_episodes(env_ids)
 
-    def resize(self, capacity: int) -> None:
+    def resize(self, capacity: int, *, heap_bytes: int | str | None = None) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.
 
         They are copied beside the ring, whose space is given back when the buffer is
         next opened for writing: until then readers may still come from it.
 
+        Where fields vary, rows are also dropped until the values of the others leave a
+        sixteenth of the heap free.
+
         Args:
             capacity: Rows per environment, at least 1.
+            heap_bytes: As in `create`; by default those of now.
 
         Raises:
-            SchemaError: It is no such number, or less than the transforms' windows.
+            SchemaError: It is no such number, or less than the transforms' windows; or
+                `heap_bytes` is not legal.
             FullError: No space is left; the buffer stays as it was.
         """
         with self._turn:
             self._appender().check()
             ring = self.metadata.ring
             ring = copy_rows.resized(ring, capacity, self.schema.row_nbytes)
-            self._rebuild(ring, self.schema, None)
+            heap_nbytes = self.metadata.heap_nbytes
+            if heap_bytes is not None:
+                heap_nbytes = opening.heap_nbytes_of(heap_bytes, ring, self.schema)
+            self._rebuild(ring, self.schema, None, heap_nbytes)
 
     def add_field(self, path: str, field: Field, fill: object) -> None:
         """Add a field; rows before it read as fill.
@@ -1254,24 +1262,25 @@ class ReplayBuffer:
             self._appender().check()
             schema = self.schema.with_field(path, field)
             # What cannot be stored is refused before the fill is looked at.
-            refuse_varying(schema, "a ring that is resized or gets a field")
+            refuse_varying(Schema({path: field}), "a ring that has rows")
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
-            self._rebuild(self.metadata.ring, schema, {path: column})
+            heap_nbytes = self.metadata.heap_nbytes
+            self._rebuild(self.metadata.ring, schema, {path: column}, heap_nbytes)
 
     def _rebuild(
-        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
-    ) -> None:
+        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None,
+        heap_nbytes: int,
+    ) -> None:  # fmt: skip
         former, reader = self._files, self._reader
-        refuse_varying(schema, "a ring that is resized or gets a field")
-        metadata = former.metadata.next_generation(ring, schema)
+        metadata = former.metadata.next_generation(ring, schema, heap_nbytes)
         # Refused before the switch, which nothing takes back.
         batch_transform(self.transforms, metadata)
         if former.path is not None:
             nbytes = disk_space.ring_nbytes(former.metadata, former.commit.heads)
             disk_space.warn_where_short(former.path, metadata, nbytes, 3)
         fresh = copy_rows.replace_generation(
-            reader, ring, schema, fill, self._commit_every
+            reader, ring, schema, fill, self._commit_every, heap_nbytes
         )
         try:
             self._switch_to(fresh, reader)

@@ -117,8 +117,16 @@ class Metadata:
         """Features that allow reading and forbid writing."""
         return tuple(sorted(set(self.ro_compat) - RO_COMPAT))
 
-    def next_generation(self, ring: Ring, schema: Schema) -> Metadata:
-        """Return the metadata of the folder that replaces this one."""
+    def next_generation(
+        self, ring: Ring, schema: Schema, heap_nbytes: int | None = None
+    ) -> Metadata:
+        """Return the metadata of the folder that replaces this one.
+
+        Args:
+            ring: Of the new one.
+            schema: Of the new one.
+            heap_nbytes: Bytes of each environment's heap; those of this one by default.
+        """
         sharding = self.sharding
         if sharding is not None:
             sharding = sharding.resized(ring, schema.row_nbytes)
@@ -126,6 +134,7 @@ class Metadata:
         return replace(
             self, generation=self.generation + 1, ring=ring, schema=schema,
             sharding=sharding,
+            heap_nbytes=self.heap_nbytes if heap_nbytes is None else heap_nbytes,
         )  # fmt: skip
 
 

@@ -96,18 +96,93 @@ def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
         assert os.path.getsize(tmp_path / "ring" / DATA / "heap.bin") == nbytes
 
 
-@pytest.mark.parametrize("change", ["resize", "add_field", "snapshot", "compact"])
-def test_what_would_copy_values_is_refused_by_name(ring, tmp_path, change):
+@pytest.mark.parametrize("change", ["add_field", "snapshot", "to shards"])
+def test_what_cannot_copy_values_yet_is_refused_by_name(ring, tmp_path, change):
+    text = mr.Field.text(max_bytes=9)
     changes = {
-        "resize": lambda buffer: buffer.resize(100),
-        "add_field": lambda buffer: buffer.add_field("more", mr.Field((), "int8"), 0),
+        "add_field": lambda buffer: buffer.add_field("more", text, ""),
         "snapshot": lambda buffer: buffer.snapshot(tmp_path / "copy"),
-        "compact": lambda buffer: mr.compact(ring, tmp_path / "copy", codec="zstd"),
+        "to shards": lambda buffer: mr.compact(ring, tmp_path / "copy", codec="zstd"),
     }
     with mr.ReplayBuffer.open(ring, "r+") as buffer:
-        with pytest.raises(SchemaError, match="field 'tokens' varies from step to"):
+        with pytest.raises(SchemaError, match="varies from step to step, which"):
             changes[change](buffer)
         assert len(buffer) == 30
+
+
+def tokens_of(buffer):
+    """By position, of the only environment."""
+    batch = buffer.gather_all()
+    return {
+        position: batch["tokens"][at].tolist()
+        for at, position in enumerate(batch.positions.tolist())
+    }
+
+
+@pytest.mark.parametrize("engine", ["memmap", "memory"])
+def test_a_resize_keeps_the_newest_values_that_fit(tmp_path, engine):
+    path = None if engine == "memory" else tmp_path / "ring"
+    buffer = filled(path, steps=150, engine=engine)
+    before = tokens_of(buffer)
+    buffer.resize(60)
+    after = tokens_of(buffer)
+    assert list(after) == list(before)[-60:]
+    assert all(after[position] == before[position] for position in after)
+    # Values begin at 0 of the new heap.
+    assert buffer._files.commit.heap_heads.tolist() == [40 * len(after)]
+    assert buffer._files.commit.heap_tails.tolist() == [0]
+    for number in range(150, 300):
+        buffer.add(step(number))
+    assert all(
+        values == step(position)["tokens"].tolist()
+        for position, values in tokens_of(buffer).items()
+    )
+    buffer.close()
+
+
+@pytest.mark.parametrize("heap_bytes", [4096, "8 KiB", 65_536])
+def test_a_resize_may_give_another_heap(tmp_path, heap_bytes):
+    buffer = filled(tmp_path / "ring", steps=400, heap_bytes=16_384, capacity=300)
+    held = len(tokens_of(buffer))
+    buffer.resize(300, heap_bytes=heap_bytes)
+    nbytes = buffer.metadata.heap_nbytes
+    fits = (nbytes - max(nbytes // 16, M)) // 40
+    assert len(tokens_of(buffer)) == min(held, fits)
+    buffer.close()
+    assert mr.verify_buffer(tmp_path / "ring").ok
+    with mr.ReplayBuffer.open(tmp_path / "ring") as again:
+        assert again.metadata.heap_nbytes == nbytes
+        assert tokens_of(again)[399] == step(399)["tokens"].tolist()
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+") as again,
+        pytest.raises(SchemaError, match="heap_bytes must be an integer of at least"),
+    ):
+        again.resize(300, heap_bytes=0)
+
+
+def test_another_field_leaves_the_values_as_they_are(ring):
+    with mr.ReplayBuffer.open(ring, "r+") as buffer:
+        before = tokens_of(buffer)
+        buffer.add_field("more", mr.Field((2,), "int8"), 7)
+        assert tokens_of(buffer) == before
+        assert buffer.get_field("more", 0, [3]).tolist() == [[7, 7]]
+        buffer.add(step(30) | {"more": np.zeros(2, np.int8)})
+    assert mr.verify_buffer(ring).ok
+
+
+def test_a_compacted_copy_has_a_heap_of_its_own(tmp_path):
+    filled(tmp_path / "ring", steps=150).close()
+    mr.compact(tmp_path / "ring", tmp_path / "copy", codec=None)
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring") as buffer,
+        mr.ReplayBuffer.open(tmp_path / "copy") as copy,
+    ):
+        before, after = tokens_of(buffer), tokens_of(copy)
+    # A reserve of the new heap stays free.
+    assert list(after) == list(before)[-len(after) :]
+    assert len(after) == (HEAP_BYTES - M) // 40
+    assert all(after[position] == before[position] for position in after)
+    assert mr.verify_buffer(tmp_path / "copy").findings == ()
 
 
 # Damage
@@ -242,6 +317,18 @@ def test_verify_finds_values_that_overlap(ring):
     forge(ring, 14, tuple(reference))
     found = [f for f in mr.verify_buffer(ring).findings if f.kind == "value"]
     assert "position 14: its value must begin at heap position 560" in found[0].message
+
+
+def test_rows_whose_values_overlap_are_not_all_read_at_once(ring):
+    with mr.ReplayBuffer.open(ring) as buffer:
+        fields = buffer.reading._store.gather(np.array([12]), ("tokens",))
+        reference = tuple(fields["tokens"][0])
+    for position in range(13, 30):
+        forge(ring, position, reference)
+    with mr.ReplayBuffer.open(ring) as buffer:
+        with pytest.raises(CorruptError, match="'tokens' is damaged in position 13 of"):
+            buffer.gather_all()
+        assert len(buffer.take(0, [12, 20])) == 2
 
 
 # What may be overwritten

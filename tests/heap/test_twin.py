@@ -210,7 +210,7 @@ def blocks(steps):
 
 CALLS = st.sampled_from(
     ["add"] * 6
-    + ["some", "extend", "extend", "drop", "clear", "close", "kill", "commit"]
+    + ["some", "extend", "extend", "drop", "clear", "close", "kill", "commit", "resize"]
 )
 
 
@@ -256,5 +256,7 @@ def call(ring, name, number):
         buffer.clear([number % envs])
     elif name == "commit":
         buffer.commit()
+    elif name == "resize":
+        buffer.resize(20 + number % 50)
     elif name in ("close", "kill"):
         ring.reopen(killed=name == "kill")

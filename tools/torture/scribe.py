@@ -198,8 +198,6 @@ class Scribe:
 
     def resize(self) -> None:
         """Move to another ring, which commits too."""
-        if self.geometry.heap_bytes is not None:
-            return
         heads = self._commit_begins()
         least = max(1, self.geometry.capacity // 2)
         capacity = int(self.rng.integers(least, self.geometry.capacity + 1))
