@@ -130,7 +130,10 @@ def test_a_dtype_of_torch_or_a_python_type_leads_to_the_name():
         mr.Field((3,), torch.complex64)
     with pytest.raises(SchemaError, match=r"got torch\.float8_e5m2\. Use one of them"):
         mr.Field((3,), torch.float8_e5m2)
-    for dtype, told in [(str, "Store bytes as a uint8 field"), (complex, "axis of 2")]:
+    for dtype, told in [
+        (str, "Store text in a field declared by Field.text"),
+        (complex, "axis of 2"),
+    ]:
         with pytest.raises(SchemaError, match=told):
             mr.Field((3,), dtype)
     with pytest.raises(SchemaError, match=r"field dtype must be .*, got Large"):

@@ -50,6 +50,7 @@ from mmreplay.ray.cluster import require_connection
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import EpochSnapshot
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.transforms.base import Transform
 
 BLOCK_NBYTES = 8 << 20
@@ -683,6 +684,7 @@ class RingDatasink(Datasink):
 
     def __init__(self, path: StrPath, schema: Schema) -> None:
         """Describe the rings."""
+        refuse_varying(schema, "a ring that Ray Data writes")
         self.path, self.schema = files.absolute(path), schema
         self.rings: list[str] = []
         self._run = uuid.uuid4().hex

@@ -31,7 +31,7 @@ from mmreplay.errors import FailedError, SchemaError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import IDLE_S, Lease, Leases
 from mmreplay.nesting import unflatten
-from mmreplay.ray.registry import differing
+from mmreplay.ray.registry import described, differing
 from mmreplay.schema import Schema
 
 THIN = "thin"
@@ -93,6 +93,7 @@ def create_lanes(
         FullError: No space is left.
     """
     folder = absolute(path)
+    described(schema)
     number("idle_s", idle_s, above=0)
     if not holds_buffer(folder):
         create.setdefault("autoreset", "disabled")

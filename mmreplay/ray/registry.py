@@ -26,6 +26,7 @@ from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 
 INFO_S = 3.0
 """Within which a shard says what it serves, or counts as away."""
@@ -403,6 +404,21 @@ class Registry:
                         self.run, key, member.root, node, member.network
                     )
                     break
+
+
+def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return a schema as it travels.
+
+    Raises:
+        SchemaError: It is none, or a field varies, whose values do not travel yet.
+    """
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema must be a Schema, got {type(schema).__name__}. Use "
+            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
+        )
+    refuse_varying(schema, "a run on Ray")
+    return schema.to_json(), dict(schema.roles)
 
 
 def differing(mine: Schema, other: Schema) -> str:

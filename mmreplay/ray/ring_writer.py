@@ -20,7 +20,7 @@ from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.limits import RunLimiter, refuse_other_limiters
-from mmreplay.ray.registry import differing
+from mmreplay.ray.registry import described, differing
 from mmreplay.schema import Schema
 
 LOCKED_S = 10.0
@@ -78,11 +78,7 @@ def writer(
     cluster.require_connection()
     cluster.check_name("run", run)
     one_of("on_resume", on_resume, RESUMES, "Leave it out for 'break'.")
-    if not isinstance(schema, Schema):
-        raise SchemaError(
-            f"schema must be a Schema, got {type(schema).__name__}. Use "
-            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
-        )
+    fields, roles = described(schema)
     refuse_other_limiters(limiter)
     node = cluster.this_node()
     key = node_key(node, key)
@@ -91,7 +87,6 @@ def writer(
     where = absolute(root)
     network = bool(create.get("allow_network", False))
     registry = cluster.start_registry(run)
-    fields, roles = schema.to_json(), dict(schema.roles)
     registry.call("check", VERSION, fields, roles)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
     buffer = _open(

@@ -39,6 +39,7 @@ from mmreplay.ray.draws import (
 )
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
+from mmreplay.ray.registry import described
 
 RATE_S = 1.0
 """The least time between the two counts of rows that make a rate."""
@@ -322,6 +323,7 @@ class Shard:
         """Open one ring to draw from it; its writer is another process."""
         ring = ReplayBuffer.open(self.folder / name)
         try:
+            described(ring.schema)
             for first in self.rings.values():
                 check_schema(len(self.rings), ring, first)
                 break

@@ -40,6 +40,7 @@ from mmreplay.format.ray_files import IDLE_S
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
 from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
+from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import node_key, serve
 from mmreplay.schema import Schema
 
@@ -103,7 +104,7 @@ def thin_ring(
     key, where = node_key(node, key), absolute(root)
     network = bool(create.get("allow_network", False))
     registry = cluster.start_registry(run)
-    registry.call("check", VERSION, *_described(schema))
+    registry.call("check", VERSION, *described(schema))
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
     create_lanes(
@@ -159,7 +160,7 @@ def thin_writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
-    _described(schema)
+    described(schema)
     error = FailedError(
         f"no node of the run {run!r} has a ring for thin writers. Call "
         "mr.ray.thin_ring on a node with a disk."
@@ -187,20 +188,6 @@ def _shards(run: str, to: str | None) -> list[str]:
         if member["alive"] and ring is not None and ring["free"] is not None:
             free[key] = ring["free"]
     return sorted(free, key=lambda key: -free[key])
-
-
-def _described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a schema as it travels.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if not isinstance(schema, Schema):
-        raise SchemaError(
-            f"schema must be a Schema, got {type(schema).__name__}. Use "
-            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
-        )
-    return schema.to_json(), dict(schema.roles)
 
 
 class Shard(Protocol):
@@ -728,7 +715,7 @@ class ThinWriter:
         """Lease environments, and place the blocks that wait at their heads."""
         while self._writer is None:
             terms: Terms = self._call(
-                "lease", self._next_writer, self._num_envs, *_described(self._schema),
+                "lease", self._next_writer, self._num_envs, *described(self._schema),
                 self._former,
             )  # fmt: skip
             if terms["state"] == "holds":

@@ -40,10 +40,10 @@ DTYPES = tuple(_STORED)
 # Why a dtype that numpy knows cannot be a field's, by its kind, as a way out.
 WAYS_OUT = {
     "c": "Store the real and imaginary parts along a trailing axis of 2",
-    "O": "Store numbers, or bytes as a uint8 field",
-    "U": "Store bytes as a uint8 field",
-    "T": "Store bytes as a uint8 field",
-    "S": "Store bytes as a uint8 field",
+    "O": "Store numbers, or text and bytes by Field.text and Field.bytes",
+    "U": "Store text in a field declared by Field.text",
+    "T": "Store text in a field declared by Field.text",
+    "S": "Store bytes in a field declared by Field.bytes",
     "V": "Store each member as a field of its own",
     "M": "Store it as int64 by .astype('int64')",
     "m": "Store it as int64 by .astype('int64')",

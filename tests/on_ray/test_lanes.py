@@ -325,3 +325,12 @@ def test_a_process_that_is_killed_at_any_call_of_the_disk_loses_and_doubles_noth
         kills += shard.kills
         at += 1
     assert kills > 40
+
+
+def test_fields_that_vary_do_not_travel_yet(tmp_path):
+    schema = mr.Schema({"mission": mr.Field.text(9), "x": mr.Field((), "int32")})
+    with pytest.raises(
+        SchemaError, match="field 'mission' varies from step to step, which a run on R"
+    ):
+        create_lanes(tmp_path / "ring", schema, 10, 2)
+    assert not list(tmp_path.iterdir())

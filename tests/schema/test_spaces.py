@@ -491,7 +491,7 @@ def test_an_example_keeps_torch_dtypes():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("x", "field 'a/b': field dtype must .*, got <U1. Store bytes"),
+        ("x", "field 'a/b': field dtype must .*, got <U1. Store text"),
         (None, "field 'a/b': field dtype must .*, got object. Store numbers"),
         ([[1], [1, 2]], "field 'a/b' must be an.*got list that makes none"),
     ],
