@@ -57,9 +57,8 @@ from mmreplay.samplers.priority_file import (
     STATE,
     StateRecord,
 )
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.commit_state import refuse_discarded
-from mmreplay.storage.layout import FLAGS, SUMS, record_layout
+from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ShardStates
@@ -99,6 +98,8 @@ class FileCopy:
     Attributes:
         heads: int64 ``[E]``, the heads when the copy began.
         firsts: int64 ``[E]``, the oldest positions alive when it began.
+        heap_heads: int64 ``[E]``, the heap heads then; None where no field varies.
+        heap_tails: int64 ``[E]``, the heap tails after the heap was copied; likewise.
         lost: int64 ``[E]``, rows below were overwritten before they were copied.
         nbytes: Bytes copied or shared.
         how: Whether blocks were shared, shards linked, or all was copied.
@@ -132,10 +133,17 @@ class FileCopy:
         oldest = np.minimum(self.firsts, np.maximum(self.heads - 1, 0))
         self._begins = oldest // ring.block_rows * ring.block_rows
         self.lost = np.zeros(ring.num_envs, np.int64)
+        self.heap_heads = self._commit.heap_heads
+        self.heap_tails: Array | None = None
+        self._heap_nbytes = opened.metadata.heap_nbytes
         self._summed = np.minimum(opened.recovery.committed, self.heads)
+        if self._heap_nbytes:
+            # Committed heads may be tails that were raised past them, up to which no
+            # sum was written.
+            self._summed = np.zeros(ring.num_envs, np.int64)
         self._store = store
         self._pairs = [*zip(opened.store.files, store.files, strict=True), *columns]
-        self._row_pairs = [p for p in self._pairs if p[1].path.name != SUMS]
+        self._row_pairs = [p for p in self._pairs if p[1].path.name not in (SUMS, HEAP)]
         self._progress = progress
         self._scratch = memoryview(bytearray(CHUNK_NBYTES))
         self.nbytes = 0
@@ -158,6 +166,7 @@ class FileCopy:
         """
         if self._clone():
             self._recheck(self._begins, self.heads)
+            self._recheck_values()
             self.nbytes = sum(target.nbytes for _, target in self._pairs)
             self.how = "reflink"
         else:
@@ -173,6 +182,36 @@ class FileCopy:
                 self._copy(source, target, 0, target.nbytes)
         for chunk in self._chunks():
             self._copy_and_recheck(chunk)
+        for source, target in self._pairs:
+            if target.path.name == HEAP:
+                self._copy_heap(source, target)
+                self._recheck_values()
+
+    def _copy_heap(self, source: File, target: File) -> None:
+        """Copy what the heap of each environment held when the copy began."""
+        size, commit = self._heap_nbytes, self._commit
+        assert self.heap_heads is not None
+        assert commit.heap_tails is not None
+        # Tails of now: what lies below them is overwritten, or may soon be.
+        tails = np.minimum(commit.heap_tails, self.heap_heads)
+        for env_id, (first, stop) in enumerate(
+            zip(tails.tolist(), self.heap_heads.tolist(), strict=True)
+        ):
+            while first < stop:
+                count = min(stop - first, size - first % size)
+                self._copy(source, target, env_id * size + first % size, count)
+                first += count
+
+    def _recheck_values(self) -> None:
+        """Note the rows whose values may have been overwritten before this."""
+        if self.heap_heads is None:
+            return
+        commit = self._commit
+        commit.refresh()
+        assert commit.heap_tails is not None
+        self.heap_tails = np.minimum(commit.heap_tails, self.heap_heads)
+        tails = np.minimum(commit.tails, self.heads)
+        self.lost = np.maximum(self.lost, np.where(tails > self.firsts, tails, 0))
 
     def _clone(self) -> bool:
         """Share the blocks of every file, if the file system can."""
@@ -624,13 +663,15 @@ def snapshot(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
                 "this mmreplay cannot copy. Install a newer mmreplay."
             )
-        refuse_varying(metadata.schema, "a snapshot")
         stack.enter_context(new_folder(target, allow_network))
         with NewGeneration(target, metadata) as new:
             priorities = PriorityCopies(source, target, metadata)
             stack.callback(priorities.close)
             copied = copy_files(opened, new, priorities.pairs, progress)
-            new.finish(copied.heads, copied.tails, seal=False)
+            new.finish(
+                copied.heads, copied.tails, copied.heap_heads, copied.heap_tails,
+                seal=False,
+            )  # fmt: skip
             priorities.finish(copied.heads)
         _copy_statistics(source, target)
         new.publish()

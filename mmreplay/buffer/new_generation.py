@@ -105,8 +105,8 @@ class NewGeneration:
                 store.write_sums(env_id, first, np.array(sums, np.uint32))
 
     def finish(
-        self, heads: Ids, tails: Ids, heap_heads: Ids | None = None, *,
-        seal: bool | None = True,
+        self, heads: Ids, tails: Ids, heap_heads: Ids | None = None,
+        heap_tails: Ids | None = None, *, seal: bool | None = True,
     ) -> None:  # fmt: skip
         """Make the rows durable, and then COMMIT, which says that they are.
 
@@ -114,7 +114,8 @@ class NewGeneration:
             heads: int64 ``[E]``, positions to go on from.
             tails: int64 ``[E]``, oldest positions alive.
             heap_heads: int64 ``[E]``, heap positions to go on from, where a field
-                varies; the values begin at 0.
+                varies.
+            heap_tails: int64 ``[E]``, where values begin; by default at 0.
             seal: Of the Zarr engine: True seals all rows into shards; False leaves
                 the rows that no shard holds in the staging files, and has the group
                 say so; None leaves the group to a writer that goes on with it.
@@ -131,7 +132,9 @@ class NewGeneration:
         store.sync()
         # COMMIT last: from here on an opening trusts every row between its tails and
         # heads, which a power cut must not have taken.
-        recovery.create(self.folder, self.metadata, heads, tails, heap_heads)
+        recovery.create(
+            self.folder, self.metadata, heads, tails, heap_heads, heap_tails
+        )
         files.sync_folder(self.folder)
 
     def publish(self) -> None:

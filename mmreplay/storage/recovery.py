@@ -103,6 +103,7 @@ def create(
     heads: NDArray[np.int64] | None = None,
     tails: NDArray[np.int64] | None = None,
     heap_heads: NDArray[np.int64] | None = None,
+    heap_tails: NDArray[np.int64] | None = None,
 ) -> None:
     """Create the COMMIT file of a new generation.
 
@@ -112,14 +113,18 @@ def create(
         heads: int64 ``[E]``, positions to go on from; 0 for a new buffer.
         tails: int64 ``[E]``, oldest positions alive.
         heap_heads: int64 ``[E]``, heap positions to go on from, by default 0, where a
-            field varies; values begin at 0.
+            field varies.
+        heap_tails: int64 ``[E]``, where values begin, by default 0; likewise.
     """
     zeros = np.zeros(metadata.ring.num_envs, np.int64)
     heads = zeros if heads is None else heads
     tails = zeros if tails is None else tails
     heap: tuple[NDArray[np.int64] | None, ...] = (None, None)
     if metadata.heap_nbytes:
-        heap = zeros if heap_heads is None else heap_heads, zeros
+        heap = (
+            zeros if heap_heads is None else heap_heads,
+            zeros if heap_tails is None else heap_tails,
+        )
 
     def first(file: File) -> Record:
         known = identify(file, metadata)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.copy_files import FileCopy
 from mmreplay.disk.files import Disk
 from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.schema.field import REFERENCE
@@ -96,12 +97,11 @@ def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
         assert os.path.getsize(tmp_path / "ring" / DATA / "heap.bin") == nbytes
 
 
-@pytest.mark.parametrize("change", ["add_field", "snapshot", "to shards"])
+@pytest.mark.parametrize("change", ["add_field", "to shards"])
 def test_what_cannot_copy_values_yet_is_refused_by_name(ring, tmp_path, change):
     text = mr.Field.text(max_bytes=9)
     changes = {
         "add_field": lambda buffer: buffer.add_field("more", text, ""),
-        "snapshot": lambda buffer: buffer.snapshot(tmp_path / "copy"),
         "to shards": lambda buffer: mr.compact(ring, tmp_path / "copy", codec="zstd"),
     }
     with mr.ReplayBuffer.open(ring, "r+") as buffer:
@@ -183,6 +183,49 @@ def test_a_compacted_copy_has_a_heap_of_its_own(tmp_path):
     assert len(after) == (HEAP_BYTES - M) // 40
     assert all(after[position] == before[position] for position in after)
     assert mr.verify_buffer(tmp_path / "copy").findings == ()
+
+
+@pytest.mark.parametrize("steps", [30, 150, 331])
+def test_a_snapshot_holds_the_values_of_its_rows(tmp_path, steps):
+    buffer = filled(tmp_path / "ring", steps=steps)
+    before = tokens_of(buffer)
+    buffer.snapshot(tmp_path / "copy")
+    buffer.add(step(steps))
+    with mr.ReplayBuffer.open(tmp_path / "copy") as copy:
+        assert tokens_of(copy) == before
+    assert mr.verify_buffer(tmp_path / "copy").findings == ()
+    buffer.close()
+    with mr.ReplayBuffer.open(tmp_path / "copy", "r+") as copy:
+        for number in range(steps, steps + 150):
+            copy.add(step(number))
+        assert all(
+            values == step(position)["tokens"].tolist()
+            for position, values in tokens_of(copy).items()
+        )
+
+
+def test_a_snapshot_leaves_out_rows_whose_values_are_overwritten_meanwhile(
+    tmp_path, monkeypatch
+):
+    buffer = filled(tmp_path / "ring", steps=90)
+    first = int(buffer.span.first[0])
+    copy_heap = FileCopy._copy_heap
+
+    def copied_late(self, source, target):
+        for number in range(90, 130):
+            buffer.add(step(number))
+        copy_heap(self, source, target)
+
+    monkeypatch.setattr(FileCopy, "_copy_heap", copied_late)
+    made = buffer.snapshot(tmp_path / "copy")
+    assert made.cut_rows > 0
+    with mr.ReplayBuffer.open(tmp_path / "copy") as copy:
+        held = tokens_of(copy)
+        assert copy.heads.tolist() == [90]
+        assert min(held) > first
+        assert all(held[at] == step(at)["tokens"].tolist() for at in held)
+    assert mr.verify_buffer(tmp_path / "copy").findings == ()
+    buffer.close()
 
 
 # Damage

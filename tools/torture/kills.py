@@ -145,8 +145,6 @@ class Victim:
 
     def _snap(self) -> None:
         """Take a snapshot from under the writer's hands, to be looked at later."""
-        if self.geometry.heap_bytes is not None:
-            return
         shutil.rmtree(self.copy, ignore_errors=True)
         try:
             made = snapshot(self.path, self.copy, pause=self.rng.random() < 0.5)
