@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.episodes import BREAK, CUT, END, EnvironmentEpisodes
 from mmreplay.errors import StaleError, called
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 
@@ -228,6 +229,9 @@ def field_moments(
     progress: Progress | None = None,
 ) -> dict[str, Moments]:
     """Moments of fields over all steps alive.
+
+    Of a field that varies these are of the items of all values; of text and bytes of
+    their lengths in bytes.
 
     Args:
         buffer: Open in any mode.
@@ -490,7 +494,11 @@ def _scan(
     read = paths if reward is None or reward in paths else (*paths, reward)
     for which, columns in _all_blocks(buffer, read, table, counter):
         for path in paths:
-            moments[path] = moments[path].merge(moments_of(columns[path]))
+            values: Any = columns[path]
+            if isinstance(values, Ragged):
+                numbers_of = buffer.schema[path].kind == "array"
+                values = values.values if numbers_of else values.lengths
+            moments[path] = moments[path].merge(moments_of(values))
         if reward is not None and len(which):
             some = slice(which[0], which[-1] + 1)
             numbers = which - which[0]

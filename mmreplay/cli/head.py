@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mmreplay.schema import Field
 
 INLINE_ELEMENTS = 4
+TEXT_CHARACTERS = 60
+"""The most that a table shows of a text."""
 
 
 def head(
@@ -94,18 +96,23 @@ def read(
 
 
 def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
-    """A scalar or short array as it is, a long one by its range and mean."""
+    """A scalar, text or short array as it is, a long one by its range and mean."""
     import numpy as np
 
     from mmreplay.schema.convert import widen
 
+    if field.kind == "text":
+        # A damaged one is shown, too.
+        return np.asarray(value).tobytes().decode(errors="replace")
+    if field.kind == "bytes":
+        return {"bytes": int(np.asarray(value).size)}
     array = widen(np.asarray(value), field)
     if array.size <= INLINE_ELEMENTS:
         return array.tolist()
     wide = array.astype(np.float64)
     return {
         "dtype": field.dtype,
-        "shape": list(field.shape),
+        "shape": list(array.shape),
         "min": array.min().item(),
         "mean": float(wide.mean()),
         "max": array.max().item(),
@@ -113,6 +120,10 @@ def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, dict) and "bytes" in value:
+        return show.plural(value["bytes"], "byte")
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_CHARACTERS else f"{value[:TEXT_CHARACTERS]}…"
     if isinstance(value, dict):
         least, mean, most = (show.number(value[n]) for n in ("min", "mean", "max"))
         return f"{least} .. {most}, mean {mean}"

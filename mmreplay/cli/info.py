@@ -217,8 +217,12 @@ def _print_schema(facts: dict[str, Any]) -> None:
             (r for top, r in roles.items() if f"{path}/".startswith(f"{top}/")), ""
         )
         options = [option for option in ("mutable", "exact") if field[option]]
-        shape = list(field["shape"]) if field["shape"] else "scalar"
-        rows.append([path, field["dtype"], str(shape), role, " ".join(options)])
+        dtype, shape = field["dtype"], str(list(field["shape"]) or "scalar")
+        if "max_length" in field:
+            inner = [f"up to {field['max_length']}", *map(str, field["shape"][1:])]
+            dtype = dtype if field["kind"] == "array" else field["kind"]
+            shape = f"[{', '.join(inner)}]"
+        rows.append([path, dtype, shape, role, " ".join(options)])
     show.print_table(["field", "dtype", "shape", "role", "options"], rows, left=5)
 
 

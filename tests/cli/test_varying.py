@@ -1,8 +1,9 @@
-"""``mmreplay plan`` and ``record`` of fields that vary."""
+"""The command line of fields that vary."""
 
 import json
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import mmreplay as mr
@@ -70,3 +71,65 @@ def test_a_recording_of_texts_says_what_their_heap_takes(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["heap_bytes"] == 2 << 20
     finally:
         del gym.registry[name]
+
+
+TEXT = "go \x1b[31m<b>=1+1"
+
+
+@pytest.fixture
+def ring(tmp_path):
+    schema = mr.Schema(
+        {
+            "mission": mr.Field.text(100),
+            "frame": mr.Field.bytes(100),
+            "cloud": mr.Field((None, 3), "float32", max_length=50),
+        }
+    )
+    path = tmp_path / "ring"
+    with mr.ReplayBuffer.create(path, schema, 20, heap_bytes="64 KiB") as buffer:
+        for number in range(5):
+            cloud = np.full((number, 3), number, np.float32)
+            buffer.add(mission=TEXT + "x" * number, frame=b"\0" * number, cloud=cloud)
+        buffer.add(mission="y" * 99, frame=b"", cloud=np.ones((20, 3), np.float32))
+    return path
+
+
+def test_texts_are_shown_as_text_and_never_as_terminal_commands(ring, capsys):
+    assert run(["head", str(ring), "-n", "6"]) == 0
+    shown = capsys.readouterr().out
+    assert r"go \x1b[31m<b>=1+1xx" in shown
+    assert "\x1b" not in shown
+    assert "4 bytes" in shown
+    assert "y" * 60 + "…" in shown
+    assert "y" * 61 not in shown
+    assert run(["head", str(ring), "-n", "6", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["mission"] for row in rows[:3]] == [TEXT, TEXT + "x", TEXT + "xx"]
+    assert rows[5]["mission"] == "y" * 99
+    assert rows[3]["frame"] == {"bytes": 3}
+    assert rows[0]["cloud"] == []
+    assert rows[5]["cloud"]["shape"] == [20, 3]
+    assert rows[1]["cloud"] == [[1.0, 1.0, 1.0]]
+
+
+def test_info_says_what_varies_and_stats_count_its_items(ring, capsys):
+    assert run(["info", str(ring)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    fields = [line.split() for line in lines if "[up to" in line]
+    assert fields == [
+        ["mission", "text", "[up", "to", "100]"],
+        ["frame", "bytes", "[up", "to", "100]"],
+        ["cloud", "float32", "[up", "to", "50,", "3]"],
+    ]
+    assert run(["stats", str(ring), "--json"]) == 0
+    assert capsys.readouterr().out
+    with mr.ReplayBuffer.open(ring) as buffer:
+        moments = mr.field_moments(buffer)
+    # Of texts and bytes their lengths.
+    lengths = [len(TEXT) + number for number in range(5)] + [99]
+    assert (moments["mission"].count, moments["mission"].max) == (6, 99)
+    assert moments["mission"].mean == pytest.approx(np.mean(lengths))
+    assert (moments["frame"].min, moments["frame"].max) == (0, 4)
+    items = np.concatenate([np.full(3 * n, n) for n in range(5)] + [np.ones(60)])
+    assert moments["cloud"].count == len(items)
+    assert moments["cloud"].mean == pytest.approx(items.mean())
