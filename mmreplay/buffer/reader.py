@@ -315,6 +315,13 @@ class GenerationReader(StartView):
         return self._commit.heads
 
     @property
+    def heap_used(self) -> Ids | None:
+        """int64 ``[E]``: bytes of values that vary in each heap; None without any."""
+        # Heads last: the tails never fall, so that no difference is below 0.
+        tails, heads = self._commit.heap_tails, self._commit.heap_heads
+        return None if heads is None or tails is None else heads - tails
+
+    @property
     def span(self) -> Span:
         """What is alive now."""
         heads, tails = self._commit.heads, self._commit.tails

@@ -116,6 +116,7 @@ def buffer_facts(buffer: ReplayBuffer) -> dict[str, Any]:
         "roles": dict(metadata.schema.roles),
         "user": metadata.user,
         **_contents(buffer),
+        **_heap_facts(buffer),
         "disk": folder_nbytes(buffer.path),
         "commit": commit_facts(buffer),
         "recovery": {
@@ -156,6 +157,21 @@ def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
             "headless": sum(int(e.headless.sum()) for e in tables),
         },
     }
+
+
+def _heap_facts(buffer: ReplayBuffer) -> dict[str, Any]:
+    """How full the heaps are, and how many rows fit; nothing where no field varies."""
+    metadata, used = buffer.metadata, buffer.view.heap_used
+    if used is None:
+        return {}
+    rows, nbytes = buffer.span.lengths, metadata.heap_nbytes
+    # What may be given up ahead is not for rows: see `HeapSpace`.
+    free = nbytes - max(nbytes // 16, metadata.schema.max_heap_nbytes)
+    held = (rows > 0) & (used > 0)
+    fit = None
+    if held.any():
+        fit = int((free * rows[held] // used[held]).min())
+    return {"heap": {"heap_bytes": nbytes, "used": used.tolist(), "rows_that_fit": fit}}
 
 
 def folder_nbytes(folder: Path) -> dict[str, int]:

@@ -119,6 +119,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             ("on disk", f"{format_size(on_disk['allocated'])} allocated, "
                         f"{format_size(on_disk['apparent'])} apparent"),
             *_compressed(facts),
+            *_heap(facts),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),
             ("opening", _last_opening(facts["recovery"])),
@@ -138,6 +139,26 @@ def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if packed
     ]
     return [("compressed", f"{facts['codec']}: {', '.join(ratios)}")] if ratios else []
+
+
+def _heap(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """How full the fullest heap is, and whether rows or bytes end a row's life."""
+    if "heap" not in facts:
+        return []
+    heap, capacity = facts["heap"], facts["capacity"]
+    text = (
+        f"{show.format_size(max(heap['used']))} of "
+        f"{show.format_size(heap['heap_bytes'])} of values that vary, an environment"
+    )
+    fit = heap["rows_that_fit"]
+    if fit is not None:
+        text += f"; about {show.plural(min(fit, capacity), 'row')} fit"
+        text += ", all of the capacity" if fit >= capacity else ""
+        if fit < capacity:
+            text += f" of {show.count(capacity)}: heap_bytes is the tighter bound"
+        if 2 * fit < capacity:
+            text += ", and too small for half of the rows"
+    return [("heap", text)]
 
 
 def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:

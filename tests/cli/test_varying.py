@@ -133,3 +133,31 @@ def test_info_says_what_varies_and_stats_count_its_items(ring, capsys):
     items = np.concatenate([np.full(3 * n, n) for n in range(5)] + [np.ones(60)])
     assert moments["cloud"].count == len(items)
     assert moments["cloud"].mean == pytest.approx(items.mean())
+
+
+def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
+    assert run(["info", str(ring)]) == 0
+    assert "of values that vary, an environment; about 20 rows fit, all of the cap" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    schema = mr.Schema({"mission": mr.Field.text(1000)})
+    path = tmp_path / "small"
+    with mr.ReplayBuffer.create(path, schema, 500, heap_bytes="64 KiB") as buffer:
+        assert run(["info", str(path)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "0 B of 64.00 KiB of values that vary, an environment" in shown
+        buffer.extend(mission=["x" * 800] * 400)
+        alive = int(buffer.sizes[0])
+    assert run(["info", str(path), "--json"]) == 0
+    heap = json.loads(capsys.readouterr().out)["heap"]
+    assert heap["heap_bytes"] == 65_536
+    assert heap["used"][0] == 800 * alive
+    # The reserve is a sixteenth: 61,440 bytes are for rows of 800.
+    assert heap["rows_that_fit"] == 76
+    assert run(["info", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "about 76 rows fit of 500: heap_bytes is the tighter bound, and too" in shown
+    plain = tmp_path / "plain"
+    mr.ReplayBuffer.create(plain, mr.Schema({"x": mr.Field((), "int8")}), 9).close()
+    assert run(["info", str(plain), "--json"]) == 0
+    assert "heap" not in json.loads(capsys.readouterr().out)
