@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
-from mmreplay.format.heap import References, aligned, lay_out, nbytes_of
+from mmreplay.format.heap import (
+    References,
+    aligned,
+    checksums,
+    lay_out,
+    nbytes_of,
+)
 from mmreplay.ragged import Ragged
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
@@ -275,7 +281,7 @@ class ValueWriter:
             there = spans["length"] > 0
             references["length"] = spans["length"]
             references["position"][there] = starts[there, number]
-            references["crc"] = _checksums(data[path], begins, nbytes[:, number])
+            references["crc"] = checksums(data[path], begins, nbytes[:, number])
             stored[path] = references
         for env_id, rows in _by_env(env_ids):
             heap_heads[env_id] = stops[rows][-1]
@@ -417,15 +423,3 @@ def _by_env(env_ids: Array) -> list[tuple[int, slice]]:
     return [
         (int(env_ids[first]), slice(first, stop)) for first, stop in pairwise(edges)
     ]
-
-
-def _checksums(
-    data: NDArray[np.uint8], begins: Array, nbytes: Array
-) -> NDArray[np.uint32]:
-    """CRC32C of each of some values, uint32 ``[N]``; 0 of empty ones."""
-    view = data.data
-    sums = [
-        crc32c(view[begin : begin + count]) if count else 0
-        for begin, count in zip(begins.tolist(), nbytes.tolist(), strict=True)
-    ]
-    return np.array(sums, np.uint32)

@@ -59,6 +59,7 @@ from mmreplay.errors import (
     StaleError,
     StarvedError,
 )
+from mmreplay.format.heap import checksums as value_checksums
 from mmreplay.format.heap import legal, nbytes_of
 from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
@@ -817,11 +818,20 @@ class GenerationReader(StartView):
             )
             if illegal.any():
                 steps = illegal.reshape(count, -1).any(axis=1)
-                self._refuse_illegal(path, env_ids[steps], positions[steps], ahead)
+                self._refuse_damaged(path, env_ids[steps], positions[steps], ahead)
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
             data = self._value_buffer(int(nbytes.sum()))
             heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
+            if self.files.policy.check_values:
+                sums = value_checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
+                differs = sums != references["crc"]
+                if differs.any():
+                    steps = differs.reshape(count, -1).any(axis=1)
+                    self._refuse_damaged(
+                        path, env_ids[steps], positions[steps], ahead,
+                        "its value differs from its checksum",
+                    )  # fmt: skip
             offsets = np.zeros(len(references) + 1, np.int64)
             np.cumsum(references["length"], out=offsets[1:])
             values = data.view(field.numpy).reshape(-1, *field.inner)
@@ -866,7 +876,7 @@ class GenerationReader(StartView):
                 at = int(overlaps[0]) + 1
                 which = rows[row[at : at + 1]]
                 path = paths[int(number[at])]
-                self._refuse_illegal(path, env_ids[which], positions[which], 0)
+                self._refuse_damaged(path, env_ids[which], positions[which], 0)
 
     def _value_buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Return memory for values, which is used again once no batch refers to it."""
@@ -877,10 +887,11 @@ class GenerationReader(StartView):
         buffer: NDArray[np.uint8] = self._value_buffers.empty((rounded,), UINT8)  # type: ignore[assignment]  # of that dtype
         return buffer[:nbytes]
 
-    def _refuse_illegal(
-        self, path: str, env_ids: Ids, positions: Ids, ahead: int
-    ) -> None:
-        """Refuse illegal references, unless their rows are overwritten by now.
+    def _refuse_damaged(
+        self, path: str, env_ids: Ids, positions: Ids, ahead: int,
+        damage: str = "its reference does not lead to a value in heap.bin",
+    ) -> None:  # fmt: skip
+        """Refuse references and values that are wrong, unless overwritten by now.
 
         Raises:
             CorruptError: They are damage.
@@ -891,8 +902,8 @@ class GenerationReader(StartView):
             which = int(damaged[0])
             raise CorruptError(
                 f"field {path!r} is damaged in position {positions[which] + ahead} of "
-                f"environment {env_ids[which]}: its reference does not lead to a value "
-                "in heap.bin. Run mmreplay verify, and restore the buffer from a copy."
+                f"environment {env_ids[which]}: {damage}. Run mmreplay verify, and "
+                "restore the buffer from a copy."
             )
 
     def copy_steps(

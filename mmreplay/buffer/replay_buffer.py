@@ -319,6 +319,7 @@ class ReplayBuffer:
         allow_network: bool = False,
         read_mode: ReadMode = "auto",
         advise: Advise = "auto",
+        check_values: bool = False,
     ) -> ReplayBuffer:
         """Open a buffer.
 
@@ -339,6 +340,9 @@ class ReplayBuffer:
             advise: When the disk is asked for the rows of a batch at once: ``"auto"``
                 where some are missing, ``"always"``, ``"never"``, or ``"kernel"``, as
                 never, with the kernel's own read-ahead. docs/loader.md says which.
+            check_values: Compare values that vary with their checksums whenever they
+                are read; a difference is a `CorruptError`. Other fields are checked by
+                `verify_buffer`.
 
         Raises:
             FormatError: It is no buffer, or damaged (`CorruptError`), or of a newer
@@ -350,7 +354,7 @@ class ReplayBuffer:
         kernels.warn_of_missing(2)
         check_mode(mode)
         check_sampler(sampler)
-        policy = ReadPolicy(read_mode, advise)
+        policy = ReadPolicy(read_mode, advise, check_values)
         if mode == "r":
             if opening.holds_buffer(path):
                 opened = opening.open_reader(opening.absolute(path), policy)
@@ -887,7 +891,10 @@ class ReplayBuffer:
 
         Raises:
             FailedError: The buffer is not open for writing, or has a callback already.
+            SchemaError: A field varies: rows then end when their bytes are needed, too.
         """
+        if callback is not None:
+            refuse_varying(self.schema, "a buffer whose rows are held")
         appender = self._files.appender
         if appender is None or self._files.closed:
             raise FailedError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.checksums import crc32c
 from mmreplay.schema.field import HEAP_ALIGNMENT, Field
 
 FILE_NAME = "heap.bin"
@@ -92,3 +93,21 @@ def offsets(references: References, env_ids: Array, heap_nbytes: int) -> Array:
     """Where the values of legal references begin in heap.bin, int64 ``[N]``."""
     begins: Array = env_ids * heap_nbytes + references["position"] % heap_nbytes
     return begins
+
+
+def checksums(
+    data: NDArray[np.uint8], begins: Array, nbytes: Array
+) -> NDArray[np.uint32]:
+    """CRC32C of each of some values, uint32 ``[N]``; 0 of empty ones.
+
+    Args:
+        data: uint8, contiguous, which holds them.
+        begins: int64 ``[N]``, their first bytes in it.
+        nbytes: int64 ``[N]``, their bytes.
+    """
+    view = data.data
+    sums = [
+        crc32c(view[begin : begin + count]) if count else 0
+        for begin, count in zip(begins.tolist(), nbytes.tolist(), strict=True)
+    ]
+    return np.array(sums, np.uint32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.arguments import one_of
+from mmreplay.arguments import flag, one_of
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Metadata
@@ -41,15 +41,18 @@ class ReadPolicy:
             their pages is missing; ``"always"`` without looking; ``"never"`` not at
             all; ``"kernel"`` neither, and leaves the kernel its own read-ahead of 128
             KiB around each row, which scans like and random rows do not.
+        check_values: Values that vary are compared with their checksums at each read.
     """
 
     read_mode: ReadMode = "auto"
     advise: Advise = "auto"
+    check_values: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name, kinds in (("read_mode", ReadMode), ("advise", Advise)):
             one_of(name, getattr(self, name), get_args(kinds))
+        flag("check_values", self.check_values)
 
     def maps(self, folder: Path) -> bool:
         """Whether files of a folder are mapped."""

@@ -351,6 +351,22 @@ def test_verify_finds_a_value_that_was_changed(ring):
     # The rows are there all the same: a reader looks at the checksum where asked.
     with mr.ReplayBuffer.open(ring) as buffer:
         assert len(buffer.get_field("tokens", 0, [17])[0]) == 10
+    match = (
+        "'tokens' is damaged in position 17 of environment 0: its value differs from"
+    )
+    for mode in ("r", "r+"):
+        with mr.ReplayBuffer.open(ring, mode, check_values=True) as buffer:
+            assert len(buffer.get_field("tokens", 0, [16, 18])) == 2
+            with pytest.raises(CorruptError, match=match):
+                buffer.take(0, [16, 17, 18])
+
+
+def test_rows_that_vary_cannot_be_held(tmp_path):
+    buffer = filled(tmp_path / "ring")
+    with pytest.raises(SchemaError, match=r"'tokens' varies .* a buffer whose rows"):
+        buffer.hold_rows(lambda heads, tails, needed, target: target)
+    buffer.hold_rows(None)
+    buffer.close()
 
 
 def test_verify_finds_values_that_overlap(ring):
