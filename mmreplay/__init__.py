@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from mmreplay import moved
 
 if TYPE_CHECKING:
+    from mmreplay import errors as errors
+    from mmreplay import ray as ray
     from mmreplay.batch import Batch as Batch
     from mmreplay.buffer.copy_files import Snapshot as Snapshot
     from mmreplay.buffer.copy_rows import CompactReport as CompactReport
