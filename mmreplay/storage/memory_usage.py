@@ -68,8 +68,8 @@ def _group_files() -> Iterator[tuple[Path, str, str]]:
                 paths[second[0]] = PurePosixPath(path)
     for root, limit, used in (first, second):
         # A container sees its own group as the root, and no folder of that path.
-        for path in (paths[root], *paths[root].parents):
-            yield root / path.relative_to("/"), limit, used
+        for group in (paths[root], *paths[root].parents):
+            yield root / group.relative_to("/"), limit, used
 
 
 CACHESTAT = 451
