@@ -29,18 +29,18 @@ from mmreplay.loader.sources import (
     max_equal_arrays,
 )
 from mmreplay.ray import cluster
+from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import SAMPLERS
 from mmreplay.ray.limits import ClientLimiter, client_limiter
 from mmreplay.ray.run_status import require_run
-from mmreplay.ray.sources import (
+from mmreplay.ray.shard_calls import (
     Call,
     CallLostError,
-    ClientStats,
     NotYetError,
-    RingsSource,
     RunCalls,
     ShardCalls,
 )
+from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Sampler, checked
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
@@ -302,7 +302,7 @@ class ReplayClient(ReplayLoader):
         if self._ring is not None:
             return drawable_of(self._ring, pool)
         assert self._rings is not None
-        self._rings.pool = pool
+        self._rings.use_pool(pool)
         return self._rings
 
     def __repr__(self) -> str:
@@ -336,7 +336,7 @@ class ReplayClient(ReplayLoader):
     def close(self) -> None:
         """End the threads, send the last priorities, and release memory."""
         if self._rings is not None:
-            self._rings.closing = True
+            self._rings.end_waits()
         super().close()
         self._closer()
 

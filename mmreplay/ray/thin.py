@@ -401,20 +401,9 @@ class ThinWriter:
             FailedError: The run was stopped, or the writer is closed.
         """
         self._retry()
-        flat = self._validator.flat(self._one(data, fields))
-        lead = (1, self._num_envs)
+        flat = self._validator.flat(self._given(data, fields))
         step = self._validator.step(flat, self._num_envs)
-        columns = {
-            path: np.reshape(column, (*lead, *self._schema.fields[path].shape))
-            for path, column in step.items()
-        }
-        ended = self._ended(step, lead)
-        final = None
-        if final_observation is not None:
-            self._check_final()
-            last = self._validator.final(final_observation, ended[0])
-            final = {path: column[None] for path, column in last.items()}
-        self._add(columns, final, ended)
+        self._take(step, (self._num_envs,), final_observation)
 
     def extend(
         self,
@@ -439,14 +428,9 @@ class ThinWriter:
             FailedError: As in `add`.
         """
         self._retry()
-        flat = self._validator.flat(self._one(data, fields))
+        flat = self._validator.flat(self._given(data, fields))
         columns, steps = self._validator.block(flat, self._num_envs)
-        ended = self._ended(columns, (steps, self._num_envs))
-        final = None
-        if final_observation is not None:
-            self._check_final()
-            final = self._validator.final(final_observation, ended)
-        self._add(columns, final, ended)
+        self._take(columns, (steps, self._num_envs), final_observation)
 
     def flush(self) -> None:
         """Send all steps, and return when they have arrived.
@@ -513,7 +497,7 @@ class ThinWriter:
 
     # Steps to blocks.
 
-    def _one(
+    def _given(
         self, data: Mapping[str, object] | None, fields: Mapping[str, object]
     ) -> Mapping[str, object]:
         if data is None:
@@ -522,28 +506,39 @@ class ThinWriter:
             self._validator.refuse_both(fields)
         return data
 
-    def _ended(
-        self, columns: Mapping[str, NDArray[Any]], lead: tuple[int, ...]
-    ) -> NDArray[np.bool_]:
+    def _take(
+        self, checked: Columns, lead: tuple[int, ...], final_observation: object
+    ) -> None:
+        """Collect steps, and send the blocks that are full.
+
+        Args:
+            checked: Per path ``[*lead, *shape]``, or ``[*shape]`` of one environment.
+            lead: ``(E,)`` for one step, ``(T, E)`` for several.
+            final_observation: As in `add`.
+        """
+        fields = self._schema.fields
+
+        def as_block(columns: Columns) -> Columns:
+            return {
+                path: np.reshape(column, (-1, self._num_envs, *fields[path].shape))
+                for path, column in columns.items()
+            }
+
         ended = np.zeros(lead, bool)
-        ends = self._flags.ends(columns)
+        ends = self._flags.ends(checked)
         for role in ("terminated", "truncated"):
             if (path := self._schema.role(role)) is not None:
                 ended |= np.reshape(np.asarray(ends[path], bool), lead)
-        return ended
-
-    def _check_final(self) -> None:
-        if self._terms["autoreset"] == "next_step":
-            raise SchemaError(
-                "final_observation must be None in a buffer with "
-                "autoreset='next_step', where the row after an end holds it. Leave it "
-                "out."
-            )
-
-    def _add(
-        self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]
-    ) -> None:
-        """Collect steps that were checked, and send the blocks that are full."""
+        final = None
+        if final_observation is not None:
+            if self._terms["autoreset"] == "next_step":
+                raise SchemaError(
+                    "final_observation must be None in a buffer with "
+                    "autoreset='next_step', where the row after an end holds it. Leave "
+                    "it out."
+                )
+            final = as_block(self._validator.final(final_observation, ended))
+        columns, ended = as_block(checked), ended.reshape(-1, self._num_envs)
         while len(ended):
             collector = self._collector
             steps = collector.add(columns, final, ended)
