@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -20,7 +21,7 @@ from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, ReplayError, SchemaError
-from mmreplay.loader.prefetch import Drawable
+from mmreplay.loader.prefetch import Drawable, Prefetcher
 from mmreplay.loader.replay_loader import READ_AHEAD_NBYTES, ReplayLoader
 from mmreplay.loader.sources import (
     PowerOfTwoPool,
@@ -31,7 +32,7 @@ from mmreplay.loader.sources import (
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import SAMPLERS
-from mmreplay.ray.limits import ClientLimiter, client_limiter
+from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.shard_calls import (
     Call,
@@ -263,8 +264,9 @@ class ReplayClient(ReplayLoader):
         own = checked(sampler)
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
+        limit = None
         if type(own) in SAMPLERS:
-            limit = None if limiter is None else limiter.ask()
+            limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
                     calls, own, transforms, per_call=per_call, alone=alone,
@@ -296,6 +298,8 @@ class ReplayClient(ReplayLoader):
         except BaseException:
             _close(self._rings, self._ring)
             raise
+        if self._rings is not None and limit is not None:
+            limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
         self._closer = weakref.finalize(self, _close, self._rings, self._ring)
 
     def _source_of(self, pool: BufferPool) -> Drawable:
@@ -339,6 +343,11 @@ class ReplayClient(ReplayLoader):
             self._rings.end_waits()
         super().close()
         self._closer()
+
+
+def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
+    """Batches whose draws were counted, and which the learner has not taken."""
+    return work.num_ready() + rings.num_answered()
 
 
 def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:

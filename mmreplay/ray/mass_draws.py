@@ -135,6 +135,13 @@ class MassDraws:
             return cast(JointSampler, self._sampler).points(numbers)
         return numbers
 
+    def num_answered(self) -> int:
+        """Batches of a call that was answered, which no one has asked for yet."""
+        return sum(
+            all(request.reply is not None for request, _ in batch.requests)
+            for batch in tuple(self._planned)
+        )
+
     # From the replies to a batch.
 
     def gather(self, planned: PlannedBatch) -> Batch:

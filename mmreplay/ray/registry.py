@@ -24,7 +24,7 @@ from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
 from mmreplay.ray.epochs import Frozen, freeze_rings
-from mmreplay.ray.grants import Grants, Side
+from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
 
 INFO_S = 3.0
@@ -278,6 +278,7 @@ class Registry:
         unused: int,
         number: int,
         settings: list[float],
+        ahead: int = 0,
     ) -> dict[str, Any]:
         """Grant rows or items of a rate limiter; see `Grants`.
 
@@ -291,7 +292,7 @@ class Registry:
             grants = self._agreed(settings)
             if count:
                 grants.check(side, count)
-            if not grants.ask(who, side, count, unused, number):
+            if not grants.ask(who, side, count, unused, number, ahead):
                 count = 0
             answer = grants.decide(who, count)
             is_old = grants.is_old(refused=bool(count) and not answer.granted)
@@ -312,10 +313,9 @@ class Registry:
         }
 
     def _agreed(self, settings: list[float]) -> Grants:
-        ratio, min_size, error = settings
         if self._grants is None:
-            self._grants = Grants(RateLimiter(ratio, int(min_size), error))
-        self._grants.agree((ratio, int(min_size), error))
+            self._grants = Grants(limiter_from(settings))
+        self._grants.agree(settings)
         return self._grants
 
     def _look(self, grants: Grants) -> None:

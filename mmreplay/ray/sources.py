@@ -225,7 +225,14 @@ class RingsSource:
         return self._updates.update(batch, values)
 
     def count(self, batch: Batch, size: int) -> None:
-        """Do nothing: items are counted where they are drawn."""
+        """Note that the learner took a batch; shards count what is drawn."""
+        if self._limit is not None:
+            self._limit.count(size)
+
+    def num_answered(self) -> int:
+        """Batches that were asked for together with others, and are answered."""
+        draws = self._draws
+        return draws.num_answered() if isinstance(draws, MassDraws) else 0
 
     def stats(self) -> ClientStats:
         """What was met so far."""
