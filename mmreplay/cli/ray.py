@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmreplay.arguments import format_size
 from mmreplay.cli import show
 from mmreplay.cli.options import Json
 
@@ -65,6 +66,7 @@ def print_status(result: RunStatus) -> None:
     rows = [
         [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
          show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
+         "-" if ring.free is None else format_size(ring.free),
          _format_priorities(ring.priorities), ring.path]
         for shard in result.shards
         for ring in shard.rings
@@ -77,6 +79,7 @@ def print_status(result: RunStatus) -> None:
             "rows",
             "rows/s",
             "writer",
+            "disk free",
             "priorities",
             "folder",
         ]

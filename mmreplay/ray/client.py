@@ -149,6 +149,7 @@ class RayRun:
         self.run = run
         self.key = cluster.this_node().key
         self._shards: dict[str, RayShard] = {}
+        self._members: dict[str, list[Any]] = {}
         self._registry = cluster.Remote(cluster.registry_name(run))
 
     def epoch_name(self, start: str, rank: int) -> str:
@@ -159,6 +160,11 @@ class RayRun:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""
         answer: Mapping[str, Any] = self._registry.call("epoch", client, name, epoch)
         return answer
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        """Remember where a shard is; see `RunCalls.note`."""
+        where = [info["root"], info["host"], info["network"]]
+        self._members[info["key"]] = where
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
@@ -171,8 +177,8 @@ class RayRun:
             return list(self._shards.values())
         if not self._shards.keys() <= set(keys):
             # A shard without a label dies with its node: the registry looks whether
-            # the node is back. Nothing waits for that here.
-            self._registry.send("members")
+            # the node is back, and may have been restarted since. Nothing waits here.
+            self._registry.send("members", self._members)
         for key in keys:
             self._shards.setdefault(key, RayShard(self.run, key))
         return [self._shards[key] for key in sorted(keys)]

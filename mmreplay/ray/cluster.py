@@ -55,6 +55,7 @@ SHARD_CALLS = {
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
     "counts": "count", "restore": "control", "epoch_names": "control",
+    "remember": "control",
 }  # fmt: skip
 REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
