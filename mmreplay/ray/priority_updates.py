@@ -19,7 +19,7 @@ from mmreplay.errors import ReplayError, SchemaError, frames_to_caller
 from mmreplay.ray.client_stats import ClientStats, LostWarning
 from mmreplay.ray.draws import Update
 from mmreplay.ray.requests import Requests
-from mmreplay.ray.ring_table import RingTable, Shard
+from mmreplay.ray.ring_table import KnownShard, RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.priority_store import storable
 from mmreplay.samplers.sequence import SequenceSampler
@@ -139,7 +139,7 @@ class PriorityUpdates:
         storable(values[mask])
         return values
 
-    def send_waiting(self, shard: Shard) -> None:
+    def send_waiting(self, shard: KnownShard) -> None:
         """Send the priorities of a shard by themselves where nothing was drawn."""
         idle_s = time.monotonic() - self.drew_at
         if shard.flushing is None and shard.updates and idle_s > IDLE_S:

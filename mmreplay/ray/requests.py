@@ -20,7 +20,7 @@ from mmreplay.errors import RemovedError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Wanted
 from mmreplay.ray.epochs import EpochShare
-from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, Ring, RingTable, Shard
+from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
 from mmreplay.samplers.base import Draw, Windows
 from mmreplay.samplers.joint import Numbers
@@ -42,7 +42,7 @@ class Request:
         lock: Held by who waits for it.
     """
 
-    shard: Shard
+    shard: KnownShard
     arguments: tuple[Any, ...]
     call: Call
     at: float
@@ -78,7 +78,7 @@ class PlannedBatch:
     epoch_share: EpochShare | None = None
 
 
-Answer = Callable[[Request], Reply | None]
+AwaitReply = Callable[[Request], Reply | None]
 """Waits for the reply to a request; None where there will be none in time."""
 
 
@@ -113,7 +113,7 @@ class Requests:
         self.ask_for([redrawn])
         return redrawn.requests
 
-    def _ask_shard(self, shard: Shard, batches: Sequence[PlannedBatch]) -> None:
+    def _ask_shard(self, shard: KnownShard, batches: Sequence[PlannedBatch]) -> None:
         """Ask a shard for its part of some batches, all of a ring's at once."""
         shares: dict[str, Numbers] = {}
         slices: list[dict[str, slice]] = [{} for _ in batches]
@@ -140,7 +140,7 @@ class Requests:
 
     def send(
         self,
-        shard: Shard,
+        shard: KnownShard,
         step: int,
         key: int,
         shares: dict[str, Numbers],
@@ -211,11 +211,11 @@ class Requests:
 
     def rows(
         self,
-        ring: Ring,
+        ring: KnownRing,
         request: Request,
         own: slice,
         planned: PlannedBatch,
-        answer: Answer,
+        answer: AwaitReply,
     ) -> Batch | None:
         """The rows of one ring; None where it has nothing to draw.
 

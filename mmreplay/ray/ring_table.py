@@ -56,7 +56,7 @@ WAIT_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class Ring:
+class KnownRing:
     """What is known of a ring.
 
     Attributes:
@@ -71,13 +71,13 @@ class Ring:
     number: int
     name: str
     uuid: str
-    shard: Shard
+    shard: KnownShard
     buffer: ReplayBuffer | None
     mass: Mass = field(default_factory=lambda: Mass(0.0, 0, np.inf, 0.0))
 
 
 @dataclass(slots=True, eq=False)
-class Shard:
+class KnownShard:
     """What is known of a shard.
 
     Attributes:
@@ -96,7 +96,7 @@ class Shard:
     remote: ShardCalls
     calls: ShardCalls
     draws: RingDraws | None = None
-    rings: dict[str, Ring] = field(default_factory=dict)
+    rings: dict[str, KnownRing] = field(default_factory=dict)
     lost: bool = False
     heard_at: float = 0.0
     updates: dict[str, list[Update]] = field(default_factory=dict)
@@ -160,8 +160,8 @@ class RingTable:
         self.client: Client = describe_client(describe_sampler(sampler), described)
         self.prioritized = keeps_priorities(sampler)
         self.lock = threading.RLock()
-        self.shards: dict[str, Shard] = {}
-        self.rings: list[Ring] = []
+        self.shards: dict[str, KnownShard] = {}
+        self.rings: list[KnownRing] = []
         self.warnings: deque[str] = deque()
         self.step = 0
         self.closing = False
@@ -201,7 +201,7 @@ class RingTable:
         for calls in sorted(self.run.shards(), key=lambda calls: calls.key):
             shard = self.shards.get(calls.key)
             if shard is None:
-                shard = self.shards[calls.key] = Shard(calls, calls)
+                shard = self.shards[calls.key] = KnownShard(calls, calls)
             if not shard.lost:
                 asked.append((shard, calls.send("info"), time.monotonic()))
         for shard, call, at in asked:
@@ -241,7 +241,7 @@ class RingTable:
         if is_new:
             self.find_rings()
 
-    def _take_in(self, shard: Shard, info: Mapping[str, Any]) -> None:
+    def _take_in(self, shard: KnownShard, info: Mapping[str, Any]) -> None:
         """Open what is on this node, and number the rings that are new.
 
         Raises:
@@ -277,7 +277,7 @@ class RingTable:
             if here and buffer is None:
                 buffer = _opened(each, self._transforms)
             with self.lock:
-                ring = Ring(len(self.rings), name, each["uuid"], shard, buffer)
+                ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
                 shard.rings[name] = ring
                 self.rings.append(ring)
 
@@ -315,7 +315,7 @@ class RingTable:
             if masses is not None:
                 self.note(shard, masses)
 
-    def ask_again(self, shard: Shard) -> None:
+    def ask_again(self, shard: KnownShard) -> None:
         """Ask a shard for masses where those that are known are old; do not wait."""
         now = time.monotonic()
         if shard.asked is not None:
@@ -335,10 +335,10 @@ class RingTable:
         elif now - shard.heard_at > OLD_S:
             shard.asked = self._send_masses(shard), now
 
-    def _send_masses(self, shard: Shard) -> Call:
+    def _send_masses(self, shard: KnownShard) -> Call:
         return shard.calls.send("masses", self.client, self.step, self.highest)
 
-    def note(self, shard: Shard, masses: Masses) -> None:
+    def note(self, shard: KnownShard, masses: Masses) -> None:
         """Take note of masses that were heard."""
         with self.lock:
             shard.heard_at, shard.lost = time.monotonic(), False
@@ -349,7 +349,7 @@ class RingTable:
 
     # Nodes that do not answer.
 
-    def _wait(self, shard: Shard, call: Call, at: float, method: str) -> Any:
+    def _wait(self, shard: KnownShard, call: Call, at: float, method: str) -> Any:
         """Wait for the answer to a call that asks; None where the shard is lost."""
         while True:
             try:
@@ -366,7 +366,7 @@ class RingTable:
             if self.is_lost(shard, at):
                 return None
 
-    def is_lost(self, shard: Shard, since: float) -> bool:
+    def is_lost(self, shard: KnownShard, since: float) -> bool:
         """Whether a shard has been silent for too long."""
         if shard.lost:
             return True
