@@ -197,6 +197,7 @@ class Lanes:
         Raises:
             SchemaError: The ring has other fields, or fewer environments in all.
             FailedError: Other writers have the lanes.
+            FormatError: The limiter of the ring is damaged.
             FullError: No space is left to note it; nothing has changed.
         """
         with self._lock:
