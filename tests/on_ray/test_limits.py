@@ -176,6 +176,7 @@ def test_thin_writers_keep_the_ratio_over_kills(run_name, tmp_path):
     make = ray.remote(make_thin_ring).options(**where)
     ray.get(make.remote(run_name, str(tmp_path / "n0"), limiter), timeout=60)
     plain = on(Steady, "n1", run_name, str(tmp_path / "n1"), 9, limiter)
+    assert ask(plain, "facts")[1] is None
     thin = [on(SteadyThin, "n1", run_name, number, "n0") for number in range(2)]
     # Without a learner all of them stop at the bound together.
     until(lambda: counts_of(run_name)[0] >= 1_050)
