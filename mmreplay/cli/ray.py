@@ -83,7 +83,13 @@ def print_status(result: RunStatus) -> None:
             "priorities",
             "folder",
         ]
-        show.print_table(columns, rows, left=2)
+        if show.fits(columns, rows):
+            show.print_table(columns, rows, left=2)
+        else:
+            # Folders are to be copied from here: on lines of their own they are whole.
+            show.print_table(columns[:-1], [row[:-1] for row in rows], left=2)
+            for row in rows:
+                show.print_line(f"{row[0]}/{row[1]}: {row[-1]}")
     for shard in result.shards:
         if text := _trouble(shard):
             show.print_line(text)

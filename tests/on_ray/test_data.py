@@ -227,7 +227,10 @@ def test_a_ring_is_read_on_the_node_that_is_named(cluster, rings):
 def test_relative_paths_start_from_the_working_folder_of_the_caller(
     cluster, rings, tmp_path, monkeypatch
 ):
-    where = ray.remote(os.getcwd).options(num_cpus=0, label_selector={"mmreplay": "n1"})
+    def folder():
+        return os.getcwd()
+
+    where = ray.remote(folder).options(num_cpus=0, label_selector={"mmreplay": "n1"})
     monkeypatch.chdir(tmp_path)
     assert ray.get(where.remote(), timeout=60) != str(tmp_path)
     rows = columns(read({"n0": ["a"], "n1": ["b"]}))

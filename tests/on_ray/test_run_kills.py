@@ -181,6 +181,8 @@ def test_a_shard_without_a_label_is_made_again_by_the_registry(
     finally:
         mr.ray.stop(run_name)
         cluster.remove_node(node)
+        # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)
 
 
 @pytest.mark.slow
@@ -226,3 +228,5 @@ def test_a_restarted_registry_hears_of_a_node_without_a_label_that_is_away(
     finally:
         mr.ray.stop(run_name)
         cluster.remove_node(node)
+        # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)
