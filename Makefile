@@ -6,7 +6,8 @@
 #                recording in build/demo
 #   make test    the tests, without the slow ones
 #   make docs    the documentation site, with the API reference, into build/site
-#   make ray     an environment with Ray in build/ray, and the tests of mmreplay.ray
+#   make install-ray   an environment with Ray, in build/ray
+#   make ray     the tests of mmreplay.ray, in that environment
 #   make check   format, lint, types, import floors, all tests; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
-.PHONY: demo test docs ray check install clean
+.PHONY: demo test docs ray check install install-ray clean
 
 demo: $(DEMO_READY)
 	$(BIN)/python -m tools.demo
@@ -40,6 +41,8 @@ check: .venv/dev.ready
 	tools/check
 
 install: .venv/dev.ready
+
+install-ray: build/ray/on_ray.ready
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from mmreplay import moved
 
 if TYPE_CHECKING:
+    from mmreplay import errors as errors
+    from mmreplay import ray as ray
     from mmreplay.batch import Batch as Batch
     from mmreplay.buffer.copy_files import Snapshot as Snapshot
     from mmreplay.buffer.copy_rows import CompactReport as CompactReport
@@ -229,8 +231,14 @@ def __getattr__(name: str) -> object:
         new = _RENAMED[name]
         moved.warn_renamed(f"mmreplay.{name}", new)
         return getattr(import_module(_MODULES[new]), new)
-    if name in ("errors", "ray"):
-        return import_module(f"mmreplay.{name}")
+    if name == "errors":
+        return import_module("mmreplay.errors")
+    if name == "ray":
+        try:
+            return import_module("mmreplay.ray")
+        except ImportError as error:
+            # `hasattr` has to answer, and others to read what is to be installed.
+            raise AttributeError(str(error)) from error
     from difflib import get_close_matches
 
     message = f"module 'mmreplay' has no attribute {name!r}"

@@ -41,6 +41,15 @@ class InterruptedRun(Exception):
 
 
 @contextmanager
+def only_reading() -> Iterator[None]:
+    """Turn Ctrl-C into a line that says that nothing was changed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRun("interrupted; buffers were only read") from None
+
+
+@contextmanager
 def copying_to(target: Path) -> Iterator[None]:
     """Turn Ctrl-C into a line that says whether a copy of a buffer is there."""
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmreplay.arguments import format_size
 from mmreplay.cli import show
 from mmreplay.cli.options import Json
 
@@ -65,6 +66,7 @@ def print_status(result: RunStatus) -> None:
     rows = [
         [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
          show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
+         "-" if ring.free is None else format_size(ring.free),
          _format_priorities(ring.priorities), ring.path]
         for shard in result.shards
         for ring in shard.rings
@@ -77,10 +79,17 @@ def print_status(result: RunStatus) -> None:
             "rows",
             "rows/s",
             "writer",
+            "disk free",
             "priorities",
             "folder",
         ]
-        show.print_table(columns, rows, left=2)
+        if show.fits(columns, rows):
+            show.print_table(columns, rows, left=2)
+        else:
+            # Folders are to be copied from here: on lines of their own they are whole.
+            show.print_table(columns[:-1], [row[:-1] for row in rows], left=2)
+            for row in rows:
+                show.print_line(f"{row[0]}/{row[1]}: {row[-1]}")
     for shard in result.shards:
         if text := _trouble(shard):
             show.print_line(text)

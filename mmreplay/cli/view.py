@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import only_reading
 from mmreplay.cli.options import parse_path, usage_error
 from mmreplay.errors import SchemaError
 
@@ -87,8 +88,6 @@ def view(
     ] = "auto",
 ) -> None:  # fmt: skip
     """Show buffers on a page in the browser; it only reads. Ctrl-C ends it."""
-    from mmreplay.page import launch
-
     paths = paths or []
     if ray is not None:
         paths = [*paths, *rings_here(ray, address)]
@@ -96,7 +95,11 @@ def view(
         raise usage_error("Missing argument 'PATH...': folders of buffers, or --ray")
     if select is not None and save is None:
         raise usage_error("--select needs --save. Pass --save FOLDER as well.")
-    page = launch.make_page(paths, read_images(image or []), sampler)
+    with only_reading():
+        # The first second of a start goes into these imports.
+        from mmreplay.page import launch
+
+        page = launch.make_page(paths, read_images(image or []), sampler)
     if save is not None:
         from mmreplay.page.saved import save_page
 
@@ -110,7 +113,8 @@ def view(
         for note in report.notes:
             show.print_line(f"note: {note}")
         return
-    server = launch.make_server(page, host, port)
+    with only_reading():
+        server = launch.make_server(page, host, port)
     show.print_line(f"Open {server.url} in a browser; Ctrl-C ends the page.")
     if not no_open and not launch.open_browser(server.url):
         show.print_line("No browser was found on this machine.")

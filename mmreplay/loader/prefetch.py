@@ -353,6 +353,11 @@ class Prefetcher:
                 return len(self._drawn) > 0
             return self._source.more(self._batch_size)
 
+    def num_ready(self) -> int:
+        """Batches that wait for the learner; any thread may ask."""
+        # A copy, made in one step of C: the learner takes batches out meanwhile.
+        return sum(batch.result is not None for batch in tuple(self._drawn))
+
     def next(self) -> Any:
         """Return the next batch, or None where the epoch is over.
 

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from numpy.typing import ArrayLike
 
@@ -345,7 +345,7 @@ class ReplayLoader:
         self._stop()
         self._finalizer.detach()
 
-    def __enter__(self) -> ReplayLoader:
+    def __enter__(self) -> Self:
         """Return the loader."""
         return self
 

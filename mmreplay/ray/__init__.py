@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmreplay.ray.client import ReplayClient as ReplayClient
+    from mmreplay.ray.client_stats import ClientStats as ClientStats
+    from mmreplay.ray.client_stats import LostWarning as LostWarning
     from mmreplay.ray.data import read as read
     from mmreplay.ray.data import write as write
     from mmreplay.ray.ring_writer import RingWriter as RingWriter
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from mmreplay.ray.run_status import RunStatus as RunStatus
     from mmreplay.ray.run_status import status as status
     from mmreplay.ray.run_status import stop as stop
-    from mmreplay.ray.sources import ClientStats as ClientStats
-    from mmreplay.ray.sources import LostWarning as LostWarning
     from mmreplay.ray.thin import ThinWriter as ThinWriter
     from mmreplay.ray.thin import thin_ring as thin_ring
     from mmreplay.ray.thin import thin_writer as thin_writer
@@ -44,8 +44,8 @@ if not ray.__version__.startswith(SUPPORTED + "."):
     )
 
 _MODULES = {
-    "ClientStats": "mmreplay.ray.sources",
-    "LostWarning": "mmreplay.ray.sources",
+    "ClientStats": "mmreplay.ray.client_stats",
+    "LostWarning": "mmreplay.ray.client_stats",
     "ReplayClient": "mmreplay.ray.client",
     "RingWriter": "mmreplay.ray.ring_writer",
     "RunStatus": "mmreplay.ray.run_status",

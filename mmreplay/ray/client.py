@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -20,7 +21,7 @@ from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, ReplayError, SchemaError
-from mmreplay.loader.prefetch import Drawable
+from mmreplay.loader.prefetch import Drawable, Prefetcher
 from mmreplay.loader.replay_loader import READ_AHEAD_NBYTES, ReplayLoader
 from mmreplay.loader.sources import (
     PowerOfTwoPool,
@@ -29,18 +30,18 @@ from mmreplay.loader.sources import (
     max_equal_arrays,
 )
 from mmreplay.ray import cluster
+from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import SAMPLERS
-from mmreplay.ray.limits import ClientLimiter, client_limiter
+from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
 from mmreplay.ray.run_status import require_run
-from mmreplay.ray.sources import (
+from mmreplay.ray.shard_calls import (
     Call,
     CallLostError,
-    ClientStats,
     NotYetError,
-    RingsSource,
     RunCalls,
     ShardCalls,
 )
+from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Sampler, checked
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
@@ -148,6 +149,7 @@ class RayRun:
         self.run = run
         self.key = cluster.this_node().key
         self._shards: dict[str, RayShard] = {}
+        self._members: dict[str, list[Any]] = {}
         self._registry = cluster.Remote(cluster.registry_name(run))
 
     def epoch_name(self, start: str, rank: int) -> str:
@@ -158,6 +160,11 @@ class RayRun:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""
         answer: Mapping[str, Any] = self._registry.call("epoch", client, name, epoch)
         return answer
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        """Remember where a shard is; see `RunCalls.note`."""
+        where = [info["root"], info["host"], info["network"]]
+        self._members[info["key"]] = where
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
@@ -170,8 +177,8 @@ class RayRun:
             return list(self._shards.values())
         if not self._shards.keys() <= set(keys):
             # A shard without a label dies with its node: the registry looks whether
-            # the node is back. Nothing waits for that here.
-            self._registry.send("members")
+            # the node is back, and may have been restarted since. Nothing waits here.
+            self._registry.send("members", self._members)
         for key in keys:
             self._shards.setdefault(key, RayShard(self.run, key))
         return [self._shards[key] for key in sorted(keys)]
@@ -263,8 +270,9 @@ class ReplayClient(ReplayLoader):
         own = checked(sampler)
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
+        limit = None
         if type(own) in SAMPLERS:
-            limit = None if limiter is None else limiter.ask()
+            limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
                     calls, own, transforms, per_call=per_call, alone=alone,
@@ -296,13 +304,15 @@ class ReplayClient(ReplayLoader):
         except BaseException:
             _close(self._rings, self._ring)
             raise
+        if self._rings is not None and limit is not None:
+            limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
         self._closer = weakref.finalize(self, _close, self._rings, self._ring)
 
     def _source_of(self, pool: BufferPool) -> Drawable:
         if self._ring is not None:
             return drawable_of(self._ring, pool)
         assert self._rings is not None
-        self._rings.pool = pool
+        self._rings.use_pool(pool)
         return self._rings
 
     def __repr__(self) -> str:
@@ -336,9 +346,14 @@ class ReplayClient(ReplayLoader):
     def close(self) -> None:
         """End the threads, send the last priorities, and release memory."""
         if self._rings is not None:
-            self._rings.closing = True
+            self._rings.end_waits()
         super().close()
         self._closer()
+
+
+def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
+    """Batches whose draws were counted, and which the learner has not taken."""
+    return work.num_ready() + rings.num_answered()
 
 
 def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:

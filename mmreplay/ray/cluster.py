@@ -39,6 +39,8 @@ VERSION = str(import_module("mmreplay").__version__)
 NAMESPACE = "mmreplay"
 LABEL = "mmreplay"
 """The label of a node that names its disk."""
+HEAD = "node:__internal_head__"
+"""The resource that the head of a cluster has."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Of runs, rings and keys, which become names of folders and of actors; Ray's labels
 are of this form, too."""
@@ -55,6 +57,7 @@ SHARD_CALLS = {
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
     "counts": "count", "restore": "control", "epoch_names": "control",
+    "remember": "control",
 }  # fmt: skip
 REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
@@ -198,12 +201,22 @@ def run_exists(run: str) -> bool:
 
 
 def start_registry(run: str) -> Remote:
-    """Return the run's registry, made if there is none yet."""
+    """Return the run's registry, made if there is none yet.
+
+    It runs on the head of the cluster, where it can: so no loss of a node with rings
+    takes along what it knows of that node.
+    """
     from mmreplay.ray.registry import Registry
 
     name = registry_name(run)
     actor = _actor_class(Registry, REGISTRY_THREADS, REGISTRY_CALLS)
-    actor.options(**_options(name)).remote(run)
+    options = _options(name)
+    for node in ray.nodes():
+        if node["Alive"] and HEAD in node["Resources"]:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node["NodeID"], soft=True
+            )
+    actor.options(**options).remote(run)
     return Remote(name)
 
 

@@ -111,7 +111,8 @@ def read(
     ``DataContext.get_current().execution_options.preserve_order = True``.
 
     Args:
-        paths: Folders of rings; or folders by node.
+        paths: Folders of rings; or folders by node. Relative ones start from this
+            process's working folder, on whichever node they are.
         fields: Columns to read, paths or subtrees; all by default.
         transforms: What is made of stored steps, in order.
         episodes: Of each ring, the episodes to read, such as ``slice(0, 100)``:
@@ -509,13 +510,14 @@ def _named(paths: Paths) -> dict[str | None, list[StrPath]]:
 
 
 def _folders(paths: StrPath | Sequence[StrPath]) -> list[StrPath]:
+    """Absolute paths: tasks on other nodes have other working folders."""
     if isinstance(paths, str | os.PathLike):
-        return [paths]
+        return [files.absolute(paths)]
     if not isinstance(paths, Sequence):
         raise SchemaError(
             f"paths must be folders, got {type(paths).__name__}. Pass a list of paths."
         )
-    return list(paths)
+    return [files.absolute(path) for path in paths]
 
 
 def _find(
@@ -651,7 +653,8 @@ def write(dataset: ray.data.Dataset, path: StrPath, schema: Schema) -> list[str]
 
     Args:
         dataset: With a column for each field of the schema, by its path.
-        path: Folder of the rings; new, or without rings.
+        path: Folder of the rings; new, or without rings. A relative one starts from
+            this process's working folder.
         schema: Of the rings.
 
     Returns:

@@ -5,6 +5,12 @@ items to learners, a batch at a time; the bound is that of `RateLimiter`, over t
 of all rings. What is written and drawn is counted by each ring as ever, by its heads
 and the files of its limiter. The registry has no files: it looks those counts up.
 
+Items are done when the learner takes them. A learner's threads draw batches ahead of
+it, and rings count items where they are drawn. So with each request a learner says how
+many it has *ahead*: drawn, counted and not taken. These are subtracted from the counts:
+otherwise a learner would wait for rows while batches wait for it, and a program that
+writes and learns by turns would wait for itself.
+
 Between two looks the registry knows bounds only. At a look that began at time b, every
 row that a writer had used when it last asked before b is counted. So of each asker at
 most this is not counted: what was unused at that ask, and all that was granted since.
@@ -27,7 +33,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -56,6 +62,7 @@ class _Ask:
 
     at_s: float
     unused: int
+    ahead: int
     granted: int = 0
 
 
@@ -73,6 +80,10 @@ class _Asker:
         """Rows or items that it may have done, or may do, and no look has counted."""
         return self.asks[0].unused + sum(ask.granted for ask in self.asks)
 
+    def ahead(self, began_s: float) -> int:
+        """Items that a look that began then has counted, and it has not taken."""
+        return self.asks[0].ahead if self.asks[0].at_s < began_s else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -87,6 +98,12 @@ class Answer:
     granted: int
     counts: Counts
     others: int
+
+
+def limiter_from(settings: Sequence[float]) -> RateLimiter:
+    """Return the limiter of settings as they travel; see `RateLimiter.settings`."""
+    ratio, min_size, error = settings
+    return RateLimiter(ratio, int(min_size), error)
 
 
 class Grants:
@@ -112,13 +129,13 @@ class Grants:
         self._counts: Counts | None = None
         self._began_s = -math.inf
 
-    def agree(self, settings: tuple[float, int, float]) -> None:
+    def agree(self, settings: Sequence[float]) -> None:
         """Refuse an asker with another bound.
 
         Raises:
             SchemaError: It has other settings than the first one.
         """
-        if settings != self.limiter.settings:
+        if limiter_from(settings).settings != self.limiter.settings:
             raise SchemaError(
                 "limiter: (samples_per_insert, min_size, error_buffer) must be "
                 f"{list(self.limiter.settings)} as everywhere in the run, got "
@@ -154,7 +171,15 @@ class Grants:
                 "more for full speed, or use fewer environments or smaller batches."
             )
 
-    def ask(self, who: str, side: Side, count: int, unused: int, number: int) -> bool:
+    def ask(
+        self,
+        who: str,
+        side: Side,
+        count: int,
+        unused: int,
+        number: int,
+        ahead: int = 0,
+    ) -> bool:
         """Note a request; `decide` answers it.
 
         Args:
@@ -163,6 +188,7 @@ class Grants:
             count: Rows or items that it asks for, 0 to say only that it lives.
             unused: Rows or items that it was granted and has not used.
             number: Of the request, growing.
+            ahead: Items that it drew, and has not taken.
 
         Returns:
             Whether it is to be answered; False for one that a newer one overtook.
@@ -173,7 +199,7 @@ class Grants:
         if number <= asker.number:
             return False
         asker.number, asker.count = number, max(asker.count, count)
-        asker.asks.append(_Ask(self._clock(), unused))
+        asker.asks.append(_Ask(self._clock(), unused, ahead))
         return True
 
     def decide(self, who: str, count: int) -> Answer:
@@ -192,15 +218,17 @@ class Grants:
             unused = sum(
                 each.not_counted for each in self._askers.values() if each.side == own
             )
+            ahead = sum(each.ahead(self._began_s) for each in self._askers.values())
+            samples = max(0, counts.samples - ahead)
             if own == "insert":
                 # Rows that are under way will be alive.
                 size = counts.size + unused
                 allowed = self.limiter.allows_insert(
-                    counts.inserts + unused + count - 1, counts.samples, size
+                    counts.inserts + unused + count - 1, samples, size
                 )
             else:
                 allowed = self.limiter.allows_sample(
-                    counts.inserts, counts.samples + unused + count - 1, counts.size
+                    counts.inserts, samples + unused + count - 1, counts.size
                 )
             if allowed:
                 granted = count
@@ -267,6 +295,7 @@ class Allowance:
         self.count = count
         self._ahead, self._clock = ahead, clock
         self._grants: deque[tuple[int, float]] = deque()
+        self._under_way = 0
         self._number = 0
         self._used_since = False
 
@@ -291,9 +320,9 @@ class Allowance:
         return left < needed or (self._used_since and left <= self._ahead)
 
     def request(self) -> tuple[int, int, float]:
-        """Return what is available, the request's number and when it is sent."""
+        """Return what is not used, the request's number and when it is sent."""
         self._number += 1
-        return self.available, self._number, self._clock()
+        return self.available + self._under_way, self._number, self._clock()
 
     def granted(self, count: int, sent_s: float) -> None:
         """Take a grant.
@@ -309,8 +338,9 @@ class Allowance:
     def use(self, count: int) -> None:
         """Use grants, the oldest first; all of them where there are fewer.
 
-        Rows are used once they are published, items once they are drawn: until then
-        they are held.
+        Rows are used once they are published, items once they are taken: until then
+        they are held. Rows on their way to another node are used, and are held by
+        `set_under_way`.
         """
         self._used_since = True
         count = min(count, self.available)
@@ -319,6 +349,10 @@ class Allowance:
             if unused > count:
                 self._grants.appendleft((unused - count, until_s))
             count -= min(unused, count)
+
+    def set_under_way(self, count: int) -> None:
+        """Hold rows that were used and may not be published yet, however long."""
+        self._under_way = count
 
 
 Ask = Callable[[int, int, int], Answer | None]
@@ -358,17 +392,33 @@ class Asker:
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._answer: Answer | None = None
-        self._progress_s = time.monotonic()
+        self._progress_s = self._due_s = time.monotonic()
         self._worker: Worker[None] = Worker("mmreplay-grants", self._run)
         self._worker.start()
 
-    def use(self, count: int) -> None:
-        """Use grants, beyond what there is where more was done."""
+    def use(self, count: int, under_way: int = 0) -> None:
+        """Use grants, beyond what there is where more was done.
+
+        Args:
+            count: Rows or items.
+            under_way: Rows that were used and may not be published yet, these included.
+        """
         with self._changed:
             self._check()
             self._allowance.use(count)
+            self._allowance.set_under_way(under_way)
             if self._allowance.wants():
                 self._worker.put(None)
+
+    def set_under_way(self, under_way: int) -> None:
+        """Say how many rows that were used may not be published yet.
+
+        The registry hears of it at once: other writers may wait for it.
+        """
+        with self._changed:
+            self._allowance.set_under_way(under_way)
+            self._due_s = time.monotonic()
+        self._worker.put(None)
 
     @property
     def answer(self) -> Answer | None:
@@ -447,19 +497,21 @@ class Asker:
             )
 
     def _run(self, worker: Worker[None]) -> None:
-        """Ask, and say every third of `PATIENCE_S` that this asker lives."""
+        """Ask, and say at least every third of `PATIENCE_S` what this asker holds."""
         pause_s, last_s, alive_s = 0.0, SHORTEST_S, PATIENCE_S / 3
-        due_s = time.monotonic()
         while not self._ended.wait(pause_s):
             if not pause_s:
-                left_s = max(0.0, due_s - time.monotonic())
+                left_s = max(0.0, self._due_s - time.monotonic())
                 _take_all(worker, min(left_s, threading.TIMEOUT_MAX))
             pause_s = 0.0
             with self._changed:
                 wants = self._allowance.wants(max(self._needed, default=0))
                 count = self._allowance.count if wants else 0
                 unused, number, sent_s = self._allowance.request()
-            if self._ended.is_set() or not (wants or time.monotonic() >= due_s):
+                is_due = time.monotonic() >= self._due_s
+                if wants or is_due:
+                    self._due_s = time.monotonic() + alive_s
+            if self._ended.is_set() or not (wants or is_due):
                 continue
             try:
                 answer = self._ask(count, unused, number)
@@ -468,7 +520,6 @@ class Asker:
                     self._error = error
                     self._changed.notify_all()
                 return
-            due_s = time.monotonic() + alive_s
             refused = wants and (answer is None or not answer.granted)
             if refused:
                 pause_s = min(LONGEST_S, 2 * last_s)

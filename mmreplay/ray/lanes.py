@@ -30,7 +30,9 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import IDLE_S, Lease, Leases
+from mmreplay.limiter import RateLimiter
 from mmreplay.nesting import unflatten
+from mmreplay.ray.limits import RingCounter, limiter_of
 from mmreplay.ray.registry import described, differing
 from mmreplay.schema import Schema
 
@@ -61,10 +63,12 @@ class Terms(Answer):
     Attributes:
         reserve: The ring's; a block has at most half as many steps.
         autoreset: The ring's.
+        limiter: Settings of the run's rate limiter; None where the ring has none.
     """
 
     reserve: int
     autoreset: str
+    limiter: list[float] | None
 
 
 def create_lanes(
@@ -74,6 +78,7 @@ def create_lanes(
     num_lanes: int,
     *,
     idle_s: float = IDLE_S,
+    limiter: RateLimiter | None = None,
     **create: Any,
 ) -> None:
     """Make the ring of thin writers, unless there is one; may be repeated after a kill.
@@ -85,20 +90,25 @@ def create_lanes(
         num_lanes: Environments of all writers together.
         idle_s: Seconds without a call of a writer after which others may get its
             lanes; of a new ring.
+        limiter: Of the whole run; None leaves the ring as it is.
         **create: More arguments of `ReplayBuffer.create`.
 
     Raises:
-        SchemaError: An argument is not legal, or another ring is there.
+        SchemaError: An argument is not legal, another ring is there, or the ring has
+            another limiter.
         LockedError: Another process writes the ring.
         FullError: No space is left.
     """
     folder = absolute(path)
     described(schema)
     number("idle_s", idle_s, above=0)
+    counter = None if limiter is None else RingCounter(limiter)
     if not holds_buffer(folder):
         create.setdefault("autoreset", "disabled")
-        ReplayBuffer.create(folder, schema, capacity, num_lanes, **create).close()
-    with ReplayBuffer.open(folder) as ring:
+        ReplayBuffer.create(
+            folder, schema, capacity, num_lanes, limiter=counter, **create
+        ).close()
+    with ReplayBuffer.open(folder, limiter=counter) as ring:
         _check_schema(schema, ring)
         facts = {"capacity": ring.capacity, "num_envs": ring.num_envs}
         if ring.heads.any() and not has_lanes(folder):
@@ -188,6 +198,7 @@ class Lanes:
         Raises:
             SchemaError: The ring has other fields, or fewer environments in all.
             FailedError: Other writers have the lanes.
+            FormatError: The limiter of the ring is damaged.
             FullError: No space is left to note it; nothing has changed.
         """
         with self._lock:
@@ -196,10 +207,12 @@ class Lanes:
                 _check_schema(Schema.from_json(fields, roles), self.ring)
                 known = self._begin(writer, num_envs, former)
             self._last_call[writer] = self._clock()
+            limiter = limiter_of(self._folder)
             return {
                 **self._answer(known),
                 "reserve": self.ring.metadata.ring.reserve,
                 "autoreset": self.ring.autoreset,
+                "limiter": None if limiter is None else list(limiter.settings),
             }
 
     def extend(

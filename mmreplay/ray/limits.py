@@ -8,6 +8,7 @@ waits for a single ring. Writers and clients wait for grants of the registry.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,15 @@ from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
 from mmreplay.limiter.rate_counter import BoundCounter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import Remote, UnansweredError
-from mmreplay.ray.grants import STEPS, Allowance, Answer, Asker, Side
+from mmreplay.ray.grants import (
+    STEPS,
+    Allowance,
+    Answer,
+    Asker,
+    Grants,
+    Side,
+    limiter_from,
+)
 
 GRANT_S = 3.0
 """How long an asker waits for an answer, before it asks again."""
@@ -179,49 +188,55 @@ class ClientLimiter:
         """Begin to ask for grants, and count for one ring; see `Limiter.bind`."""
         counter = RingCounter(self.limiter).bind(folder, capacity, count)
         try:
-            return self.ask(counter)
+            return GrantedItems(self, counter)
         except BaseException:
             counter.close()
             raise
 
-    def ask(self, counter: BoundCounter | None = None) -> GrantedItems:
-        """Begin to ask for grants.
 
-        Args:
-            counter: Of the ring that is drawn from; None where shards count.
-        """
-        asker = ask_registry(self.run, "sample", self.limiter, self.batch_size)
-        return GrantedItems(asker, self.batch_size, counter)
+def none_ahead() -> int:
+    """Batches ahead of a client that counts a batch when it takes it."""
+    return 0
 
 
 class GrantedItems:
-    """A client's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`."""
+    """A client's side of a run's limiter; see `mmreplay.buffer.limiting.Limit`.
+
+    Attributes:
+        batches_ahead: Says how many batches rings have counted and the learner has not
+            taken.
+    """
 
     def __init__(
-        self, asker: Asker, batch_size: int, counter: BoundCounter | None
+        self, limiter: ClientLimiter, counter: BoundCounter | None = None
     ) -> None:
-        """Take over an asker of items.
+        """Begin to ask for grants.
 
         Args:
-            asker: Of the client.
-            batch_size: Items of a batch.
-            counter: Of the ring; None where draws are counted elsewhere.
+            limiter: Of the client.
+            counter: Of the ring that is drawn from; None where shards count.
         """
-        self._asker, self._batch_size = asker, batch_size
-        self._counter = counter
+        self._batch_size, self._counter = limiter.batch_size, counter
+        self.batches_ahead: Callable[[], int] = none_ahead
+        self._asker = ask_registry(
+            limiter.run, "sample", limiter.limiter, limiter.batch_size, self._ahead
+        )
+
+    def _ahead(self) -> int:
+        return self.batches_ahead() * self._batch_size
 
     def await_insert(self) -> None:
         """Return at once: a client writes nothing."""
 
     def await_sample(self) -> None:
-        """Return once a batch may be drawn; see `Limit.await_sample`."""
+        """Return once a batch may be taken; see `Limit.await_sample`."""
         self._asker.wait(self._batch_size)
-        self._asker.use(self._batch_size)
 
     def count(self, count: int) -> None:
-        """Count items drawn; see `Limit.count`."""
+        """Count items that the learner took; see `Limit.count`."""
         if self._counter is not None:
             self._counter.count(count)
+        self._asker.use(count)
 
     def counts(self) -> Counts:
         """Return what all rings of the run count, as of the last answer."""
@@ -248,12 +263,16 @@ def client_limiter(run: str, batch_size: int) -> ClientLimiter | None:
     settings = Remote(cluster.registry_name(run)).call("bound")
     if settings is None:
         return None
-    ratio, min_size, error = settings
-    limiter = RateLimiter(ratio, int(min_size), error)
-    return ClientLimiter(run, limiter, batch_size)
+    return ClientLimiter(run, limiter_from(settings), batch_size)
 
 
-def ask_registry(run: str, side: Side, limiter: RateLimiter, count: int) -> Asker:
+def ask_registry(
+    run: str,
+    side: Side,
+    limiter: RateLimiter,
+    count: int,
+    items_ahead: Callable[[], int] = none_ahead,
+) -> Asker:
     """Begin to ask a run's registry for grants.
 
     Args:
@@ -261,6 +280,7 @@ def ask_registry(run: str, side: Side, limiter: RateLimiter, count: int) -> Aske
         side: Of the asker.
         limiter: The run's.
         count: Rows or items to ask for at a time.
+        items_ahead: Says how many items a client drew and has not taken.
 
     Raises:
         SchemaError: The run has another bound, or its error buffer is too small for
@@ -271,7 +291,7 @@ def ask_registry(run: str, side: Side, limiter: RateLimiter, count: int) -> Aske
     settings = list(limiter.settings)
     registry.call("limit", who, side, count, settings)
     ahead = count // 2 if side == "insert" else 0
-    ask = partial(_ask, registry, who, side, settings)
+    ask = partial(_ask, registry, who, side, settings, items_ahead)
     return Asker(side, limiter, Allowance(count, ahead), ask, f"run {run!r}")
 
 
@@ -280,6 +300,7 @@ def _ask(
     who: str,
     side: Side,
     settings: list[float],
+    items_ahead: Callable[[], int],
     count: int,
     unused: int,
     number: int,
@@ -288,12 +309,25 @@ def _ask(
         # A call would begin a cluster of its own.
         return None
     try:
-        reference = registry.send("grant", who, side, count, unused, number, settings)
+        reference = registry.send(
+            "grant", who, side, count, unused, number, settings, items_ahead()
+        )
         answer: dict[str, Any] = registry.receive(reference, GRANT_S)
     except UnansweredError:
         # It is restarted: asked again, it counts what is there.
         return None
     return Answer(answer["granted"], Counts(*answer["counts"]), answer["others"])
+
+
+def refuse_another_bound(run: str, limiter: RateLimiter) -> None:
+    """Refuse a limiter that is not that of a run.
+
+    Raises:
+        SchemaError: The run has another bound.
+    """
+    settings = Remote(cluster.registry_name(run)).call("bound")
+    if settings is not None:
+        Grants(limiter_from(settings)).agree(limiter.settings)
 
 
 def refuse_other_limiters(limiter: object) -> None:

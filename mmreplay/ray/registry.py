@@ -1,7 +1,9 @@
 """The actor that knows the members of a run.
 
-It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Draws
-and writes do not need it; a join does, and a shard whose node is back without a label.
+It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows, and
+which remember all members, those included whose names Ray forgot with their nodes.
+Draws and writes do not need it; a join does, and a shard whose node is back without a
+label.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
 from mmreplay.ray.epochs import Frozen, freeze_rings
-from mmreplay.ray.grants import Grants, Side
+from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
 from mmreplay.schema.schema import refuse_varying
 
@@ -58,6 +60,13 @@ class Member:
     host: str | None = None
     network: bool = False
     info: dict[str, Any] | None = None
+
+    @property
+    def where(self) -> list[Any] | None:
+        """Root, host and network as they travel; None where they are not known."""
+        if self.root is None or self.host is None:
+            return None
+        return [self.root, self.host, self.network]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +164,30 @@ class Registry:
                     "folder, or name another run."
                 )
             self._members[key] = Member(key, root, host, network, info)
+            self._update_shards({each: {} for each in self._members})
             # Its rows count for a rate limiter from the first one on.
             self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
             return dict(info)
 
-    def members(self) -> dict[str, dict[str, Any]]:
+    def members(
+        self, known: dict[str, list[Any]] | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Say which nodes belong to the run, and make shards whose nodes are back.
+
+        Args:
+            known: Nodes that the caller has met, by key: root, host and network. A
+                registry that was restarted may not know them.
 
         Returns:
             By key: ``root``, ``host``, ``alive`` and ``info``, what the shard said
             last; of a node that is away what it said before, or None.
         """
         with self._lock:
-            self._make_again()
             alive = self._refresh()
+            self._remember(known or {})
+            if self._make_again():
+                alive = self._refresh()
             return {
                 key: {
                     "root": member.root, "host": member.host, "alive": key in alive,
@@ -279,6 +297,7 @@ class Registry:
         unused: int,
         number: int,
         settings: list[float],
+        ahead: int = 0,
     ) -> dict[str, Any]:
         """Grant rows or items of a rate limiter; see `Grants`.
 
@@ -292,7 +311,7 @@ class Registry:
             grants = self._agreed(settings)
             if count:
                 grants.check(side, count)
-            if not grants.ask(who, side, count, unused, number):
+            if not grants.ask(who, side, count, unused, number, ahead):
                 count = 0
             answer = grants.decide(who, count)
             is_old = grants.is_old(refused=bool(count) and not answer.granted)
@@ -313,10 +332,9 @@ class Registry:
         }
 
     def _agreed(self, settings: list[float]) -> Grants:
-        ratio, min_size, error = settings
         if self._grants is None:
-            self._grants = Grants(RateLimiter(ratio, int(min_size), error))
-        self._grants.agree((ratio, int(min_size), error))
+            self._grants = Grants(limiter_from(settings))
+        self._grants.agree(settings)
         return self._grants
 
     def _look(self, grants: Grants) -> None:
@@ -368,7 +386,7 @@ class Registry:
             except FailedError:
                 continue
         stop = time.monotonic() + INFO_S
-        alive = set()
+        alive, remembered = set(), {}
         for key, remote, reference in asked:
             member = self._members.setdefault(key, Member(key))
             try:
@@ -380,7 +398,37 @@ class Registry:
             member.info, member.root = info, info["root"]
             member.host, member.network = info["host"], info["network"]
             self._learn(info)
+            remembered[key] = info["members"]
+        for members in remembered.values():
+            self._remember(members)
+        self._update_shards(remembered)
         return alive
+
+    def _remember(self, members: dict[str, list[Any]]) -> None:
+        """Take in nodes that others know, of which nothing is known here."""
+        for key, (root, host, network) in members.items():
+            member = self._members.setdefault(key, Member(key))
+            if member.where is None:
+                member.root, member.host, member.network = root, host, network
+
+    def _update_shards(self, remembered: dict[str, dict[str, list[Any]]]) -> None:
+        """Have shards remember all members, for a registry that is restarted.
+
+        A node without a label takes the name of its shard along, so that Ray does not
+        know it any more.
+
+        Args:
+            remembered: By key of a shard what it remembers.
+        """
+        members = {
+            key: member.where
+            for key, member in sorted(self._members.items())
+            if member.where is not None
+        }
+        for key, own in remembered.items():
+            if own != members:
+                with suppress(FailedError):
+                    self._shard(key).send("remember", members)
 
     def _learn(self, info: dict[str, Any]) -> None:
         """Take the run's schema from the first ring that is known."""
@@ -388,12 +436,14 @@ class Registry:
             if self._schema is None:
                 self._schema = Schema.from_json(ring["schema"], ring["roles"])
 
-    def _make_again(self) -> None:
-        """Make the shards that died with a node without a label, if one is back."""
+    def _make_again(self) -> bool:
+        """Make the shards that died with a node without a label, if one is back.
+
+        Returns:
+            Whether there was one.
+        """
         missing = {*self._members} - {*cluster.shard_keys(self.run)}
-        if not missing:
-            return
-        nodes = cluster.nodes()
+        nodes, made = cluster.nodes() if missing else [], False
         for key in missing:
             member = self._members[key]
             if member.root is None or member.host is None:
@@ -403,7 +453,9 @@ class Registry:
                     cluster.start_shard(
                         self.run, key, member.root, node, member.network
                     )
+                    made = True
                     break
+        return made
 
 
 def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:

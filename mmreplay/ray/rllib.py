@@ -508,7 +508,12 @@ def _is_ours(name: object) -> bool:
 def _refuse_several_learners() -> None:
     """Refuse to be made by an algorithm of several learners.
 
-    RLlib gives a buffer no configuration: it is found in the algorithm that calls.
+    The algorithm's configuration is read from the frame that calls, as RLlib 2.60 has
+    no other way to it. `Algorithm._create_local_replay_buffer_if_necessary` makes a
+    buffer of the ``replay_buffer_config`` alone; no later call says how many learners
+    there are, as `sample` gets the size of the whole batch and `update_priorities` the
+    joined errors; and `DQNConfig.validate` asks the type of a buffer for its name only.
+    Where the configuration is ours, in `SACConfig`, `validate` refuses.
     """
     frame = sys._getframe(1)
     while frame is not None:

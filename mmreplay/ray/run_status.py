@@ -27,6 +27,7 @@ class RingStatus:
         rows: Rows written since the ring was made, of all environments.
         rate: Rows a second of late; None where it was not observed for a second.
         writer: The pid of its writer; None where it has none, or it is not known.
+        free: Bytes free on the disk of the ring; None where it cannot be asked.
         priorities: Their sums, by the name of the sampler that clients draw by, as of
             the last draw.
     """
@@ -39,6 +40,7 @@ class RingStatus:
     rows: int
     rate: float | None
     writer: int | None
+    free: int | None
     priorities: dict[str, float]
 
 
@@ -178,6 +180,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
                 rows=sum(ring["heads"]),
                 rate=ring["rate"],
                 writer=ring["writer"],
+                free=ring["disk_free"],
                 priorities=ring["priorities"] or {},
             )
             for name, ring in info["rings"].items()

@@ -40,6 +40,7 @@ from mmreplay.ray.draws import (
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
 from mmreplay.ray.registry import described
+from mmreplay.storage.disk_space import free_nbytes
 
 RATE_S = 1.0
 """The least time between the two counts of rows that make a rate."""
@@ -90,6 +91,7 @@ class Shard:
         self._counts: dict[str, list[tuple[float, int]]] = {}
         self._draws = ShardDraws(self._folders)
         self._counters: dict[str, RingCount] = {}
+        self._members: dict[str, list[Any]] = {}
 
     # Calls by writers, clients and the registry; each may be repeated.
 
@@ -113,7 +115,12 @@ class Shard:
             "run": self.run, "key": self.key, "root": self.root,
             "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
             "version": VERSION, "error": error, "rings": rings,
+            "members": self._members,
         }  # fmt: skip
+
+    def remember(self, members: dict[str, list[Any]]) -> None:
+        """Remember where the nodes of the run are, for a registry that is restarted."""
+        self._members = members
 
     def serve(self, name: str) -> dict[str, Any]:
         """Open a ring that a writer made, and say what it is.
@@ -349,6 +356,7 @@ class Shard:
             "rate": self._rate(name, rows),
             "writer": lock_pid(self.folder / name / LOCK),
             "free": self._num_free(name),
+            "disk_free": self._disk_free(name),
         }
 
     def _num_free(self, name: str) -> int | None:
@@ -360,6 +368,13 @@ class Shard:
         except ReplayError:
             # It is drawn from all the same, and a lease says what is wrong.
             return 0
+
+    def _disk_free(self, name: str) -> int | None:
+        """Bytes free on the disk of a ring; None where it cannot be asked."""
+        try:
+            return free_nbytes(self.folder / name)
+        except OSError:
+            return None
 
     def _rate(self, name: str, rows: int) -> float | None:
         """Rows a second since an earlier count; None for want of one."""

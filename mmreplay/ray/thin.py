@@ -13,9 +13,11 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -37,9 +39,16 @@ from mmreplay.errors import (
     frames_to_caller,
 )
 from mmreplay.format.ray_files import IDLE_S
+from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
+from mmreplay.ray.grants import Asker, Grants, limiter_from
 from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
+from mmreplay.ray.limits import (
+    ask_registry,
+    refuse_another_bound,
+    refuse_other_limiters,
+)
 from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import node_key, serve
 from mmreplay.schema import Schema
@@ -65,6 +74,7 @@ def thin_ring(
     root: StrPath,
     num_envs: int = 8,
     idle_s: float = IDLE_S,
+    limiter: RateLimiter | None = None,
     key: str | None = None,
     **create: Any,
 ) -> None:
@@ -80,13 +90,15 @@ def thin_ring(
         num_envs: Environments of all its thin writers together.
         idle_s: Seconds after which a thin writer that was silent may lose its
             environments to another one.
+        limiter: Of the whole run, equal to that of its writers; the ring's thin writers
+            follow it. None for no limit.
         key: What names this node where it has no label ``mmreplay``; by default its
             host's name.
         **create: More arguments of `ReplayBuffer.create`.
 
     Raises:
         SchemaError: An argument is not legal, there is no cluster, or the run has
-            another schema, or the node another root or ring.
+            another schema or limiter, or the node another root or ring.
         LockedError: The folder is served already.
         FailedError: The disk cannot be written, or is a network file system.
         FullError: No space is left.
@@ -100,16 +112,21 @@ def thin_ring(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
+    refuse_other_limiters(limiter)
     node = cluster.this_node()
     key, where = node_key(node, key), absolute(root)
     network = bool(create.get("allow_network", False))
     registry = cluster.start_registry(run)
+    registry.call("check", VERSION, *_described(schema))
+    if limiter is not None:
+        refuse_another_bound(run, limiter)
     registry.call("check", VERSION, *described(schema))
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
     create_lanes(
-        where / run / THIN, schema, capacity, num_envs, idle_s=idle_s, **create
-    )
+        where / run / THIN, schema, capacity, num_envs, idle_s=idle_s,
+        limiter=limiter, **create,
+    )  # fmt: skip
     registry.call("join", key, str(where), node.host, node.node_id, network)
     serve(Remote(cluster.shard_name(run, key)), THIN)
 
@@ -125,6 +142,7 @@ def thin_writer(
     ahead: int = 2,
     keep: Keep = "published",
     on_full: OnFull = "raise",
+    limiter: RateLimiter | None = None,
     timeout_s: float = ANSWER_S,
 ) -> ThinWriter:
     """Write rows of a run from a process without a disk.
@@ -145,11 +163,13 @@ def thin_writer(
             kill, and not from a power cut of the node. ``"committed"``: from that too;
             it is held here until then.
         on_full: Where the node's disk is full: ``"raise"`` an error, or ``"wait"``.
+        limiter: That of the ring, with this writer's `timeout`, `patience` and
+            `on_timeout`. By default the ring's, with the defaults.
         timeout_s: Seconds within which the shard must answer, restarts included.
 
     Raises:
         SchemaError: An argument is not legal, there is no cluster, or the run has
-            another schema.
+            another schema or limiter.
         FailedError: There is no such run or node, it has no ring for thin writers, or
             other writers have the environments.
         StarvedError: The run does not answer.
@@ -160,6 +180,8 @@ def thin_writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
+    _described(schema)
+    refuse_other_limiters(limiter)
     described(schema)
     error = FailedError(
         f"no node of the run {run!r} has a ring for thin writers. Call "
@@ -170,6 +192,7 @@ def thin_writer(
             return ThinWriter(
                 Remote(cluster.shard_name(run, key)), schema, num_envs, steps=steps,
                 nbytes=nbytes, ahead=ahead, keep=keep, on_full=on_full,
+                limiter=limiter, ask=partial(ask_registry, run, "insert"),
                 timeout_s=timeout_s,
             )  # fmt: skip
         except FailedError as refused:
@@ -213,6 +236,7 @@ class Block:
         ended: bool ``[T, E]``, steps that end an episode.
         first: int64 ``[E]``, heads that the block follows.
         after: int64 ``[E]``, heads after it.
+        granted: The rate limiter allows it.
         published: The shard said that it arrived.
         call: A call that was not answered yet.
     """
@@ -222,6 +246,7 @@ class Block:
     ended: NDArray[np.bool_]
     first: Positions = field(init=False)
     after: Positions = field(init=False)
+    granted: bool = False
     published: bool = False
     call: Any = None
 
@@ -338,9 +363,26 @@ class ThinWriter:
         ahead: int = 2,
         keep: Keep = "published",
         on_full: OnFull = "raise",
+        limiter: RateLimiter | None = None,
+        ask: Callable[[RateLimiter, int], Asker] | None = None,
         timeout_s: float = ANSWER_S,
     ) -> None:
-        """Lease environments of a shard; see `thin_writer`."""
+        """Lease environments of a shard; see `thin_writer`.
+
+        Args:
+            shard: Calls to it.
+            schema: See `thin_writer`, as for all others.
+            num_envs: Environments.
+            steps: Steps of a block.
+            nbytes: Bytes of a block.
+            ahead: Blocks that are under way.
+            keep: When a block is safe.
+            on_full: Where the disk is full.
+            limiter: That of the ring.
+            ask: Begins to ask for grants of so many rows at a time, where the ring has
+                a limiter; None to write without.
+            timeout_s: Within which the shard must answer.
+        """
         self._shard, self._schema = shard, schema
         self._num_envs = integer("num_envs", num_envs, 1)
         self._steps = integer("steps", steps, 1)
@@ -362,8 +404,34 @@ class ThinWriter:
         self._stopped = False
         self._loss = ""
         self._terms: Terms
+        self._asker: Asker | None = None
         self._begin()
         self._collector = StepCollector(schema, self._num_envs, self._max_steps())
+        try:
+            bound = self._bound(limiter)
+            if bound is not None and ask is not None:
+                self._asker = ask(bound, self._collector.max_steps * self._num_envs)
+                weakref.finalize(self, self._asker.close)
+        except BaseException:
+            self._call("give_back", self._writer)
+            raise
+
+    def _bound(self, limiter: RateLimiter | None) -> RateLimiter | None:
+        """The limiter of the ring, with the waits of the one that was passed.
+
+        Raises:
+            SchemaError: It is another one.
+        """
+        settings = self._terms["limiter"]
+        if limiter is None:
+            return None if settings is None else limiter_from(settings)
+        if settings is None:
+            raise SchemaError(
+                f"limiter must be None, as {self._shard} has a ring without one, got "
+                f"{limiter}. Pass it to mr.ray.thin_ring on that node first."
+            )
+        Grants(limiter_from(settings)).agree(limiter.settings)
+        return limiter
 
     def add(
         self,
@@ -384,24 +452,13 @@ class ThinWriter:
         Raises:
             SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
             FullError: The shard's disk has no space left.
-            StarvedError: The shard does not answer.
+            StarvedError: The shard does not answer, or the limiter's wait is over.
             FailedError: The run was stopped, or the writer is closed.
         """
         self._retry()
-        flat = self._validator.flat(self._one(data, fields))
-        lead = (1, self._num_envs)
+        flat = self._validator.flat(self._as_mapping(data, fields))
         step = self._validator.step(flat, self._num_envs)
-        columns = {
-            path: np.reshape(column, (*lead, *self._schema.fields[path].shape))
-            for path, column in step.items()
-        }
-        ended = self._ended(step, lead)
-        final = None
-        if final_observation is not None:
-            self._check_final()
-            last = self._validator.final(final_observation, ended[0])
-            final = {path: column[None] for path, column in last.items()}
-        self._add(columns, final, ended)
+        self._take(step, (self._num_envs,), final_observation)
 
     def extend(
         self,
@@ -426,14 +483,9 @@ class ThinWriter:
             FailedError: As in `add`.
         """
         self._retry()
-        flat = self._validator.flat(self._one(data, fields))
+        flat = self._validator.flat(self._as_mapping(data, fields))
         columns, steps = self._validator.block(flat, self._num_envs)
-        ended = self._ended(columns, (steps, self._num_envs))
-        final = None
-        if final_observation is not None:
-            self._check_final()
-            final = self._validator.final(final_observation, ended)
-        self._add(columns, final, ended)
+        self._take(columns, (steps, self._num_envs), final_observation)
 
     def flush(self) -> None:
         """Send all steps, and return when they have arrived.
@@ -442,10 +494,13 @@ class ThinWriter:
 
         Raises:
             FullError: The shard's disk has no space left.
-            StarvedError: The shard does not answer.
+            StarvedError: The shard does not answer, or the limiter's wait is over.
             FailedError: The run was stopped, or the shard's disk failed.
         """
         self._check_open()
+        self._flush()
+
+    def _flush(self) -> None:
         if self._collector.count:
             self._put(self._collector.close())
         self._deliver(ahead=0)
@@ -459,6 +514,8 @@ class ThinWriter:
     def close(self) -> None:
         """Send all steps and give the environments back; a second call does nothing.
 
+        A rate limiter does not hold up the last blocks.
+
         Raises:
             FullError: As of `flush`; the writer is still open.
             StarvedError: Likewise.
@@ -466,11 +523,18 @@ class ThinWriter:
         """
         if self._closed:
             return
-        self.flush()
-        if self._writer is not None:
-            # Heads below those that were answered before: rows are lost.
-            self._reconcile(self._call("give_back", self._writer))
+        asker, self._asker = self._asker, None
+        try:
+            self._flush()
+            if self._writer is not None:
+                # Heads below those that were answered before: rows are lost.
+                self._reconcile(self._call("give_back", self._writer))
+        except BaseException:
+            self._asker = asker
+            raise
         self._closed = True
+        if asker is not None:
+            asker.close()
         self._warn_of_loss()
 
     def __enter__(self) -> Self:
@@ -500,7 +564,7 @@ class ThinWriter:
 
     # Steps to blocks.
 
-    def _one(
+    def _as_mapping(
         self, data: Mapping[str, object] | None, fields: Mapping[str, object]
     ) -> Mapping[str, object]:
         if data is None:
@@ -509,28 +573,39 @@ class ThinWriter:
             self._validator.refuse_both(fields)
         return data
 
-    def _ended(
-        self, columns: Mapping[str, NDArray[Any]], lead: tuple[int, ...]
-    ) -> NDArray[np.bool_]:
+    def _take(
+        self, checked: Columns, lead: tuple[int, ...], final_observation: object
+    ) -> None:
+        """Collect steps, and send the blocks that are full.
+
+        Args:
+            checked: Per path ``[*lead, *shape]``, or ``[*shape]`` of one environment.
+            lead: ``(E,)`` for one step, ``(T, E)`` for several.
+            final_observation: As in `add`.
+        """
+        fields = self._schema.fields
+
+        def as_block(columns: Columns) -> Columns:
+            return {
+                path: np.reshape(column, (-1, self._num_envs, *fields[path].shape))
+                for path, column in columns.items()
+            }
+
         ended = np.zeros(lead, bool)
-        ends = self._flags.ends(columns)
+        ends = self._flags.ends(checked)
         for role in ("terminated", "truncated"):
             if (path := self._schema.role(role)) is not None:
                 ended |= np.reshape(np.asarray(ends[path], bool), lead)
-        return ended
-
-    def _check_final(self) -> None:
-        if self._terms["autoreset"] == "next_step":
-            raise SchemaError(
-                "final_observation must be None in a buffer with "
-                "autoreset='next_step', where the row after an end holds it. Leave it "
-                "out."
-            )
-
-    def _add(
-        self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]
-    ) -> None:
-        """Collect steps that were checked, and send the blocks that are full."""
+        final = None
+        if final_observation is not None:
+            if self._terms["autoreset"] == "next_step":
+                raise SchemaError(
+                    "final_observation must be None in a buffer with "
+                    "autoreset='next_step', where the row after an end holds it. Leave "
+                    "it out."
+                )
+            final = as_block(self._validator.final(final_observation, ended))
+        columns, ended = as_block(checked), ended.reshape(-1, self._num_envs)
         while len(ended):
             collector = self._collector
             steps = collector.add(columns, final, ended)
@@ -578,7 +653,7 @@ class ThinWriter:
 
         Raises:
             FullError: The shard's disk has no space left, and ``on_full="raise"``.
-            StarvedError: The shard does not answer.
+            StarvedError: The shard does not answer, or the limiter's wait is over.
             FailedError: The run was stopped, the shard's disk failed, or the lease was
                 lost and other writers have the environments.
         """
@@ -586,12 +661,54 @@ class ThinWriter:
             if self._writer is None:
                 self._begin()
             waiting = [block for block in self._blocks if not block.published]
+            refused = False
             for block in waiting[: self._ahead]:
+                if not self._is_granted(block):
+                    refused = True
+                    break
                 if block.call is None:
                     self._send(block)
-            if len(waiting) <= ahead:
+            if refused and waiting[0].call is None:
+                self._await_grant(waiting[0])
+            elif refused or len(waiting) > ahead:
+                # Also where one was refused: rows under way are in the way of a grant.
+                self._receive(waiting[0])
+                self._note_under_way()
+            else:
                 return
-            self._receive(waiting[0])
+
+    def _is_granted(self, block: Block) -> bool:
+        """Whether a block may be sent; the bound may be passed by what it has more."""
+        if self._asker is not None and not block.granted and self._asker.available:
+            self._grant(block)
+        return self._asker is None or block.granted
+
+    def _await_grant(self, block: Block) -> None:
+        """Wait for a grant; nothing is under way.
+
+        Raises:
+            StarvedError: The limiter's wait is over.
+        """
+        if self._asker is not None:
+            self._asker.wait(1)
+            self._grant(block)
+
+    def _grant(self, block: Block) -> None:
+        assert self._asker is not None
+        block.granted = True
+        self._asker.use(block.num_rows, self._rows_under_way())
+
+    def _rows_under_way(self) -> int:
+        """Rows that were granted and may not be published yet."""
+        return sum(
+            block.num_rows
+            for block in self._blocks
+            if block.granted and not block.published
+        )
+
+    def _note_under_way(self) -> None:
+        if self._asker is not None:
+            self._asker.set_under_way(self._rows_under_way())
 
     def _send(self, block: Block) -> None:
         commit = False

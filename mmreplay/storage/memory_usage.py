@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -17,14 +17,8 @@ from mmreplay.arguments import format_size
 from mmreplay.disk.files import File, file_system
 from mmreplay.errors import CorruptError, system_failure
 
-LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-"""Files with what a group may take and what it has taken, of both kinds of groups."""
+GROUPS = Path("/sys/fs/cgroup")
+MEMBER = Path("/proc/self/cgroup")
 
 
 def whole_nbytes() -> int:
@@ -48,14 +42,34 @@ def _meminfo(name: str) -> int:
 
 
 def _groups() -> list[tuple[int, int]]:
-    """Limit and bytes taken of each group that has a limit."""
+    """Limit and bytes taken of each group above this process that has a limit."""
     groups = []
-    for limit, used in LIMITS:
+    for folder, limit, used in _group_files():
         # What a group may take is "max" without a limit.
         with suppress(OSError, ValueError):
-            limit_nbytes = int(Path(limit).read_text("ascii"))
-            groups.append((limit_nbytes, int(Path(used).read_text("ascii"))))
+            limit_nbytes = int((folder / limit).read_text("ascii"))
+            groups.append((limit_nbytes, int((folder / used).read_text("ascii"))))
     return groups
+
+
+def _group_files() -> Iterator[tuple[Path, str, str]]:
+    """Folders of the groups that this process is in, with the names of their files."""
+    first = (GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+    second = (GROUPS, "memory.max", "memory.current")
+    paths = {first[0]: PurePosixPath("/"), second[0]: PurePosixPath("/")}
+    with suppress(OSError, ValueError):
+        for line in MEMBER.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if not path.startswith("/") or ".." in path:
+                continue  # of a group that is not seen from here
+            if "memory" in controllers.split(","):
+                paths[first[0]] = PurePosixPath(path)
+            elif number == "0":
+                paths[second[0]] = PurePosixPath(path)
+    for root, limit, used in (first, second):
+        # A container sees its own group as the root, and no folder of that path.
+        for group in (paths[root], *paths[root].parents):
+            yield root / group.relative_to("/"), limit, used
 
 
 CACHESTAT = 451

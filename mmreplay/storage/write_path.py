@@ -47,6 +47,7 @@ from mmreplay.disk.files import (
 )
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
+from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise
 
@@ -232,8 +233,6 @@ LEAST_NBYTES = 16 << 10
 """Shorter blocks take as long through a write."""
 WARM_CALLS = 8
 """Blocks stored between two looks whether pages are in memory, while they were."""
-FRESH_LOOKS = 8
-"""Pages of the first lap that are looked at after as many blocks as `WARM_CALLS`."""
 PAGE_MASK = ~(mmap.PAGESIZE - 1)
 # Pages for so many single steps are made ready at once, within these bounds. They may
 # be stored into for a second: by then the kernel may have written them back, and a
@@ -290,9 +289,8 @@ class MappedWriter:
         self.mapping: mmap.mmap | None = None
         self._address = 0
         self._warm_calls = 0
-        # Where this opening stored fresh blocks first, and whether it still does.
-        self._first_fresh: int | None = None
-        self._stores_fresh, self._looks = True, 0
+        # Bytes of blocks that may still be stored where nothing is yet.
+        self._fresh_nbytes: int | None = None
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
         self.near = self.far = 0
@@ -466,7 +464,7 @@ class MappedWriter:
         # 168 bytes; `pwrite` of whole pages reads none.
         if not fresh and not self._warm(first, offset + nbytes - first):
             return False
-        if fresh and not self._holds_first_lap(first):
+        if fresh and not self._memory_holds(nbytes):
             return False
         try:
             files.disk.populate(self._address + first, offset + nbytes - first)
@@ -486,26 +484,18 @@ class MappedWriter:
             return False
         return True
 
-    def _holds_first_lap(self, first: int) -> bool:
-        """Whether memory holds all that this opening stored up to a page.
+    def _memory_holds(self, nbytes: int) -> bool:
+        """Whether blocks stored where nothing is yet fit a quarter of free memory.
 
-        Once memory is full, each fresh page costs the eviction of a mapped one: the
-        first lap of a ring of four times a cgroup's limit took twice as long as when
-        it was written. Which pages are evicted first is not known, so some are looked
-        at, spread over all; after a missing one, fresh blocks are written.
+        Stores make pages dirty that the kernel writes back late. Once they fill memory,
+        each fresh page waits for the disk: under a limit of a quarter of the ring, a
+        first lap of blocks took 1.6 times as long as when it was written. A quarter
+        of memory stored and the rest written takes no longer.
         """
-        if self._first_fresh is None or first < self._first_fresh:
-            self._first_fresh = first
-        self._looks += 1
-        if self._stores_fresh and self._looks % WARM_CALLS == 0:
-            pages = (first - self._first_fresh) // PAGE
-            for n in range(FRESH_LOOKS if pages else 0):
-                # Other pages at each look: multiples of the golden ratio spread evenly.
-                part = (self._looks * FRESH_LOOKS + n) * 0.6180339887 % 1
-                at = self._first_fresh + int(part * pages) * PAGE
-                if not self._in_memory(at, PAGE):
-                    self._stores_fresh = False
-        return self._stores_fresh
+        if self._fresh_nbytes is None:
+            self._fresh_nbytes = available_nbytes() // 4
+        self._fresh_nbytes -= nbytes
+        return self._fresh_nbytes >= 0
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write packed rows, whose pages may be new."""

@@ -229,6 +229,21 @@ def test_an_interruption_says_which_rows_are_saved(monkeypatch, cli, path):
     assert "interrupted; rows written before are committed" in one_line(err)
 
 
+@pytest.mark.parametrize("function", ["make_page", "make_server"])
+def test_an_interruption_before_the_page_is_served_changed_nothing(
+    monkeypatch, cli, path, function
+):
+    pytest.importorskip("starlette")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"mmreplay.page.launch.{function}", interrupted)
+    code, _, err = cli("view", path, "--no-open")
+    assert code == 130
+    assert "interrupted; buffers were only read" in one_line(err)
+
+
 @pytest.mark.parametrize(
     ("command", "function"),
     [

@@ -9,7 +9,7 @@ from mmreplay.errors import ReplayError
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.epochs import freeze_rings
-from mmreplay.ray.sources import CallLostError, NotYetError
+from mmreplay.ray.shard_calls import CallLostError, NotYetError
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
 
@@ -102,10 +102,14 @@ class Call:
         if self.shard.state == "silent":
             time.sleep(min(timeout_s, 0.01))
             raise NotYetError
-        target = self.shard if self.method == "info" else self.shard.draws
+        draws = self.shard.draws
+        target = self.shard if self.method == "info" else draws
         try:
             self.reply = getattr(target, self.method)(*self.arguments)
         except ReplayError:
+            if self.shard.draws is not draws:
+                # Restarted in the middle of it, which no answer outlives.
+                raise CallLostError from None
             self.shard.calls.append("error")
             raise
         return self.reply
@@ -121,6 +125,9 @@ class Run:
     def shards(self):
         """The shards that are known now."""
         return list(self.known)
+
+    def note(self, info):
+        """Nothing is remembered of them."""
 
     def epoch_name(self, start, rank):
         """The name of a group of learners."""

@@ -11,7 +11,7 @@ import torch
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.ray.client import ReplayClient
-from mmreplay.ray.sources import LostWarning
+from mmreplay.ray.client_stats import LostWarning
 from tests.on_ray.rings import Run, Shard, ring
 
 

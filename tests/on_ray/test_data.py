@@ -1,5 +1,6 @@
 """Rings as a Ray Data dataset, and a dataset as rings, against numpy."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,6 +222,24 @@ def test_a_ring_is_read_on_the_node_that_is_named(cluster, rings):
     for ring, label in ((1, "n0"), (0, "n1")):
         nodes = set(rows["node"][rows["action"] // 1_000_000 == ring])
         assert nodes == {cluster.node_id(label)}
+
+
+def test_relative_paths_start_from_the_working_folder_of_the_caller(
+    cluster, rings, tmp_path, monkeypatch
+):
+    def folder():
+        return os.getcwd()
+
+    where = ray.remote(folder).options(num_cpus=0, label_selector={"mmreplay": "n1"})
+    monkeypatch.chdir(tmp_path)
+    assert ray.get(where.remote(), timeout=60) != str(tmp_path)
+    rows = columns(read({"n0": ["a"], "n1": ["b"]}))
+    assert len(rows["action"]) == sum(len(legal(path)["action"]) for path in rings)
+    assert_rows(columns(read("a")), legal(rings[0]))
+    written = write(read(["a"]), "written", SCHEMA)
+    assert written
+    assert all(path.startswith(str(tmp_path / "written")) for path in written)
+    assert len(mr.concat(written).sample(64)["reward"]) == 64
 
 
 def test_an_unknown_node_is_refused_with_the_known_ones(cluster, rings):

@@ -76,11 +76,13 @@ class World:
         arguments = number, name, side, allowance, count, unused, request, sent
         self.at(self.delay(), self.arrive, *arguments)
 
-    def arrive(self, number, name, side, allowance, count, unused, request, sent):
+    def arrive(
+        self, number, name, side, allowance, count, unused, request, sent, ahead=0
+    ):
         grants, granted = self.grants, 0
         if self.now >= self.down_until:
             grants.check(side, allowance.count)
-            if grants.ask(name, side, count, unused, request):
+            if grants.ask(name, side, count, unused, request, ahead):
                 answer = grants.decide(name, count)
                 granted = answer.granted
                 if grants.is_old(refused=bool(count) and not granted):
@@ -151,6 +153,115 @@ class World:
         return self.samples / (self.inserts - self.limiter.min_size)
 
 
+class DrawsAhead(World):
+    """A run whose learners draw ahead; a ring counts what is drawn.
+
+    Attributes:
+        received: Items that learners took.
+        ahead: Batches that a learner has at most, in calls of `per_call`.
+        by_turns: One program writes and learns by turns.
+        says: Whether learners say how many they have.
+    """
+
+    def __init__(self, *arguments, ahead, per_call, by_turns=False, says=True):
+        self.ahead, self.per_call = ahead, per_call
+        self.by_turns, self.says, self.received = by_turns, says, 0
+        # Batches asked for and ready, what each side waits for, its allowance.
+        self.asked, self.ready, self.needs = {}, {}, {}
+        self.allowances, self.begun = {}, set()
+        super().__init__(*arguments)
+        if by_turns:
+            self.at(0.01, self.turn, 0)
+
+    def begin(self, number, side):
+        count = ROWS if side == "insert" else ITEMS
+        ahead = ROWS // 2 if side == "insert" else 0
+        allowance = self.allowances[number] = Allowance(count, ahead, self.clock)
+        self.asked[number] = self.ready[number] = self.needs[number] = 0
+        name = f"{side} {next(self.names)}"
+        self.lives[number] = name, side
+        self.at(self.delay(), self.tick, number, name, side, allowance)
+        if not self.by_turns:
+            each = self.write if side == "insert" else self.learn
+            self.at(self.delay(), each, number)
+
+    def tick(self, number, name, side, allowance):
+        need = self.needs[number]
+        wants = allowance.wants(need if allowance.available < need else 0)
+        unused, request, sent = allowance.request()
+        count = allowance.count if wants else 0
+        ahead = self.ready[number] * ITEMS * self.says
+        arguments = number, name, side, allowance, count, unused, request, sent
+        self.at(self.delay(), self.arrive, *arguments, ahead)
+
+    def draw_ahead(self, number):
+        """As a loader's threads: from the first batch that was granted on."""
+        while (
+            number in self.begun
+            and self.asked[number] + self.ready[number] + self.per_call <= self.ahead
+        ):
+            self.asked[number] += self.per_call
+            self.at(self.delay(0.002), self.drawn, number)
+
+    def drawn(self, number):
+        self.samples += self.per_call * ITEMS
+        self.at(self.delay(), self.answer, number)
+
+    def answer(self, number):
+        self.asked[number] -= self.per_call
+        self.ready[number] += self.per_call
+
+    def take(self, number):
+        """Take a batch, if one is granted and ready."""
+        self.needs[number] = ITEMS
+        if self.allowances[number].available < ITEMS:
+            return False
+        self.begun.add(number)
+        self.draw_ahead(number)
+        if not self.ready[number]:
+            return False
+        self.needs[number] = 0
+        self.ready[number] -= 1
+        self.allowances[number].use(ITEMS)
+        self.received += ITEMS
+        self.draw_ahead(number)
+        self.measure()
+        return True
+
+    def add(self, number, rows):
+        """Publish rows, if they are granted."""
+        self.needs[number] = 1
+        if self.allowances[number].available < rows:
+            return False
+        self.needs[number] = 0
+        self.inserts += rows
+        self.allowances[number].use(rows)
+        self.measure()
+        return True
+
+    def write(self, number):
+        mean = self.busy_s[0] / 8 if self.add(number, 8) else 0.001
+        self.at(self.delay(mean), self.write, number)
+
+    def learn(self, number):
+        mean = self.busy_s[1] if self.take(number) else 0.001
+        self.at(self.delay(mean), self.learn, number)
+
+    def turn(self, written):
+        """The rows of one batch by writer 0, then the batch by learner 1."""
+        ratio, least, _ = self.limiter.settings
+        if written < ITEMS / ratio or self.inserts < least:
+            written += 8 * self.add(0, 8)
+        elif self.take(1):
+            written = 0
+        self.at(0.001, self.turn, written)
+
+    def measure(self):
+        samples, self.samples = self.samples, self.received
+        super().measure()
+        self.samples = samples
+
+
 def limiter(ratio=4.0, min_size=1_000, writers=4, learners=2, error=None):
     full = ratio * ROWS * writers + ITEMS * learners
     return mr.RateLimiter(ratio, min_size, full if error is None else error)
@@ -200,6 +311,42 @@ def test_the_least_error_buffer_never_stalls_and_is_slower():
         assert world.longest < 12
         assert world.worst_high <= 4 * ROWS
     assert 1_500 < slow.inserts < full.inserts
+
+
+@pytest.mark.parametrize(("ahead", "per_call"), [(2, 1), (16, 8)])
+@pytest.mark.parametrize("error", [None, (4 * ROWS + ITEMS) / 2])
+def test_batches_drawn_ahead_neither_stall_a_run_nor_bend_the_ratio(
+    ahead, per_call, error
+):
+    rule = limiter(error=error, writers=2)
+    world = DrawsAhead(rule, 2, 2, 1, ahead=ahead, per_call=per_call)
+    world.run(30.0)
+    assert world.longest < 1.5
+    assert world.inserts > 20_000
+    # A grant, and what was drawn since the last request of a learner.
+    assert world.worst_high <= 4 * ROWS + 2 * per_call * ITEMS
+    assert world.worst_low <= ITEMS * 2
+    error = rule.error_buffer + 4 * ROWS + 2 * per_call * ITEMS
+    difference = 4 * (world.inserts - rule.min_size) - world.received
+    assert abs(difference) <= error
+
+
+@pytest.mark.parametrize(("ahead", "per_call"), [(2, 1), (8, 4), (16, 8)])
+def test_a_program_that_writes_and_learns_by_turns_does_not_wait_for_itself(
+    ahead, per_call
+):
+    inserts = []
+    for says in (True, False):
+        rule = limiter(writers=1, learners=1)
+        world = DrawsAhead(
+            rule, 1, 1, 1, ahead=ahead, per_call=per_call, by_turns=True, says=says
+        )
+        world.run(30.0)
+        inserts.append(world.inserts)
+    # Were batches that wait for it counted as taken, it would wait for rows that it
+    # does not write while it waits.
+    assert inserts[0] > 20_000
+    assert inserts[1] < 1_000 + 2 * ITEMS
 
 
 @pytest.mark.parametrize("side", ["insert", "sample"])
@@ -264,6 +411,25 @@ def test_what_was_granted_since_a_look_began_counts_as_done_for_the_own_side_onl
     grants.looked(grants.begin_look(), Counts(100, 50, 100))
     # 100 - (50 + 199) = 1 - 150 + 0.
     assert grants.decide("b", 199).granted == 199
+
+
+def test_items_ahead_of_a_learner_are_not_done_once_a_look_has_counted_them():
+    rule = mr.RateLimiter(1.0, 1, 100.0)
+    now = [0.0]
+    grants = Grants(rule, lambda: now[0])
+    grants.looked(0.0, Counts(100, 250, 100))
+    now[0] = 1.0
+    # Said after the look: it may not have counted them.
+    grants.ask("l", "sample", 50, 0, 1, ahead=150)
+    assert grants.decide("l", 50).granted == 0
+    now[0] = 2.0
+    grants.looked(grants.begin_look(), Counts(100, 250, 100))
+    # 100 - (250 - 150 + 99) = 1 - 100 + 0.
+    assert grants.decide("l", 99).granted == 99
+    grants.ask("w", "insert", 200, 0, 1)
+    # 100 + 101 - 100 = 1 + 100.
+    assert grants.decide("w", 102).granted == 0
+    assert grants.decide("w", 101).granted == 101
 
 
 def test_a_request_that_arrives_late_changes_nothing():
@@ -354,6 +520,21 @@ def test_an_allowance_is_used_oldest_first_and_void_after_the_patience():
     assert allowance.wants()
     allowance.granted(64, 16.0)
     assert not allowance.wants()
+
+
+def test_rows_under_way_are_held_after_their_grants_are_void():
+    now = [0.0]
+    allowance = Allowance(64, 32, lambda: now[0])
+    allowance.granted(64, 0.0)
+    allowance.use(48)
+    allowance.set_under_way(48)
+    assert allowance.available == 16
+    assert allowance.request()[0] == 64
+    now[0] = 60.0
+    assert allowance.available == 0
+    assert allowance.request()[0] == 48
+    allowance.set_under_way(0)
+    assert allowance.request()[0] == 0
 
 
 def test_one_that_does_nothing_does_not_ask_again():

@@ -1,6 +1,7 @@
 """A rate limiter over the writers and clients of a run, on a head and two nodes."""
 
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -54,6 +55,32 @@ class Steady:
         self.stopped = True
         self.writer.close()
         self.thread.join(10)
+
+
+class SteadyThin(Steady):
+    """Likewise, to the ring of another node."""
+
+    def __init__(self, run, number, to):
+        self.number = number
+        self.writer = mr.ray.thin_writer(run, SCHEMA, num_envs=1, steps=32, to=to)
+        self.error, self.stopped = None, False
+        self.thread = threading.Thread(target=self.write, daemon=True)
+        self.thread.start()
+
+    def pid(self):
+        return os.getpid()
+
+    def facts(self):
+        return self.writer.lost_rows, self.error
+
+    def stop(self):
+        self.stopped = True
+        self.thread.join(10)
+        self.writer.close()
+
+
+def make_thin_ring(run, root, limiter):
+    mr.ray.thin_ring(run, SCHEMA, 100_000, root=root, num_envs=4, limiter=limiter)
 
 
 class Learner:
@@ -141,6 +168,80 @@ def test_four_writers_and_two_learners_keep_the_ratio_over_kills(run_name, tmp_p
         ask(each, "stop")
     for path in paths:
         assert limiter_of(Path(path)).settings == limiter.settings
+
+
+def test_thin_writers_keep_the_ratio_over_kills(run_name, tmp_path):
+    limiter = mr.RateLimiter(**BOUND)
+    where = {"num_cpus": 0, "label_selector": {"mmreplay": "n0"}}
+    make = ray.remote(make_thin_ring).options(**where)
+    ray.get(make.remote(run_name, str(tmp_path / "n0"), limiter), timeout=60)
+    plain = on(Steady, "n1", run_name, str(tmp_path / "n1"), 9, limiter)
+    assert ask(plain, "facts")[1] is None
+    thin = [on(SteadyThin, "n1", run_name, number, "n0") for number in range(2)]
+    # Without a learner all of them stop at the bound together.
+    until(lambda: counts_of(run_name)[0] >= 1_050)
+    time.sleep(1)
+    assert counts_of(run_name)[0] <= 500 + 3_000 / 4 + 64
+    learner = on(Learner, "n0", run_name, 64)
+    worst = 0.0
+    for number in range(4):
+        before = counts_of(run_name)[0]
+        until(
+            lambda inserts=before + 500: counts_of(run_name)[0] >= inserts, wait_s=240.0
+        )
+        inserts, samples, _ = counts_of(run_name)
+        worst = max(worst, abs(4 * (inserts - 500) - samples))
+        if number == 0:
+            kill(shard(run_name, "n0").call("info")["pid"])
+        elif number == 1:
+            end_registry(run_name)
+        elif number == 2:
+            kill(ask(thin[0], "pid"))
+            thin[0] = on(SteadyThin, "n1", run_name, 2, "n0")
+    # Rows under way at the kills, and batches that were drawn ahead.
+    assert worst <= 3_000 + 4 * 64 * 3 + 3 * 64
+    for each in (plain, *thin):
+        assert ask(each, "facts")[1] is None
+    for each in (*thin, plain, learner):
+        ask(each, "stop")
+    mr.ray.stop(run_name)
+    with mr.ReplayBuffer.open(tmp_path / "n0" / run_name / "thin") as ring:
+        check(ring.gather_all())
+        assert limiter_of(ring.path).settings == limiter.settings
+        assert int(ring.heads.sum()) > 200
+
+
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_one_program_writes_and_draws_by_turns(run_name, tmp_path, per_call):
+    # 64 rows and 256 items at a time: full speed of one writer and one client.
+    limiter = mr.RateLimiter(4.0, 128, 512.0)
+    rounds, errors = [], []
+
+    def turns(writer):
+        try:
+            writer.extend(block(0, 0, 128))
+            with mr.ray.ReplayClient(
+                run_name, mr.UniformSampler(seed=0), batch_size=256, per_call=per_call
+            ) as client:
+                for number, batch in enumerate(client):
+                    check(batch)
+                    for row in range(64):
+                        one = block(0, 128 + 64 * number + row, 1)
+                        writer.add({path: each[0] for path, each in one.items()})
+                    rounds.append(number)
+                    if number == 30:
+                        return
+        except Exception as error:
+            errors.append(error)
+
+    with mr.ray.writer(
+        run_name, SCHEMA, 10_000, root=tmp_path, limiter=limiter
+    ) as writer:
+        thread = threading.Thread(target=turns, args=(writer,), daemon=True)
+        thread.start()
+        until(lambda: not thread.is_alive())
+    assert errors == []
+    assert len(rounds) == 31
 
 
 def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):

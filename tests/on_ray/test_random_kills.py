@@ -3,10 +3,17 @@
 Writers on two nodes write, and a learner on one of them draws, all the time. A writer
 notes in a file how many rows are published; these must be there in the end, and whole.
 ``MMREPLAY_KILLS`` says how many kills; an hour has some 500.
+
+For each kind of kill it prints how long the first batch takes from the restart on: the
+first one with rows of the ring whose shard, node or writer is back, or the first one at
+all. A shard, registry or writer is back when it answers, a node when it has joined, and
+a learner when its process begins to make its client.
 """
 
+import collections
 import os
 import random
+import statistics
 import struct
 import sys
 import threading
@@ -19,7 +26,7 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
-from tests.on_ray.actors import ask, ended, kill, shard  # noqa: E402
+from tests.on_ray.actors import ask, ended, kill, registry, shard  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
@@ -84,6 +91,9 @@ class Learns(Noting):
     """Draws from the whole run, and checks every row."""
 
     def __init__(self, run, notes):
+        self.began = time.monotonic()
+        # When each batch came, and of which writers it has rows.
+        self.batches = collections.deque(maxlen=100_000)
         sampler = mr.PrioritizedSampler(seed=0)
         self.client = mr.ray.ReplayClient(run, sampler, batch_size=64)
         super().__init__(notes)
@@ -91,9 +101,18 @@ class Learns(Noting):
     def work(self):
         for count, batch in enumerate(self.client):
             check(batch)
+            self.batches.append((time.monotonic(), set(batch["writer"].tolist())))
             priorities = 1.0 + (batch["number"] % 7)
             self.client.update_priorities(batch, priorities)
             self.note(count)
+
+    def first_after(self, since, writer):
+        """When the first batch came after a time, with rows of a writer or of any."""
+        since = self.began if since is None else since
+        for at, writers in tuple(self.batches):
+            if at > since and (writer is None or writer in writers):
+                return at - since
+        return None
 
 
 def noted(path):
@@ -150,17 +169,34 @@ class Run:
             until(lambda: noted(note)[0] > marks[number])  # noqa: B023
         return took
 
+    def first_batch(self, since, writer):
+        """Seconds from a restart to the first batch; see `Learns.first_after`."""
+        arguments = self.learner, "first_after", since, writer
+        return until(lambda: ask(*arguments))
+
     def strike(self, kind, number):
-        """Kill one process, and start again what Ray does not."""
+        """Kill one process, and start again what Ray does not.
+
+        Returns:
+            When it was back, and the writer of whose rows the next batch tells; None
+            for when the learner began, and for any.
+        """
         if kind == "shard":
-            kill(shard(self.name, LABELS[number]).call("info")["pid"])
-        elif kind == "registry":
+            remote = shard(self.name, LABELS[number])
+            kill(remote.call("info")["pid"])
+            remote.call("info")
+            return time.monotonic(), number
+        if kind == "registry":
             actor = ray.get_actor(calls.registry_name(self.name), calls.NAMESPACE)
             ray.kill(actor, no_restart=False)
-        elif kind == "writer":
+            registry(self.name).call("members")
+            return time.monotonic(), None
+        if kind == "writer":
             kill(ask(self.writers[number], "pid")[0])
             self.writers[number] = self.write(number)
-        elif kind == "raylet":
+            ask(self.writers[number], "pid")
+            return time.monotonic(), number
+        if kind == "raylet":
             # Not that of the learner, whose draws go on without the other node.
             pid = ask(self.writers[1], "pid")[0]
             node_id = self.nodes.node_id(LABELS[1])
@@ -170,11 +206,13 @@ class Run:
             self.nodes.wait_dead(node_id)
             self.nodes.remove(LABELS[1])
             self.nodes.add(LABELS[1])
+            joined = time.monotonic()
             self.writers[1] = self.write(1)
             shard(self.name, LABELS[1]).call("info")
-        else:
-            kill(ask(self.learner, "pid")[0])
-            self.learner = self.learn()
+            return joined, 1
+        kill(ask(self.learner, "pid")[0])
+        self.learner = self.learn()
+        return None, None
 
     def check(self):
         """Check that every published row is there and whole; return how many."""
@@ -193,26 +231,31 @@ class Run:
         return rows
 
 
+def spread(times):
+    """The median and the most of some seconds."""
+    return f"{statistics.median(times):.2f} s (median), {max(times):.2f} s (most)"
+
+
 @pytest.mark.slow
 def test_random_kills_lose_no_published_row(run_name, tmp_path, cluster):
     rng = random.Random(SEED)
     run = Run(run_name, tmp_path, cluster)
     run.healthy()
-    took = {kind: [] for kind in KINDS}
+    took, first = ({kind: [] for kind in KINDS} for _ in range(2))
     for _ in range(KILLS):
         (kind,) = rng.choices([*KINDS], [*KINDS.values()])
         number = rng.randrange(2)
         time.sleep(rng.random() * 0.2)
         print(f"kills a {kind} of {number}", flush=True)
-        run.strike(kind, number)
+        since, writer = run.strike(kind, number)
         took[kind].append(run.healthy())
+        first[kind].append(run.first_batch(since, writer))
     ray.kill(run.learner)
     rows = run.check()
     for kind, times in took.items():
         if times:
-            middle = sorted(times)[len(times) // 2]
             print(
-                f"{len(times)} kills of a {kind}: {BATCHES} more batches after "
-                f"{middle:.1f} s (median), {max(times):.1f} s (most)"
+                f"{len(times)} kills of a {kind}: first batch {spread(first[kind])} "
+                f"after it was back, {BATCHES} more batches after {spread(times)}"
             )
     print(f"{KILLS} kills, {rows:,} rows: none lost, none wrong")

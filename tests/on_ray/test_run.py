@@ -32,6 +32,7 @@ def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
         assert each.root == str(tmp_path / label)
         (ring,) = each.rings
         assert (ring.name, ring.rows, ring.num_envs) == ("ring-000", 100, 1)
+        assert ring.free > 0
     for writer in writers:
         ask(writer, "close")
     with mr.ReplayBuffer.open(tmp_path / "n0" / run_name / "ring-000") as ring:
@@ -116,6 +117,7 @@ def test_the_commands_show_a_run_and_end_it(run_name, tmp_path, cluster):
     assert shown.returncode == 0
     assert f"run '{run_name}': 1 shard, 1 ring, 60 steps" in shown.stdout
     assert str(tmp_path / run_name / "ring-000") in shown.stdout
+    assert "disk free" in shown.stdout
     found = json.loads(command("ray", "status", run_name, "--json").stdout)
     assert (found["run"], found["steps"]) == (run_name, 60)
     pytest.importorskip("starlette")
@@ -124,6 +126,7 @@ def test_the_commands_show_a_run_and_end_it(run_name, tmp_path, cluster):
     assert viewed.returncode == 0, viewed.stderr
     assert viewed.stdout.startswith(f"{page}/index.html: 2 of 2 episodes")
     assert found["shards"][0]["rings"][0]["name"] == "ring-000"
+    assert found["shards"][0]["rings"][0]["free"] > 0
     assert command("ray", "stop", run_name).returncode == 0
     gone = command("ray", "status", run_name)
     assert gone.returncode == 3

@@ -13,6 +13,7 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
+from mmreplay.ray.client import RayRun  # noqa: E402
 from tests.on_ray.actors import (  # noqa: E402
     ask,
     ended,
@@ -180,3 +181,52 @@ def test_a_shard_without_a_label_is_made_again_by_the_registry(
     finally:
         mr.ray.stop(run_name)
         cluster.remove_node(node)
+        # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["shard", "client"])
+def test_a_restarted_registry_hears_of_a_node_without_a_label_that_is_away(
+    run_name, tmp_path, cluster, who
+):
+    host = socket.gethostname()
+    node = cluster.add(None)
+    selector = {"resources": {"unlabelled": 0.001}}
+    try:
+        writer = writing(None, run_name, str(tmp_path / "u"), selector=selector)
+        assert ask(writer, "add", 200) == 200
+        path = ask(writer, "path")
+        if who == "shard":
+            other = writing("n0", run_name, str(tmp_path / "n0"))
+            ask(other, "add", 10)
+        client = RayRun(run_name)
+        for serving in client.shards():
+            client.note(serving.send("info").result(30.0))
+    finally:
+        node_id = node.node_id
+        cluster.remove_node(node)
+    cluster.wait_dead(node_id)
+    until(lambda: host not in calls.shard_keys(run_name))
+    actor = ray.get_actor(calls.registry_name(run_name), namespace="mmreplay")
+    ray.kill(actor, no_restart=False)
+    if who == "client":
+        assert until(lambda: mr.ray.status(run_name)).shards == ()
+        client.shards()
+
+    def away():
+        found = {each.key: each for each in mr.ray.status(run_name).shards}
+        return found.get(host)
+
+    assert until(away).root == str(tmp_path / "u")
+    node = cluster.add(None)
+    try:
+        until(lambda: away().alive)
+        info = shard(run_name, host).call("info")
+        assert info["rings"]["ring-000"]["heads"] == [200]
+        holds(path, 200)
+    finally:
+        mr.ray.stop(run_name)
+        cluster.remove_node(node)
+        # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)

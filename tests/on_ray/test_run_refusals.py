@@ -53,6 +53,15 @@ def test_another_version_of_ray_is_refused():
     assert "mmreplay.ray needs Ray 2.60, got 2.9.3" in done.stderr
 
 
+def test_without_ray_the_attribute_is_missing_and_the_import_says_why():
+    done = python(
+        WITHOUT_RAY + "import mmreplay as mr; print(hasattr(mr, 'ray')); "
+        "print(getattr(mr, 'ray', None)); from mmreplay import ray"
+    )
+    assert done.stdout == "False\nNone\n"
+    assert "ModuleNotFoundError: mmreplay.ray needs Ray, which is not" in done.stderr
+
+
 def test_without_ray_mmreplay_is_imported_as_ever():
     assert python(WITHOUT_RAY + "import mmreplay").returncode == 0
 

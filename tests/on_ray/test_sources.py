@@ -11,8 +11,9 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, LockedError, SchemaError, StarvedError
 from mmreplay.loader.prefetch import PendingBatch
-from mmreplay.ray import draws, sources
-from mmreplay.ray.sources import LostWarning, RingsSource
+from mmreplay.ray import draws, priority_updates, ring_table
+from mmreplay.ray.client_stats import LostWarning
+from mmreplay.ray.sources import RingsSource
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
 from tests.samplers.frequencies import assert_distribution
 
@@ -56,12 +57,17 @@ def draw(source, count):
 def prioritize(source, number, values):
     """Give the first rows of a ring these priorities, at once."""
     count = len(values)
-    shard = source._rings[number].shard
+    shard = source.table.rings[number].shard
     update = {
         "env_ids": np.zeros(count, np.int64), "positions": np.arange(count),
         "values": np.asarray(values, np.float32), "mask": None,
     }  # fmt: skip
-    arguments = (source._client, {source._rings[number].name: [update]}, None, 0.0)
+    arguments = (
+        source.table.client,
+        {source.table.rings[number].name: [update]},
+        None,
+        0.0,
+    )
     calls = shard.calls.send("exchange", *arguments)
     calls.result(1.0)
 
@@ -87,7 +93,7 @@ def test_one_ring_draws_what_the_local_sampler_draws(
             local.view, np.zeros(300, np.int64), np.arange(300), values
         )
     prioritize(source, 0, values)
-    source._ask_all()
+    source.table.ask_all()
     for _ in range(20):
         expected, batch = local.sample(64), sample(source, 64)
         np.testing.assert_array_equal(batch.positions, expected.positions)
@@ -133,7 +139,7 @@ def test_rings_are_drawn_from_and_weighted_as_one_buffer(
     values = [rng.random(size) + 0.01 for size in sizes]
     for number, own in enumerate(values):
         prioritize(source, number, own)
-    source._ask_all()
+    source.table.ask_all()
     masses = np.concatenate([(v.astype(np.float32) + 1e-6) ** 0.6 for v in values])
     law, firsts = masses / masses.sum(), np.array([0, 3, 403])
     drawn = []
@@ -229,7 +235,7 @@ def test_an_empty_ring_gives_its_points_to_the_others(make, rng):
         prioritize(source, 0, np.full(40, 1.0))
         prioritize(source, 1, masses[:100])
         prioritize(source, 2, masses[100:])
-        source._ask_all()
+        source.table.ask_all()
         pending = draw(source, 32)
         # It had 40 of some 150 when the batch was planned.
         prioritize(source, 0, np.zeros(40))
@@ -301,7 +307,7 @@ def test_priorities_travel_with_the_next_draw_of_their_shard(make):
     assert not first.calls
     sample(source, 64)
     assert first.calls == second.calls == ["exchange"]
-    assert source._highest == 7.0
+    assert source.table.highest == 7.0
 
 
 def test_priorities_are_sent_by_themselves_where_nothing_is_drawn(make, monkeypatch):
@@ -310,11 +316,11 @@ def test_priorities_are_sent_by_themselves_where_nothing_is_drawn(make, monkeypa
     source.update_priorities(batch, np.full(8, 7.0))
     source.tick()
     assert shard.calls[-1] == "exchange"
-    assert source._rings[0].mass.highest == 1.0
-    monkeypatch.setattr(sources, "IDLE_S", 0.0)
+    assert source.table.rings[0].mass.highest == 1.0
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
     source.tick()
     source.tick()
-    assert source._rings[0].mass.highest == 7.0
+    assert source.table.rings[0].mass.highest == 7.0
 
 
 def test_the_last_priorities_are_sent_by_close(make):
@@ -322,7 +328,7 @@ def test_the_last_priorities_are_sent_by_close(make):
     batch = sample(source, 8)
     source.update_priorities(batch, np.full(8, 7.0))
     source.close()
-    client = source._client
+    client = source.table.client
     assert shard.draws.masses(client, 0, 0.0)["r"][3] == 7.0
 
 
@@ -359,7 +365,7 @@ def test_priorities_of_windows_are_theirs(make):
     with pytest.raises(SchemaError, match=r"\[8\] or \[8, 4\] or \[8, 3\], got"):
         source.update_priorities(batch, np.ones((8, 2)))
     sample(source, 8)
-    assert source._rings[0].mass.highest == 6.0
+    assert source.table.rings[0].mass.highest == 6.0
 
 
 def test_a_sampler_without_priorities_takes_none(make):
@@ -396,7 +402,7 @@ def test_a_restart_in_the_middle_repeats_the_same_draws(make):
 
 @pytest.mark.parametrize("state", ["silent", "restarting"])
 def test_a_lost_node_drops_out_and_comes_back(make, monkeypatch, state):
-    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     source, (first, _) = make(
         [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), lost_s=0.2
     )
@@ -455,7 +461,7 @@ def test_all_nodes_lost_is_a_starved_error(make):
     shards[1].state = "alive"
     for _ in range(2):
         time.sleep(0.01)
-        source._shards["s1"].heard_at = 0.0
+        source.table.shards["s1"].heard_at = 0.0
         source.tick()
     assert set(sample(source, 8).buffer_ids) == {1}
 
@@ -499,9 +505,9 @@ def test_where_all_are_late_they_are_waited_for(make):
 def test_a_ring_that_was_deleted_and_made_again_is_followed(
     tmp_path, monkeypatch, sampler, here
 ):
-    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
-    monkeypatch.setattr(sources, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     path = ring(tmp_path / "a", np.arange(50))
     shard = Shard("s0", {"a": path})
     run = Run(shard, Shard("s1", {"b": ring(tmp_path / "b", np.arange(50))}), key=here)
@@ -537,7 +543,7 @@ def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
             if not alone:
                 # Answered before the rows are overwritten.
                 for request, _ in pending.shares[0].requests:
-                    source._answer(request, None)
+                    source._requests.answer(request)
             writer.extend(n=100 * turn + np.arange(100))
             batch = source.gather(pending)
             assert len(batch) == 64
@@ -559,8 +565,8 @@ def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
 
 
 def test_new_rings_and_new_nodes_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "OLD_S", 0.0)
-    monkeypatch.setattr(sources, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
     run = Run(first)
     source = RingsSource(run, mr.UniformSampler(0), ())
@@ -578,7 +584,7 @@ def test_new_rings_and_new_nodes_are_found(tmp_path, monkeypatch):
 
 
 def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
     run = Run(shard, key="s0")
     source = RingsSource(run, mr.UniformSampler(0), ())
@@ -593,7 +599,7 @@ def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
 
 
 def test_a_ring_that_grew_is_seen_without_a_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "OLD_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 100) as writer:
         first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
         second = Shard("s1", {"b": tmp_path / "b"})
@@ -628,7 +634,7 @@ def test_alone_owns_the_priorities_of_its_node(make):
     uniform.close()
     source.close()
     after = RingsSource(rival, mr.PrioritizedSampler(seed=0), ())
-    assert after._rings[0].mass.highest == 3.0
+    assert after.table.rings[0].mass.highest == 3.0
     after.close()
 
 

@@ -1,0 +1,202 @@
+"""Draws of shuffled epochs over the rings of a run, as one learner goes through them.
+
+`EpochPlan` says which starts each batch has. All rings freeze an epoch when it begins,
+which the registry sees to. An epoch leaves no ring out: shards that are away are waited
+for, and a ring that has forgotten the epoch is reminded of it.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from uuid import uuid4
+
+import numpy as np
+
+from mmreplay.batch import Batch
+from mmreplay.errors import StaleError
+from mmreplay.format.ray_files import FrozenEpoch
+from mmreplay.ray.draws import Reply
+from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
+from mmreplay.ray.joined_batches import BatchJoiner
+from mmreplay.ray.requests import PlannedBatch, Request, Requests
+from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, RingTable
+from mmreplay.ray.shard_calls import CallLostError, NotYetError
+from mmreplay.samplers.base import State
+from mmreplay.samplers.random import StepGenerator
+
+
+class EpochDraws:
+    """Draws each legal start of all rings once an epoch.
+
+    Threads: the table's lock is held in `plan` and `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        epochs: EpochPlan,
+        table: RingTable,
+        requests: Requests,
+        joiner: BatchJoiner,
+    ) -> None:
+        """Begin before the first epoch.
+
+        Args:
+            epochs: The learner's way through them.
+            table: The rings that are known.
+            requests: To their shards.
+            joiner: Of their batches.
+        """
+        self._epochs, self._table = epochs, table
+        self._requests, self._joiner = requests, joiner
+        self._start_of_name = f"{table.client['name']} {epochs.seed}"
+        self._name = ""
+
+    @property
+    def skipped(self) -> int:
+        """Starts of the newest epoch that were overwritten before they were drawn."""
+        return self._epochs.skipped
+
+    def plan(self, count: int) -> PlannedBatch | None:
+        """Plan the next batch of the epoch, and ask for it; None at its end.
+
+        Raises:
+            EmptyError: There are fewer legal starts than learners.
+            FailedError: The client is closed.
+        """
+        epochs, table = self._epochs, self._table
+        self._begin()
+        share = epochs.next(count)
+        if share is None:
+            epochs.next_epoch()
+            return None
+        frozen = epochs.frozen(share.epoch)
+        assert frozen is not None
+        while not self._has_rings(frozen.rings):
+            table.refuse_closing()
+            time.sleep(REPEAT_S)
+            table.find_rings()
+        rings = tuple(table.rings)
+        numbers = {ring.uuid: ring.number for ring in rings}
+        totals = np.zeros(len(rings))
+        shares = [np.empty(0)] * len(rings)
+        for uuid, total in zip(frozen.rings, frozen.totals.tolist(), strict=True):
+            totals[numbers[uuid]] = total
+            shares[numbers[uuid]] = share.shares.get(uuid, np.empty(0))
+        number = (share.epoch << 32) + share.first * epochs.num_ranks + epochs.rank
+        planned = PlannedBatch(
+            0,
+            share.stop - share.first,
+            StepGenerator(epochs.seed).key(number),
+            totals / totals.sum(),
+            shares,
+            epoch_share=share,
+        )
+        self._requests.ask_for([planned])
+        return planned
+
+    def _has_rings(self, uuids: Iterable[str]) -> bool:
+        return {ring.uuid for ring in self._table.rings} >= set(uuids)
+
+    def _begin(self) -> None:
+        """Have all rings freeze the next epoch, unless it has begun."""
+        epochs, run = self._epochs, self._table.run
+        if epochs.frozen(epochs.epoch) is not None:
+            return
+        if not self._name:
+            start = f"{zlib.crc32(self._start_of_name.encode()):08x}"
+            if epochs.num_ranks > 1:
+                start = f"{start}.{epochs.num_ranks}"
+                self._name = run.epoch_name(start, epochs.rank)
+            else:
+                self._name = f"{start}/{uuid4().hex}"
+        while True:
+            answer = run.epoch(self._table.client, self._name, epochs.epoch)
+            if not answer["away"]:
+                break
+            self._table.refuse_closing()
+            time.sleep(WAIT_S)
+        frozen = {
+            uuid: FrozenEpoch.from_json(each, f"epoch of ring {uuid}")
+            for uuid, each in answer["rings"].items()
+        }
+        epochs.begin(FrozenRun.of(frozen))
+
+    # From the replies to a batch.
+
+    def gather(self, planned: PlannedBatch) -> Batch | None:
+        """Collect a batch; None where none of its steps is there any more.
+
+        Raises:
+            StarvedError: A writer overwrote rows again and again.
+            FailedError: The client is closed.
+        """
+        share = planned.epoch_share
+        assert share is not None
+        answer = partial(self._answer, share)
+        batches: dict[int, list[Batch]] = {}
+        for request, slices in planned.requests:
+            answer(request)
+            for name, own in slices.items():
+                ring = request.shard.rings[name]
+                batch = self._requests.rows(ring, request, own, planned, answer)
+                if batch is not None and len(batch):
+                    batches.setdefault(ring.number, []).append(batch)
+        joined = None
+        if batches:
+            joined = self._joiner.join(planned, batches, planned.fractions)
+        with self._table.lock:
+            self._epochs.gathered(share, 0 if joined is None else len(joined))
+        return joined
+
+    def _answer(self, share: EpochShare, request: Request) -> Reply:
+        """Wait for a reply, however long a shard is away."""
+        shard, table = request.shard, self._table
+        while True:
+            try:
+                reply = self._requests.answer(request)
+            except StaleError:
+                # The ring has forgotten the epoch, or its folder was replaced.
+                frozen = self._epochs.frozen(share.epoch)
+                if frozen is None:
+                    raise
+                rings = {u: each.to_json() for u, each in frozen.rings.items()}
+                restored = shard.remote.send("restore", table.client, rings)
+                with suppress(NotYetError, CallLostError):
+                    restored.result(table.lost_s)
+            else:
+                if reply is not None:
+                    return reply
+            while shard.lost:
+                # The thread that looks after the shards hears when it is back.
+                table.refuse_closing()
+                time.sleep(REPEAT_S)
+            request.at = time.monotonic()
+            self._requests.send_again(request)
+
+    # What a loader asks for.
+
+    def more(self, count: int) -> bool:
+        """Whether the epoch has another batch."""
+        epochs = self._epochs
+        if epochs.frozen(epochs.epoch) is None:
+            return True
+        return epochs.done < epochs.size(count)
+
+    def num_batches(self, count: int) -> int:
+        """Batches of the whole epoch, which begins here where it has not."""
+        with self._table.lock:
+            self._begin()
+            return -(-self._epochs.size(count) // count)
+
+    def state_dict(self) -> State:
+        """Where the next batch is; O(environments) of all rings."""
+        return {**self._epochs.state_dict(), "group": self._name}
+
+    def load_state_dict(self, state: State) -> None:
+        """Draw from a state on."""
+        self._epochs.load_state_dict(state)
+        self._name = str(state.get("group", ""))

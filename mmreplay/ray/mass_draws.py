@@ -1,0 +1,267 @@
+"""Draws of batches by the masses of the rings.
+
+**Plan.** The points of a batch are divided between the rings by the masses that are
+known; each shard gets shares of its rings' own masses. A row's probability is its
+ring's share in the plan times its probability in its ring at the draw, which is
+unbiased whatever the masses did since; see `mmreplay.samplers.joint`.
+
+**Rings that answer nothing.** Where a ring is empty by now, lost or late, all points
+that fell on it are drawn among the other rings. With phi the sum of the silent rings'
+shares in the plan, a row of the others is drawn 1 / (1 - phi) times as often, and so
+its probability is divided by 1 - phi, in the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from mmreplay.batch import Batch
+from mmreplay.errors import EmptyError, StarvedError
+from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.joined_batches import BatchJoiner
+from mmreplay.ray.requests import MAX_REDRAWS, PlannedBatch, Requests, RequestSlices
+from mmreplay.ray.ring_table import RingTable
+from mmreplay.samplers.base import Sampler, State
+from mmreplay.samplers.joint import JointSampler, Numbers, plan
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.states import check_kind, same, stored_integer
+
+
+class MassDraws:
+    """Draws batch after batch, without an end.
+
+    Threads: the table's lock is held in `plan` and `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        table: RingTable,
+        requests: Requests,
+        joiner: BatchJoiner,
+        stats: ClientStats,
+        *,
+        per_call: int,
+        straggler_s: float | None,
+        seed: int | None,
+    ) -> None:
+        """Begin at the first batch.
+
+        Args:
+            sampler: What rings are drawn by.
+            table: The rings that are known.
+            requests: To their shards.
+            joiner: Of their batches.
+            stats: What is met is counted there.
+            per_call: Batches that one call asks for.
+            straggler_s: Seconds after which a batch goes without a late ring.
+            seed: Of the draws.
+        """
+        self._sampler, self._table, self._stats = sampler, table, stats
+        self._requests, self._joiner = requests, joiner
+        self._per_call, self._straggler_s = per_call, straggler_s
+        self._random = StepGenerator(seed)
+        self._step = 0
+        self._planned: deque[PlannedBatch] = deque()
+
+    # Plans.
+
+    def plan(self, count: int) -> PlannedBatch:
+        """Plan the next batch, and ask for it; one call asks for several.
+
+        Raises:
+            EmptyError: There is no mass.
+            StarvedError: No shard answers.
+        """
+        planned = self._planned
+        if planned and planned[0].count != count:
+            planned.clear()
+        if not planned:
+            totals, batches = self._totals(count), []
+            for step in range(self._step, self._step + self._per_call):
+                fractions, shares = plan(totals, self._points(step, 0, count))
+                key = self._random.key(step)
+                batches.append(PlannedBatch(step, count, key, fractions, shares))
+            self._requests.ask_for(batches)
+            planned.extend(batches)
+        self._step += 1
+        self._table.step = self._step
+        return planned.popleft()
+
+    def _totals(self, count: int) -> Numbers:
+        """Masses of the rings as they are known; 0 of those that are lost.
+
+        Raises:
+            EmptyError: There is no mass.
+            StarvedError: No shard answers.
+        """
+        table = self._table
+        for is_new in (False, True):
+            if is_new:
+                table.ask_all()
+            totals = np.array(
+                [0.0 if r.shard.lost else r.mass.total for r in table.rings]
+            )
+            if totals.sum() > 0:
+                return totals
+        run = table.run.run
+        if all(ring.shard.lost for ring in table.rings):
+            raise StarvedError(
+                f"run {run!r}: no node has answered for {table.lost_s:g} s, of "
+                f"{sorted(table.shards)}. Check them with mmreplay ray status {run}, "
+                "and draw again."
+            )
+        legal = sum(ring.mass.num_legal for ring in table.rings)
+        raise EmptyError(
+            f"cannot draw {count} steps: the {len(table.rings)} rings of run {run!r} "
+            f"have {legal} legal starts, and all of them priority 0. Add steps, or "
+            "update the priorities."
+        )
+
+    def _points(self, step: int, first: int, stop: int) -> Numbers:
+        """Points of a batch on the line of all masses.
+
+        Args:
+            step: Of the batch.
+            first: Of the numbers of the batch: points that are drawn again have others.
+            stop: One past the last.
+        """
+        numbers = self._random.shares(step, stop)[first:]
+        if self._table.prioritized:
+            return cast(JointSampler, self._sampler).points(numbers)
+        return numbers
+
+    def num_answered(self) -> int:
+        """Batches of a call that was answered, which no one has asked for yet."""
+        return sum(
+            all(request.reply is not None for request, _ in batch.requests)
+            for batch in tuple(self._planned)
+        )
+
+    # From the replies to a batch.
+
+    def gather(self, planned: PlannedBatch) -> Batch:
+        """Wait for the rows of a batch, or gather them here, and join them.
+
+        Raises:
+            StarvedError: Rings were empty again and again, or overwritten.
+        """
+        for _ in range(MAX_REDRAWS):
+            batch = self._collect(planned)
+            if batch is not None:
+                return batch
+            # No ring of the plan has anything to draw: plan by what is there now.
+            self._table.ask_all()
+            step, count = planned.step, planned.count
+            with self._table.lock:
+                totals = self._totals(count)
+                fractions, shares = plan(totals, self._points(step, 0, count))
+                planned = PlannedBatch(step, count, planned.key, fractions, shares)
+            self._requests.ask_for([planned])
+        raise StarvedError(
+            f"run {self._table.run.run!r}: gave up after {MAX_REDRAWS} attempts, as "
+            "rings were empty each time. Lower the batch_size, or increase the "
+            "capacities."
+        )
+
+    def _collect(self, planned: PlannedBatch) -> Batch | None:
+        """Collect the parts of a batch; None where no ring gave any."""
+        fractions = planned.fractions
+        batches: dict[int, list[Batch]] = {}
+        silent = self._receive(planned, planned.requests, batches)
+        if not silent:
+            return self._joiner.join(planned, batches, fractions)
+        points = np.array([len(own) for own in planned.shares])
+        spent, failed = planned.count, silent
+        while failed:
+            # All points of a ring that gives nothing are drawn among the others.
+            gone = list(silent)
+            for number in gone:
+                batches.pop(number, None)
+            missing = int(points[gone].sum())
+            points[gone] = 0
+            rest = fractions.copy()
+            rest[gone] = 0.0
+            if not rest.sum() > 0:
+                return None
+            self._stats.redrawn += missing
+            numbers = self._points(planned.step, spent, spent + missing)
+            spent += missing
+            _, shares = plan(rest, numbers)
+            points += [len(own) for own in shares]
+            requests = self._requests.ask_for_shares(planned, shares)
+            failed = self._receive(planned, requests, batches)
+            silent |= failed
+        phi = float(fractions[list(silent)].sum())
+        return self._joiner.join(planned, batches, fractions / (1.0 - phi), silent)
+
+    def _receive(
+        self,
+        planned: PlannedBatch,
+        requests: Sequence[RequestSlices],
+        batches: dict[int, list[Batch]],
+    ) -> set[int]:
+        """Add what shards gave to the batches; return the rings that gave nothing."""
+        failed: set[int] = set()
+        late: list[RequestSlices] = []
+        for straggler_s in (self._straggler_s, None):
+            for request, slices in requests:
+                rings = request.shard.rings
+                reply = self._requests.answer(request, straggler_s)
+                if reply is None:
+                    if not request.shard.lost:
+                        late.append((request, slices))
+                    failed |= {rings[name].number for name in slices}
+                    continue
+                for name, own in slices.items():
+                    batch = self._requests.rows(
+                        rings[name], request, own, planned, self._requests.answer
+                    )
+                    if batch is None:
+                        failed.add(rings[name].number)
+                    else:
+                        failed.discard(rings[name].number)
+                        batches.setdefault(rings[name].number, []).append(batch)
+            if not late or batches:
+                break
+            # None is in time: wait for them all.
+            requests, late = late, []
+        self._stats.late += bool(late)
+        return failed
+
+    # What a loader asks for.
+
+    def more(self, count: int) -> bool:
+        """Whether there is another batch: always."""
+        return True
+
+    def num_batches(self, count: int) -> int:
+        """Refuse: there is no end.
+
+        Raises:
+            TypeError: In any case.
+        """
+        raise TypeError(
+            f"ReplayClient: {type(self._sampler).__name__} draws without an end, so it "
+            "has no length. Use a sampler with epochs, such as ShuffledSampler."
+        )
+
+    def state_dict(self) -> State:
+        """Seed and step; priorities stay with the rings, on disk."""
+        return {
+            "kind": "RingsSource", "seed": self._random.seed, "step": self._step,
+            "sampler": type(self._sampler).__name__,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: State) -> None:
+        """Draw from a state on."""
+        check_kind(state, "RingsSource")
+        same(state, "sampler", type(self._sampler).__name__)
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
+        self._random, self._step = StepGenerator(seed), step
+        self._table.step = step
+        self._planned.clear()

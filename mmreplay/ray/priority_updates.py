@@ -1,0 +1,167 @@
+"""Priorities that a learner gives to steps of rings, on their way to the shards.
+
+They travel with the next request to the shard that owns them, or by themselves where
+nothing is drawn. Repeating them does no harm.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.concatenation import as_numpy
+from mmreplay.errors import ReplayError, SchemaError, frames_to_caller
+from mmreplay.ray.client_stats import ClientStats, LostWarning
+from mmreplay.ray.draws import Update
+from mmreplay.ray.requests import Requests
+from mmreplay.ray.ring_table import KnownShard, RingTable
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.priority_store import storable
+from mmreplay.samplers.sequence import SequenceSampler
+
+IDLE_S = 0.1
+"""Priorities are sent by themselves where nothing was drawn for so long."""
+
+
+class PriorityUpdates:
+    """Takes priorities from the learner, and has them sent.
+
+    Threads: any may call.
+
+    Attributes:
+        drew_at: When a batch was asked for last.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        table: RingTable,
+        requests: Requests,
+        stats: ClientStats,
+    ) -> None:
+        """Send to the shards of a table.
+
+        Args:
+            sampler: Whose priorities they are.
+            table: The rings that are known.
+            requests: To their shards.
+            stats: What is met is counted there.
+        """
+        self._sampler, self._table, self._stats = sampler, table, stats
+        self._requests = requests
+        self.drew_at = 0.0
+
+    def update(self, batch: Batch, values: ArrayLike) -> int:
+        """Note priorities for the rings of a batch's steps.
+
+        Returns:
+            How many were dropped; of other processes' rings that is not known yet, and
+            is counted in the stats.
+
+        Raises:
+            SchemaError: The sampler has no priorities, the batch is not of a client,
+                or values do not fit.
+        """
+        if not self._table.prioritized:
+            raise SchemaError(
+                "update_priorities needs a sampler with priorities, got "
+                f"{type(self._sampler).__name__}. Create the client with "
+                "PrioritizedSampler(...)."
+            )
+        if not isinstance(batch, Batch) or batch.buffer_ids is None:
+            raise SchemaError(
+                "update_priorities needs a batch that a ReplayClient returned, got "
+                f"{type(batch).__name__} without buffer_ids. Pass it to the buffer "
+                "that drew it."
+            )
+        ids, rings, dropped = as_numpy(batch.buffer_ids), list(self._table.rings), 0
+        numbers = self._checked(as_numpy(values), batch, len(ids))
+        # Looked at as arrays, of which no tensor was made yet.
+        env_ids = as_numpy(batch.drawn("env_ids"))
+        positions = as_numpy(batch.drawn("positions"))
+        mask = None
+        if numbers.ndim == 2 and batch.mask is not None:
+            mask = as_numpy(batch.mask)
+        used = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        if used and used[-1] >= len(rings):
+            raise SchemaError(
+                f"buffer_ids must be in [0, {len(rings)}), got values up to "
+                f"{used[-1]}. Pass a batch of this client."
+            )
+        for number in used:
+            # Batches are laid out ring by ring; the others are in any order.
+            rows = np.flatnonzero(ids == number) if len(used) > 1 else slice(None)
+            update: Update = {
+                "env_ids": env_ids[rows],
+                "positions": positions[rows],
+                "values": numbers[rows],
+                "mask": None if mask is None else mask[rows],
+            }
+            ring = rings[number]
+            if ring.shard.draws is not None:
+                dropped += ring.shard.draws.update(ring.name, [update])
+            else:
+                with self._table.lock:
+                    ring.shard.updates.setdefault(ring.name, []).append(update)
+        self._stats.dropped += dropped
+        return dropped
+
+    def _checked(self, values: NDArray[Any], batch: Batch, count: int) -> NDArray[Any]:
+        """Priorities of a batch, refused here where a shard would refuse them."""
+        if values.dtype.kind not in "fiu" and values.size:
+            raise SchemaError(
+                f"priorities must be real numbers, got {values.dtype}. Cast them."
+            )
+        lengths: tuple[int, ...] = ()
+        if isinstance(self._sampler, SequenceSampler):
+            lengths = (self._sampler.window_length, self._sampler.length)
+        fits = values.ndim == 1 or (values.ndim == 2 and values.shape[1] in lengths)
+        if not fits or len(values) != count:
+            windows = "".join(f" or [{count}, {n}]" for n in dict.fromkeys(lengths))
+            raise SchemaError(
+                f"priorities must have shape [{count}]{windows}, got "
+                f"{list(values.shape)}. Pass one priority for each step of the batch."
+            )
+        shape: tuple[int, ...] = values.shape
+        if len(shape) == 1:
+            return storable(values)
+        mask = np.ones(shape, bool)
+        if batch.mask is not None:
+            mask, width = as_numpy(batch.mask), shape[1]
+            if mask.shape[1] != width:
+                first = cast(SequenceSampler, self._sampler).burn_in
+                mask = mask[:, first : first + width]
+        storable(values[mask])
+        return values
+
+    def send_waiting(self, shard: KnownShard) -> None:
+        """Send the priorities of a shard by themselves where nothing was drawn."""
+        idle_s = time.monotonic() - self.drew_at
+        if shard.flushing is None and shard.updates and idle_s > IDLE_S:
+            shard.flushing = self._requests.send(shard, 0, 0, {})
+        request = shard.flushing
+        if request is not None and not shard.lost and self._requests.answered(request):
+            shard.flushing = None
+
+    def send_last(self) -> None:
+        """Send all priorities that wait, and wait for the answers."""
+        for shard in list(self._table.shards.values()):
+            request = shard.flushing
+            if request is None and shard.updates and not shard.lost:
+                request = self._requests.send(shard, 0, 0, {})
+            if request is not None:
+                try:
+                    self._requests.answer(request)
+                except ReplayError as error:
+                    warnings.warn(
+                        f"run {self._table.run.run!r}: the last priorities were not "
+                        f"stored: {error}",
+                        LostWarning,
+                        stacklevel=frames_to_caller(),
+                    )
+            shard.flushing = None

@@ -1,0 +1,292 @@
+"""What a client asks shards for, batch by batch, and the rows of their replies.
+
+A request is for the part of one shard in one batch, or in several. It brings the
+priorities that wait for the shard, and goes out again where the shard was restarted. A
+reply has the rows of a ring on another node; those of this node are gathered here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mmreplay.batch import Batch
+from mmreplay.errors import RemovedError, StaleError, StarvedError
+from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.draws import Reply, RingDraw, Wanted
+from mmreplay.ray.epochs import EpochShare
+from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
+from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
+from mmreplay.samplers.base import Draw, Windows
+from mmreplay.samplers.joint import Numbers
+
+MAX_REDRAWS = 100
+"""Tries to read a ring's rows before a writer overwrites them, as of a buffer."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request to a shard, for its part of one or more batches.
+
+    Attributes:
+        shard: The shard.
+        arguments: Of ``exchange``; the same again where it is repeated.
+        call: The call under way.
+        at: When it was sent first.
+        reply: The answer, once it is here.
+        lock: Held by who waits for it.
+    """
+
+    shard: KnownShard
+    arguments: tuple[Any, ...]
+    call: Call
+    at: float
+    reply: Reply | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+RequestSlices = tuple[Request, dict[str, slice]]
+"""A request, and which of each ring's draws in its reply are for one batch. Of an epoch
+there are fewer draws where starts were overwritten."""
+
+
+@dataclass(slots=True, eq=False)
+class PlannedBatch:
+    """A batch that was planned and asked for.
+
+    Attributes:
+        step: Of the client.
+        count: Steps.
+        key: See `Draw.key`.
+        fractions: float64 ``[R]``, each ring's share in the plan.
+        shares: float64 ``[k]`` of each ring.
+        requests: To shards that have a share.
+        epoch_share: Of an epoch, where the sampler draws epochs.
+    """
+
+    step: int
+    count: int
+    key: int
+    fractions: Numbers
+    shares: list[Numbers]
+    requests: list[RequestSlices] = field(default_factory=list)
+    epoch_share: EpochShare | None = None
+
+
+AwaitReply = Callable[[Request], Reply | None]
+"""Waits for the reply to a request; None where there will be none in time."""
+
+
+class Requests:
+    """Sends the requests of one client, and waits for replies.
+
+    Threads: any may call.
+    """
+
+    def __init__(self, table: RingTable, stats: ClientStats) -> None:
+        """Ask the shards of a table.
+
+        Args:
+            table: The rings that are known.
+            stats: What is met is counted there.
+        """
+        self._table, self._stats = table, stats
+
+    def ask_for(self, batches: Sequence[PlannedBatch]) -> None:
+        """Ask every shard for its part of some batches."""
+        # Those of this process first: their rows are copied while others travel.
+        for shard in sorted(
+            self._table.shards.values(), key=lambda shard: shard.draws is None
+        ):
+            self._ask_shard(shard, batches)
+
+    def ask_for_shares(
+        self, planned: PlannedBatch, shares: Sequence[Numbers]
+    ) -> list[RequestSlices]:
+        """Ask for other shares of rings for a batch, outside the order of plans."""
+        redrawn = replace(planned, shares=list(shares), requests=[])
+        self.ask_for([redrawn])
+        return redrawn.requests
+
+    def _ask_shard(self, shard: KnownShard, batches: Sequence[PlannedBatch]) -> None:
+        """Ask a shard for its part of some batches, all of a ring's at once."""
+        shares: dict[str, Numbers] = {}
+        slices: list[dict[str, slice]] = [{} for _ in batches]
+        for ring in list(shard.rings.values()):
+            each = [
+                batch.shares[ring.number]
+                for batch in batches
+                if ring.number < len(batch.shares)
+            ]
+            stops = np.cumsum([len(own) for own in each]).tolist()
+            if not stops or not stops[-1]:
+                continue
+            shares[ring.name] = np.concatenate(each) if len(each) > 1 else each[0]
+            for mine, first, stop in zip(slices, [0, *stops], stops, strict=False):
+                if first < stop:
+                    mine[ring.name] = slice(first, stop)
+        if not shares:
+            return
+        newest, oldest = batches[-1], batches[0]
+        request = self.send(shard, newest.step, oldest.key, shares, newest.epoch_share)
+        for batch, mine in zip(batches, slices, strict=True):
+            if mine:
+                batch.requests.append((request, mine))
+
+    def send(
+        self,
+        shard: KnownShard,
+        step: int,
+        key: int,
+        shares: dict[str, Numbers],
+        epoch_share: EpochShare | None = None,
+    ) -> Request:
+        """Send shares to a shard, and the priorities that wait for it."""
+        wanted: Wanted | None = None
+        if shares:
+            rings = shard.rings
+            rows = [name for name in shares if rings[name].buffer is None]
+            wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
+            if epoch_share is not None:
+                wanted["epoch"] = epoch_share.name, epoch_share.epoch
+        with self._table.lock:
+            updates, shard.updates = shard.updates, {}
+        arguments = (self._table.client, updates, wanted, self._table.highest)
+        call = shard.calls.send("exchange", *arguments)
+        return Request(shard, arguments, call, time.monotonic())
+
+    def send_again(self, request: Request) -> None:
+        """Repeat a request whose call was lost."""
+        request.call = request.shard.calls.send("exchange", *request.arguments)
+
+    def answer(
+        self, request: Request, straggler_s: float | None = None
+    ) -> Reply | None:
+        """Wait for a reply; None where the shard is lost, or late.
+
+        A shard that is restarted gets the same request again.
+        """
+        shard = request.shard
+        with request.lock:
+            while request.reply is None:
+                wait_s = WAIT_S
+                if straggler_s is not None:
+                    wait_s = request.at + straggler_s - time.monotonic()
+                try:
+                    reply = request.call.result(min(max(0.0, wait_s), WAIT_S))
+                except NotYetError:
+                    if straggler_s is not None and wait_s <= WAIT_S:
+                        return None
+                except CallLostError:
+                    self._stats.repeated += 1
+                    time.sleep(REPEAT_S)
+                    self.send_again(request)
+                else:
+                    self._take(request, reply)
+                    break
+                if self._table.is_lost(shard, request.at):
+                    return None
+            return request.reply
+
+    def answered(self, request: Request) -> bool:
+        """Look for a reply once; True where there is one, or the shard is lost."""
+        try:
+            self._take(request, request.call.result(0.0))
+        except NotYetError:
+            return self._table.is_lost(request.shard, request.at)
+        except CallLostError:
+            self.send_again(request)
+            return self._table.is_lost(request.shard, request.at)
+        return True
+
+    def _take(self, request: Request, reply: Reply) -> None:
+        request.reply = reply
+        self._table.note(request.shard, reply["masses"])
+        self._stats.dropped += reply["dropped"]
+
+    def rows(
+        self,
+        ring: KnownRing,
+        request: Request,
+        own: slice,
+        planned: PlannedBatch,
+        answer: AwaitReply,
+    ) -> Batch | None:
+        """The rows of one ring; None where it has nothing to draw.
+
+        Args:
+            ring: The ring.
+            request: That was answered.
+            own: Which of its draws are for the batch.
+            planned: The batch.
+            answer: Waits for the replies of other requests.
+
+        Raises:
+            StarvedError: A writer overwrote every row before it could be read.
+        """
+        shares = request.arguments[2]["shares"][ring.name][own]
+        reply = request.reply
+        for _ in range(MAX_REDRAWS):
+            drawn = None if reply is None else reply["draws"][ring.name]
+            if drawn is None:
+                return None
+            if "fields" in drawn:
+                return _arrived(drawn, own, planned.key)
+            try:
+                if ring.buffer is not None:
+                    return ring.buffer.gather(draw_of(drawn, own, planned.key))
+            except StaleError:
+                self._stats.overwritten += 1
+            except RemovedError:
+                # Its shard reads what is there by now, if anything.
+                ring.buffer = None
+            # Overwritten since the draw: the ring's whole share is drawn again, by the
+            # same shares, with the probabilities of then. An epoch has the same starts,
+            # without those that are gone.
+            again = {ring.name: shares}
+            request = self.send(
+                ring.shard, planned.step, planned.key, again, planned.epoch_share
+            )
+            reply, own = answer(request), slice(None)
+        raise StarvedError(
+            f"gave up after {MAX_REDRAWS} attempts: the writer of ring {ring.name} "
+            "overwrote drawn steps before they were read. Increase its capacity, or "
+            "lower batch_size or prefetch."
+        )
+
+
+def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
+    """The draw of a reply, or some of its steps."""
+    windows = None
+    if drawn["windows"] is not None and drawn["mask"] is not None:
+        firsts = drawn["is_first"]
+        windows = Windows(
+            drawn["windows"][own], drawn["mask"][own],
+            None if firsts is None else firsts[own], tuple(drawn["first_only"]),
+        )  # fmt: skip
+    positions = drawn["positions"][own]
+    return Draw(
+        drawn["env_ids"][own], positions, drawn["probabilities"][own],
+        np.ones(len(positions), np.float32), key, windows,
+    )  # fmt: skip
+
+
+def _arrived(drawn: RingDraw, own: slice, key: int) -> Batch:
+    """The rows of a ring on another node; arrays may be views of Ray's memory."""
+    positions, windows, mask = drawn["positions"][own], drawn["windows"], drawn["mask"]
+    return Batch(
+        {path: array[own] for path, array in drawn["fields"].items()},
+        drawn["env_ids"][own],
+        positions,
+        drawn["probabilities"][own],
+        np.ones(len(positions), np.float32),
+        None if mask is None else mask[own],
+        frozenset(drawn["bfloat16"]),
+        key,
+        None if windows is None else windows[own],
+    )

@@ -1,0 +1,416 @@
+"""The rings of a run as one client knows them: where they are, and their masses.
+
+Rings get numbers as they are found, which batches name them by. The masses that are
+known may be old: a draw by old masses lags behind the priorities and is not wrong, see
+`mmreplay.samplers.joint`. A shard that has not answered for too long is *lost*, until
+it answers again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmreplay import errors
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.descriptions import (
+    Description,
+    describe_sampler,
+    describe_transforms,
+)
+from mmreplay.ray.draws import Client, Masses, RingDraws, Update, describe_client
+from mmreplay.ray.shard_calls import (
+    Call,
+    CallLostError,
+    LocalCalls,
+    NotYetError,
+    RingInfo,
+    RunCalls,
+    ShardCalls,
+)
+from mmreplay.samplers.base import Sampler, keeps_priorities
+from mmreplay.samplers.joint import Mass
+from mmreplay.schema import Schema
+from mmreplay.transforms.base import Transform
+
+if TYPE_CHECKING:
+    from mmreplay.ray.requests import Request
+
+REPEAT_S = 0.05
+"""Seconds between two tries of a call whose shard is being restarted."""
+OLD_S = 1.0
+"""Masses that are older are asked for, also of rings that are lost."""
+LOOK_S = 2.0
+"""Seconds between two looks for new shards."""
+WAIT_S = 0.5
+"""A wait for an answer looks so often whether the shard counts as lost."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownRing:
+    """What is known of a ring.
+
+    Attributes:
+        number: Its number in batches.
+        name: Within its shard.
+        uuid: In hex digits.
+        shard: That serves it.
+        buffer: To gather from, where it is on this node.
+        mass: As it was heard last.
+    """
+
+    number: int
+    name: str
+    uuid: str
+    shard: KnownShard
+    buffer: ReplayBuffer | None
+    mass: Mass = field(default_factory=lambda: Mass(0.0, 0, np.inf, 0.0))
+
+
+@dataclass(slots=True, eq=False)
+class KnownShard:
+    """What is known of a shard.
+
+    Attributes:
+        remote: Calls to the actor.
+        calls: That draw: the same, or of this process.
+        draws: This process's own, where it draws without a call.
+        rings: By name.
+        lost: It has not answered for too long.
+        heard_at: When it was heard last.
+        updates: Priorities to be sent, by ring.
+        asked: A call for masses that is under way, and since when.
+        listed: A call for the rings of this node, likewise.
+        flushing: Updates that were sent by themselves.
+    """
+
+    remote: ShardCalls
+    calls: ShardCalls
+    draws: RingDraws | None = None
+    rings: dict[str, KnownRing] = field(default_factory=dict)
+    lost: bool = False
+    heard_at: float = 0.0
+    updates: dict[str, list[Update]] = field(default_factory=dict)
+    asked: tuple[Call, float] | None = None
+    listed: Call | None = None
+    flushing: Request | None = None
+
+
+class RingTable:
+    """Finds the rings of a run, hears of their masses, and notes which nodes are lost.
+
+    Threads: any may call. `lock` is held where rings or masses change, and by a client
+    that plans by them.
+
+    Attributes:
+        run: The run.
+        client: What its rings are drawn by.
+        prioritized: Whether that is by priority.
+        lock: Guards all of it.
+        shards: By key.
+        rings: By number.
+        warnings: Of nodes that were lost, for the learner's thread.
+        step: Of the next batch, for exponents that follow a schedule.
+        closing: Whether waits for a node that is away are to end.
+    """
+
+    def __init__(
+        self,
+        run: RunCalls,
+        sampler: Sampler,
+        transforms: Sequence[Transform],
+        stats: ClientStats,
+        *,
+        alone: bool,
+        lost_s: float,
+    ) -> None:
+        """Find the rings.
+
+        Args:
+            run: The run.
+            sampler: What they are drawn by.
+            transforms: Of every ring.
+            stats: What is met is counted there.
+            alone: Own the priorities of this node's rings.
+            lost_s: Seconds without an answer after which a shard is lost.
+
+        Raises:
+            SchemaError: The run has no ring, schemas differ, or the sampler or a
+                transform cannot draw from rings of a run.
+        """
+        self.run, self._stats = run, stats
+        self._transforms = tuple(transforms)
+        self._alone, self.lost_s = alone, lost_s
+        described: list[Description] = []
+        # Refused once it is known that a ring is on another node.
+        self._not_described: SchemaError | None = None
+        try:
+            described = describe_transforms(transforms)
+        except SchemaError as error:
+            self._not_described = error
+        self.client: Client = describe_client(describe_sampler(sampler), described)
+        self.prioritized = keeps_priorities(sampler)
+        self.lock = threading.RLock()
+        self.shards: dict[str, KnownShard] = {}
+        self.rings: list[KnownRing] = []
+        self.warnings: deque[str] = deque()
+        self.step = 0
+        self.closing = False
+        self._schema: Schema | None = None
+        self._looked_at = 0.0
+        self._new_rings = False
+        self.find_rings()
+        if not self.rings:
+            raise SchemaError(
+                f"run {run.run!r} must have a ring, but none was found. Make one with "
+                "mr.ray.writer(run, schema, capacity, root=...)."
+            )
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of one step."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def highest(self) -> float:
+        """The highest priority of all rings, at which new rows enter."""
+        return max((ring.mass.highest for ring in self.rings), default=0.0)
+
+    # Rings.
+
+    def find_rings(self) -> None:
+        """Take in shards and rings that are new, and ask all for their masses.
+
+        Raises:
+            SchemaError: A ring has another schema, or transforms do not travel.
+            LockedError: Another process owns the priorities of a ring.
+        """
+        self._looked_at = time.monotonic()
+        self._new_rings = False
+        asked = []
+        for calls in sorted(self.run.shards(), key=lambda calls: calls.key):
+            shard = self.shards.get(calls.key)
+            if shard is None:
+                shard = self.shards[calls.key] = KnownShard(calls, calls)
+            if not shard.lost:
+                asked.append((shard, calls.send("info"), time.monotonic()))
+        for shard, call, at in asked:
+            info = self._wait(shard, call, at, "info")
+            if info is not None:
+                self._take_in(shard, info)
+        self.ask_all()
+
+    def find_new_rings(self) -> None:
+        """Look every `LOOK_S` for shards or rings that are new; nothing is waited for.
+
+        Raises:
+            ReplayError: See `find_rings`.
+        """
+        if not self._new_rings and time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        keys = {calls.key for calls in self.run.shards()}
+        is_new = self._new_rings or not keys <= self.shards.keys()
+        for shard in list(self.shards.values()):
+            # Masses of its rings are this process's own, and say of no other ring.
+            if shard.draws is None or shard.lost:
+                continue
+            if shard.listed is None:
+                shard.listed = shard.remote.send("info")
+                continue
+            try:
+                info = shard.listed.result(0.0)
+            except NotYetError:
+                continue
+            except CallLostError:
+                shard.listed = None
+                continue
+            shard.listed, before = None, len(self.rings)
+            self._take_in(shard, info)
+            is_new |= len(self.rings) > before
+        if is_new:
+            self.find_rings()
+
+    def _take_in(self, shard: KnownShard, info: Mapping[str, Any]) -> None:
+        """Open what is on this node, and number the rings that are new.
+
+        Raises:
+            ReplayError: What the shard met when it opened its rings.
+        """
+        if info["error"] is not None:
+            kind = getattr(errors, info["error"]["kind"], FailedError)
+            raise kind(info["error"]["message"])
+        self.run.note(info)
+        found: Mapping[str, RingInfo] = info["rings"]
+        here = shard.remote.key == self.run.key
+        buffers: Mapping[str, ReplayBuffer] = {}
+        if here and (self._alone or not self.prioritized):
+            folders = {name: Path(each["path"]) for name, each in found.items()}
+            if all(folder.is_dir() for folder in folders.values()):
+                if shard.draws is None:
+                    shard.draws = RingDraws(self.client, self._transforms)
+                    shard.calls = LocalCalls(shard.remote.key, shard.draws)
+                shard.draws.serve(folders)
+                buffers = shard.draws.buffers
+        if shard.draws is None and self._not_described is not None:
+            raise self._not_described
+        for name in sorted(found):
+            if name in shard.rings:
+                if shard.draws is not None:
+                    # Another one, where the folder was deleted and made again.
+                    shard.rings[name].buffer = buffers.get(name)
+                continue
+            each = found[name]
+            schema = Schema.from_json(each["schema"], each["roles"])
+            self._check_schema(schema, f"{shard.remote.key}/{name}")
+            buffer = buffers.get(name)
+            if here and buffer is None:
+                buffer = _opened(each, self._transforms)
+            with self.lock:
+                ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
+                shard.rings[name] = ring
+                self.rings.append(ring)
+
+    def _check_schema(self, schema: Schema, name: str) -> None:
+        if self._schema is None:
+            self._schema = schema
+            return
+        mine, other = schema.fields, self._schema.fields
+        for path in dict.fromkeys((*other, *mine)):
+            if mine.get(path) != other.get(path):
+                first = self.rings[0]
+                raise SchemaError(
+                    f"field {path!r} of ring {name} must be {other.get(path)}, as in "
+                    f"{first.shard.remote.key}/{first.name}, got {mine.get(path)}. "
+                    "Use one schema in a run."
+                )
+        if schema != self._schema:
+            raise SchemaError(
+                f"ring {name} must have the roles and the order of fields of the "
+                f"others, {dict(self._schema.roles)}, got {dict(schema.roles)}. Use "
+                "one schema in a run."
+            )
+
+    # Their masses.
+
+    def ask_all(self) -> None:
+        """Ask all shards for their masses, and wait."""
+        asked = [
+            (shard, self._send_masses(shard), time.monotonic())
+            for shard in list(self.shards.values())
+            if not shard.lost
+        ]
+        for shard, call, at in asked:
+            masses = self._wait(shard, call, at, "masses")
+            if masses is not None:
+                self.note(shard, masses)
+
+    def ask_again(self, shard: KnownShard) -> None:
+        """Ask a shard for masses where those that are known are old; do not wait."""
+        now = time.monotonic()
+        if shard.asked is not None:
+            call, at = shard.asked
+            try:
+                masses = call.result(0.0)
+            except NotYetError:
+                # A call of before a node died may never be answered.
+                if self.is_lost(shard, at) and now - at > self.lost_s:
+                    shard.asked = None
+            except CallLostError:
+                shard.asked = None
+                self.is_lost(shard, at)
+            else:
+                shard.asked = None
+                self.note(shard, masses)
+        elif now - shard.heard_at > OLD_S:
+            shard.asked = self._send_masses(shard), now
+
+    def _send_masses(self, shard: KnownShard) -> Call:
+        return shard.calls.send("masses", self.client, self.step, self.highest)
+
+    def note(self, shard: KnownShard, masses: Masses) -> None:
+        """Take note of masses that were heard."""
+        with self.lock:
+            shard.heard_at, shard.lost = time.monotonic(), False
+            for name, ring in shard.rings.items():
+                total, num_legal, lowest, highest = masses.get(name, (0, 0, np.inf, 0))
+                ring.mass = Mass(total, int(num_legal), lowest, highest)
+            self._new_rings |= bool(masses.keys() - shard.rings.keys())
+
+    # Nodes that do not answer.
+
+    def _wait(self, shard: KnownShard, call: Call, at: float, method: str) -> Any:
+        """Wait for the answer to a call that asks; None where the shard is lost."""
+        while True:
+            try:
+                return call.result(WAIT_S)
+            except NotYetError:
+                pass
+            except CallLostError:
+                time.sleep(REPEAT_S)
+                self._stats.repeated += 1
+                if method == "masses":
+                    call = self._send_masses(shard)
+                else:
+                    call = shard.remote.send(method)
+            if self.is_lost(shard, at):
+                return None
+
+    def is_lost(self, shard: KnownShard, since: float) -> bool:
+        """Whether a shard has been silent for too long."""
+        if shard.lost:
+            return True
+        if time.monotonic() - max(since, shard.heard_at) < self.lost_s:
+            return False
+        with self.lock:
+            if not shard.lost:
+                shard.lost, shard.asked = True, None
+                self._stats.times_lost += 1
+                rings = [f"{shard.remote.key}/{name}" for name in shard.rings]
+                self.warnings.append(
+                    f"run {self.run.run!r}: node {shard.remote.key!r} has not "
+                    f"answered for {self.lost_s:g} s. Batches are drawn without its "
+                    f"rings {rings} until it answers."
+                )
+        return True
+
+    def refuse_closing(self) -> None:
+        """End a wait for a node that is away.
+
+        Raises:
+            FailedError: The client is closed.
+        """
+        if self.closing:
+            raise FailedError(f"run {self.run.run!r}: the client is closed.")
+
+    def close(self) -> None:
+        """Close the rings of this node."""
+        for shard in list(self.shards.values()):
+            if shard.draws is not None:
+                shard.draws.close()
+        for ring in self.rings:
+            if ring.buffer is not None:
+                ring.buffer.close()
+
+
+def _opened(info: RingInfo, transforms: Sequence[Transform]) -> ReplayBuffer | None:
+    """Open a ring of this node, where its folder can be seen from here."""
+    try:
+        buffer = ReplayBuffer.open(info["path"], transforms=transforms)
+    except FormatError:
+        # Another container of this node has it under another path.
+        return None
+    if buffer.metadata.uuid.hex() == info["uuid"]:
+        return buffer
+    buffer.close()
+    return None

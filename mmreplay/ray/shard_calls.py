@@ -1,0 +1,117 @@
+"""Calls to the shards of a run, as its clients make them.
+
+Clients make no call of Ray themselves: they send requests through `ShardCalls`, which
+`client` implements by Ray's actors, `LocalCalls` by rings that this process opened, and
+tests by shards of the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+from mmreplay.ray.draws import Client, RingDraws
+
+
+class RingInfo(TypedDict):
+    """What a client needs to know of a ring; part of a shard's ``info``.
+
+    Attributes:
+        path: Its folder on the shard's node.
+        uuid: In hex digits; see `Metadata`.
+        schema: See `Schema.to_json`.
+        roles: Of the schema, path by role.
+    """
+
+    path: str
+    uuid: str
+    schema: list[dict[str, object]]
+    roles: dict[str, str]
+
+
+class NotYetError(Exception):
+    """A call has no answer yet."""
+
+
+class CallLostError(Exception):
+    """A call will have no answer, since its shard is being restarted: repeat it."""
+
+
+class Call(Protocol):
+    """A call that is under way."""
+
+    def result(self, timeout_s: float) -> Any:
+        """Wait for the answer.
+
+        Raises:
+            NotYetError: There is none within so many seconds.
+            CallLostError: There will be none.
+            ReplayError: That is the answer.
+        """
+
+
+class ShardCalls(Protocol):
+    """Calls to one shard.
+
+    Attributes:
+        key: The shard's, which is its node's.
+    """
+
+    key: str
+
+    def send(self, method: str, *arguments: Any) -> Call:
+        """Begin a call of ``info``, ``masses`` or ``exchange``; see `ShardDraws`."""
+
+
+class RunCalls(Protocol):
+    """The shards of a run.
+
+    Attributes:
+        run: Its name.
+        key: Of this node.
+    """
+
+    run: str
+    key: str
+
+    def shards(self) -> Sequence[ShardCalls]:
+        """The shards that are known now."""
+
+    def note(self, info: Mapping[str, Any]) -> None:
+        """Note what a shard said of itself."""
+
+    def epoch_name(self, start: str, rank: int) -> str:
+        """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
+
+    def epoch(self, client: Client, name: str, epoch: int) -> Mapping[str, Any]:
+        """Freeze an epoch in all rings; see `Registry.epoch`."""
+
+
+@dataclass(slots=True)
+class CompletedCall:
+    """A call that was made in this process; see `Call`."""
+
+    reply: Any
+    error: BaseException | None = None
+
+    def result(self, timeout_s: float) -> Any:
+        """Return the answer."""
+        if self.error is not None:
+            raise self.error
+        return self.reply
+
+
+class LocalCalls:
+    """Draws from rings of this node without a call; see `ShardCalls`."""
+
+    def __init__(self, key: str, draws: RingDraws) -> None:
+        """Draw from opened rings."""
+        self.key, self._draws = key, draws
+
+    def send(self, method: str, *arguments: Any) -> Call:
+        """Answer at once; the client is left out, as there is one alone."""
+        try:
+            return CompletedCall(getattr(self._draws, method)(*arguments[1:]))
+        except Exception as error:
+            return CompletedCall(None, error)

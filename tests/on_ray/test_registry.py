@@ -1,0 +1,124 @@
+"""Which nodes a registry knows, over shards of this process."""
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+import mmreplay as mr  # noqa: E402
+from mmreplay.errors import FailedError  # noqa: E402
+from mmreplay.ray import cluster  # noqa: E402
+from mmreplay.ray.cluster import Node  # noqa: E402
+from mmreplay.ray.registry import Registry  # noqa: E402
+from mmreplay.ray.shard import Shard  # noqa: E402
+from tests.on_ray.rows import SCHEMA, block  # noqa: E402
+
+
+class Cluster:
+    """Nodes and shards of this process, in place of Ray's.
+
+    Attributes:
+        shards: Those that Ray knows, by key.
+        alive: The nodes that are alive.
+    """
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.shards, self.alive = folder, {}, []
+        monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
+        monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
+        monkeypatch.setattr(cluster, "start_shard", self.start_shard)
+        monkeypatch.setattr(Registry, "_shard", lambda _, key: Remote(self, key))
+
+    def start_shard(self, run, key, root, node, network):
+        assert node in self.alive
+        if key not in self.shards:
+            self.shards[key] = Shard(run, root, key, network)
+
+    def join(self, registry, name):
+        """A node without a label joins with a ring, and its writer the run."""
+        root = self.folder / name
+        with mr.ReplayBuffer.create(root / "run" / "ring", SCHEMA, 100) as ring:
+            ring.extend(block(0, 0, 10))
+        self.alive.append(Node(f"id of {name}", name, None))
+        registry.join(name, str(root), name, f"id of {name}", False)
+
+    def lose(self, name):
+        """A node is gone, and its shard for good."""
+        self.alive = [node for node in self.alive if node.host != name]
+        self.shards.pop(name).stop()
+
+
+class Remote:
+    """Calls of a shard of this process."""
+
+    def __init__(self, nodes, key):
+        self.nodes, self.key = nodes, key
+
+    def send(self, method, *arguments):
+        if self.key not in self.nodes.shards:
+            raise FailedError("there is no such shard")
+        return getattr(self.nodes.shards[self.key], method)(*arguments)
+
+    def receive(self, reply, timeout_s):
+        return reply
+
+    def call(self, method, *arguments):
+        return self.send(method, *arguments)
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    result = Cluster(tmp_path, monkeypatch)
+    yield result
+    for shard in result.shards.values():
+        shard.stop()
+
+
+def test_a_restarted_registry_hears_of_lost_nodes_from_the_other_shards(nodes):
+    registry = Registry("run")
+    for name in ("a", "b", "c"):
+        nodes.join(registry, name)
+    nodes.lose("b")
+    nodes.lose("c")
+    members = Registry("run").members()
+    assert {key: each["alive"] for key, each in members.items()} == {
+        "a": True, "b": False, "c": False,
+    }  # fmt: skip
+    assert members["b"]["root"] == str(nodes.folder / "b")
+    # The host of one is back, as another node.
+    nodes.alive.append(Node("another id", "b", None))
+    members = Registry("run").members()
+    assert {key: each["alive"] for key, each in members.items()} == {
+        "a": True, "b": True, "c": False,
+    }  # fmt: skip
+    assert members["b"]["info"]["rings"]["ring"]["heads"] == [10]
+    # The new shard remembers as well: the others may be lost next.
+    nodes.lose("a")
+    assert set(Registry("run").members()) == {"a", "b", "c"}
+
+
+def test_a_restarted_registry_hears_of_lost_nodes_from_a_client(nodes):
+    nodes.join(Registry("run"), "a")
+    where = {"a": [str(nodes.folder / "a"), "a", False]}
+    nodes.lose("a")
+    registry = Registry("run")
+    assert registry.members() == {}
+    assert registry.members(where)["a"]["alive"] is False
+    nodes.alive.append(Node("another id", "a", None))
+    assert registry.members()["a"]["alive"] is True
+
+
+def test_what_a_shard_says_of_itself_is_newer_than_what_others_remember(nodes):
+    registry = Registry("run")
+    nodes.join(registry, "a")
+    nodes.join(registry, "b")
+    nodes.shards["a"].remember({"b": ["/elsewhere", "b", False]})
+    members = Registry("run").members({"b": ["/yet another", "b", False]})
+    assert members["b"]["root"] == str(nodes.folder / "b")
+    # And it corrects the others.
+    assert nodes.shards["a"].info()["members"]["b"][0] == str(nodes.folder / "b")
+
+
+def test_the_space_that_is_free_on_the_disk_of_a_ring_is_shown(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    free = registry.members()["a"]["info"]["rings"]["ring"]["disk_free"]
+    assert free > 1 << 20
