@@ -117,10 +117,9 @@ def thin_ring(
     key, where = node_key(node, key), absolute(root)
     network = bool(create.get("allow_network", False))
     registry = cluster.start_registry(run)
-    registry.call("check", VERSION, *_described(schema))
+    registry.call("check", VERSION, *described(schema))
     if limiter is not None:
         refuse_another_bound(run, limiter)
-    registry.call("check", VERSION, *described(schema))
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
     create_lanes(
@@ -180,9 +179,8 @@ def thin_writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
-    _described(schema)
-    refuse_other_limiters(limiter)
     described(schema)
+    refuse_other_limiters(limiter)
     error = FailedError(
         f"no node of the run {run!r} has a ring for thin writers. Call "
         "mr.ray.thin_ring on a node with a disk."
