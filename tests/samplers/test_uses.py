@@ -446,7 +446,7 @@ def test_arguments_out_of_range_are_refused(arguments, options, message):
 def test_only_batches_of_the_counter_are_acknowledged():
     with (
         ring(None, 4, sampler=mr.UniformSampler(seed=0)) as plain,
-        ring(None, 4, sampler=mr.UseCounter(1, lease_s=9, name=None)) as buffer,
+        ring(None, 4, sampler=mr.UseCounter(1, lease_s=1e6, name=None)) as buffer,
     ):
         batch = plain.sample(2)
         with pytest.raises(
