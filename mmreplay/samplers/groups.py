@@ -179,6 +179,10 @@ class GroupSampler(Sampler):
         chosen: list[GroupRows] = []
         count = looked_at = 0
         while count < batch_size and looked_at < total:
+            # To read rows is to look at the writer, too: ranks are those of now.
+            total = num_legal(view)
+            if total < 1:
+                break
             missing = batch_size - count
             size = max(MIN_CANDIDATES, 2 * missing * (self._rows or 2))
             ranks = rng.integers(total, size=size)
@@ -188,6 +192,7 @@ class GroupSampler(Sampler):
             looked_at += size
         if count < batch_size:
             # Few may be drawn, or there are no more: each legal start is looked at.
+            total = num_legal(view)
             every = self._groups(view, index, np.arange(total), seen, newest=False)
             order = rng.permutation(len(every))[: batch_size - count]
             chosen.append(_in_order(every, order))

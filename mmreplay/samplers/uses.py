@@ -10,6 +10,7 @@ drawn again: *at least once*.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -47,6 +48,8 @@ from mmreplay.samplers.uniform import UniformSampler
 MAX_USES = (1 << 16) - 1
 MAX_ROUNDS = 64
 """Draws of the inner sampler for one batch."""
+MAX_SLICED = 64
+"""Environments whose rows are looked at one environment after another."""
 MAX_ACKNOWLEDGED = 4096
 """Acknowledged batches that are remembered, so that saying it again is harmless."""
 
@@ -227,18 +230,37 @@ class UseCounts:
             maximum: Uses of a row that is left out.
             leased: int64 ``[num_rows]``, uses that are leased; None for none.
         """
-        ring, starts = self.column.ring, view.starts
-        env_ids, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for ids, steps in position_chunks(ring, starts.first, starts.stop):
-            rows = ring.rows(ids, steps)
-            free = self.column.values[rows] < maximum
-            if leased is not None:
-                free &= self.column.values[rows] + leased[rows] < maximum
-            ids, steps = ids[free], steps[free]
-            legal = view.legal(ids, steps)
-            env_ids.append(ids[legal])
-            positions.append(steps[legal])
-        return np.concatenate(env_ids), np.concatenate(positions)
+        none = np.empty(0, np.int64)
+        found = [(none, none), *self._free(view.starts, maximum, leased)]
+        env_ids = np.concatenate([ids for ids, _ in found])
+        positions = np.concatenate([steps for _, steps in found])
+        legal = view.legal(env_ids, positions)
+        return env_ids[legal], positions[legal]
+
+    def _free(
+        self, span: Span, maximum: int, leased: NDArray[np.int64] | None
+    ) -> Iterator[tuple[Ids, Ids]]:
+        """Rows with fewer uses; see `unused`."""
+        ring, values = self.column.ring, self.column.values
+        if ring.num_envs > MAX_SLICED:
+            for ids, steps in position_chunks(ring, span.first, span.stop):
+                rows = ring.rows(ids, steps)
+                free = values[rows] < maximum
+                if leased is not None:
+                    free &= values[rows] + leased[rows] < maximum
+                yield ids[free], steps[free]
+            return
+        # As slices of the column, a gather of its rows takes ten times as long.
+        for env_id in range(ring.num_envs):
+            position, stop = int(span.first[env_id]), int(span.stop[env_id])
+            for row, step, count in ring.split_at_wrap(env_id, position, stop):
+                rows_here = slice(row, row + step * count, step)
+                free = values[rows_here] < maximum
+                if leased is not None:
+                    free &= values[rows_here] + leased[rows_here] < maximum
+                steps = np.flatnonzero(free) + position
+                yield np.full(len(steps), env_id), steps
+                position += count
 
     def close(self) -> None:
         """Make a column on disk durable, and let other samplers have it."""
@@ -264,8 +286,9 @@ class UseCounter(Wrapper):
     count by a name; a second one is refused. For windows put the counter inside of the
     `SequenceSampler`: it counts the steps that windows begin with.
 
-    A draw costs O(rows), some 2 ms for a million, and one or more draws of the other
-    sampler from the rows that are left. A batch is shorter where fewer rows are left.
+    A draw costs one or more draws of the other sampler; where most rows were used as
+    often as they may, O(rows) to list the others, too, 1 ms for a million. A batch is
+    shorter where fewer rows are left.
 
     Example:
         >>> schema = mr.Schema({"prompt": mr.Field((), "int64")})
@@ -402,23 +425,36 @@ class UseCounter(Wrapper):
         every_position: list[Ids] = []
         every_use: list[Ids] = []
         count = 0
+        # From all legal starts first, of which those used too often are left out; from
+        # a list of the others where that is most of them.
+        shown, listed = view, False
         for _ in range(MAX_ROUNDS):
-            env_ids, positions = self._counts.unused(view, self._maximum, leased)
-            if not len(positions):
-                break
-            narrowed = ListedStarts(view, env_ids, positions)
+            if listed:
+                env_ids, positions = self._counts.unused(view, self._maximum, leased)
+                if not len(positions):
+                    break
+                shown = ListedStarts(view, env_ids, positions)
             try:
-                draw = self.parts[0].draw(narrowed, batch_size - count)
+                draw = self.parts[0].draw(shown, batch_size - count)
             except EmptyError:
                 if drawn:
                     break
                 raise
+            # A sampler that reads rows looks at the writer: newer ones may be drawn.
+            self._counts.update(view)
             rows = ring.rows(draw.env_ids, draw.positions)
             if leased is None:
                 leased = np.zeros(ring.num_rows, np.int64)
             uses = self._counts.of(draw.env_ids, draw.positions) + leased[rows]
             uses += _occurrences(rows)
             draw, kept = _within(draw, uses <= self._maximum)
+            if not listed and 2 * np.count_nonzero(kept) < len(kept):
+                listed = True
+            short = draw.offsets is not None and len(draw.offsets) - 1 < batch_size
+            if short and shown is view:
+                # Groups of several draws make no batch: all come from one list.
+                listed = True
+                continue
             np.add.at(leased, rows[kept], 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)

@@ -446,7 +446,7 @@ def test_arguments_out_of_range_are_refused(arguments, options, message):
 def test_only_batches_of_the_counter_are_acknowledged():
     with (
         ring(None, 4, sampler=mr.UniformSampler(seed=0)) as plain,
-        ring(None, 4, sampler=mr.UseCounter(1, lease_s=9, name=None)) as buffer,
+        ring(None, 4, sampler=mr.UseCounter(1, lease_s=1e6, name=None)) as buffer,
     ):
         batch = plain.sample(2)
         with pytest.raises(
@@ -590,3 +590,30 @@ def test_occurrences_are_counted_from_one(rows):
         seen[row] += 1
         expected.append(seen[row])
     assert _occurrences(np.array(rows, np.int64)).tolist() == expected
+
+
+class Reading(mr.UniformSampler):
+    """Reads a row in each draw, as the writer adds some, and draws from all."""
+
+    writer = None
+
+    def draw(self, view, batch_size):
+        view.starts  # noqa: B018  a look before the writer's rows
+        head = int(self.writer.heads[0])
+        extend(self.writer, np.arange(head, head + 5))
+        view.read_rows(("uid",), np.zeros(1, int), view.span.stop - 1)
+        return super().draw(view, batch_size)
+
+
+def test_rows_that_come_during_a_draw_are_counted_too(tmp_path):
+    path = tmp_path / "ring"
+    inner = Reading(seed=0)
+    with (
+        ring(path, 5) as inner.writer,
+        mr.ReplayBuffer.open(path, sampler=mr.UseCounter(1, inner)) as reader,
+    ):
+        seen = []
+        for _ in range(60):
+            seen += reader.sample(3).positions.tolist()
+        assert len(set(seen)) == len(seen) == 180
+        assert max(seen) > 200
