@@ -28,6 +28,9 @@ SAMPLERS = {
     "recent_of": lambda b, s: mr.RecentSampler(9, 0.3, mr.UniformSampler(s), seed=0),
     "sequence": lambda b, s: mr.SequenceSampler(3, mr.UniformSampler(s)),
     "sequence_prioritized": lambda b, s: mr.SequenceSampler(3, prioritized(s)),
+    "group": lambda b, s: mr.GroupSampler("action", seed=s),
+    "staleness": lambda b, s: mr.StalenessSampler("action", 0, seed=s),
+    "uses": lambda b, s: mr.UseCounter(9, name=None, seed=s),
     "episode": lambda b, s: mr.EpisodeSampler(mr.UniformSampler(s)),
     "mixture": lambda b, s: mr.MixtureSampler(
         [(mr.UniformSampler(0), 1), (mr.DistinctSampler(s), 1)], seed=0
