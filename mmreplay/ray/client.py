@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,7 @@ class RayRun:
         self.run = run
         self.key = cluster.this_node().key
         self._shards: dict[str, RayShard] = {}
-        self._members: dict[str, list[Any]] = {}
+        self._members_call: Any = None
         self._registry = cluster.Remote(cluster.registry_name(run))
 
     def epoch_name(self, start: str, rank: int) -> str:
@@ -160,11 +161,6 @@ class RayRun:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""
         answer: Mapping[str, Any] = self._registry.call("epoch", client, name, epoch)
         return answer
-
-    def note(self, info: Mapping[str, Any]) -> None:
-        """Remember where a shard is; see `RunCalls.note`."""
-        where = [info["root"], info["host"], info["network"]]
-        self._members[info["key"]] = where
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
@@ -177,11 +173,20 @@ class RayRun:
             return list(self._shards.values())
         if not self._shards.keys() <= set(keys):
             # A shard without a label dies with its node: the registry looks whether
-            # the node is back, and may have been restarted since. Nothing waits here.
-            self._registry.send("members", self._members)
+            # the node is back. Nothing waits here.
+            self._ask_for_members()
         for key in keys:
             self._shards.setdefault(key, RayShard(self.run, key))
         return [self._shards[key] for key in sorted(keys)]
+
+    def _ask_for_members(self) -> None:
+        """Ask the registry for the members, which has it look; one call at a time."""
+        if self._members_call is not None:
+            if not ray.wait([self._members_call], timeout=0)[0]:
+                return
+            with suppress(ReplayError, RayError):
+                self._registry.receive(self._members_call, 0.0)
+        self._members_call = self._registry.send("members")
 
 
 class ReplayClient(ReplayLoader):

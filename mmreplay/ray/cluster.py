@@ -13,6 +13,7 @@ it again.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -29,6 +30,11 @@ from ray.exceptions import (
     GetTimeoutError,
     RayError,
     RayTaskError,
+)
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_put,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -57,14 +63,13 @@ SHARD_CALLS = {
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
     "counts": "count", "restore": "control", "epoch_names": "control",
-    "remember": "control",
 }  # fmt: skip
-REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
+REGISTRY_THREADS = {"grant": 2, "epoch": 1, "join": 2, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
     "grant": "grant", "limit": "grant", "bound": "grant",
     "epoch": "epoch", "epoch_name": "epoch",
-    "check": "control", "join": "control", "members": "control",
+    "join": "join", "check": "control", "members": "control",
 }  # fmt: skip
 
 
@@ -277,6 +282,32 @@ def kill(name: str) -> None:
     stop = time.monotonic() + ANSWER_S
     while _actor(name) is not None and time.monotonic() < stop:
         time.sleep(PAUSE_S)
+
+
+def load_members(run: str) -> dict[str, list[Any]]:
+    """Return what `save_members` stored of a run; nothing of a new one."""
+    stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
+    found: dict[str, list[Any]] = json.loads(stored or b"{}")
+    return found
+
+
+def save_members(run: str, members: dict[str, list[Any]]) -> None:
+    """Store the members of a run with the cluster, where they outlive all its actors.
+
+    A node without a label takes the name of its shard along, so that Ray knows nothing
+    of it any more.
+
+    Args:
+        run: The run.
+        members: By key: root, host and network.
+    """
+    value = json.dumps(members).encode()
+    _internal_kv_put(registry_name(run), value, namespace=NAMESPACE)
+
+
+def forget_members(run: str) -> None:
+    """Remove what `save_members` stored."""
+    _internal_kv_del(registry_name(run), namespace=NAMESPACE)
 
 
 class Remote:

@@ -1,9 +1,9 @@
 """The actor that knows the members of a run.
 
-It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows, and
-which remember all members, those included whose names Ray forgot with their nodes.
-Draws and writes do not need it; a join does, and a shard whose node is back without a
-label.
+It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. The
+members are stored with the cluster, as Ray forgets shards without a label with their
+nodes. Draws and writes do not need it; a join does, and a shard whose node is back
+without a label.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from mmreplay.concatenation import first_difference
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
-from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
+from mmreplay.ray.cluster import (
+    ANSWER_S,
+    PAUSE_S,
+    VERSION,
+    Node,
+    Remote,
+    UnansweredError,
+)
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
@@ -92,6 +99,7 @@ class Registry:
         """Remember the run; nothing here may raise."""
         self.run = run
         self._members: dict[str, Member] = {}
+        self._saved: dict[str, list[Any]] | None = None
         self._schema: Schema | None = None
         self._lock = threading.RLock()
         self._groups: dict[str, tuple[str, set[int]]] = {}
@@ -148,35 +156,50 @@ class Registry:
             SchemaError: The node is a member with another folder.
             StarvedError: Its shard does not answer.
         """
+        node = Node(node_id, host, None)
+        for each in cluster.nodes():
+            if each.node_id == node_id:
+                node = each
+        # Others do not wait while a shard starts.
+        info = self._started(key, root, node, network)
+        # Ray ignores the arguments where there was an actor of the name.
+        if info["root"] != root:
+            raise SchemaError(
+                f"root must be {info['root']!r} on the node {key!r}, as the run "
+                f"{self.run!r} is served from there, got {root!r}. Pass that "
+                "folder, or name another run."
+            )
         with self._lock:
-            node = Node(node_id, host, None)
-            for each in cluster.nodes():
-                if each.node_id == node_id:
-                    node = each
-            cluster.start_shard(self.run, key, root, node, network)
-            info = self._shard(key).call("info")
-            # Ray ignores the arguments where there was an actor of the name.
-            if info["root"] != root:
-                raise SchemaError(
-                    f"root must be {info['root']!r} on the node {key!r}, as the run "
-                    f"{self.run!r} is served from there, got {root!r}. Pass that "
-                    "folder, or name another run."
-                )
+            self._load_members()
             self._members[key] = Member(key, root, host, network, info)
-            self._update_shards({each: {} for each in self._members})
+            self._save_members()
             # Its rows count for a rate limiter from the first one on.
             self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
             return dict(info)
 
-    def members(
-        self, known: dict[str, list[Any]] | None = None
-    ) -> dict[str, dict[str, Any]]:
-        """Say which nodes belong to the run, and make shards whose nodes are back.
+    def _started(
+        self, key: str, root: str, node: Node, network: bool
+    ) -> dict[str, Any]:
+        """Make the shard of a node that joins, and return what it says of itself.
 
-        Args:
-            known: Nodes that the caller has met, by key: root, host and network. A
-                registry that was restarted may not know them.
+        A node without a label may be back before Ray finds that it was gone. The shard
+        of before ends then, and leaves its name to the new one.
+        """
+        stop = time.monotonic() + ANSWER_S
+        while True:
+            cluster.start_shard(self.run, key, root, node, network)
+            left = max(0.0, stop - time.monotonic())
+            try:
+                info: dict[str, Any] = self._shard(key).call("info", timeout_s=left)
+                return info
+            except FailedError:
+                if time.monotonic() + PAUSE_S >= stop:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        """Say which nodes belong to the run, and make shards whose nodes are back.
 
         Returns:
             By key: ``root``, ``host``, ``alive`` and ``info``, what the shard said
@@ -184,7 +207,6 @@ class Registry:
         """
         with self._lock:
             alive = self._refresh()
-            self._remember(known or {})
             if self._make_again():
                 alive = self._refresh()
             return {
@@ -256,6 +278,7 @@ class Registry:
         return found, away
 
     def _keys(self) -> list[str]:
+        self._load_members()
         return sorted({*self._members, *cluster.shard_keys(self.run)})
 
     def bound(self) -> list[float] | None:
@@ -378,6 +401,7 @@ class Registry:
     def _refresh(self) -> set[str]:
         """Ask all shards what they serve; return the keys of those that answer."""
         asked = []
+        self._load_members()
         for key in {*self._members, *cluster.shard_keys(self.run)}:
             remote = self._shard(key)
             try:
@@ -385,7 +409,7 @@ class Registry:
             except FailedError:
                 continue
         stop = time.monotonic() + INFO_S
-        alive, remembered = set(), {}
+        alive = set()
         for key, remote, reference in asked:
             member = self._members.setdefault(key, Member(key))
             try:
@@ -397,37 +421,29 @@ class Registry:
             member.info, member.root = info, info["root"]
             member.host, member.network = info["host"], info["network"]
             self._learn(info)
-            remembered[key] = info["members"]
-        for members in remembered.values():
-            self._remember(members)
-        self._update_shards(remembered)
+        self._save_members()
         return alive
 
-    def _remember(self, members: dict[str, list[Any]]) -> None:
-        """Take in nodes that others know, of which nothing is known here."""
-        for key, (root, host, network) in members.items():
-            member = self._members.setdefault(key, Member(key))
-            if member.where is None:
-                member.root, member.host, member.network = root, host, network
+    def _load_members(self) -> None:
+        """Take in the members that were stored before this actor was restarted."""
+        if self._saved is not None:
+            return
+        with suppress(RayError, ConnectionError):
+            self._saved = cluster.load_members(self.run)
+            for key, (root, host, network) in self._saved.items():
+                self._members.setdefault(key, Member(key, root, host, network))
 
-    def _update_shards(self, remembered: dict[str, dict[str, list[Any]]]) -> None:
-        """Have shards remember all members, for a registry that is restarted.
-
-        A node without a label takes the name of its shard along, so that Ray does not
-        know it any more.
-
-        Args:
-            remembered: By key of a shard what it remembers.
-        """
+    def _save_members(self) -> None:
+        """Store the members where they changed; a failure is made good by the next."""
         members = {
             key: member.where
             for key, member in sorted(self._members.items())
             if member.where is not None
         }
-        for key, own in remembered.items():
-            if own != members:
-                with suppress(FailedError):
-                    self._shard(key).send("remember", members)
+        if self._saved is not None and members != self._saved:
+            with suppress(RayError, ConnectionError):
+                cluster.save_members(self.run, members)
+                self._saved = members
 
     def _learn(self, info: dict[str, Any]) -> None:
         """Take the run's schema from the first ring that is known."""

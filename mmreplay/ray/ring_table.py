@@ -250,7 +250,6 @@ class RingTable:
         if info["error"] is not None:
             kind = getattr(errors, info["error"]["kind"], FailedError)
             raise kind(info["error"]["message"])
-        self.run.note(info)
         found: Mapping[str, RingInfo] = info["rings"]
         here = shard.remote.key == self.run.key
         buffers: Mapping[str, ReplayBuffer] = {}

@@ -90,7 +90,6 @@ class Shard:
         self._counts: dict[str, list[tuple[float, int]]] = {}
         self._draws = ShardDraws(self._folders)
         self._counters: dict[str, RingCount] = {}
-        self._members: dict[str, list[Any]] = {}
 
     # Calls by writers, clients and the registry; each may be repeated.
 
@@ -114,12 +113,7 @@ class Shard:
             "run": self.run, "key": self.key, "root": self.root,
             "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
             "version": VERSION, "error": error, "rings": rings,
-            "members": self._members,
         }  # fmt: skip
-
-    def remember(self, members: dict[str, list[Any]]) -> None:
-        """Remember where the nodes of the run are, for a registry that is restarted."""
-        self._members = members
 
     def serve(self, name: str) -> dict[str, Any]:
         """Open a ring that a writer made, and say what it is.
@@ -141,11 +135,13 @@ class Shard:
         self, client: Client, name: str, epoch: int, buffers: Sequence[str] | None
     ) -> dict[str, dict[str, Any] | None]:
         """Freeze an epoch, or say what was frozen; see `ShardDraws.freeze`."""
-        return self._draws.freeze(client, name, epoch, buffers)
+        with self._until_stopped():
+            return self._draws.freeze(client, name, epoch, buffers)
 
     def restore(self, client: Client, frozen: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember epochs that a client brings back; see `ShardDraws.restore`."""
-        self._draws.restore(client, frozen)
+        with self._until_stopped():
+            self._draws.restore(client, frozen)
 
     def epoch_names(self, start: str) -> list[str]:
         """Names of frozen epochs that begin so; see `ShardDraws.epoch_names`."""
@@ -199,7 +195,8 @@ class Shard:
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
         """What there is to draw from; see `ShardDraws.masses`."""
-        return self._draws.masses(client, step, highest)
+        with self._until_stopped():
+            return self._draws.masses(client, step, highest)
 
     def exchange(
         self,
@@ -209,12 +206,16 @@ class Shard:
         highest: float,
     ) -> Reply:
         """Set priorities, then draw; see `ShardDraws.exchange`."""
-        return self._draws.exchange(client, updates, wanted, highest)
+        with self._until_stopped():
+            return self._draws.exchange(client, updates, wanted, highest)
 
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""
         with self._lock:
             self._stopped = True
+        # Draws that look for rings hold their lock, and want this one.
+        self._draws.close()
+        with self._lock:
             self._close()
 
     # What the calls stand on.
@@ -287,6 +288,14 @@ class Shard:
             raise FailedError(
                 f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
             )
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        """Refuse a call of which a stop closed the rings, whatever came of it."""
+        try:
+            yield
+        finally:
+            self._refuse_stopped()
 
     def _folders(self) -> dict[str, Path]:
         """Folders of the rings by name, for draws, which open them as they need."""
@@ -397,7 +406,6 @@ class Shard:
             lanes, self._lanes = self._lanes, None
             if lanes is not None:
                 lanes.close()
-            self._draws.close()
             while self._counters:
                 self._counters.popitem()[1].limit.close()
             while self.rings:

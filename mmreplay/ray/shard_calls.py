@@ -78,9 +78,6 @@ class RunCalls(Protocol):
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
 
-    def note(self, info: Mapping[str, Any]) -> None:
-        """Note what a shard said of itself."""
-
     def epoch_name(self, start: str, rank: int) -> str:
         """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
 

@@ -126,9 +126,6 @@ class Run:
         """The shards that are known now."""
         return list(self.known)
 
-    def note(self, info):
-        """Nothing is remembered of them."""
-
     def epoch_name(self, start, rank):
         """The name of a group of learners."""
         return f"{start}/group"
