@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.exceptions import (
@@ -284,29 +284,38 @@ def kill(name: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def load_members(run: str) -> dict[str, list[Any]]:
-    """Return what `save_members` stored of a run; nothing of a new one."""
-    stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
-    found: dict[str, list[Any]] = json.loads(stored or b"{}")
-    return found
-
-
-def save_members(run: str, members: dict[str, list[Any]]) -> None:
-    """Store the members of a run with the cluster, where they outlive all its actors.
+class RunFacts(TypedDict):
+    """What is stored of a run with the cluster, where it outlives all its actors.
 
     A node without a label takes the name of its shard along, so that Ray knows nothing
     of it any more.
 
-    Args:
-        run: The run.
-        members: By key: root, host and network.
+    Attributes:
+        members: Of its nodes by key: root, host and network.
+        bound: Settings of its rate limiter; None without one.
     """
-    value = json.dumps(members).encode()
+
+    members: dict[str, list[Any]]
+    bound: list[float] | None
+
+
+def load_facts(run: str) -> RunFacts:
+    """Return what `save_facts` stored of a run; nothing of a new one."""
+    stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
+    if not stored:
+        return {"members": {}, "bound": None}
+    found: RunFacts = json.loads(stored)
+    return found
+
+
+def save_facts(run: str, facts: RunFacts) -> None:
+    """Store facts of a run with the cluster."""
+    value = json.dumps(facts).encode()
     _internal_kv_put(registry_name(run), value, namespace=NAMESPACE)
 
 
-def forget_members(run: str) -> None:
-    """Remove what `save_members` stored."""
+def forget_facts(run: str) -> None:
+    """Remove what `save_facts` stored."""
     _internal_kv_del(registry_name(run), namespace=NAMESPACE)
 
 

@@ -220,6 +220,11 @@ class RingDraws:
                 ring = self._rings.get(name)
                 if ring is not None:
                     if ring.folder == folder and not _is_removed(ring.buffer):
+                        if ring.buffer.limit is None:
+                            # A writer brings a limiter to a ring that had none.
+                            counter = counter_of(folder)
+                            if counter is not None:
+                                ring.buffer.limit = counter.bind_to(ring.buffer)
                         continue
                     ring.buffer.close()
                 sampler = make(self.client["sampler"])

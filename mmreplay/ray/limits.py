@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from mmreplay.buffer.limiting import Count, Counts
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
@@ -76,6 +77,15 @@ class RingCounter:
         self.check(folder, capacity)
         assert folder is not None
         return BoundCounter(BoundLimit(self.limiter, folder / FOLDER, count))
+
+    def bind_to(self, ring: ReplayBuffer) -> BoundCounter:
+        """Count for a ring that was opened without."""
+
+        def rows() -> tuple[int, int]:
+            span = ring.span
+            return int(span.stop.sum()), int(span.lengths.sum())
+
+        return self.bind(ring.path, ring.capacity * ring.num_envs, rows)
 
 
 def counter_of(folder: Path) -> RingCounter | None:

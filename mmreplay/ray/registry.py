@@ -1,9 +1,9 @@
 """The actor that knows the members of a run.
 
-It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. The
-members are stored with the cluster, as Ray forgets shards without a label with their
-nodes. Draws and writes do not need it; a join does, and a shard whose node is back
-without a label.
+It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Its
+members and its limiter's settings are stored with the cluster, as shards may be away,
+and Ray forgets those without a label with their nodes. Draws and writes do not need it;
+a join does, and a shard whose node is back without a label.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mmreplay.ray.cluster import (
     VERSION,
     Node,
     Remote,
+    RunFacts,
     UnansweredError,
 )
 from mmreplay.ray.epochs import Frozen, freeze_rings
@@ -99,7 +100,7 @@ class Registry:
         """Remember the run; nothing here may raise."""
         self.run = run
         self._members: dict[str, Member] = {}
-        self._saved: dict[str, list[Any]] | None = None
+        self._saved: RunFacts | None = None
         self._schema: Schema | None = None
         self._lock = threading.RLock()
         self._groups: dict[str, tuple[str, set[int]]] = {}
@@ -170,9 +171,9 @@ class Registry:
                 "folder, or name another run."
             )
         with self._lock:
-            self._load_members()
+            self._load_facts()
             self._members[key] = Member(key, root, host, network, info)
-            self._save_members()
+            self._save_facts()
             # Its rows count for a rate limiter from the first one on.
             self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
@@ -278,19 +279,23 @@ class Registry:
         return found, away
 
     def _keys(self) -> list[str]:
-        self._load_members()
+        self._load_facts()
         return sorted({*self._members, *cluster.shard_keys(self.run)})
 
     def bound(self) -> list[float] | None:
         """Return the settings of the run's rate limiter; None without one.
 
-        A registry that was restarted finds them in the rings.
+        They are found in the rings where the run was stopped and begun again. A shard
+        that is slow is asked again, for as long as clients wait for it.
         """
-        with self._grants_lock:
-            if self._grants is not None:
-                return list(self._grants.limiter.settings)
-        with self._looking:
-            self._look(Grants(RateLimiter(1.0, 1, math.inf)))
+        self._load_facts()
+        stop = time.monotonic() + SILENT_S
+        while self._bound is None:
+            with self._looking:
+                all_answered = self._look(Grants(RateLimiter(1.0, 1, math.inf)))
+            if all_answered or time.monotonic() >= stop:
+                break
+            time.sleep(PAUSE_S)
         return self._bound
 
     def limit(self, who: str, side: Side, count: int, settings: list[float]) -> None:
@@ -355,15 +360,22 @@ class Registry:
 
     def _agreed(self, settings: list[float]) -> Grants:
         if self._grants is None:
-            self._grants = Grants(limiter_from(settings))
+            self._load_facts()
+            self._grants = Grants(limiter_from(self._bound or settings))
         self._grants.agree(settings)
+        if self._bound is None:
+            self._bound = list(self._grants.limiter.settings)
+            self._save_facts()
         return self._grants
 
-    def _look(self, grants: Grants) -> None:
+    def _look(self, grants: Grants) -> bool:
         """Ask all shards what their rings count.
 
         A shard that was silent for `SILENT_S` counts as it did last. Until then
         nothing new is known, and what is under way stays held.
+
+        Returns:
+            Whether all shards answered.
         """
         now = time.monotonic()
         if now - self._listed_at >= LIST_S:
@@ -394,6 +406,7 @@ class Registry:
             )
             with self._grants_lock:
                 grants.looked(began_s, sums)
+        return all(each.at_s >= began_s for each in every)
 
     def _shard(self, key: str) -> Remote:
         return Remote(cluster.shard_name(self.run, key))
@@ -401,7 +414,7 @@ class Registry:
     def _refresh(self) -> set[str]:
         """Ask all shards what they serve; return the keys of those that answer."""
         asked = []
-        self._load_members()
+        self._load_facts()
         for key in {*self._members, *cluster.shard_keys(self.run)}:
             remote = self._shard(key)
             try:
@@ -421,29 +434,32 @@ class Registry:
             member.info, member.root = info, info["root"]
             member.host, member.network = info["host"], info["network"]
             self._learn(info)
-        self._save_members()
+        self._save_facts()
         return alive
 
-    def _load_members(self) -> None:
-        """Take in the members that were stored before this actor was restarted."""
+    def _load_facts(self) -> None:
+        """Take in what was stored before this actor was restarted."""
         if self._saved is not None:
             return
         with suppress(RayError, ConnectionError):
-            self._saved = cluster.load_members(self.run)
-            for key, (root, host, network) in self._saved.items():
+            saved = cluster.load_facts(self.run)
+            for key, (root, host, network) in saved["members"].items():
                 self._members.setdefault(key, Member(key, root, host, network))
+            self._bound = self._bound or saved["bound"]
+            self._saved = saved
 
-    def _save_members(self) -> None:
-        """Store the members where they changed; a failure is made good by the next."""
+    def _save_facts(self) -> None:
+        """Store what changed; a failure is made good by the next call."""
         members = {
             key: member.where
             for key, member in sorted(self._members.items())
             if member.where is not None
         }
-        if self._saved is not None and members != self._saved:
+        facts: RunFacts = {"members": members, "bound": self._bound}
+        if self._saved is not None and facts != self._saved:
             with suppress(RayError, ConnectionError):
-                cluster.save_members(self.run, members)
-                self._saved = members
+                cluster.save_facts(self.run, facts)
+                self._saved = facts
 
     def _learn(self, info: dict[str, Any]) -> None:
         """Take the run's schema from the first ring that is known."""

@@ -142,7 +142,7 @@ def stop(run: str) -> None:
             continue
     for name in (*names, cluster.registry_name(run)):
         cluster.kill(name)
-    cluster.forget_members(run)
+    cluster.forget_facts(run)
 
 
 def require_run(run: str) -> None:

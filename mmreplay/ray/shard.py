@@ -254,12 +254,7 @@ class Shard:
         found = counter_of(self.folder / name)
         if found is None:
             return None
-
-        def rows() -> tuple[int, int]:
-            span = ring.span
-            return int(span.stop.sum()), int(span.lengths.sum())
-
-        limit = found.bind(ring.path, ring.capacity * ring.num_envs, rows)
+        limit = found.bind_to(ring)
         self._counters[name] = counter = RingCount(ring, found.limiter, limit)
         return counter
 

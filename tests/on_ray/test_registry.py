@@ -7,10 +7,13 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError  # noqa: E402
 from mmreplay.ray import cluster  # noqa: E402
-from mmreplay.ray.cluster import Node  # noqa: E402
+from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
+from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block  # noqa: E402
+
+LIMITER = mr.RateLimiter(1.0, 1, 1000.0)
 
 
 class Cluster:
@@ -20,16 +23,16 @@ class Cluster:
         shards: Those that Ray knows, by key.
         alive: The nodes that are alive.
         stale: Keys of shards that end with their node at the next call.
+        late: How many calls are not answered in time, by key.
         stored: What is stored with the cluster, by run.
     """
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.shards, self.alive = folder, {}, []
-        self.stale, self.stored = set(), {}
-        monkeypatch.setattr(
-            cluster, "load_members", lambda run: self.stored.get(run, {})
-        )
-        monkeypatch.setattr(cluster, "save_members", self.stored.__setitem__)
+        self.stale, self.late = set(), {}
+        self.stored = {"run": {"members": {}, "bound": None}}
+        monkeypatch.setattr(cluster, "load_facts", lambda run: self.stored[run])
+        monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
         monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
         monkeypatch.setattr(cluster, "start_shard", self.start_shard)
@@ -67,6 +70,9 @@ class Remote:
         return getattr(self.nodes.shards[self.key], method)(*arguments)
 
     def receive(self, reply, timeout_s):
+        if self.nodes.late.get(self.key, 0):
+            self.nodes.late[self.key] -= 1
+            raise UnansweredError("late")
         return reply
 
     def call(self, method, *arguments, timeout_s=60.0):
@@ -110,16 +116,37 @@ def test_an_epoch_of_a_restarted_registry_waits_for_nodes_that_are_away(nodes):
 
 def test_what_a_shard_says_of_itself_is_newer_than_what_is_stored(nodes):
     nodes.join(Registry("run"), "a")
-    nodes.stored["run"] = {"a": ["/elsewhere", "a", False]}
+    nodes.stored["run"]["members"] = {"a": ["/elsewhere", "a", False]}
     members = Registry("run").members()
     assert members["a"]["root"] == str(nodes.folder / "a")
-    assert nodes.stored["run"]["a"][0] == str(nodes.folder / "a")
+    assert nodes.stored["run"]["members"]["a"][0] == str(nodes.folder / "a")
 
 
 def test_a_node_that_is_back_before_ray_missed_it_joins_with_a_new_shard(nodes):
     nodes.stale.add("a")
     nodes.join(registry := Registry("run"), "a")
     assert registry.members()["a"]["alive"]
+
+
+def test_the_limiter_of_a_slow_shard_is_waited_for(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    assert registry.bound() is None
+    with mr.ReplayBuffer.open(
+        nodes.folder / "a" / "run" / "ring", "r+", limiter=RingCounter(LIMITER)
+    ):
+        pass
+    nodes.late["a"] = 2
+    assert registry.bound() == list(LIMITER.settings)
+
+
+def test_the_limiter_of_nodes_that_are_away_is_known_to_a_restarted_registry(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    registry.limit("writer", "insert", 64, list(LIMITER.settings))
+    nodes.lose("a")
+    registry = Registry("run")
+    assert registry.bound() == list(LIMITER.settings)
+    with pytest.raises(mr.SchemaError, match="as everywhere in the run"):
+        registry.limit("another", "insert", 64, [2.0, 1, 1000.0])
 
 
 def test_the_space_that_is_free_on_the_disk_of_a_ring_is_shown(nodes):

@@ -11,6 +11,10 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+from ray.util.scheduling_strategies import (  # noqa: E402
+    NodeAffinitySchedulingStrategy,
+)
+
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import (  # noqa: E402
@@ -230,6 +234,8 @@ def test_a_node_without_a_label_that_is_back_at_once_takes_its_writer(
     # Ray declares the former one dead 15 seconds later.
     node = cluster.add(None)
     try:
+        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        selector = {"scheduling_strategy": there}
         again = writing(None, run_name, str(tmp_path), selector=selector)
         assert ask(again, "add", 100) == 200
     finally:
