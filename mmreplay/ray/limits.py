@@ -18,7 +18,7 @@ import ray
 
 from mmreplay.buffer.limiting import Count, Counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
 from mmreplay.limiter.rate_counter import BoundCounter
@@ -317,7 +317,11 @@ def _ask(
 ) -> Answer | None:
     if not ray.is_initialized():
         # A call would begin a cluster of its own.
-        return None
+        raise FailedError(
+            "cannot ask for grants of the rate limiter: this process is not connected "
+            "to its Ray cluster any more. Close writers and clients before "
+            "ray.shutdown()."
+        )
     try:
         reference = registry.send(
             "grant", who, side, count, unused, number, settings, items_ahead()
