@@ -144,6 +144,19 @@ def check_name(what: str, name: object) -> str:
     )
 
 
+def check_version(who: str, theirs: str, mine: str = VERSION) -> None:
+    """Refuse another version of mmreplay than that of an actor of a run.
+
+    Raises:
+        FailedError: It has another one.
+    """
+    if mine != theirs:
+        raise FailedError(
+            f"this process has mmreplay {mine}, but {who} has {theirs}. Install one "
+            "version on every node."
+        )
+
+
 def nodes() -> list[Node]:
     """The nodes that are alive."""
     return [

@@ -123,12 +123,8 @@ class Registry:
             SchemaError: The run has other fields.
             FailedError: It runs another version.
         """
+        cluster.check_version(f"the run {self.run!r}", VERSION, version)
         with self._lock:
-            if version != VERSION:
-                raise FailedError(
-                    f"this process has mmreplay {version}, but the run {self.run!r} "
-                    f"has {VERSION}. Install one version on every node."
-                )
             self._refresh()
             mine = Schema.from_json(fields, roles)
             if self._schema is not None and mine != self._schema:
@@ -155,6 +151,7 @@ class Registry:
 
         Raises:
             SchemaError: The node is a member with another folder.
+            FailedError: Its shard has another version of mmreplay.
             StarvedError: Its shard does not answer.
         """
         node = Node(node_id, host, None)
@@ -163,6 +160,7 @@ class Registry:
                 node = each
         # Others do not wait while a shard starts.
         info = self._started(key, root, node, network)
+        cluster.check_version(f"the shard {key!r}", info["version"], VERSION)
         # Ray ignores the arguments where there was an actor of the name.
         if info["root"] != root:
             raise SchemaError(
@@ -232,12 +230,13 @@ class Registry:
             StarvedError: A shard is away.
         """
         name, ranks = self._groups.get(start, ("", set()))
+        if name and time.time() - _began_s(name) >= GROUP_S:
+            name, ranks = "", set()
         if not name:
             # A registry that was restarted finds a group that began a moment ago.
             for key in self._keys():
                 for each in self._shard(key).call("epoch_names", f"{start}/"):
-                    began_s = float(each.rpartition("/")[2].partition("-")[0])
-                    if time.time() - began_s < GROUP_S:
+                    if time.time() - _began_s(each) < GROUP_S:
                         name = max(name, each)
         if not name or rank in ranks:
             name = f"{start}/{int(time.time())}-{uuid.uuid4().hex[:8]}"
@@ -487,6 +486,11 @@ class Registry:
                     made = True
                     break
         return made
+
+
+def _began_s(name: str) -> float:
+    """When a group of learners began, by its name."""
+    return float(name.rpartition("/")[2].partition("-")[0])
 
 
 def differing(mine: Schema, other: Schema) -> str:

@@ -22,6 +22,7 @@ from mmreplay import errors
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.cluster import check_version
 from mmreplay.ray.descriptions import (
     Description,
     describe_sampler,
@@ -250,6 +251,7 @@ class RingTable:
         if info["error"] is not None:
             kind = getattr(errors, info["error"]["kind"], FailedError)
             raise kind(info["error"]["message"])
+        check_version(f"the shard {shard.remote.key!r}", info["version"])
         found: Mapping[str, RingInfo] = info["rings"]
         here = shard.remote.key == self.run.key
         buffers: Mapping[str, ReplayBuffer] = {}

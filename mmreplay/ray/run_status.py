@@ -123,10 +123,11 @@ def stop(run: str) -> None:
         >>> mr.ray.stop("cartpole")  # doctest: +SKIP
     """
     cluster.require_connection()
-    keys = cluster.shard_keys(cluster.check_name("run", run))
-    if not keys:
+    if not cluster.shard_keys(cluster.check_name("run", run)):
         require_run(run)
-    names = [cluster.shard_name(run, key) for key in keys]
+    # First, as it makes shards again that end.
+    cluster.kill(cluster.registry_name(run))
+    names = [cluster.shard_name(run, key) for key in cluster.shard_keys(run)]
     asked = []
     for remote in map(Remote, names):
         try:
@@ -140,7 +141,7 @@ def stop(run: str) -> None:
         except ReplayError:
             # It is away, and is killed when its node is back, if ever.
             continue
-    for name in (*names, cluster.registry_name(run)):
+    for name in names:
         cluster.kill(name)
     cluster.forget_facts(run)
 

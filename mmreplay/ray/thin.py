@@ -178,12 +178,13 @@ def thin_writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
-    _described(schema)
     refuse_other_limiters(limiter)
     error = FailedError(
         f"no node of the run {run!r} has a ring for thin writers. Call "
         "mr.ray.thin_ring on a node with a disk."
     )
+    registry = Remote(cluster.registry_name(run))
+    registry.call("check", VERSION, *_described(schema))
     for key in _shards(run, to):
         try:
             return ThinWriter(

@@ -6,6 +6,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay.errors import ReplayError
+from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.epochs import freeze_rings
@@ -55,11 +56,13 @@ class Shard:
         state: ``"alive"``; ``"silent"``: calls have no answer until it is alive again;
             ``"restarting"``: calls are lost.
         calls: Methods called, in order.
+        version: Of its mmreplay.
     """
 
     def __init__(self, key, folders):
         self.key, self.folders = key, dict(folders)
         self.state, self.calls = "alive", []
+        self.version = VERSION
         self.draws = ShardDraws(lambda: self.folders)
 
     def send(self, method, *arguments):
@@ -83,7 +86,7 @@ class Shard:
                     "schema": buffer.schema.to_json(),
                     "roles": dict(buffer.schema.roles),
                 }
-        return {"error": None, "rings": rings}
+        return {"error": None, "rings": rings, "version": self.version}
 
 
 class Call:

@@ -163,3 +163,10 @@ def test_a_client_without_epochs_has_no_length(run):
         pytest.raises(TypeError, match="UniformSampler draws without an end"),
     ):
         len(client)
+
+
+def test_a_shard_of_another_version_is_refused(tmp_path):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(50))})
+    shard.version = "9.9.9"
+    with pytest.raises(mr.FailedError, match=r"the shard 's0' has 9\.9\.9\. Install"):
+        ReplayClient(Run(shard), mr.UniformSampler())

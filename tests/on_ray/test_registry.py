@@ -7,6 +7,8 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError  # noqa: E402
 from mmreplay.ray import cluster  # noqa: E402
+from mmreplay.ray import registry as registry_module  # noqa: E402
+from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
@@ -126,6 +128,26 @@ def test_a_node_that_is_back_before_ray_missed_it_joins_with_a_new_shard(nodes):
     nodes.stale.add("a")
     nodes.join(registry := Registry("run"), "a")
     assert registry.members()["a"]["alive"]
+
+
+def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
+    registry = Registry("run")
+    monkeypatch.setattr(registry, "_keys", list)
+    now = 1e9
+    monkeypatch.setattr(registry_module.time, "time", lambda: now)
+    first = registry.epoch_name("start", 0)
+    assert registry.epoch_name("start", 1) == first
+    # Of another group, whose first learner was started again with its state.
+    now += registry_module.GROUP_S
+    late = registry.epoch_name("start", 2)
+    assert late != first
+    assert registry.epoch_name("start", 0) == late
+
+
+def test_a_shard_of_another_version_does_not_join(nodes, monkeypatch):
+    monkeypatch.setattr(shard_module, "VERSION", "9.9.9")
+    with pytest.raises(FailedError, match=r"but the shard 'a' has 9\.9\.9\. Install"):
+        nodes.join(Registry("run"), "a")
 
 
 def test_the_limiter_of_a_slow_shard_is_waited_for(nodes):
