@@ -272,8 +272,13 @@ class Registry:
         for key, remote in shards.items():
             try:
                 sent = remote.send("freeze", client, name, epoch, buffers)
+            except FailedError:
+                # It ended with its node.
+                away.append(key)
+                continue
+            try:
                 found.update(remote.receive(sent, INFO_S))
-            except (UnansweredError, FailedError):
+            except UnansweredError:
                 away.append(key)
         return found, away
 

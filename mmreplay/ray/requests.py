@@ -49,6 +49,12 @@ class Request:
     reply: Reply | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def shares(self) -> dict[str, Numbers]:
+        """By ring what it draws; nothing where it only brings priorities."""
+        wanted: Wanted | None = self.arguments[2]
+        return {} if wanted is None else wanted["shares"]
+
 
 RequestSlices = tuple[Request, dict[str, slice]]
 """A request, and which of each ring's draws in its reply are for one batch. Of an epoch

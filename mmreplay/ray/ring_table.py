@@ -133,6 +133,7 @@ class RingTable:
         *,
         alone: bool,
         lost_s: float,
+        waits: bool = False,
     ) -> None:
         """Find the rings.
 
@@ -143,6 +144,7 @@ class RingTable:
             stats: What is met is counted there.
             alone: Own the priorities of this node's rings.
             lost_s: Seconds without an answer after which a shard is lost.
+            waits: Lost shards are waited for, and whoever does warns of it.
 
         Raises:
             SchemaError: The run has no ring, schemas differ, or the sampler or a
@@ -150,7 +152,7 @@ class RingTable:
         """
         self.run, self._stats = run, stats
         self._transforms = tuple(transforms)
-        self._alone, self.lost_s = alone, lost_s
+        self._alone, self.lost_s, self._waits = alone, lost_s, waits
         described: list[Description] = []
         # Refused once it is known that a ring is on another node.
         self._not_described: SchemaError | None = None
@@ -266,21 +268,24 @@ class RingTable:
         if shard.draws is None and self._not_described is not None:
             raise self._not_described
         for name in sorted(found):
-            if name in shard.rings:
+            each, ring = found[name], shard.rings.get(name)
+            if ring is not None and ring.uuid == each["uuid"]:
                 if shard.draws is not None:
-                    # Another one, where the folder was deleted and made again.
-                    shard.rings[name].buffer = buffers.get(name)
+                    ring.buffer = buffers.get(name)
                 continue
-            each = found[name]
             schema = Schema.from_json(each["schema"], each["roles"])
             self._check_schema(schema, f"{shard.remote.key}/{name}")
             buffer = buffers.get(name)
             if here and buffer is None:
                 buffer = _opened(each, self._transforms)
             with self.lock:
-                ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
-                shard.rings[name] = ring
-                self.rings.append(ring)
+                if ring is None:
+                    ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
+                    shard.rings[name] = ring
+                    self.rings.append(ring)
+                else:
+                    # It was deleted and made again: another ring of this number.
+                    ring.uuid, ring.buffer = each["uuid"], buffer
 
     def _check_schema(self, schema: Schema, name: str) -> None:
         if self._schema is None:
@@ -318,9 +323,9 @@ class RingTable:
 
     def ask_again(self, shard: KnownShard) -> None:
         """Ask a shard for masses where those that are known are old; do not wait."""
-        now = time.monotonic()
-        if shard.asked is not None:
-            call, at = shard.asked
+        now, asked = time.monotonic(), shard.asked
+        if asked is not None:
+            call, at = asked
             try:
                 masses = call.result(0.0)
             except NotYetError:
@@ -335,6 +340,12 @@ class RingTable:
                 self.note(shard, masses)
         elif now - shard.heard_at > OLD_S:
             shard.asked = self._send_masses(shard), now
+
+    def ask_lost(self) -> None:
+        """Ask lost shards again, and see whether they answer; do not wait."""
+        for shard in list(self.shards.values()):
+            if shard.lost:
+                self.ask_again(shard)
 
     def _send_masses(self, shard: KnownShard) -> Call:
         return shard.calls.send("masses", self.client, self.step, self.highest)
@@ -377,6 +388,8 @@ class RingTable:
             if not shard.lost:
                 shard.lost, shard.asked = True, None
                 self._stats.times_lost += 1
+                if self._waits:
+                    return True
                 rings = [f"{shard.remote.key}/{name}" for name in shard.rings]
                 self.warnings.append(
                     f"run {self.run.run!r}: node {shard.remote.key!r} has not "

@@ -88,8 +88,9 @@ class RingsSource:
         if shuffled is not None:
             epochs = EpochPlan(shuffled, rank, num_ranks, seed)
         self.table = RingTable(
-            run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s
-        )
+            run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s,
+            waits=epochs is not None,
+        )  # fmt: skip
         self._requests = Requests(self.table, self._stats)
         self._joiner = BatchJoiner(sampler, self.table)
         self._updates = PriorityUpdates(
@@ -151,6 +152,8 @@ class RingsSource:
 
     def draw(self, pending: PendingBatch, count: int) -> bool:
         """Plan a batch, and ask for it; False where the epoch is over."""
+        # Nothing waits for a node under the lock, which those need that look for it.
+        self._draws.prepare(count)
         with self.table.lock:
             pending.state = self.state_dict()
             planned = self._draws.plan(count)
