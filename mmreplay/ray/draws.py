@@ -277,9 +277,10 @@ class RingDraws:
             LockedError: Another process owns the priorities of a ring.
             StarvedError: A writer overwrote every row before it could be read.
         """
-        dropped = sum(self.update(name, each) for name, each in updates.items())
+        step = 0 if wanted is None else wanted["step"]
+        dropped = sum(self.update(name, own, step) for name, own in updates.items())
         # They look at new rows and at schedules, so that the draws are of what is here.
-        masses = self.masses(0 if wanted is None else wanted["step"], highest)
+        masses = self.masses(step, highest)
         draws: dict[str, RingDraw | None] = {}
         if wanted is not None:
             for name, shares in wanted["shares"].items():
@@ -291,8 +292,13 @@ class RingDraws:
                     )
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
-    def update(self, name: str, updates: Sequence[Update]) -> int:
+    def update(self, name: str, updates: Sequence[Update], step: int = 0) -> int:
         """Set priorities of one ring's steps; return how many were overwritten.
+
+        Args:
+            name: The ring's.
+            updates: The oldest first.
+            step: See `masses`.
 
         Raises:
             LockedError: Another process owns the priorities.
@@ -304,7 +310,7 @@ class RingDraws:
         prioritized = _prioritized(ring.sampler)
         if prioritized is not None and prioritized.where is None:
             # The first look at its priorities, which may be another process's.
-            self._mass(ring, 0, 0.0)
+            self._mass(ring, step, 0.0)
         view, dropped = ring.buffer.view, 0
         sampler = cast(PriorityBasedSampler, ring.sampler)
         for each in updates:

@@ -31,7 +31,6 @@ from mmreplay.ray.shard_calls import CallLostError, NotYetError
 from mmreplay.samplers.base import State
 from mmreplay.samplers.random import StepGenerator
 
-
 MAX_RESTORES = 3
 """Times that a ring is reminded of an epoch: another learner's may come in between."""
 

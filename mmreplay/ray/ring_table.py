@@ -20,7 +20,7 @@ import numpy as np
 
 from mmreplay import errors
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.cluster import check_version
 from mmreplay.ray.descriptions import (
@@ -88,10 +88,12 @@ class KnownShard:
         rings: By name.
         lost: It has not answered for too long.
         heard_at: When it was heard last.
+        sent_at: When a request was sent to it last.
         updates: Priorities to be sent, by ring.
+        updating: The request with priorities that is under way; others wait for it, so
+            that the newest ones win.
         asked: A call for masses that is under way, and since when.
         listed: A call for the rings of this node, likewise.
-        flushing: Updates that were sent by themselves.
     """
 
     remote: ShardCalls
@@ -100,10 +102,11 @@ class KnownShard:
     rings: dict[str, KnownRing] = field(default_factory=dict)
     lost: bool = False
     heard_at: float = 0.0
+    sent_at: float = 0.0
     updates: dict[str, list[Update]] = field(default_factory=dict)
+    updating: Request | None = None
     asked: tuple[Call, float] | None = None
     listed: Call | None = None
-    flushing: Request | None = None
 
 
 class RingTable:
@@ -149,6 +152,7 @@ class RingTable:
         Raises:
             SchemaError: The run has no ring, schemas differ, or the sampler or a
                 transform cannot draw from rings of a run.
+            StarvedError: No node with a ring answers.
         """
         self.run, self._stats = run, stats
         self._transforms = tuple(transforms)
@@ -172,6 +176,13 @@ class RingTable:
         self._looked_at = 0.0
         self._new_rings = False
         self.find_rings()
+        away = sorted(key for key, shard in self.shards.items() if shard.lost)
+        if away and not self.rings:
+            raise StarvedError(
+                f"run {run.run!r}: no node with a ring has answered for {lost_s:g} s, "
+                f"of {away}. Check them with mmreplay ray status {run.run}, and make "
+                "the client again."
+            )
         if not self.rings:
             raise SchemaError(
                 f"run {run.run!r} must have a ring, but none was found. Make one with "

@@ -24,7 +24,13 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
-from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
+from mmreplay.errors import (
+    FailedError,
+    FormatError,
+    LockedError,
+    ReplayError,
+    system_failure,
+)
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.rate_counter import BoundCounter
@@ -321,12 +327,15 @@ class Shard:
     def _find_rings(self) -> dict[str, tuple[int, int]]:
         """Names of the rings in the folder, and what another one of a name changes."""
         found = {}
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                # A folder becomes a buffer when this file appears in it, last.
-                with suppress(OSError):
-                    status = os.stat(os.path.join(entry.path, METADATA))
-                    found[entry.name] = status.st_ino, status.st_mtime_ns
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise system_failure("list the rings in", self.folder, error) from error
+        for name in names:
+            # A folder becomes a buffer when this file appears in it, last.
+            with suppress(OSError):
+                status = os.stat(self.folder / name / METADATA)
+                found[name] = status.st_ino, status.st_mtime_ns
         return dict(sorted(found.items()))
 
     def _open(self, name: str) -> None:

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 import mmreplay as mr
-from mmreplay.errors import ReplayError
+from mmreplay.errors import FailedError, ReplayError
 from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
@@ -54,7 +54,9 @@ class Shard:
         key: Its node's.
         folders: Of its rings, by name.
         state: ``"alive"``; ``"silent"``: calls have no answer until it is alive again;
-            ``"restarting"``: calls are lost.
+            ``"restarting"``: calls are lost; ``"slow"``: looks at a call find none, and
+            waits do; ``"poisoned"``: it ends in each ``exchange``; ``"gone"``: no call
+            can be made.
         calls: Methods called, in order.
         version: Of its mmreplay.
     """
@@ -67,6 +69,8 @@ class Shard:
 
     def send(self, method, *arguments):
         """Begin a call."""
+        if self.state == "gone":
+            raise FailedError("not connected to a cluster any more")
         self.calls.append(method)
         return Call(self, method, arguments, self.state == "restarting")
 
@@ -105,6 +109,10 @@ class Call:
         if self.shard.state == "silent":
             time.sleep(min(timeout_s, 0.01))
             raise NotYetError
+        if self.shard.state == "slow" and not timeout_s:
+            raise NotYetError
+        if self.shard.state == "poisoned" and self.method == "exchange":
+            raise CallLostError
         draws = self.shard.draws
         target = self.shard if self.method == "info" else draws
         try:

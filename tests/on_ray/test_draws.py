@@ -1,6 +1,7 @@
 """What a shard does for its clients, over rings that are opened in one process."""
 
 import multiprocessing
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, LockedError, SchemaError, StarvedError
 from mmreplay.ray.draws import RingDraws, ShardDraws
+from mmreplay.ray.shard import Shard
 from tests.on_ray.rings import client_of, ring, update_of, wanted_of
 
 
@@ -244,3 +246,15 @@ def test_a_resize_is_followed(tmp_path):
             assert reply["masses"]["a"][1] == 50
             assert reply["draws"]["a"]["positions"].min() >= 50
         shard.close()
+
+
+def test_a_shard_whose_folder_is_gone_answers_an_error_of_mmreplay(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    ring(run / "a", np.arange(9))
+    shard, client = Shard("run", str(tmp_path), "here"), client_of(mr.UniformSampler())
+    assert shard.masses(client, 0, 0.0)["a"][1] == 9
+    shutil.rmtree(run)
+    with pytest.raises(FailedError, match=str(run)):
+        shard.masses(client, 0, 0.0)
+    shard.stop()
