@@ -32,7 +32,7 @@ from mmreplay.loader.sources import (
 )
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.descriptions import SAMPLERS
+from mmreplay.ray.descriptions import draws_from_several, refused_name
 from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.shard_calls import (
@@ -276,7 +276,7 @@ class ReplayClient(ReplayLoader):
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
         limit = None
-        if type(own) in SAMPLERS:
+        if draws_from_several(own):
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
@@ -384,7 +384,7 @@ def _only_ring(
     for calls in run.shards():
         info = _info(calls, lost_s)
         found += [(calls.key, each["path"]) for each in info["rings"].values()]
-    name = type(sampler).__name__
+    name = refused_name(sampler)
     if len(found) == 1 and found[0][0] == run.key:
         return ReplayBuffer.open(
             found[0][1], sampler=sampler, transforms=transforms, limiter=limiter

@@ -19,8 +19,8 @@ from uuid import uuid4
 import numpy as np
 
 from mmreplay.batch import Batch
-from mmreplay.errors import StaleError, frames_to_caller
-from mmreplay.format.ray_files import FrozenEpoch
+from mmreplay.errors import FormatError, StaleError, frames_to_caller, shown
+from mmreplay.format.ray_files import MAX_NAME_LENGTH, FrozenEpoch
 from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.draws import Reply
 from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
@@ -276,6 +276,17 @@ class EpochDraws:
         return {**self._epochs.state_dict(), "group": self._name}
 
     def load_state_dict(self, state: State) -> None:
-        """Draw from a state on."""
+        """Draw from a state on.
+
+        Raises:
+            FormatError: It is another sampler's, or not a state at all.
+        """
+        name = state.get("group", "")
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+            raise FormatError(
+                f"state of a client: group must be a name of {MAX_NAME_LENGTH} "
+                f"characters at most, got {shown(name)}. Pass what state_dict "
+                "returned, unchanged."
+            )
         self._epochs.load_state_dict(state)
-        self._name = str(state.get("group", ""))
+        self._name = name

@@ -101,6 +101,7 @@ def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
     for sampler in (
         mr.RankPrioritizedSampler(seed=0), mr.DistinctSampler(seed=0),
         mr.ShuffledSampler(seed=0),
+        mr.SequenceSampler(4, mr.RankPrioritizedSampler(seed=0)),
     ):  # fmt: skip
         with ReplayClient(run, sampler, batch_size=8) as client:
             assert len(next(iter(client))) == 8

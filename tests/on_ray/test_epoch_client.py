@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, SchemaError, StaleError
+from mmreplay.errors import FailedError, FormatError, SchemaError, StaleError
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
 from mmreplay.ray import draws
 from mmreplay.ray.client import ReplayClient
@@ -186,6 +186,15 @@ def test_a_state_of_an_epoch_whose_ring_was_deleted_is_a_stale_error(run):
 def started(thread):
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize("group", ["x" * 300, 7])
+def test_a_state_of_another_group_than_can_be_stored_is_refused(run, group):
+    with client_of(run) as client:
+        state = client.state_dict()
+        state["sampler"]["group"] = group
+        with pytest.raises(FormatError, match="group must be a name of 256"):
+            client.load_state_dict(state)
 
 
 def test_closing_ends_the_wait_for_a_node(run):
