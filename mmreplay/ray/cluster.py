@@ -370,13 +370,17 @@ class Remote:
         Raises:
             UnansweredError: There is none; the call may have run, or may run later.
             ReplayError: What the call raised.
+            FailedError: It raised an error of another kind.
         """
         try:
             return ray.get(reference, timeout=timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, ReplayError):
                 raise error.cause from None
-            raise
+            raise FailedError(
+                f"a call of {self.name} failed by {type(error.cause).__name__}: "
+                f"{_line(error.cause)}. See its log."
+            ) from error
         except (ActorDiedError, ActorUnschedulableError) as error:
             # Dead for good; there may be another actor of the name.
             self._handle = None

@@ -40,6 +40,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.ray_files import IDLE_S
 from mmreplay.limiter import RateLimiter
+from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
 from mmreplay.ray.grants import Asker, Grants, limiter_from
@@ -238,6 +239,12 @@ class Shard(Protocol):
         """Call again until there is an answer."""
 
 
+def _close_asker(guard: ProcessGuard, asker: Asker) -> None:
+    """End the asking of a writer that was forgotten, in its own process."""
+    if not guard.forked:
+        asker.close()
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """Steps that are sent together.
@@ -412,6 +419,7 @@ class ThinWriter:
         self._next_writer = uuid.uuid4().hex
         self._former: str | None = None
         self.lost_rows = 0
+        self._guard = ProcessGuard("this writer was made", "Make one in the child")
         self._closed = False
         self._stopped = False
         self._loss = ""
@@ -423,7 +431,7 @@ class ThinWriter:
             bound = self._bound(limiter)
             if bound is not None and ask is not None:
                 self._asker = ask(bound, self._collector.max_steps * self._num_envs)
-                weakref.finalize(self, self._asker.close)
+                weakref.finalize(self, _close_asker, self._guard, self._asker)
         except BaseException:
             self._call("give_back", self._writer)
             raise
@@ -466,6 +474,7 @@ class ThinWriter:
             FullError: The shard's disk has no space left.
             StarvedError: The shard does not answer, or the limiter's wait is over.
             FailedError: The run was stopped, or the writer is closed.
+            ForkedError: This process was forked from the one that made it.
         """
         self._retry()
         flat = self._validator.flat(self._as_mapping(data, fields))
@@ -535,6 +544,7 @@ class ThinWriter:
         """
         if self._closed:
             return
+        self._guard.check()
         asker, self._asker = self._asker, None
         try:
             self._flush()
@@ -646,6 +656,7 @@ class ThinWriter:
     # Blocks to the shard.
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self._closed:
             raise FailedError("this writer is closed. Make another one.")
 
@@ -734,10 +745,11 @@ class ThinWriter:
 
     def _receive(self, block: Block) -> None:
         """Take the answer of the oldest block that was sent."""
+        stop = time.monotonic() + self._timeout_s
         try:
             answer: Answer = self._shard.receive(block.call, self._timeout_s)
         except (UnansweredError, LockedError):
-            self._reconcile(self._ask())
+            self._reconcile(self._ask(stop=stop))
             return
         except FullError:
             self._forget_calls()
@@ -761,19 +773,27 @@ class ThinWriter:
         for block in self._blocks:
             block.call = None
 
-    def _ask(self, commit: bool = False) -> Answer:
+    def _ask(self, commit: bool = False, stop: float | None = None) -> Answer:
         """Ask for the heads, after all calls of which an answer was taken."""
         self._forget_calls()
-        answer: Answer = self._call("extend", self._writer, [], None, None, commit)
+        answer: Answer = self._call(
+            "extend", self._writer, [], None, None, commit, stop=stop
+        )
         return answer
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, method: str, *arguments: object, stop: float | None = None) -> Any:
         """Call until the shard answers, and has its folder.
 
         A shard whose node manager was killed answers for some seconds more, and keeps
         the next one from its rings.
+
+        Args:
+            method: Of the shard.
+            *arguments: Of the method.
+            stop: When to end; None for `timeout_s` from now.
         """
-        stop = time.monotonic() + self._timeout_s
+        if stop is None:
+            stop = time.monotonic() + self._timeout_s
         while True:
             left = max(0.0, stop - time.monotonic())
             try:

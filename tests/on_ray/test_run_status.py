@@ -6,7 +6,17 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+from mmreplay.errors import FailedError  # noqa: E402
 from mmreplay.ray import cluster, run_status  # noqa: E402
+
+
+def test_any_error_of_an_actor_is_a_named_one(monkeypatch):
+    def get(reference, timeout):
+        raise ray.exceptions.RayTaskError("extend", "lines", KeyError("a"))
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(FailedError, match=r"a call of mmreplay/r failed by KeyError: "):
+        cluster.Remote("mmreplay/r").receive(None, 1.0)
 
 
 def test_a_run_is_stopped_registry_first_with_the_shards_that_it_made_last(monkeypatch):
