@@ -25,7 +25,9 @@ class RingStatus:
         num_envs: Environments.
         steps: Steps that are alive.
         rows: Rows written since the ring was made, of all environments.
-        rate: Rows a second of late; None where it was not observed for a second.
+        heads: The same by environment.
+        rate: Rows a second since the shard was asked last, a second ago or more; None
+            where it was not.
         writer: The pid of its writer; None where it has none, or it is not known.
         free: Bytes free on the disk of the ring; None where it cannot be asked.
         priorities: Their sums, by the name of the sampler that clients draw by, as of
@@ -38,6 +40,7 @@ class RingStatus:
     num_envs: int
     steps: int
     rows: int
+    heads: tuple[int, ...]
     rate: float | None
     writer: int | None
     free: int | None
@@ -180,6 +183,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
                 num_envs=ring["num_envs"],
                 steps=ring["steps"],
                 rows=sum(ring["heads"]),
+                heads=tuple(ring["heads"]),
                 rate=ring["rate"],
                 writer=ring["writer"],
                 free=ring["disk_free"],
