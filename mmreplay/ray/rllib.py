@@ -27,7 +27,8 @@ from importlib import import_module
 from typing import Any
 
 try:
-    import gymnasium  # noqa: F401
+    # RLlib imports it, and says only that it is missing.
+    import_module("gymnasium")
 except ImportError as error:
     raise ModuleNotFoundError(
         "mmreplay.ray.rllib needs RLlib, which is not installed: gymnasium is missing. "
