@@ -136,7 +136,7 @@ class RayRun:
 
     Attributes:
         run: Its name.
-        key: Of this node.
+        node_id: Of this node, whatever the key that its shard goes by.
     """
 
     def __init__(self, run: str) -> None:
@@ -148,7 +148,7 @@ class RayRun:
         cluster.require_connection()
         require_run(run)
         self.run = run
-        self.key = cluster.this_node().key
+        self.node_id = cluster.this_node_id()
         self._shards: dict[str, RayShard] = {}
         self._members_call: Any = None
         self._registry = cluster.Remote(cluster.registry_name(run))
@@ -380,14 +380,15 @@ def _only_ring(
     Raises:
         SchemaError: The run has several, or its ring is on another node.
     """
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, bool, str]] = []
     for calls in run.shards():
         info = _info(calls, lost_s)
-        found += [(calls.key, each["path"]) for each in info["rings"].values()]
+        here = info["node_id"] == run.node_id
+        found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
     name = refused_name(sampler)
-    if len(found) == 1 and found[0][0] == run.key:
+    if len(found) == 1 and found[0][1]:
         return ReplayBuffer.open(
-            found[0][1], sampler=sampler, transforms=transforms, limiter=limiter
+            found[0][2], sampler=sampler, transforms=transforms, limiter=limiter
         )
     where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
     raise SchemaError(

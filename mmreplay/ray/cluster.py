@@ -181,6 +181,11 @@ def this_node() -> Node:
     return Node(node_id, socket.gethostname(), labels.get(LABEL))
 
 
+def this_node_id() -> str:
+    """Ray's number of the node that this process runs on; none without a cluster."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+
+
 def registry_name(run: str) -> str:
     """Name of a run's registry."""
     return f"mmreplay/{run}"

@@ -368,8 +368,9 @@ class RingDraws:
         sampler.close()
         if isinstance(cause, LockedError) and cause.pid == os.getpid():
             raise LockedError(
-                f"the priorities of {ring.folder} are those of learners with another "
-                f"sampler, until {IDLE_S:g} s after the last of them ended. Use their "
+                f"the priorities of {ring.folder} belong to another sampler of pid "
+                f"{cause.pid}. Where it is that of learners with other settings, they "
+                f"are given back {IDLE_S:g} s after the last of these ended. Use their "
                 "settings, or give this one another name.",
                 pid=cause.pid,
                 host=cause.host,

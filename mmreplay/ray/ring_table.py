@@ -183,6 +183,13 @@ class RingTable:
                 f"of {away}. Check them with mmreplay ray status {run.run}, and make "
                 "the client again."
             )
+        owned = any(shard.draws is not None for shard in self.shards.values())
+        if self.rings and alone and self.prioritized and not owned:
+            raise SchemaError(
+                f"alone=True needs a ring of run {run.run!r} on this node, but its "
+                f"rings are on {sorted(self.shards)}. Leave it out, or run the learner "
+                "on a node with a ring."
+            )
         if not self.rings:
             raise SchemaError(
                 f"run {run.run!r} must have a ring, but none was found. Make one with "
@@ -266,7 +273,7 @@ class RingTable:
             raise kind(info["error"]["message"])
         check_version(f"the shard {shard.remote.key!r}", info["version"])
         found: Mapping[str, RingInfo] = info["rings"]
-        here = shard.remote.key == self.run.key
+        here = info["node_id"] == self.run.node_id
         buffers: Mapping[str, ReplayBuffer] = {}
         if here and (self._alone or not self.prioritized):
             folders = {name: Path(each["path"]) for name, each in found.items()}

@@ -59,6 +59,7 @@ class ShardStatus:
         alive: Whether its shard answers.
         error: Why it cannot serve its rings; None where it can.
         rings: Its rings; of a shard that is away as they were last.
+        node_id: Ray's number of the node; None while it is away.
     """
 
     key: str
@@ -68,6 +69,7 @@ class ShardStatus:
     alive: bool
     error: str | None
     rings: tuple[RingStatus, ...]
+    node_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
         pid=info["pid"] if member["alive"] else None,
         alive=member["alive"],
         error=None if error is None else error["message"],
+        node_id=info["node_id"] if member["alive"] else None,
         rings=tuple(
             RingStatus(
                 name=name,

@@ -34,7 +34,7 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.rate_counter import BoundCounter
-from mmreplay.ray.cluster import VERSION
+from mmreplay.ray.cluster import VERSION, this_node_id
 from mmreplay.ray.draws import (
     Client,
     Masses,
@@ -118,6 +118,7 @@ class Shard:
         return {
             "run": self.run, "key": self.key, "root": self.root,
             "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
+            "node_id": this_node_id(),
             "version": VERSION, "error": error, "rings": rings,
         }  # fmt: skip
 

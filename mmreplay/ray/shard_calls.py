@@ -69,11 +69,11 @@ class RunCalls(Protocol):
 
     Attributes:
         run: Its name.
-        key: Of this node.
+        node_id: Of this node, as shards say theirs.
     """
 
     run: str
-    key: str
+    node_id: str
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""

@@ -59,12 +59,13 @@ class Shard:
             can be made.
         calls: Methods called, in order.
         version: Of its mmreplay.
+        node_id: Of its node.
     """
 
     def __init__(self, key, folders):
         self.key, self.folders = key, dict(folders)
         self.state, self.calls = "alive", []
-        self.version = VERSION
+        self.version, self.node_id = VERSION, key
         self.draws = ShardDraws(lambda: self.folders)
 
     def send(self, method, *arguments):
@@ -90,7 +91,12 @@ class Shard:
                     "schema": buffer.schema.to_json(),
                     "roles": dict(buffer.schema.roles),
                 }
-        return {"error": None, "rings": rings, "version": self.version}
+        return {
+            "error": None,
+            "rings": rings,
+            "version": self.version,
+            "node_id": self.node_id,
+        }
 
 
 class Call:
@@ -130,7 +136,7 @@ class Run:
     """A run of shards of this process."""
 
     def __init__(self, *shards, key="elsewhere"):
-        self.run, self.key = "test", key
+        self.run, self.node_id = "test", key
         self.known = list(shards)
 
     def shards(self):

@@ -192,7 +192,7 @@ def test_priorities_are_given_back_once_no_learner_asks_by_them(shard, monkeypat
     first = client_of(mr.PrioritizedSampler(0.6))
     other = client_of(mr.PrioritizedSampler(0.7))
     shard.exchange(first, {"a": [update_of([7], [5.0])]}, None, 0.0)
-    with pytest.raises(LockedError, match="with another sampler, until 120 s after"):
+    with pytest.raises(LockedError, match="given back 120 s after the last"):
         shard.masses(other, 0, 0.0)
     monkeypatch.setattr(draws, "IDLE_S", 0.05)
     time.sleep(0.1)

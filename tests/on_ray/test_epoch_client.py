@@ -230,7 +230,7 @@ def test_an_epoch_that_a_ring_forgot_is_brought_back(run):
             shard.restart()
         drawn += numbers(batches)
         assert Counter(drawn) == ALL
-    if run.key == "elsewhere":
+    if run.node_id == "elsewhere":
         assert all(len(read_epochs(shard.folders["r"])) == 1 for shard in run.known)
 
 

@@ -81,8 +81,9 @@ def prioritize(source, number, values):
 LOCAL = pytest.mark.parametrize("here", ["elsewhere", "s0"])
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@LOCAL
+@pytest.mark.parametrize(
+    ("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)]
+)
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize("normalize", ["batch", "buffer", "mean"])
 def test_one_ring_draws_what_the_local_sampler_draws(
@@ -841,6 +842,23 @@ def test_alone_owns_the_priorities_of_its_node(make):
     after = RingsSource(rival, mr.PrioritizedSampler(seed=0), ())
     assert after.table.rings[0].mass.highest == 3.0
     after.close()
+
+
+def test_alone_without_a_ring_of_this_node_is_refused(make):
+    with pytest.raises(SchemaError, match=r"alone=True needs a ring .*on \['s0'\]"):
+        make([np.arange(50)], mr.PrioritizedSampler(seed=0), alone=True)
+
+
+def test_a_ring_of_this_node_is_known_by_the_node_and_not_by_its_key(tmp_path):
+    """A writer may give its shard any key."""
+    shard = Shard("disk-7", {"a": ring(tmp_path / "a", np.arange(10))})
+    shard.node_id = "node"
+    run = Run(shard, key="node")
+    source = RingsSource(run, mr.PrioritizedSampler(seed=0), (), alone=True)
+    assert len(sample(source, 8)) == 8
+    assert "exchange" not in shard.calls
+    source.close()
+    run.close()
 
 
 def test_rings_of_another_schema_are_refused(tmp_path):
