@@ -30,6 +30,7 @@ from mmreplay.loader.sources import (
     drawable_of,
     max_equal_arrays,
 )
+from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import draws_from_several, refused_name
@@ -270,6 +271,7 @@ class ReplayClient(ReplayLoader):
                 "counted from 0."
             )
         calls = RayRun(run) if isinstance(run, str) else run
+        guard = ProcessGuard("this client was made", "Make one in the child")
         self._rings: RingsSource | None = None
         self._ring: ReplayBuffer | None = None
         own = checked(sampler)
@@ -307,11 +309,11 @@ class ReplayClient(ReplayLoader):
                 pool_type=PowerOfTwoPool,
             )
         except BaseException:
-            _close(self._rings, self._ring)
+            _close(guard, self._rings, self._ring)
             raise
         if self._rings is not None and limit is not None:
             limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
-        self._closer = weakref.finalize(self, _close, self._rings, self._ring)
+        self._closer = weakref.finalize(self, _close, guard, self._rings, self._ring)
 
     def _source_of(self, pool: BufferPool) -> Drawable:
         if self._ring is not None:
@@ -361,7 +363,12 @@ def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
     return work.num_ready() + rings.num_answered()
 
 
-def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
+def _close(
+    guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None
+) -> None:
+    """Close what a client opened; a forked child leaves it to the other process."""
+    if guard.forked:
+        return
     if rings is not None:
         rings.close()
     if ring is not None:

@@ -1,6 +1,7 @@
 """The client as a loader, over shards of this process."""
 
 import gc
+import os
 import weakref
 from itertools import islice
 
@@ -171,3 +172,16 @@ def test_a_shard_of_another_version_is_refused(tmp_path):
     shard.version = "9.9.9"
     with pytest.raises(mr.FailedError, match=r"the shard 's0' has 9\.9\.9\. Install"):
         ReplayClient(Run(shard), mr.UniformSampler())
+
+
+def test_a_forked_child_sends_nothing_when_it_closes(run):
+    client = ReplayClient(run, mr.PrioritizedSampler(seed=0), batch_size=8)
+    (pending,) = islice(client, 1)
+    client.update_priorities(pending, np.ones(8))
+    pid = os.fork()
+    if not pid:
+        sent = [len(shard.calls) for shard in run.known]
+        client._closer()
+        os._exit(int(sent != [len(shard.calls) for shard in run.known]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    client.close()
