@@ -146,13 +146,14 @@ def rings_here(run: str, address: str) -> list[Path]:
     """
     import mmreplay.ray
     from mmreplay.cli.ray import print_status
-    from mmreplay.ray.cluster import connected, this_node
+    from mmreplay.ray.cluster import connected, this_node, this_node_id
 
     with connected(address):
         status = mmreplay.ray.status(run)
-        key = this_node().key
-    here = [shard for shard in status.shards if shard.key == key]
-    others = tuple(shard for shard in status.shards if shard.key != key)
+        key, node_id = this_node().key, this_node_id()
+    # A writer may have given its shard another key than that of the node.
+    here = [shard for shard in status.shards if shard.node_id == node_id]
+    others = tuple(shard for shard in status.shards if shard.node_id != node_id)
     paths = [Path(ring.path) for shard in here for ring in shard.rings]
     if not paths:
         nodes = ", ".join(shard.key for shard in others if shard.rings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ from mmreplay.loader.sources import (
     drawable_of,
     max_equal_arrays,
 )
+from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.descriptions import SAMPLERS
+from mmreplay.ray.descriptions import draws_from_several, refused_name
 from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.shard_calls import (
@@ -135,7 +137,7 @@ class RayRun:
 
     Attributes:
         run: Its name.
-        key: Of this node.
+        node_id: Of this node, whatever the key that its shard goes by.
     """
 
     def __init__(self, run: str) -> None:
@@ -147,9 +149,9 @@ class RayRun:
         cluster.require_connection()
         require_run(run)
         self.run = run
-        self.key = cluster.this_node().key
+        self.node_id = cluster.this_node_id()
         self._shards: dict[str, RayShard] = {}
-        self._members: dict[str, list[Any]] = {}
+        self._members_call: Any = None
         self._registry = cluster.Remote(cluster.registry_name(run))
 
     def epoch_name(self, start: str, rank: int) -> str:
@@ -160,11 +162,6 @@ class RayRun:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""
         answer: Mapping[str, Any] = self._registry.call("epoch", client, name, epoch)
         return answer
-
-    def note(self, info: Mapping[str, Any]) -> None:
-        """Remember where a shard is; see `RunCalls.note`."""
-        where = [info["root"], info["host"], info["network"]]
-        self._members[info["key"]] = where
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now; see `RunCalls.shards`."""
@@ -177,11 +174,20 @@ class RayRun:
             return list(self._shards.values())
         if not self._shards.keys() <= set(keys):
             # A shard without a label dies with its node: the registry looks whether
-            # the node is back, and may have been restarted since. Nothing waits here.
-            self._registry.send("members", self._members)
+            # the node is back. Nothing waits here.
+            self._ask_for_members()
         for key in keys:
             self._shards.setdefault(key, RayShard(self.run, key))
         return [self._shards[key] for key in sorted(keys)]
+
+    def _ask_for_members(self) -> None:
+        """Ask the registry for the members, which has it look; one call at a time."""
+        if self._members_call is not None:
+            if not ray.wait([self._members_call], timeout=0)[0]:
+                return
+            with suppress(ReplayError, RayError):
+                self._registry.receive(self._members_call, 0.0)
+        self._members_call = self._registry.send("members")
 
 
 class ReplayClient(ReplayLoader):
@@ -265,13 +271,14 @@ class ReplayClient(ReplayLoader):
                 "counted from 0."
             )
         calls = RayRun(run) if isinstance(run, str) else run
+        guard = ProcessGuard("this client was made", "Make one in the child")
         self._rings: RingsSource | None = None
         self._ring: ReplayBuffer | None = None
         own = checked(sampler)
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
         limit = None
-        if type(own) in SAMPLERS:
+        if draws_from_several(own):
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
@@ -302,11 +309,11 @@ class ReplayClient(ReplayLoader):
                 pool_type=PowerOfTwoPool,
             )
         except BaseException:
-            _close(self._rings, self._ring)
+            _close(guard, self._rings, self._ring)
             raise
         if self._rings is not None and limit is not None:
             limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
-        self._closer = weakref.finalize(self, _close, self._rings, self._ring)
+        self._closer = weakref.finalize(self, _close, guard, self._rings, self._ring)
 
     def _source_of(self, pool: BufferPool) -> Drawable:
         if self._ring is not None:
@@ -356,7 +363,12 @@ def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
     return work.num_ready() + rings.num_answered()
 
 
-def _close(rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
+def _close(
+    guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None
+) -> None:
+    """Close what a client opened; a forked child leaves it to the other process."""
+    if guard.forked:
+        return
     if rings is not None:
         rings.close()
     if ring is not None:
@@ -375,14 +387,15 @@ def _only_ring(
     Raises:
         SchemaError: The run has several, or its ring is on another node.
     """
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, bool, str]] = []
     for calls in run.shards():
         info = _info(calls, lost_s)
-        found += [(calls.key, each["path"]) for each in info["rings"].values()]
-    name = type(sampler).__name__
-    if len(found) == 1 and found[0][0] == run.key:
+        here = info["node_id"] == run.node_id
+        found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
+    name = refused_name(sampler)
+    if len(found) == 1 and found[0][1]:
         return ReplayBuffer.open(
-            found[0][1], sampler=sampler, transforms=transforms, limiter=limiter
+            found[0][2], sampler=sampler, transforms=transforms, limiter=limiter
         )
     where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
     raise SchemaError(

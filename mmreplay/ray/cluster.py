@@ -13,6 +13,7 @@ it again.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.exceptions import (
@@ -29,6 +30,11 @@ from ray.exceptions import (
     GetTimeoutError,
     RayError,
     RayTaskError,
+)
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_put,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -57,14 +63,13 @@ SHARD_CALLS = {
     "lease": "write", "extend": "write", "give_back": "write",
     "info": "control", "serve": "control", "freeze": "control", "stop": "control",
     "counts": "count", "restore": "control", "epoch_names": "control",
-    "remember": "control",
 }  # fmt: skip
-REGISTRY_THREADS = {"grant": 2, "epoch": 1, "control": 1}
+REGISTRY_THREADS = {"grant": 2, "epoch": 1, "join": 2, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
     "grant": "grant", "limit": "grant", "bound": "grant",
     "epoch": "epoch", "epoch_name": "epoch",
-    "check": "control", "join": "control", "members": "control",
+    "join": "join", "check": "control", "members": "control",
 }  # fmt: skip
 
 
@@ -139,6 +144,19 @@ def check_name(what: str, name: object) -> str:
     )
 
 
+def check_version(who: str, theirs: str, mine: str = VERSION) -> None:
+    """Refuse another version of mmreplay than that of an actor of a run.
+
+    Raises:
+        FailedError: It has another one.
+    """
+    if mine != theirs:
+        raise FailedError(
+            f"this process has mmreplay {mine}, but {who} has {theirs}. Install one "
+            "version on every node."
+        )
+
+
 def nodes() -> list[Node]:
     """The nodes that are alive."""
     return [
@@ -161,6 +179,11 @@ def this_node() -> Node:
     # Ray lists a node some time after it started.
     labels = ray.get_runtime_context().get_node_labels()
     return Node(node_id, socket.gethostname(), labels.get(LABEL))
+
+
+def this_node_id() -> str:
+    """Ray's number of the node that this process runs on; none without a cluster."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
 
 
 def registry_name(run: str) -> str:
@@ -279,6 +302,41 @@ def kill(name: str) -> None:
         time.sleep(PAUSE_S)
 
 
+class RunFacts(TypedDict):
+    """What is stored of a run with the cluster, where it outlives all its actors.
+
+    A node without a label takes the name of its shard along, so that Ray knows nothing
+    of it any more.
+
+    Attributes:
+        members: Of its nodes by key: root, host and network.
+        bound: Settings of its rate limiter; None without one.
+    """
+
+    members: dict[str, list[Any]]
+    bound: list[float] | None
+
+
+def load_facts(run: str) -> RunFacts:
+    """Return what `save_facts` stored of a run; nothing of a new one."""
+    stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
+    if not stored:
+        return {"members": {}, "bound": None}
+    found: RunFacts = json.loads(stored)
+    return found
+
+
+def save_facts(run: str, facts: RunFacts) -> None:
+    """Store facts of a run with the cluster."""
+    value = json.dumps(facts).encode()
+    _internal_kv_put(registry_name(run), value, namespace=NAMESPACE)
+
+
+def forget_facts(run: str) -> None:
+    """Remove what `save_facts` stored."""
+    _internal_kv_del(registry_name(run), namespace=NAMESPACE)
+
+
 class Remote:
     """A named actor of a run, and calls of it.
 
@@ -317,13 +375,17 @@ class Remote:
         Raises:
             UnansweredError: There is none; the call may have run, or may run later.
             ReplayError: What the call raised.
+            FailedError: It raised an error of another kind.
         """
         try:
             return ray.get(reference, timeout=timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, ReplayError):
                 raise error.cause from None
-            raise
+            raise FailedError(
+                f"a call of {self.name} failed by {type(error.cause).__name__}: "
+                f"{_line(error.cause)}. See its log."
+            ) from error
         except (ActorDiedError, ActorUnschedulableError) as error:
             # Dead for good; there may be another actor of the name.
             self._handle = None

@@ -8,6 +8,7 @@ no class of others is ever pickled.
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -63,6 +64,19 @@ LEARNERS_OWN = {
 alone share a sampler, and its priorities, at a shard."""
 
 
+def draws_from_several(sampler: Sampler) -> bool:
+    """Whether a sampler, and the one inside it, draw from several rings as from one."""
+    return all(type(each) in SAMPLERS for each in (sampler, *sampler.parts))
+
+
+def refused_name(sampler: Sampler) -> str:
+    """What to call a sampler that does not: its class, or the one inside it as well."""
+    name = type(sampler).__name__
+    if type(sampler) in SAMPLERS and sampler.parts:
+        return f"{name} around {type(sampler.parts[0]).__name__}"
+    return name
+
+
 def describe_sampler(sampler: Sampler) -> Description:
     """Describe a sampler for the processes that hold the rings.
 
@@ -73,11 +87,11 @@ def describe_sampler(sampler: Sampler) -> Description:
         SchemaError: It is another one, or an argument is a function.
     """
     name = type(sampler).__name__
-    if type(sampler) not in SAMPLERS:
+    if not draws_from_several(sampler):
         raise SchemaError(
-            f"{name} cannot draw from several rings, or from a ring of another "
-            "node. Use a UniformSampler, a PrioritizedSampler, a ShuffledSampler, or a "
-            "SequenceSampler around one of them."
+            f"{refused_name(sampler)} cannot draw from several rings, or from a ring "
+            "of another node. Use a UniformSampler, a PrioritizedSampler, a "
+            "ShuffledSampler, or a SequenceSampler around one of them."
         )
     # The text of the call that makes it again; a function in it is no Python.
     try:
@@ -179,9 +193,11 @@ def _made(value: Any) -> Any:
 
 
 def text_of(description: object) -> str:
-    """Return a text that is the same for equal descriptions."""
+    """Return a short text that is the same for equal descriptions."""
     return json.dumps(description, default=_array_text, sort_keys=True)
 
 
 def _array_text(array: Any) -> list[Any]:
-    return [array.dtype.str, array.tolist()]
+    # It is sent with each call, and an array may be of any size.
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
+    return [array.dtype.str, list(array.shape), digest]

@@ -12,6 +12,8 @@ request draws again and sets the same priorities again, so it does no harm.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 import warnings
@@ -32,6 +34,7 @@ from mmreplay.errors import (
     DurabilityWarning,
     EmptyError,
     FailedError,
+    FormatError,
     LockedError,
     RemovedError,
     StaleError,
@@ -54,6 +57,9 @@ from mmreplay.transforms.base import Transform
 Array = NDArray[Any]
 LOOK_S = 1.0
 """Seconds between two looks for new rings."""
+IDLE_S = 120.0
+"""Priorities are given back once no learner has asked by them for so long; a learner
+asks every second."""
 UNWEIGHTED = JointWeights(0.0, 1.0)
 """Weights are the client's: it alone knows the whole batch."""
 
@@ -220,6 +226,11 @@ class RingDraws:
                 ring = self._rings.get(name)
                 if ring is not None:
                     if ring.folder == folder and not _is_removed(ring.buffer):
+                        if ring.buffer.limit is None:
+                            # A writer brings a limiter to a ring that had none.
+                            counter = counter_of(folder)
+                            if counter is not None:
+                                ring.buffer.limit = counter.bind_to(ring.buffer)
                         continue
                     ring.buffer.close()
                 sampler = make(self.client["sampler"])
@@ -272,9 +283,10 @@ class RingDraws:
             LockedError: Another process owns the priorities of a ring.
             StarvedError: A writer overwrote every row before it could be read.
         """
-        dropped = sum(self.update(name, each) for name, each in updates.items())
+        step = 0 if wanted is None else wanted["step"]
+        dropped = sum(self.update(name, own, step) for name, own in updates.items())
         # They look at new rows and at schedules, so that the draws are of what is here.
-        masses = self.masses(0 if wanted is None else wanted["step"], highest)
+        masses = self.masses(step, highest)
         draws: dict[str, RingDraw | None] = {}
         if wanted is not None:
             for name, shares in wanted["shares"].items():
@@ -286,8 +298,13 @@ class RingDraws:
                     )
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
-    def update(self, name: str, updates: Sequence[Update]) -> int:
+    def update(self, name: str, updates: Sequence[Update], step: int = 0) -> int:
         """Set priorities of one ring's steps; return how many were overwritten.
+
+        Args:
+            name: The ring's.
+            updates: The oldest first.
+            step: See `masses`.
 
         Raises:
             LockedError: Another process owns the priorities.
@@ -299,7 +316,7 @@ class RingDraws:
         prioritized = _prioritized(ring.sampler)
         if prioritized is not None and prioritized.where is None:
             # The first look at its priorities, which may be another process's.
-            self._mass(ring, 0, 0.0)
+            self._mass(ring, step, 0.0)
         view, dropped = ring.buffer.view, 0
         sampler = cast(PriorityBasedSampler, ring.sampler)
         for each in updates:
@@ -349,6 +366,15 @@ class RingDraws:
         ring.sampler = make(self.client["sampler"])
         ring.buffer.sampler = ring.sampler
         sampler.close()
+        if isinstance(cause, LockedError) and cause.pid == os.getpid():
+            raise LockedError(
+                f"the priorities of {ring.folder} belong to another sampler of pid "
+                f"{cause.pid}. Where it is that of learners with other settings, they "
+                f"are given back {IDLE_S:g} s after the last of these ended. Use their "
+                "settings, or give this one another name.",
+                pid=cause.pid,
+                host=cause.host,
+            )
         if isinstance(cause, LockedError):
             raise LockedError(str(cause), pid=cause.pid, host=cause.host)
         raise FailedError(
@@ -428,11 +454,26 @@ class RingDraws:
             ring.buffer.close()
 
 
+@dataclass(slots=True)
+class _Served:
+    """The draws for learners of one kind.
+
+    Attributes:
+        draws: Over the rings.
+        listed_at: When the rings were listed last.
+        asked_at: When a learner asked last.
+    """
+
+    draws: RingDraws
+    listed_at: float = -math.inf
+    asked_at: float = 0.0
+
+
 class ShardDraws:
     """Draws from a node's rings, for any clients.
 
     Clients with the same sampler and transforms share priorities. Clients that differ
-    need samplers of different names.
+    need samplers of different names, or wait until the others have ended for `IDLE_S`.
 
     Threads: any may call.
     """
@@ -444,7 +485,7 @@ class ShardDraws:
             folders: Lists the rings by name.
         """
         self._folders = folders
-        self._by_client: dict[str, tuple[RingDraws, float]] = {}
+        self._by_client: dict[str, _Served] = {}
         self._epochs: dict[str, FrozenEpochs] = {}
         self._lock = threading.Lock()
 
@@ -497,12 +538,22 @@ class ShardDraws:
         Args:
             client: What its learners draw by.
             frozen: By uuid of the ring, as JSON.
+
+        Raises:
+            FormatError: It is no epoch of the ring.
         """
         for buffer in self._served(client, 0.0).buffers.values():
             epochs = self._epochs_of(buffer)
             if epochs.uuid in frozen:
                 each = dict(frozen[epochs.uuid])
-                epochs.put(FrozenEpoch.from_json(each, f"epoch of {epochs.uuid}"))
+                epoch = FrozenEpoch.from_json(each, f"epoch of {epochs.uuid}")
+                if len(epoch.stops) != buffer.num_envs:
+                    raise FormatError(
+                        f"epoch {epoch.epoch} of ring {epochs.uuid} must be of "
+                        f"{buffer.num_envs} environments, got {len(epoch.stops)}. Pass "
+                        "what state_dict returned, unchanged."
+                    )
+                epochs.put(epoch)
 
     def epoch_names(self, start: str) -> list[str]:
         """Names of epochs that begin so, of all rings."""
@@ -523,17 +574,26 @@ class ShardDraws:
         """The draws for a client, over rings that were listed lately."""
         name, now = client["name"], time.monotonic()
         with self._lock:
-            draws, listed_at = self._by_client.get(name) or (RingDraws(client), None)
-            if listed_at is None or now - listed_at >= look_s:
-                draws.serve(self._folders())
-                listed_at = now
-            self._by_client[name] = draws, listed_at
-        return draws
+            ended = [
+                self._by_client.pop(other)
+                for other, each in list(self._by_client.items())
+                if other != name and now - each.asked_at > IDLE_S
+            ]
+        for each in ended:
+            each.draws.close()
+        with self._lock:
+            served = self._by_client.get(name) or _Served(RingDraws(client))
+            if now - served.listed_at >= look_s:
+                served.draws.serve(self._folders())
+                served.listed_at = now
+            served.asked_at = now
+            self._by_client[name] = served
+        return served.draws
 
     def sums_of_priorities(self) -> dict[str, dict[str, float]]:
         """Sums as of the last request, by ring and by the name of the sampler."""
         with self._lock:
-            own = [draws for draws, _ in self._by_client.values()]
+            own = [each.draws for each in self._by_client.values()]
         sums: dict[str, dict[str, float]] = {}
         for draws in own:
             prioritized = _prioritized(make(draws.client["sampler"]))
@@ -548,8 +608,8 @@ class ShardDraws:
         """Close all rings, and make priorities durable."""
         with self._lock:
             own, self._by_client = list(self._by_client.values()), {}
-        for draws, _ in own:
-            draws.close()
+        for each in own:
+            each.draws.close()
 
 
 def _prioritized(sampler: Sampler) -> PriorityBasedSampler | None:

@@ -7,9 +7,11 @@ for, and a ring that has forgotten the epoch is reminded of it.
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from uuid import uuid4
@@ -17,8 +19,9 @@ from uuid import uuid4
 import numpy as np
 
 from mmreplay.batch import Batch
-from mmreplay.errors import StaleError
-from mmreplay.format.ray_files import FrozenEpoch
+from mmreplay.errors import FormatError, StaleError, frames_to_caller, shown
+from mmreplay.format.ray_files import MAX_NAME_LENGTH, FrozenEpoch
+from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.draws import Reply
 from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
 from mmreplay.ray.joined_batches import BatchJoiner
@@ -28,11 +31,14 @@ from mmreplay.ray.shard_calls import CallLostError, NotYetError
 from mmreplay.samplers.base import State
 from mmreplay.samplers.random import StepGenerator
 
+MAX_RESTORES = 3
+"""Times that a ring is reminded of an epoch: another learner's may come in between."""
+
 
 class EpochDraws:
     """Draws each legal start of all rings once an epoch.
 
-    Threads: the table's lock is held in `plan` and `load_state_dict`.
+    Threads: the table's lock is held in `plan` and `load_state_dict`, and in no wait.
     """
 
     def __init__(
@@ -54,31 +60,37 @@ class EpochDraws:
         self._requests, self._joiner = requests, joiner
         self._start_of_name = f"{table.client['name']} {epochs.seed}"
         self._name = ""
+        self._beginning = threading.RLock()
 
     @property
     def skipped(self) -> int:
         """Starts of the newest epoch that were overwritten before they were drawn."""
         return self._epochs.skipped
 
-    def plan(self, count: int) -> PlannedBatch | None:
-        """Plan the next batch of the epoch, and ask for it; None at its end.
+    def prepare(self, count: int) -> None:
+        """Wait until the next batch can be planned: its epoch begun, its rings known.
 
         Raises:
             EmptyError: There are fewer legal starts than learners.
             FailedError: The client is closed.
+            StaleError: A ring of the epoch is nowhere any more.
         """
+        epochs = self._epochs
+        with self._beginning:
+            self._begin()
+            frozen = epochs.frozen(epochs.epoch)
+            if frozen is not None and epochs.done < epochs.size(count):
+                self._wait_for_rings(frozen.rings)
+
+    def plan(self, count: int) -> PlannedBatch | None:
+        """Plan the next batch of the epoch, and ask for it; None at its end."""
         epochs, table = self._epochs, self._table
-        self._begin()
         share = epochs.next(count)
         if share is None:
             epochs.next_epoch()
             return None
         frozen = epochs.frozen(share.epoch)
         assert frozen is not None
-        while not self._has_rings(frozen.rings):
-            table.refuse_closing()
-            time.sleep(REPEAT_S)
-            table.find_rings()
         rings = tuple(table.rings)
         numbers = {ring.uuid: ring.number for ring in rings}
         totals = np.zeros(len(rings))
@@ -98,8 +110,54 @@ class EpochDraws:
         self._requests.ask_for([planned])
         return planned
 
-    def _has_rings(self, uuids: Iterable[str]) -> bool:
-        return {ring.uuid for ring in self._table.rings} >= set(uuids)
+    def _wait_for_rings(self, uuids: Collection[str]) -> None:
+        """Find the rings of an epoch, however long their nodes are away.
+
+        Raises:
+            FailedError: The client is closed.
+            StaleError: All nodes have answered, and a ring is on none of them.
+        """
+        table, warned = self._table, False
+        while True:
+            missing = sorted(set(uuids) - {ring.uuid for ring in table.rings})
+            if not missing:
+                return
+            away = sorted(key for key, each in table.shards.items() if each.lost)
+            if away:
+                table.refuse_closing()
+                warned = warned or self._warn_of(away)
+                time.sleep(REPEAT_S)
+                table.ask_lost()
+            table.find_rings()
+            if not away and not any(each.lost for each in table.shards.values()):
+                known = {ring.uuid for ring in table.rings}
+                self._refuse_missing([each for each in missing if each not in known])
+
+    def _refuse_missing(self, uuids: Collection[str]) -> None:
+        """Refuse an epoch of which rings are nowhere.
+
+        Raises:
+            StaleError: There are such rings.
+        """
+        if uuids:
+            epochs, run = self._epochs, self._table.run.run
+            raise StaleError(
+                f"run {run!r}: rings {sorted(uuids)} of epoch {epochs.epoch} are "
+                "nowhere any more: their folders were deleted, or made again. Make "
+                "the clients again without their states, to begin an epoch over the "
+                "rings there are."
+            )
+
+    def _warn_of(self, away: Collection[str]) -> bool:
+        """Say that an epoch waits, while it does; return True."""
+        warnings.warn(
+            f"run {self._table.run.run!r}: epoch {self._epochs.epoch} waits for nodes "
+            f"{sorted(away)}, which do not answer. It goes on when they do; close() "
+            "ends the wait.",
+            LostWarning,
+            stacklevel=frames_to_caller(),
+        )
+        return True
 
     def _begin(self) -> None:
         """Have all rings freeze the next epoch, unless it has begun."""
@@ -113,12 +171,15 @@ class EpochDraws:
                 self._name = run.epoch_name(start, epochs.rank)
             else:
                 self._name = f"{start}/{uuid4().hex}"
+        warned = False
         while True:
             answer = run.epoch(self._table.client, self._name, epochs.epoch)
             if not answer["away"]:
                 break
             self._table.refuse_closing()
+            warned = warned or self._warn_of(answer["away"])
             time.sleep(WAIT_S)
+        self._refuse_missing([u for u, each in answer["rings"].items() if each is None])
         frozen = {
             uuid: FrozenEpoch.from_json(each, f"epoch of ring {uuid}")
             for uuid, each in answer["rings"].items()
@@ -153,27 +214,45 @@ class EpochDraws:
         return joined
 
     def _answer(self, share: EpochShare, request: Request) -> Reply:
-        """Wait for a reply, however long a shard is away."""
+        """Wait for a reply, however long a shard is away.
+
+        Raises:
+            FailedError: The client is closed.
+            StaleError: The ring was replaced by another one.
+        """
         shard, table = request.shard, self._table
+        num_restores, warned = 0, False
         while True:
             try:
                 reply = self._requests.answer(request)
-            except StaleError:
+            except StaleError as error:
                 # The ring has forgotten the epoch, or its folder was replaced.
                 frozen = self._epochs.frozen(share.epoch)
                 if frozen is None:
                     raise
+                if num_restores == MAX_RESTORES:
+                    names = [f"{shard.remote.key}/{n}" for n in request.shares]
+                    raise StaleError(
+                        f"ring {', '.join(names)} does not know epoch {share.epoch}, "
+                        "and was reminded of it: its folder was deleted and made "
+                        "again. Make the client again without its state, to begin an "
+                        "epoch over the rings there are."
+                    ) from error
                 rings = {u: each.to_json() for u, each in frozen.rings.items()}
                 restored = shard.remote.send("restore", table.client, rings)
                 with suppress(NotYetError, CallLostError):
                     restored.result(table.lost_s)
+                    num_restores += 1
+                time.sleep(REPEAT_S)
             else:
                 if reply is not None:
                     return reply
             while shard.lost:
                 # The thread that looks after the shards hears when it is back.
                 table.refuse_closing()
+                warned = warned or self._warn_of([shard.remote.key])
                 time.sleep(REPEAT_S)
+            table.refuse_closing()
             request.at = time.monotonic()
             self._requests.send_again(request)
 
@@ -188,7 +267,7 @@ class EpochDraws:
 
     def num_batches(self, count: int) -> int:
         """Batches of the whole epoch, which begins here where it has not."""
-        with self._table.lock:
+        with self._beginning:
             self._begin()
             return -(-self._epochs.size(count) // count)
 
@@ -197,6 +276,17 @@ class EpochDraws:
         return {**self._epochs.state_dict(), "group": self._name}
 
     def load_state_dict(self, state: State) -> None:
-        """Draw from a state on."""
+        """Draw from a state on.
+
+        Raises:
+            FormatError: It is another sampler's, or not a state at all.
+        """
+        name = state.get("group", "")
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+            raise FormatError(
+                f"state of a client: group must be a name of {MAX_NAME_LENGTH} "
+                f"characters at most, got {shown(name)}. Pass what state_dict "
+                "returned, unchanged."
+            )
         self._epochs.load_state_dict(state)
-        self._name = str(state.get("group", ""))
+        self._name = name

@@ -102,6 +102,7 @@ class FrozenEpochs:
             look: Returns the stops and counts of now, see `frozen_now`.
 
         Raises:
+            FormatError: The name is too long.
             FullError: No space is left.
         """
         with self._lock:
@@ -129,6 +130,8 @@ class FrozenEpochs:
                 self._put(frozen)
 
     def _put(self, frozen: FrozenEpoch) -> None:
+        # What cannot be read back would end the draws of all learners.
+        FrozenEpoch.from_json(frozen.to_json(), f"epoch of ring {self.uuid}")
         own = [each for each in self._epochs if each.name == frozen.name]
         # One that a learner brings back may be older than both.
         own = sorted([*own, frozen], key=lambda epoch: epoch.epoch)

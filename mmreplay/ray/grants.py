@@ -392,7 +392,7 @@ class Asker:
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._answer: Answer | None = None
-        self._progress_s = self._due_s = time.monotonic()
+        self._progress_s = self._due_s = self._answered_s = time.monotonic()
         self._worker: Worker[None] = Worker("mmreplay-grants", self._run)
         self._worker.start()
 
@@ -439,8 +439,9 @@ class Asker:
             False where the wait ended without, and the limiter says to proceed.
 
         Raises:
-            StarvedError: The limiter's timeout is over, or for its patience no other
-                side asked for anything and nothing was counted.
+            StarvedError: The limiter's timeout is over, or for its patience the
+                registry did not answer, or no other side asked for anything and nothing
+                was counted.
         """
         began_s = time.monotonic()
         limiter = self._limiter
@@ -463,20 +464,24 @@ class Asker:
                         and self._answer.others == 0
                         and now_s - self._progress_s >= limiter.patience
                     )
-                    if over or alone:
+                    silent_s = now_s - max(began_s, self._answered_s)
+                    silent = silent_s >= limiter.patience
+                    if over or alone or silent:
                         if limiter.on_timeout == "raise":
-                            raise self._starved(self._answer, alone)
+                            why = "none is running"
+                            if over:
+                                why = f"{limiter.timeout:g} s have passed"
+                            elif silent:
+                                why = "the registry does not answer"
+                            raise self._starved(self._answer, why)
                         return False
                     self._worker.put(None)
                     self._changed.wait(LONGEST_S)
             finally:
                 self._needed.remove(count)
 
-    def _starved(self, answer: Answer | None, alone: bool) -> StarvedError:
+    def _starved(self, answer: Answer | None, why: str) -> StarvedError:
         what = "a client to draw" if self._side == "insert" else "a writer to add"
-        why = "none is running"
-        if not alone:
-            why = f"{self._limiter.timeout:g} s have passed"
         counts = Counts(0, 0, 0) if answer is None else answer.counts
         ratio, min_size, error = self._limiter.settings
         return StarvedError(
@@ -530,7 +535,7 @@ class Asker:
                 self._allowance.granted(answer.granted, sent_s)
                 if self._answer is None or answer.counts != self._answer.counts:
                     self._progress_s = time.monotonic()
-                self._answer = answer
+                self._answer, self._answered_s = answer, time.monotonic()
                 self._changed.notify_all()
 
     def close(self) -> None:

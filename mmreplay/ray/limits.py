@@ -17,7 +17,8 @@ from typing import Any
 import ray
 
 from mmreplay.buffer.limiting import Count, Counts
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
 from mmreplay.limiter.rate_counter import BoundCounter
@@ -76,6 +77,15 @@ class RingCounter:
         self.check(folder, capacity)
         assert folder is not None
         return BoundCounter(BoundLimit(self.limiter, folder / FOLDER, count))
+
+    def bind_to(self, ring: ReplayBuffer) -> BoundCounter:
+        """Count for a ring that was opened without."""
+
+        def rows() -> tuple[int, int]:
+            span = ring.span
+            return int(span.stop.sum()), int(span.lengths.sum())
+
+        return self.bind(ring.path, ring.capacity * ring.num_envs, rows)
 
 
 def counter_of(folder: Path) -> RingCounter | None:
@@ -307,7 +317,11 @@ def _ask(
 ) -> Answer | None:
     if not ray.is_initialized():
         # A call would begin a cluster of its own.
-        return None
+        raise FailedError(
+            "cannot ask for grants of the rate limiter: this process is not connected "
+            "to its Ray cluster any more. Close writers and clients before "
+            "ray.shutdown()."
+        )
     try:
         reference = registry.send(
             "grant", who, side, count, unused, number, settings, items_ahead()

@@ -70,6 +70,9 @@ class MassDraws:
 
     # Plans.
 
+    def prepare(self, count: int) -> None:
+        """Do nothing: a batch is planned over the rings that answer."""
+
     def plan(self, count: int) -> PlannedBatch:
         """Plan the next batch, and ask for it; one call asks for several.
 

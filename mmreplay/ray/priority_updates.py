@@ -18,23 +18,20 @@ from mmreplay.concatenation import as_numpy
 from mmreplay.errors import ReplayError, SchemaError, frames_to_caller
 from mmreplay.ray.client_stats import ClientStats, LostWarning
 from mmreplay.ray.draws import Update
-from mmreplay.ray.requests import Requests
+from mmreplay.ray.requests import Requests, number_of
 from mmreplay.ray.ring_table import KnownShard, RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.priority_store import storable
 from mmreplay.samplers.sequence import SequenceSampler
 
 IDLE_S = 0.1
-"""Priorities are sent by themselves where nothing was drawn for so long."""
+"""Priorities of a shard are sent by themselves where it had no request for so long."""
 
 
 class PriorityUpdates:
     """Takes priorities from the learner, and has them sent.
 
     Threads: any may call.
-
-    Attributes:
-        drew_at: When a batch was asked for last.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class PriorityUpdates:
         """
         self._sampler, self._table, self._stats = sampler, table, stats
         self._requests = requests
-        self.drew_at = 0.0
 
     def update(self, batch: Batch, values: ArrayLike) -> int:
         """Note priorities for the rings of a batch's steps.
@@ -104,7 +100,8 @@ class PriorityUpdates:
             }
             ring = rings[number]
             if ring.shard.draws is not None:
-                dropped += ring.shard.draws.update(ring.name, [update])
+                step = self._table.step
+                dropped += ring.shard.draws.update(ring.name, [update], step)
             else:
                 with self._table.lock:
                     ring.shard.updates.setdefault(ring.name, []).append(update)
@@ -140,28 +137,39 @@ class PriorityUpdates:
         return values
 
     def send_waiting(self, shard: KnownShard) -> None:
-        """Send the priorities of a shard by themselves where nothing was drawn."""
-        idle_s = time.monotonic() - self.drew_at
-        if shard.flushing is None and shard.updates and idle_s > IDLE_S:
-            shard.flushing = self._requests.send(shard, 0, 0, {})
-        request = shard.flushing
-        if request is not None and not shard.lost and self._requests.answered(request):
-            shard.flushing = None
+        """Send the priorities of a shard by themselves where it is not asked."""
+        self._requests.settle(shard)
+        idle_s = time.monotonic() - shard.sent_at
+        waits = shard.updates and shard.updating is None and not shard.lost
+        if waits and idle_s > IDLE_S:
+            self._requests.send(shard, self._table.step, 0, {})
 
     def send_last(self) -> None:
-        """Send all priorities that wait, and wait for the answers."""
+        """Send all priorities that wait, and wait for the answers.
+
+        Warns:
+            LostWarning: Some could not be stored.
+        """
         for shard in list(self._table.shards.values()):
-            request = shard.flushing
-            if request is None and shard.updates and not shard.lost:
-                request = self._requests.send(shard, 0, 0, {})
-            if request is not None:
-                try:
+            cause = ""
+            try:
+                if shard.updating is not None:
+                    self._requests.answer(shard.updating)
+            except ReplayError as error:
+                cause = f": {error}"
+            try:
+                if shard.updates and not shard.lost:
+                    request = self._requests.send(shard, self._table.step, 0, {})
                     self._requests.answer(request)
-                except ReplayError as error:
-                    warnings.warn(
-                        f"run {self._table.run.run!r}: the last priorities were not "
-                        f"stored: {error}",
-                        LostWarning,
-                        stacklevel=frames_to_caller(),
-                    )
-            shard.flushing = None
+            except ReplayError as error:
+                cause = f": {error}"
+            with self._table.lock:
+                left, shard.updates = number_of(shard.updates), {}
+            self._stats.dropped += left
+            if left or cause:
+                warnings.warn(
+                    f"run {self._table.run.run!r}: the last priorities of node "
+                    f"{shard.remote.key!r} were not stored{cause}",
+                    LostWarning,
+                    stacklevel=frames_to_caller(),
+                )

@@ -1,9 +1,9 @@
 """The actor that knows the members of a run.
 
-It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows, and
-which remember all members, those included whose names Ray forgot with their nodes.
-Draws and writes do not need it; a join does, and a shard whose node is back without a
-label.
+It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Its
+members and its limiter's settings are stored with the cluster, as shards may be away,
+and Ray forgets those without a label with their nodes. Draws and writes do not need it;
+a join does, and a shard whose node is back without a label.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from mmreplay.concatenation import first_difference
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
-from mmreplay.ray.cluster import VERSION, Node, Remote, UnansweredError
+from mmreplay.ray.cluster import (
+    ANSWER_S,
+    PAUSE_S,
+    VERSION,
+    Node,
+    Remote,
+    RunFacts,
+    UnansweredError,
+)
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
@@ -93,6 +101,7 @@ class Registry:
         """Remember the run; nothing here may raise."""
         self.run = run
         self._members: dict[str, Member] = {}
+        self._saved: RunFacts | None = None
         self._schema: Schema | None = None
         self._lock = threading.RLock()
         self._groups: dict[str, tuple[str, set[int]]] = {}
@@ -115,12 +124,8 @@ class Registry:
             SchemaError: The run has other fields.
             FailedError: It runs another version.
         """
+        cluster.check_version(f"the run {self.run!r}", VERSION, version)
         with self._lock:
-            if version != VERSION:
-                raise FailedError(
-                    f"this process has mmreplay {version}, but the run {self.run!r} "
-                    f"has {VERSION}. Install one version on every node."
-                )
             self._refresh()
             mine = Schema.from_json(fields, roles)
             if self._schema is not None and mine != self._schema:
@@ -147,37 +152,54 @@ class Registry:
 
         Raises:
             SchemaError: The node is a member with another folder.
+            FailedError: Its shard has another version of mmreplay.
             StarvedError: Its shard does not answer.
         """
+        node = Node(node_id, host, None)
+        for each in cluster.nodes():
+            if each.node_id == node_id:
+                node = each
+        # Others do not wait while a shard starts.
+        info = self._started(key, root, node, network)
+        cluster.check_version(f"the shard {key!r}", info["version"], VERSION)
+        # Ray ignores the arguments where there was an actor of the name.
+        if info["root"] != root:
+            raise SchemaError(
+                f"root must be {info['root']!r} on the node {key!r}, as the run "
+                f"{self.run!r} is served from there, got {root!r}. Pass that "
+                "folder, or name another run."
+            )
         with self._lock:
-            node = Node(node_id, host, None)
-            for each in cluster.nodes():
-                if each.node_id == node_id:
-                    node = each
-            cluster.start_shard(self.run, key, root, node, network)
-            info = self._shard(key).call("info")
-            # Ray ignores the arguments where there was an actor of the name.
-            if info["root"] != root:
-                raise SchemaError(
-                    f"root must be {info['root']!r} on the node {key!r}, as the run "
-                    f"{self.run!r} is served from there, got {root!r}. Pass that "
-                    "folder, or name another run."
-                )
+            self._load_facts()
             self._members[key] = Member(key, root, host, network, info)
-            self._update_shards({each: {} for each in self._members})
+            self._save_facts()
             # Its rows count for a rate limiter from the first one on.
             self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
             return dict(info)
 
-    def members(
-        self, known: dict[str, list[Any]] | None = None
-    ) -> dict[str, dict[str, Any]]:
-        """Say which nodes belong to the run, and make shards whose nodes are back.
+    def _started(
+        self, key: str, root: str, node: Node, network: bool
+    ) -> dict[str, Any]:
+        """Make the shard of a node that joins, and return what it says of itself.
 
-        Args:
-            known: Nodes that the caller has met, by key: root, host and network. A
-                registry that was restarted may not know them.
+        A node without a label may be back before Ray finds that it was gone. The shard
+        of before ends then, and leaves its name to the new one.
+        """
+        stop = time.monotonic() + ANSWER_S
+        while True:
+            cluster.start_shard(self.run, key, root, node, network)
+            left = max(0.0, stop - time.monotonic())
+            try:
+                info: dict[str, Any] = self._shard(key).call("info", timeout_s=left)
+                return info
+            except FailedError:
+                if time.monotonic() + PAUSE_S >= stop:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        """Say which nodes belong to the run, and make shards whose nodes are back.
 
         Returns:
             By key: ``root``, ``host``, ``alive`` and ``info``, what the shard said
@@ -185,7 +207,6 @@ class Registry:
         """
         with self._lock:
             alive = self._refresh()
-            self._remember(known or {})
             if self._make_again():
                 alive = self._refresh()
             return {
@@ -210,12 +231,13 @@ class Registry:
             StarvedError: A shard is away.
         """
         name, ranks = self._groups.get(start, ("", set()))
+        if name and time.time() - _began_s(name) >= GROUP_S:
+            name, ranks = "", set()
         if not name:
             # A registry that was restarted finds a group that began a moment ago.
             for key in self._keys():
                 for each in self._shard(key).call("epoch_names", f"{start}/"):
-                    began_s = float(each.rpartition("/")[2].partition("-")[0])
-                    if time.time() - began_s < GROUP_S:
+                    if time.time() - _began_s(each) < GROUP_S:
                         name = max(name, each)
         if not name or rank in ranks:
             name = f"{start}/{int(time.time())}-{uuid.uuid4().hex[:8]}"
@@ -251,24 +273,34 @@ class Registry:
         for key, remote in shards.items():
             try:
                 sent = remote.send("freeze", client, name, epoch, buffers)
+            except FailedError:
+                # It ended with its node.
+                away.append(key)
+                continue
+            try:
                 found.update(remote.receive(sent, INFO_S))
-            except (UnansweredError, FailedError):
+            except UnansweredError:
                 away.append(key)
         return found, away
 
     def _keys(self) -> list[str]:
+        self._load_facts()
         return sorted({*self._members, *cluster.shard_keys(self.run)})
 
     def bound(self) -> list[float] | None:
         """Return the settings of the run's rate limiter; None without one.
 
-        A registry that was restarted finds them in the rings.
+        They are found in the rings where the run was stopped and begun again. A shard
+        that is slow is asked again, for as long as clients wait for it.
         """
-        with self._grants_lock:
-            if self._grants is not None:
-                return list(self._grants.limiter.settings)
-        with self._looking:
-            self._look(Grants(RateLimiter(1.0, 1, math.inf)))
+        self._load_facts()
+        stop = time.monotonic() + SILENT_S
+        while self._bound is None:
+            with self._looking:
+                all_answered = self._look(Grants(RateLimiter(1.0, 1, math.inf)))
+            if all_answered or time.monotonic() >= stop:
+                break
+            time.sleep(PAUSE_S)
         return self._bound
 
     def limit(self, who: str, side: Side, count: int, settings: list[float]) -> None:
@@ -333,15 +365,22 @@ class Registry:
 
     def _agreed(self, settings: list[float]) -> Grants:
         if self._grants is None:
-            self._grants = Grants(limiter_from(settings))
+            self._load_facts()
+            self._grants = Grants(limiter_from(self._bound or settings))
         self._grants.agree(settings)
+        if self._bound is None:
+            self._bound = list(self._grants.limiter.settings)
+            self._save_facts()
         return self._grants
 
-    def _look(self, grants: Grants) -> None:
+    def _look(self, grants: Grants) -> bool:
         """Ask all shards what their rings count.
 
         A shard that was silent for `SILENT_S` counts as it did last. Until then
         nothing new is known, and what is under way stays held.
+
+        Returns:
+            Whether all shards answered.
         """
         now = time.monotonic()
         if now - self._listed_at >= LIST_S:
@@ -372,6 +411,7 @@ class Registry:
             )
             with self._grants_lock:
                 grants.looked(began_s, sums)
+        return all(each.at_s >= began_s for each in every)
 
     def _shard(self, key: str) -> Remote:
         return Remote(cluster.shard_name(self.run, key))
@@ -379,6 +419,7 @@ class Registry:
     def _refresh(self) -> set[str]:
         """Ask all shards what they serve; return the keys of those that answer."""
         asked = []
+        self._load_facts()
         for key in {*self._members, *cluster.shard_keys(self.run)}:
             remote = self._shard(key)
             try:
@@ -386,7 +427,7 @@ class Registry:
             except FailedError:
                 continue
         stop = time.monotonic() + INFO_S
-        alive, remembered = set(), {}
+        alive = set()
         for key, remote, reference in asked:
             member = self._members.setdefault(key, Member(key))
             try:
@@ -398,37 +439,32 @@ class Registry:
             member.info, member.root = info, info["root"]
             member.host, member.network = info["host"], info["network"]
             self._learn(info)
-            remembered[key] = info["members"]
-        for members in remembered.values():
-            self._remember(members)
-        self._update_shards(remembered)
+        self._save_facts()
         return alive
 
-    def _remember(self, members: dict[str, list[Any]]) -> None:
-        """Take in nodes that others know, of which nothing is known here."""
-        for key, (root, host, network) in members.items():
-            member = self._members.setdefault(key, Member(key))
-            if member.where is None:
-                member.root, member.host, member.network = root, host, network
+    def _load_facts(self) -> None:
+        """Take in what was stored before this actor was restarted."""
+        if self._saved is not None:
+            return
+        with suppress(RayError, ConnectionError):
+            saved = cluster.load_facts(self.run)
+            for key, (root, host, network) in saved["members"].items():
+                self._members.setdefault(key, Member(key, root, host, network))
+            self._bound = self._bound or saved["bound"]
+            self._saved = saved
 
-    def _update_shards(self, remembered: dict[str, dict[str, list[Any]]]) -> None:
-        """Have shards remember all members, for a registry that is restarted.
-
-        A node without a label takes the name of its shard along, so that Ray does not
-        know it any more.
-
-        Args:
-            remembered: By key of a shard what it remembers.
-        """
+    def _save_facts(self) -> None:
+        """Store what changed; a failure is made good by the next call."""
         members = {
             key: member.where
             for key, member in sorted(self._members.items())
             if member.where is not None
         }
-        for key, own in remembered.items():
-            if own != members:
-                with suppress(FailedError):
-                    self._shard(key).send("remember", members)
+        facts: RunFacts = {"members": members, "bound": self._bound}
+        if self._saved is not None and facts != self._saved:
+            with suppress(RayError, ConnectionError):
+                cluster.save_facts(self.run, facts)
+                self._saved = facts
 
     def _learn(self, info: dict[str, Any]) -> None:
         """Take the run's schema from the first ring that is known."""
@@ -471,6 +507,11 @@ def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
         )
     refuse_varying(schema, "a run on Ray")
     return schema.to_json(), dict(schema.roles)
+
+
+def _began_s(name: str) -> float:
+    """When a group of learners began, by its name."""
+    return float(name.rpartition("/")[2].partition("-")[0])
 
 
 def differing(mine: Schema, other: Schema) -> str:

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mmreplay.batch import Batch
-from mmreplay.errors import RemovedError, StaleError, StarvedError
+from mmreplay.errors import RemovedError, ReplayError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.draws import Reply, RingDraw, Wanted
+from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
 from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
 from mmreplay.samplers.base import Draw, Windows
 from mmreplay.samplers.joint import Numbers
 
+MAX_REPEAT_S = 60.0
+"""A request that ends its shard again and again is not repeated for longer."""
 MAX_REDRAWS = 100
 """Tries to read a ring's rows before a writer overwrites them, as of a buffer."""
 
@@ -35,7 +38,8 @@ class Request:
 
     Attributes:
         shard: The shard.
-        arguments: Of ``exchange``; the same again where it is repeated.
+        arguments: Of ``exchange``; the same again where it is repeated. The priorities
+            are taken out where they are not stored.
         call: The call under way.
         at: When it was sent first.
         reply: The answer, once it is here.
@@ -48,6 +52,12 @@ class Request:
     at: float
     reply: Reply | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def shares(self) -> dict[str, Numbers]:
+        """By ring what it draws; nothing where it only brings priorities."""
+        wanted: Wanted = self.arguments[2]
+        return wanted["shares"]
 
 
 RequestSlices = tuple[Request, dict[str, slice]]
@@ -84,6 +94,10 @@ AwaitReply = Callable[[Request], Reply | None]
 
 class Requests:
     """Sends the requests of one client, and waits for replies.
+
+    Priorities are under way to a shard in one request at a time: two could arrive in
+    the other order, and the older ones win. Those of a request that has no answer are
+    sent again, or counted as dropped.
 
     Threads: any may call.
     """
@@ -146,23 +160,99 @@ class Requests:
         shares: dict[str, Numbers],
         epoch_share: EpochShare | None = None,
     ) -> Request:
-        """Send shares to a shard, and the priorities that wait for it."""
-        wanted: Wanted | None = None
-        if shares:
-            rings = shard.rings
-            rows = [name for name in shares if rings[name].buffer is None]
-            wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
-            if epoch_share is not None:
-                wanted["epoch"] = epoch_share.name, epoch_share.epoch
+        """Send shares to a shard, and the priorities that wait for it.
+
+        Raises:
+            FailedError: The run was stopped, or this process left the cluster.
+        """
+        rows = [name for name in shares if shard.rings[name].buffer is None]
+        wanted: Wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
+        if epoch_share is not None:
+            wanted["epoch"] = epoch_share.name, epoch_share.epoch
+        if not shard.updates:
+            return self._sent(shard, {}, wanted)
+        self.settle(shard)
         with self._table.lock:
-            updates, shard.updates = shard.updates, {}
+            updates: dict[str, list[Update]] = {}
+            if shard.updating is None:
+                updates, shard.updates = shard.updates, updates
+            return self._sent(shard, updates, wanted)
+
+    def _sent(
+        self, shard: KnownShard, updates: dict[str, list[Update]], wanted: Wanted
+    ) -> Request:
+        shard.sent_at = now = time.monotonic()
         arguments = (self._table.client, updates, wanted, self._table.highest)
-        call = shard.calls.send("exchange", *arguments)
-        return Request(shard, arguments, call, time.monotonic())
+        try:
+            call = shard.calls.send("exchange", *arguments)
+        except ReplayError:
+            self._put_back(shard, updates)
+            raise
+        request = Request(shard, arguments, call, now)
+        if updates:
+            shard.updating = request
+        return request
 
     def send_again(self, request: Request) -> None:
-        """Repeat a request whose call was lost."""
-        request.call = request.shard.calls.send("exchange", *request.arguments)
+        """Repeat a request whose call was lost.
+
+        Raises:
+            FailedError: The run was stopped, or this process left the cluster.
+        """
+        try:
+            request.call = request.shard.calls.send("exchange", *request.arguments)
+        except ReplayError:
+            self._put_back(request.shard, self._updates_of(request))
+            raise
+
+    def _repeat(self, request: Request) -> None:
+        """Repeat a request whose call was lost, where that is of use.
+
+        Raises:
+            FailedError: The client is closed, and it draws.
+            StarvedError: The shard ended in it again and again.
+        """
+        self._stats.repeated += 1
+        if request.shares and self._table.closing:
+            self._put_back(request.shard, self._updates_of(request))
+            self._table.refuse_closing()
+        if time.monotonic() - request.at > MAX_REPEAT_S:
+            self._stats.dropped += number_of(self._updates_of(request))
+            num_steps = sum(len(own) for own in request.shares.values())
+            raise StarvedError(
+                f"run {self._table.run.run!r}: the shard {request.shard.remote.key!r} "
+                f"ended each time that it was asked for {num_steps} steps, for "
+                f"{MAX_REPEAT_S:g} s, as where its memory is short. Lower batch_size "
+                "or per_call, or see the log of its node."
+            )
+        self.send_again(request)
+
+    # Priorities under way.
+
+    def settle(self, shard: KnownShard) -> None:
+        """Look whether the priorities under way to a shard arrived; do not wait."""
+        request = shard.updating
+        if request is not None:
+            # Where it draws as well, whoever waits for its rows meets the error.
+            with suppress(ReplayError):
+                self.answered(request)
+
+    def _updates_of(self, request: Request) -> dict[str, list[Update]]:
+        """Take its priorities out of a request that has no answer."""
+        with self._table.lock:
+            client, updates, wanted, highest = request.arguments
+            request.arguments = client, {}, wanted, highest
+            if request.shard.updating is request:
+                request.shard.updating = None
+        return dict(updates)
+
+    def _put_back(self, shard: KnownShard, updates: dict[str, list[Update]]) -> None:
+        """Have priorities sent again, before those that were noted since."""
+        with self._table.lock:
+            for name, own in updates.items():
+                shard.updates[name] = own + shard.updates.get(name, [])
+
+    # Replies.
 
     def answer(
         self, request: Request, straggler_s: float | None = None
@@ -170,44 +260,61 @@ class Requests:
         """Wait for a reply; None where the shard is lost, or late.
 
         A shard that is restarted gets the same request again.
+
+        Raises:
+            FailedError: The client is closed.
+            StarvedError: The shard ended in it again and again.
         """
-        shard = request.shard
         with request.lock:
             while request.reply is None:
                 wait_s = WAIT_S
                 if straggler_s is not None:
                     wait_s = request.at + straggler_s - time.monotonic()
-                try:
-                    reply = request.call.result(min(max(0.0, wait_s), WAIT_S))
-                except NotYetError:
-                    if straggler_s is not None and wait_s <= WAIT_S:
-                        return None
-                except CallLostError:
-                    self._stats.repeated += 1
-                    time.sleep(REPEAT_S)
-                    self.send_again(request)
-                else:
-                    self._take(request, reply)
+                if self._look(request, min(max(0.0, wait_s), WAIT_S)):
                     break
-                if self._table.is_lost(shard, request.at):
+                if straggler_s is not None and wait_s <= WAIT_S:
+                    return None
+                if self._is_lost(request):
                     return None
             return request.reply
 
     def answered(self, request: Request) -> bool:
         """Look for a reply once; True where there is one, or the shard is lost."""
+        if not request.lock.acquire(blocking=False):
+            # A batch waits for it.
+            return False
         try:
-            self._take(request, request.call.result(0.0))
-        except NotYetError:
-            return self._table.is_lost(request.shard, request.at)
-        except CallLostError:
-            self.send_again(request)
-            return self._table.is_lost(request.shard, request.at)
-        return True
+            return self._look(request, 0.0) or self._is_lost(request)
+        finally:
+            request.lock.release()
 
-    def _take(self, request: Request, reply: Reply) -> None:
+    def _look(self, request: Request, timeout_s: float) -> bool:
+        """Whether there is a reply in time; `Request.lock` is held."""
+        if request.reply is not None:
+            return True
+        try:
+            reply = request.call.result(timeout_s)
+        except NotYetError:
+            return False
+        except CallLostError:
+            time.sleep(min(timeout_s, REPEAT_S))
+            self._repeat(request)
+            return False
+        except ReplayError:
+            self._stats.dropped += number_of(self._updates_of(request))
+            raise
         request.reply = reply
+        if request.shard.updating is request:
+            request.shard.updating = None
         self._table.note(request.shard, reply["masses"])
         self._stats.dropped += reply["dropped"]
+        return True
+
+    def _is_lost(self, request: Request) -> bool:
+        if not self._table.is_lost(request.shard, request.at):
+            return False
+        self._put_back(request.shard, self._updates_of(request))
+        return True
 
     def rows(
         self,
@@ -258,6 +365,11 @@ class Requests:
             "overwrote drawn steps before they were read. Increase its capacity, or "
             "lower batch_size or prefetch."
         )
+
+
+def number_of(updates: Mapping[str, Sequence[Update]]) -> int:
+    """How many steps, or windows, priorities are for."""
+    return sum(len(each["positions"]) for own in updates.values() for each in own)
 
 
 def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:

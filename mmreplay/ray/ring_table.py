@@ -20,8 +20,9 @@ import numpy as np
 
 from mmreplay import errors
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.cluster import check_version
 from mmreplay.ray.descriptions import (
     Description,
     describe_sampler,
@@ -87,10 +88,12 @@ class KnownShard:
         rings: By name.
         lost: It has not answered for too long.
         heard_at: When it was heard last.
+        sent_at: When a request was sent to it last.
         updates: Priorities to be sent, by ring.
+        updating: The request with priorities that is under way; others wait for it, so
+            that the newest ones win.
         asked: A call for masses that is under way, and since when.
         listed: A call for the rings of this node, likewise.
-        flushing: Updates that were sent by themselves.
     """
 
     remote: ShardCalls
@@ -99,10 +102,11 @@ class KnownShard:
     rings: dict[str, KnownRing] = field(default_factory=dict)
     lost: bool = False
     heard_at: float = 0.0
+    sent_at: float = 0.0
     updates: dict[str, list[Update]] = field(default_factory=dict)
+    updating: Request | None = None
     asked: tuple[Call, float] | None = None
     listed: Call | None = None
-    flushing: Request | None = None
 
 
 class RingTable:
@@ -132,6 +136,7 @@ class RingTable:
         *,
         alone: bool,
         lost_s: float,
+        waits: bool = False,
     ) -> None:
         """Find the rings.
 
@@ -142,14 +147,16 @@ class RingTable:
             stats: What is met is counted there.
             alone: Own the priorities of this node's rings.
             lost_s: Seconds without an answer after which a shard is lost.
+            waits: Lost shards are waited for, and whoever does warns of it.
 
         Raises:
             SchemaError: The run has no ring, schemas differ, or the sampler or a
                 transform cannot draw from rings of a run.
+            StarvedError: No node with a ring answers.
         """
         self.run, self._stats = run, stats
         self._transforms = tuple(transforms)
-        self._alone, self.lost_s = alone, lost_s
+        self._alone, self.lost_s, self._waits = alone, lost_s, waits
         described: list[Description] = []
         # Refused once it is known that a ring is on another node.
         self._not_described: SchemaError | None = None
@@ -169,6 +176,20 @@ class RingTable:
         self._looked_at = 0.0
         self._new_rings = False
         self.find_rings()
+        away = sorted(key for key, shard in self.shards.items() if shard.lost)
+        if away and not self.rings:
+            raise StarvedError(
+                f"run {run.run!r}: no node with a ring has answered for {lost_s:g} s, "
+                f"of {away}. Check them with mmreplay ray status {run.run}, and make "
+                "the client again."
+            )
+        owned = any(shard.draws is not None for shard in self.shards.values())
+        if self.rings and alone and self.prioritized and not owned:
+            raise SchemaError(
+                f"alone=True needs a ring of run {run.run!r} on this node, but its "
+                f"rings are on {sorted(self.shards)}. Leave it out, or run the learner "
+                "on a node with a ring."
+            )
         if not self.rings:
             raise SchemaError(
                 f"run {run.run!r} must have a ring, but none was found. Make one with "
@@ -250,9 +271,9 @@ class RingTable:
         if info["error"] is not None:
             kind = getattr(errors, info["error"]["kind"], FailedError)
             raise kind(info["error"]["message"])
-        self.run.note(info)
+        check_version(f"the shard {shard.remote.key!r}", info["version"])
         found: Mapping[str, RingInfo] = info["rings"]
-        here = shard.remote.key == self.run.key
+        here = info["node_id"] == self.run.node_id
         buffers: Mapping[str, ReplayBuffer] = {}
         if here and (self._alone or not self.prioritized):
             folders = {name: Path(each["path"]) for name, each in found.items()}
@@ -265,21 +286,24 @@ class RingTable:
         if shard.draws is None and self._not_described is not None:
             raise self._not_described
         for name in sorted(found):
-            if name in shard.rings:
+            each, ring = found[name], shard.rings.get(name)
+            if ring is not None and ring.uuid == each["uuid"]:
                 if shard.draws is not None:
-                    # Another one, where the folder was deleted and made again.
-                    shard.rings[name].buffer = buffers.get(name)
+                    ring.buffer = buffers.get(name)
                 continue
-            each = found[name]
             schema = Schema.from_json(each["schema"], each["roles"])
             self._check_schema(schema, f"{shard.remote.key}/{name}")
             buffer = buffers.get(name)
             if here and buffer is None:
                 buffer = _opened(each, self._transforms)
             with self.lock:
-                ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
-                shard.rings[name] = ring
-                self.rings.append(ring)
+                if ring is None:
+                    ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
+                    shard.rings[name] = ring
+                    self.rings.append(ring)
+                else:
+                    # It was deleted and made again: another ring of this number.
+                    ring.uuid, ring.buffer = each["uuid"], buffer
 
     def _check_schema(self, schema: Schema, name: str) -> None:
         if self._schema is None:
@@ -317,9 +341,9 @@ class RingTable:
 
     def ask_again(self, shard: KnownShard) -> None:
         """Ask a shard for masses where those that are known are old; do not wait."""
-        now = time.monotonic()
-        if shard.asked is not None:
-            call, at = shard.asked
+        now, asked = time.monotonic(), shard.asked
+        if asked is not None:
+            call, at = asked
             try:
                 masses = call.result(0.0)
             except NotYetError:
@@ -334,6 +358,12 @@ class RingTable:
                 self.note(shard, masses)
         elif now - shard.heard_at > OLD_S:
             shard.asked = self._send_masses(shard), now
+
+    def ask_lost(self) -> None:
+        """Ask lost shards again, and see whether they answer; do not wait."""
+        for shard in list(self.shards.values()):
+            if shard.lost:
+                self.ask_again(shard)
 
     def _send_masses(self, shard: KnownShard) -> Call:
         return shard.calls.send("masses", self.client, self.step, self.highest)
@@ -376,6 +406,8 @@ class RingTable:
             if not shard.lost:
                 shard.lost, shard.asked = True, None
                 self._stats.times_lost += 1
+                if self._waits:
+                    return True
                 rings = [f"{shard.remote.key}/{name}" for name in shard.rings]
                 self.warnings.append(
                     f"run {self.run.run!r}: node {shard.remote.key!r} has not "

@@ -7,18 +7,26 @@ Ray: the shard of the node, a process beside it, sees new rows through its mappi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from mmreplay.arguments import one_of
-from mmreplay.buffer.opening import RESUMES, StrPath, absolute, holds_buffer
+from mmreplay.buffer.opening import (
+    RESUMES,
+    StrPath,
+    absolute,
+    describe,
+    holds_buffer,
+)
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.errors import FormatError, LockedError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
+from mmreplay.ray.lanes import THIN
 from mmreplay.ray.limits import RunLimiter, refuse_other_limiters
 from mmreplay.ray.registry import described, differing
 from mmreplay.schema import Schema
@@ -83,7 +91,7 @@ def writer(
     node = cluster.this_node()
     key = node_key(node, key)
     if name is not None:
-        cluster.check_name("name", name)
+        _check_ring_name(name)
     where = absolute(root)
     network = bool(create.get("allow_network", False))
     registry = cluster.start_registry(run)
@@ -100,6 +108,20 @@ def writer(
         buffer.close()
         raise
     return RingWriter(run, key, buffer)
+
+
+def _check_ring_name(name: str) -> None:
+    """Refuse names that are not legal, or of other files of the run's folder.
+
+    Raises:
+        SchemaError: It is one.
+    """
+    cluster.check_name("name", name)
+    if name in (THIN, LOCK):
+        raise SchemaError(
+            f"name must not be {THIN!r}, which is the ring of thin writers, or "
+            f"{LOCK!r}, got {name!r}. Give the ring another name."
+        )
 
 
 def node_key(node: cluster.Node, key: str | None) -> str:
@@ -170,7 +192,7 @@ def _open(
                 continue
             raise
         try:
-            _check_same(buffer, schema, capacity, num_envs)
+            _check_same(buffer, schema, capacity, num_envs, create)
         except BaseException:
             buffer.close()
             raise
@@ -181,7 +203,11 @@ def _open(
 
 
 def _check_same(
-    buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int
+    buffer: ReplayBuffer,
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    create: Mapping[str, Any],
 ) -> None:
     """Refuse arguments that are not those of the ring that is opened again."""
     way_out = "Pass what it was made with, or give the ring another name."
@@ -190,10 +216,24 @@ def _check_same(
             f"{buffer.path} has another schema: "
             f"{differing(schema, buffer.schema)}. {way_out}"
         )
-    for argument, got in (("capacity", capacity), ("num_envs", num_envs)):
-        if (there := getattr(buffer, argument)) != got:
+    engine, autoreset = create.get("engine"), create.get("autoreset")
+    wanted = describe(
+        schema, capacity, num_envs, engine or buffer.metadata.engine, None,
+        autoreset or buffer.autoreset, None,
+    )  # fmt: skip
+    facts: dict[str, tuple[object, object]] = {
+        "capacity": (buffer.capacity, capacity),
+        "num_envs": (buffer.num_envs, num_envs),
+        "engine": (buffer.metadata.engine, wanted.engine),
+        "autoreset": (buffer.autoreset, wanted.autoreset),
+    }
+    if create.get("layout") is not None:
+        facts["layout"] = buffer.layout, create["layout"]
+    for argument, (there, got) in facts.items():
+        if there != got:
             raise SchemaError(
-                f"{argument} must be {there}, as of {buffer.path}, got {got}. {way_out}"
+                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. "
+                f"{way_out}"
             )
 
 

@@ -26,6 +26,15 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+try:
+    # RLlib imports it, and says only that it is missing.
+    import_module("gymnasium")
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "mmreplay.ray.rllib needs RLlib, which is not installed: gymnasium is missing. "
+        "Run: pip install 'mmreplay[rllib]'",
+        name="gymnasium",
+    ) from error
 import numpy as np
 import ray.data
 from numpy.typing import NDArray
@@ -666,9 +675,12 @@ class RLlibDatasource(RingDatasource):
         env_ids, positions = block["env_id"], block["position"]
         with buffer.view.lock:
             begins = buffer.view.locate(env_ids, positions)[0]
-        # One number for each episode, over all rings and environments.
-        number = block["buffer_id"] * buffer.num_envs + env_ids
-        rows["eps_id"] = (number << 40) + begins
+        # Rings may have other numbers of environments than this one.
+        number = block["buffer_id"].tolist()
+        episodes = zip(number, env_ids.tolist(), begins.tolist(), strict=True)
+        rows["eps_id"] = np.array(
+            [f"{ring}/{env_id}/{begin}" for ring, env_id, begin in episodes]
+        )
         return rows
 
 

@@ -25,7 +25,9 @@ class RingStatus:
         num_envs: Environments.
         steps: Steps that are alive.
         rows: Rows written since the ring was made, of all environments.
-        rate: Rows a second of late; None where it was not observed for a second.
+        heads: The same by environment.
+        rate: Rows a second since the shard was asked last, a second ago or more; None
+            where it was not.
         writer: The pid of its writer; None where it has none, or it is not known.
         free: Bytes free on the disk of the ring; None where it cannot be asked.
         priorities: Their sums, by the name of the sampler that clients draw by, as of
@@ -38,6 +40,7 @@ class RingStatus:
     num_envs: int
     steps: int
     rows: int
+    heads: tuple[int, ...]
     rate: float | None
     writer: int | None
     free: int | None
@@ -56,6 +59,7 @@ class ShardStatus:
         alive: Whether its shard answers.
         error: Why it cannot serve its rings; None where it can.
         rings: Its rings; of a shard that is away as they were last.
+        node_id: Ray's number of the node; None while it is away.
     """
 
     key: str
@@ -65,6 +69,7 @@ class ShardStatus:
     alive: bool
     error: str | None
     rings: tuple[RingStatus, ...]
+    node_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +128,11 @@ def stop(run: str) -> None:
         >>> mr.ray.stop("cartpole")  # doctest: +SKIP
     """
     cluster.require_connection()
-    keys = cluster.shard_keys(cluster.check_name("run", run))
-    if not keys:
+    if not cluster.shard_keys(cluster.check_name("run", run)):
         require_run(run)
-    names = [cluster.shard_name(run, key) for key in keys]
+    # First, as it makes shards again that end.
+    cluster.kill(cluster.registry_name(run))
+    names = [cluster.shard_name(run, key) for key in cluster.shard_keys(run)]
     asked = []
     for remote in map(Remote, names):
         try:
@@ -140,8 +146,9 @@ def stop(run: str) -> None:
         except ReplayError:
             # It is away, and is killed when its node is back, if ever.
             continue
-    for name in (*names, cluster.registry_name(run)):
+    for name in names:
         cluster.kill(name)
+    cluster.forget_facts(run)
 
 
 def require_run(run: str) -> None:
@@ -170,6 +177,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
         pid=info["pid"] if member["alive"] else None,
         alive=member["alive"],
         error=None if error is None else error["message"],
+        node_id=info["node_id"] if member["alive"] else None,
         rings=tuple(
             RingStatus(
                 name=name,
@@ -178,6 +186,7 @@ def _shard(key: str, member: dict[str, Any]) -> ShardStatus:
                 num_envs=ring["num_envs"],
                 steps=ring["steps"],
                 rows=sum(ring["heads"]),
+                heads=tuple(ring["heads"]),
                 rate=ring["rate"],
                 writer=ring["writer"],
                 free=ring["disk_free"],

@@ -24,11 +24,17 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
-from mmreplay.errors import FailedError, FormatError, LockedError, ReplayError
+from mmreplay.errors import (
+    FailedError,
+    FormatError,
+    LockedError,
+    ReplayError,
+    system_failure,
+)
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.rate_counter import BoundCounter
-from mmreplay.ray.cluster import VERSION
+from mmreplay.ray.cluster import VERSION, this_node_id
 from mmreplay.ray.draws import (
     Client,
     Masses,
@@ -91,7 +97,6 @@ class Shard:
         self._counts: dict[str, list[tuple[float, int]]] = {}
         self._draws = ShardDraws(self._folders)
         self._counters: dict[str, RingCount] = {}
-        self._members: dict[str, list[Any]] = {}
 
     # Calls by writers, clients and the registry; each may be repeated.
 
@@ -114,13 +119,9 @@ class Shard:
         return {
             "run": self.run, "key": self.key, "root": self.root,
             "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
+            "node_id": this_node_id(),
             "version": VERSION, "error": error, "rings": rings,
-            "members": self._members,
         }  # fmt: skip
-
-    def remember(self, members: dict[str, list[Any]]) -> None:
-        """Remember where the nodes of the run are, for a registry that is restarted."""
-        self._members = members
 
     def serve(self, name: str) -> dict[str, Any]:
         """Open a ring that a writer made, and say what it is.
@@ -142,11 +143,13 @@ class Shard:
         self, client: Client, name: str, epoch: int, buffers: Sequence[str] | None
     ) -> dict[str, dict[str, Any] | None]:
         """Freeze an epoch, or say what was frozen; see `ShardDraws.freeze`."""
-        return self._draws.freeze(client, name, epoch, buffers)
+        with self._until_stopped():
+            return self._draws.freeze(client, name, epoch, buffers)
 
     def restore(self, client: Client, frozen: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember epochs that a client brings back; see `ShardDraws.restore`."""
-        self._draws.restore(client, frozen)
+        with self._until_stopped():
+            self._draws.restore(client, frozen)
 
     def epoch_names(self, start: str) -> list[str]:
         """Names of frozen epochs that begin so; see `ShardDraws.epoch_names`."""
@@ -200,7 +203,8 @@ class Shard:
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
         """What there is to draw from; see `ShardDraws.masses`."""
-        return self._draws.masses(client, step, highest)
+        with self._until_stopped():
+            return self._draws.masses(client, step, highest)
 
     def exchange(
         self,
@@ -210,12 +214,16 @@ class Shard:
         highest: float,
     ) -> Reply:
         """Set priorities, then draw; see `ShardDraws.exchange`."""
-        return self._draws.exchange(client, updates, wanted, highest)
+        with self._until_stopped():
+            return self._draws.exchange(client, updates, wanted, highest)
 
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""
         with self._lock:
             self._stopped = True
+        # Draws that look for rings hold their lock, and want this one.
+        self._draws.close()
+        with self._lock:
             self._close()
 
     # What the calls stand on.
@@ -254,12 +262,7 @@ class Shard:
         found = counter_of(self.folder / name)
         if found is None:
             return None
-
-        def rows() -> tuple[int, int]:
-            span = ring.span
-            return int(span.stop.sum()), int(span.lengths.sum())
-
-        limit = found.bind(ring.path, ring.capacity * ring.num_envs, rows)
+        limit = found.bind_to(ring)
         self._counters[name] = counter = RingCount(ring, found.limiter, limit)
         return counter
 
@@ -288,6 +291,14 @@ class Shard:
             raise FailedError(
                 f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
             )
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        """Refuse a call of which a stop closed the rings, whatever came of it."""
+        try:
+            yield
+        finally:
+            self._refuse_stopped()
 
     def _folders(self) -> dict[str, Path]:
         """Folders of the rings by name, for draws, which open them as they need."""
@@ -318,12 +329,15 @@ class Shard:
     def _find_rings(self) -> dict[str, tuple[int, int]]:
         """Names of the rings in the folder, and what another one of a name changes."""
         found = {}
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                # A folder becomes a buffer when this file appears in it, last.
-                with suppress(OSError):
-                    status = os.stat(os.path.join(entry.path, METADATA))
-                    found[entry.name] = status.st_ino, status.st_mtime_ns
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise system_failure("list the rings in", self.folder, error) from error
+        for name in names:
+            # A folder becomes a buffer when this file appears in it, last.
+            with suppress(OSError):
+                status = os.stat(self.folder / name / METADATA)
+                found[name] = status.st_ino, status.st_mtime_ns
         return dict(sorted(found.items()))
 
     def _open(self, name: str) -> None:
@@ -399,7 +413,6 @@ class Shard:
             lanes, self._lanes = self._lanes, None
             if lanes is not None:
                 lanes.close()
-            self._draws.close()
             while self._counters:
                 self._counters.popitem()[1].limit.close()
             while self.rings:

@@ -69,17 +69,14 @@ class RunCalls(Protocol):
 
     Attributes:
         run: Its name.
-        key: Of this node.
+        node_id: Of this node, as shards say theirs.
     """
 
     run: str
-    key: str
+    node_id: str
 
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
-
-    def note(self, info: Mapping[str, Any]) -> None:
-        """Note what a shard said of itself."""
 
     def epoch_name(self, start: str, rank: int) -> str:
         """Name of the epochs of a group of learners; see `Registry.epoch_name`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import Empty
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.limiting import Limit
-from mmreplay.errors import ReplayError, StaleError, frames_to_caller
+from mmreplay.errors import FailedError, StaleError, frames_to_caller
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.ray.client_stats import ClientStats, LostWarning
@@ -88,8 +88,9 @@ class RingsSource:
         if shuffled is not None:
             epochs = EpochPlan(shuffled, rank, num_ranks, seed)
         self.table = RingTable(
-            run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s
-        )
+            run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s,
+            waits=epochs is not None,
+        )  # fmt: skip
         self._requests = Requests(self.table, self._stats)
         self._joiner = BatchJoiner(sampler, self.table)
         self._updates = PriorityUpdates(
@@ -105,6 +106,7 @@ class RingsSource:
                 seed=_seed_of_rank(sampler, seed, rank),
             )  # fmt: skip
         self._worker: Worker[None] | None = None
+        self._said = ""
 
     def __repr__(self) -> str:
         """Show the run and its rings."""
@@ -151,14 +153,29 @@ class RingsSource:
 
     def draw(self, pending: PendingBatch, count: int) -> bool:
         """Plan a batch, and ask for it; False where the epoch is over."""
+        self._refuse_unattended()
+        # Nothing waits for a node under the lock, which those need that look for it.
+        self._draws.prepare(count)
         with self.table.lock:
             pending.state = self.state_dict()
             planned = self._draws.plan(count)
             if planned is None:
                 return False
             pending.shares = (planned,)
-            self._updates.drew_at = time.monotonic()
         return True
+
+    def _refuse_unattended(self) -> None:
+        """Refuse to draw where the thread that looks after the shards has failed.
+
+        Raises:
+            FailedError: It has.
+        """
+        failure = None if self._worker is None else self._worker.failure
+        if failure is not None:
+            raise FailedError(
+                f"run {self.table.run.run!r}: the thread that looks after the shards "
+                f"ended by {failure!r}. Close the client, and make it again."
+            ) from failure
 
     def gather(self, pending: PendingBatch) -> Batch | None:
         """Wait for the rows of a batch, or gather them here, and join them."""
@@ -274,16 +291,22 @@ class RingsSource:
     def tick(self) -> None:
         """Send priorities that wait, ask for old masses, and look for new rings."""
         for shard in list(self.table.shards.values()):
-            # What fails here is raised by the draw that meets it.
-            try:
+            # What fails here is raised by the draw that meets it. This thread goes on,
+            # whatever it is: nothing else hears that a lost node is back.
+            with suppress(Exception):
                 self._updates.send_waiting(shard)
+            try:
                 self.table.ask_again(shard)
-            except ReplayError:
-                shard.asked = shard.flushing = None
+            except Exception:
+                shard.asked = None
         try:
             self.table.find_new_rings()
-        except ReplayError as error:
-            self.table.warnings.append(f"run {self.table.run.run!r}: {error}")
+        except Exception as error:
+            text = f"run {self.table.run.run!r}: {error}"
+            # Looked for again and again, and said once.
+            if text != self._said:
+                self._said = text
+                self.table.warnings.append(text)
 
     def end_waits(self) -> None:
         """End waits for nodes that are away, as the client is about to be closed."""
@@ -296,8 +319,10 @@ class RingsSource:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stop()
-        self._updates.send_last()
-        self.table.close()
+        try:
+            self._updates.send_last()
+        finally:
+            self.table.close()
 
 
 def _seed_of_rank(sampler: Sampler, seed: int | None, rank: int) -> int | None:

@@ -40,6 +40,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.ray_files import IDLE_S
 from mmreplay.limiter import RateLimiter
+from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
 from mmreplay.ray.grants import Asker, Grants, limiter_from
@@ -179,12 +180,13 @@ def thin_writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
-    described(schema)
     refuse_other_limiters(limiter)
     error = FailedError(
         f"no node of the run {run!r} has a ring for thin writers. Call "
         "mr.ray.thin_ring on a node with a disk."
     )
+    registry = Remote(cluster.registry_name(run))
+    registry.call("check", VERSION, *described(schema))
     for key in _shards(run, to):
         try:
             return ThinWriter(
@@ -222,6 +224,12 @@ class Shard(Protocol):
 
     def call(self, method: str, *arguments: object, timeout_s: float = ...) -> Any:
         """Call again until there is an answer."""
+
+
+def _close_asker(guard: ProcessGuard, asker: Asker) -> None:
+    """End the asking of a writer that was forgotten, in its own process."""
+    if not guard.forked:
+        asker.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -398,6 +406,7 @@ class ThinWriter:
         self._next_writer = uuid.uuid4().hex
         self._former: str | None = None
         self.lost_rows = 0
+        self._guard = ProcessGuard("this writer was made", "Make one in the child")
         self._closed = False
         self._stopped = False
         self._loss = ""
@@ -409,7 +418,7 @@ class ThinWriter:
             bound = self._bound(limiter)
             if bound is not None and ask is not None:
                 self._asker = ask(bound, self._collector.max_steps * self._num_envs)
-                weakref.finalize(self, self._asker.close)
+                weakref.finalize(self, _close_asker, self._guard, self._asker)
         except BaseException:
             self._call("give_back", self._writer)
             raise
@@ -452,6 +461,7 @@ class ThinWriter:
             FullError: The shard's disk has no space left.
             StarvedError: The shard does not answer, or the limiter's wait is over.
             FailedError: The run was stopped, or the writer is closed.
+            ForkedError: This process was forked from the one that made it.
         """
         self._retry()
         flat = self._validator.flat(self._as_mapping(data, fields))
@@ -521,6 +531,7 @@ class ThinWriter:
         """
         if self._closed:
             return
+        self._guard.check()
         asker, self._asker = self._asker, None
         try:
             self._flush()
@@ -632,6 +643,7 @@ class ThinWriter:
     # Blocks to the shard.
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self._closed:
             raise FailedError("this writer is closed. Make another one.")
 
@@ -720,10 +732,11 @@ class ThinWriter:
 
     def _receive(self, block: Block) -> None:
         """Take the answer of the oldest block that was sent."""
+        stop = time.monotonic() + self._timeout_s
         try:
             answer: Answer = self._shard.receive(block.call, self._timeout_s)
         except (UnansweredError, LockedError):
-            self._reconcile(self._ask())
+            self._reconcile(self._ask(stop=stop))
             return
         except FullError:
             self._forget_calls()
@@ -747,19 +760,27 @@ class ThinWriter:
         for block in self._blocks:
             block.call = None
 
-    def _ask(self, commit: bool = False) -> Answer:
+    def _ask(self, commit: bool = False, stop: float | None = None) -> Answer:
         """Ask for the heads, after all calls of which an answer was taken."""
         self._forget_calls()
-        answer: Answer = self._call("extend", self._writer, [], None, None, commit)
+        answer: Answer = self._call(
+            "extend", self._writer, [], None, None, commit, stop=stop
+        )
         return answer
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, method: str, *arguments: object, stop: float | None = None) -> Any:
         """Call until the shard answers, and has its folder.
 
         A shard whose node manager was killed answers for some seconds more, and keeps
         the next one from its rings.
+
+        Args:
+            method: Of the shard.
+            *arguments: Of the method.
+            stop: When to end; None for `timeout_s` from now.
         """
-        stop = time.monotonic() + self._timeout_s
+        if stop is None:
+            stop = time.monotonic() + self._timeout_s
         while True:
             left = max(0.0, stop - time.monotonic())
             try:

@@ -5,7 +5,8 @@ import time
 import numpy as np
 
 import mmreplay as mr
-from mmreplay.errors import ReplayError
+from mmreplay.errors import FailedError, ReplayError
+from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.epochs import freeze_rings
@@ -53,17 +54,24 @@ class Shard:
         key: Its node's.
         folders: Of its rings, by name.
         state: ``"alive"``; ``"silent"``: calls have no answer until it is alive again;
-            ``"restarting"``: calls are lost.
+            ``"restarting"``: calls are lost; ``"slow"``: looks at a call find none, and
+            waits do; ``"poisoned"``: it ends in each ``exchange``; ``"gone"``: no call
+            can be made.
         calls: Methods called, in order.
+        version: Of its mmreplay.
+        node_id: Of its node.
     """
 
     def __init__(self, key, folders):
         self.key, self.folders = key, dict(folders)
         self.state, self.calls = "alive", []
+        self.version, self.node_id = VERSION, key
         self.draws = ShardDraws(lambda: self.folders)
 
     def send(self, method, *arguments):
         """Begin a call."""
+        if self.state == "gone":
+            raise FailedError("not connected to a cluster any more")
         self.calls.append(method)
         return Call(self, method, arguments, self.state == "restarting")
 
@@ -83,7 +91,12 @@ class Shard:
                     "schema": buffer.schema.to_json(),
                     "roles": dict(buffer.schema.roles),
                 }
-        return {"error": None, "rings": rings}
+        return {
+            "error": None,
+            "rings": rings,
+            "version": self.version,
+            "node_id": self.node_id,
+        }
 
 
 class Call:
@@ -102,6 +115,10 @@ class Call:
         if self.shard.state == "silent":
             time.sleep(min(timeout_s, 0.01))
             raise NotYetError
+        if self.shard.state == "slow" and not timeout_s:
+            raise NotYetError
+        if self.shard.state == "poisoned" and self.method == "exchange":
+            raise CallLostError
         draws = self.shard.draws
         target = self.shard if self.method == "info" else draws
         try:
@@ -119,15 +136,12 @@ class Run:
     """A run of shards of this process."""
 
     def __init__(self, *shards, key="elsewhere"):
-        self.run, self.key = "test", key
+        self.run, self.node_id = "test", key
         self.known = list(shards)
 
     def shards(self):
         """The shards that are known now."""
         return list(self.known)
-
-    def note(self, info):
-        """Nothing is remembered of them."""
 
     def epoch_name(self, start, rank):
         """The name of a group of learners."""

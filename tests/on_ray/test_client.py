@@ -1,6 +1,7 @@
 """The client as a loader, over shards of this process."""
 
 import gc
+import os
 import weakref
 from itertools import islice
 
@@ -101,6 +102,7 @@ def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
     for sampler in (
         mr.RankPrioritizedSampler(seed=0), mr.DistinctSampler(seed=0),
         mr.ShuffledSampler(seed=0),
+        mr.SequenceSampler(4, mr.RankPrioritizedSampler(seed=0)),
     ):  # fmt: skip
         with ReplayClient(run, sampler, batch_size=8) as client:
             assert len(next(iter(client))) == 8
@@ -163,3 +165,23 @@ def test_a_client_without_epochs_has_no_length(run):
         pytest.raises(TypeError, match="UniformSampler draws without an end"),
     ):
         len(client)
+
+
+def test_a_shard_of_another_version_is_refused(tmp_path):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(50))})
+    shard.version = "9.9.9"
+    with pytest.raises(mr.FailedError, match=r"the shard 's0' has 9\.9\.9\. Install"):
+        ReplayClient(Run(shard), mr.UniformSampler())
+
+
+def test_a_forked_child_sends_nothing_when_it_closes(run):
+    client = ReplayClient(run, mr.PrioritizedSampler(seed=0), batch_size=8)
+    (pending,) = islice(client, 1)
+    client.update_priorities(pending, np.ones(8))
+    pid = os.fork()
+    if not pid:
+        sent = [len(shard.calls) for shard in run.known]
+        client._closer()
+        os._exit(int(sent != [len(shard.calls) for shard in run.known]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    client.close()

@@ -54,6 +54,13 @@ def test_other_samplers_are_refused_by_name(sampler):
         describe_sampler(sampler)
 
 
+def test_a_window_around_another_sampler_is_refused_by_name():
+    sampler = mr.SequenceSampler(4, mr.RankPrioritizedSampler())
+    name = "SequenceSampler around RankPrioritizedSampler"
+    with pytest.raises(SchemaError, match=f"^{name} cannot draw"):
+        describe_sampler(sampler)
+
+
 def test_functions_do_not_travel():
     with pytest.raises(SchemaError, match="must have arguments that are numbers"):
         describe_sampler(mr.PrioritizedSampler(alpha=lambda step: 0.5))
@@ -91,6 +98,14 @@ def test_arrays_travel_as_they_are():
     np.testing.assert_array_equal(made.means["observation"], mean)
     assert made.clip == 5.0
     assert text_of(description) != text_of({})
+
+
+def test_the_text_of_arrays_is_short_and_their_own():
+    arrays = [np.zeros(4000), np.zeros((40, 100)), np.zeros(4000, np.float32),
+              np.ones(4000)]  # fmt: skip
+    texts = {text_of({"mean": array}) for array in (*arrays, np.zeros(4000))}
+    assert len(texts) == len(arrays)
+    assert max(len(text) for text in texts) < 200
 
 
 def test_only_classes_of_the_list_are_made():

@@ -1,13 +1,18 @@
 """What a shard does for its clients, over rings that are opened in one process."""
 
 import multiprocessing
+import shutil
+import time
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, LockedError, SchemaError, StarvedError
+from mmreplay.format.ray_files import read_epochs
+from mmreplay.ray import draws
 from mmreplay.ray.draws import RingDraws, ShardDraws
+from mmreplay.ray.shard import Shard
 from tests.on_ray.rings import client_of, ring, update_of, wanted_of
 
 
@@ -21,9 +26,9 @@ def folders(tmp_path):
 
 @pytest.fixture
 def shard(folders):
-    draws = ShardDraws(lambda: folders)
-    yield draws
-    draws.close()
+    own = ShardDraws(lambda: folders)
+    yield own
+    own.close()
 
 
 def test_masses_are_of_every_ring(shard):
@@ -183,6 +188,19 @@ def test_clients_that_differ_need_samplers_of_different_names(shard):
     assert shard.masses(client_of(mr.PrioritizedSampler(0.7, name="other")), 0, 0.0)
 
 
+def test_priorities_are_given_back_once_no_learner_asks_by_them(shard, monkeypatch):
+    first = client_of(mr.PrioritizedSampler(0.6))
+    other = client_of(mr.PrioritizedSampler(0.7))
+    shard.exchange(first, {"a": [update_of([7], [5.0])]}, None, 0.0)
+    with pytest.raises(LockedError, match="given back 120 s after the last"):
+        shard.masses(other, 0, 0.0)
+    monkeypatch.setattr(draws, "IDLE_S", 0.05)
+    time.sleep(0.1)
+    # They are on disk, whatever the settings.
+    assert shard.masses(other, 0, 0.0)["a"][3] == 5.0
+    assert len(shard._by_client) == 1
+
+
 def test_priorities_that_cannot_be_stored_are_refused(shard, folders):
     (folders["a"] / "samplers").write_bytes(b"a file where a folder should be")
     with pytest.raises((FailedError, mr.FormatError)):
@@ -208,9 +226,9 @@ def test_priorities_outlive_the_shard(folders):
 def test_rows_overwritten_while_they_are_copied_are_drawn_again(tmp_path, monkeypatch):
     with mr.ReplayBuffer.create(tmp_path / "a", ring_schema(), 100) as writer:
         writer.extend(n=np.arange(100))
-        draws = RingDraws(client_of(mr.UniformSampler()))
-        draws.serve({"a": tmp_path / "a"})
-        reader = draws.buffers["a"].reading
+        own = RingDraws(client_of(mr.UniformSampler()))
+        own.serve({"a": tmp_path / "a"})
+        reader = own.buffers["a"].reading
         copy, count = type(reader).copy_draw, [0]
 
         def slow_copy(self, *args, **kwargs):
@@ -222,13 +240,13 @@ def test_rows_overwritten_while_they_are_copied_are_drawn_again(tmp_path, monkey
         monkeypatch.setattr(type(reader), "copy_draw", slow_copy)
         limit = 1
         request = wanted_of({"a": np.linspace(0, 0.99, 50)}, rows=True)
-        drawn = draws.exchange({}, request, 0.0)["draws"]["a"]
+        drawn = own.exchange({}, request, 0.0)["draws"]["a"]
         np.testing.assert_array_equal(drawn["fields"]["n"], drawn["positions"])
         assert drawn["positions"].min() >= 100
         limit = 1000
         with pytest.raises(StarvedError, match="gave up after 100 attempts"):
-            draws.exchange({}, request, 0.0)
-        draws.close()
+            own.exchange({}, request, 0.0)
+        own.close()
 
 
 def test_a_resize_is_followed(tmp_path):
@@ -244,3 +262,38 @@ def test_a_resize_is_followed(tmp_path):
             assert reply["masses"]["a"][1] == 50
             assert reply["draws"]["a"]["positions"].min() >= 50
         shard.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "x" * 300},
+        {"stops": [30, 30], "counts": [30, 30]},
+        {"counts": [31], "stops": [-1]},
+    ],
+    ids=["name", "environments", "numbers"],
+)
+def test_an_epoch_of_a_wrong_state_is_not_stored(shard, folders, wrong):
+    client = client_of(mr.ShuffledSampler(seed=0))
+    (uuid, *_) = shard.freeze(client, "x", 0, None)
+    epoch = {"name": "x", "epoch": 0, "stops": [30], "counts": [30], "buffers": [uuid]}
+    with pytest.raises(mr.FormatError):
+        shard.restore(client, {uuid: {**epoch, **wrong}})
+    if "name" in wrong:
+        with pytest.raises(mr.FormatError):
+            shard.freeze(client, wrong["name"], 0, [uuid])
+    assert [read_epochs(folder) for folder in folders.values()] == [[], []]
+    shard.restore(client, {uuid: epoch})
+    assert len(read_epochs(folders["a"])) == 1
+
+
+def test_a_shard_whose_folder_is_gone_answers_an_error_of_mmreplay(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    ring(run / "a", np.arange(9))
+    shard, client = Shard("run", str(tmp_path), "here"), client_of(mr.UniformSampler())
+    assert shard.masses(client, 0, 0.0)["a"][1] == 9
+    shutil.rmtree(run)
+    with pytest.raises(FailedError, match=str(run)):
+        shard.masses(client, 0, 0.0)
+    shard.stop()

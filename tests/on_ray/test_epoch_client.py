@@ -1,6 +1,7 @@
 """Clients that go through epochs of a run, over shards of this process."""
 
 import json
+import shutil
 import threading
 from collections import Counter
 from itertools import islice
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError, StaleError
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
+from mmreplay.ray import draws
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.epochs import freeze_rings
+from mmreplay.ray.registry import Registry
 from tests.on_ray.rings import Run, Shard, ring
 
 SIZES = (40, 33, 7)
@@ -110,6 +113,92 @@ def test_a_silent_node_is_waited_for_and_drawn_when_it_is_back(run):
         assert Counter(drawn) == ALL
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_an_epoch_begins_when_a_node_that_was_away_at_first_is_back(run, counted):
+    away = run.known[1]
+    away.state = "silent"
+    with client_of(run, lost_s=0.2) as client:
+        back = threading.Timer(1.0, setattr, (away, "state", "alive"))
+        back.start()
+
+        def go():
+            # To count begins the epoch, before any thread looks after the shards.
+            return len(client) if counted else 10, numbers(client)
+
+        with pytest.warns(mr.ray.LostWarning, match=r"waits for nodes \['s1'\]"):
+            num_batches, drawn = go()
+        assert num_batches == 10
+        assert Counter(drawn) == ALL
+
+
+def made_again(run, number):
+    """Delete a ring, make another one of its name, and return all that is left."""
+    folders, own = run.known[number].folders, np.arange(1000, 1009)
+    path = folders.pop("r")
+    shutil.rmtree(path)
+    folders["r"] = ring(path, own)
+    edges = np.cumsum((0, *SIZES))
+    left = set(ALL) - set(range(*edges[number : number + 2]))
+    return Counter({*left, *own.tolist()})
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_next_epoch_is_over_the_ring_that_was_made_again(run, number):
+    with client_of(run) as client:
+        assert Counter(numbers(client)) == ALL
+        expected = made_again(run, number)
+        assert Counter(numbers(client)) == expected
+
+
+def test_an_epoch_whose_ring_was_made_again_in_the_middle_is_a_stale_error(
+    run, monkeypatch
+):
+    monkeypatch.setattr(draws, "LOOK_S", 0.0)
+    with client_of(run, prefetch=1) as client:
+        batches = iter(client)
+        next(batches)
+        expected = made_again(run, 1)
+        num_calls = len(run.known[1].calls)
+        with pytest.raises(StaleError, match=r"ring s1/r does not know epoch 0"):
+            list(batches)
+        assert len(run.known[1].calls) - num_calls < 20
+    with client_of(run) as client:
+        assert Counter(numbers(client)) == expected
+
+
+def test_a_state_of_an_epoch_whose_ring_was_deleted_is_a_stale_error(run):
+    with client_of(run, rank=0, num_ranks=2) as client:
+        next(iter(client))
+        state = json.loads(json.dumps(client.state_dict()))
+    with mr.ReplayBuffer.open(run.known[0].folders["r"]) as buffer:
+        uuid = buffer.metadata.uuid.hex()
+    shutil.rmtree(run.known[0].folders.pop("r"))
+    with client_of(run, rank=0, num_ranks=2) as again:
+        again.load_state_dict(state)
+        with pytest.raises(StaleError, match=f"rings .*{uuid}.* are nowhere"):
+            next(iter(again))
+    # A learner of the same group that begins later.
+    with (
+        client_of(run, rank=1, num_ranks=2) as other,
+        pytest.raises(StaleError, match=f"rings .*{uuid}.* are nowhere"),
+    ):
+        next(iter(other))
+
+
+def started(thread):
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("group", ["x" * 300, 7])
+def test_a_state_of_another_group_than_can_be_stored_is_refused(run, group):
+    with client_of(run) as client:
+        state = client.state_dict()
+        state["sampler"]["group"] = group
+        with pytest.raises(FormatError, match="group must be a name of 256"):
+            client.load_state_dict(state)
+
+
 def test_closing_ends_the_wait_for_a_node(run):
     client = client_of(run, lost_s=0.2)
     run.known[1].state = "silent"
@@ -122,8 +211,9 @@ def test_closing_ends_the_wait_for_a_node(run):
             failed.append(error)
 
     thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    thread.join(1.0)
+    # While it waits, and not after.
+    with pytest.warns(mr.ray.LostWarning, match=r"epoch 0 waits for nodes \['s1'\]"):
+        started(thread).join(1.0)
     assert thread.is_alive()
     client.close()
     thread.join(20)
@@ -140,7 +230,7 @@ def test_an_epoch_that_a_ring_forgot_is_brought_back(run):
             shard.restart()
         drawn += numbers(batches)
         assert Counter(drawn) == ALL
-    if run.key == "elsewhere":
+    if run.node_id == "elsewhere":
         assert all(len(read_epochs(shard.folders["r"])) == 1 for shard in run.known)
 
 
@@ -217,3 +307,18 @@ def test_an_epoch_begins_once_every_shard_has_answered():
     shards.away = {"b" * 32}
     answer = freeze_rings(shards.ask)
     assert answer["away"] == ["b" * 32]
+
+
+class Broken:
+    """A shard that answers, with an error."""
+
+    def send(self, *arguments):
+        return None
+
+    def receive(self, reference, timeout_s):
+        raise FailedError("the disk of s0 cannot be read")
+
+
+def test_a_shard_that_answers_with_an_error_is_not_away():
+    with pytest.raises(FailedError, match="the disk of s0"):
+        Registry("test")._frozen({"s0": Broken()}, {}, "x", 0, None)

@@ -11,7 +11,8 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import SchemaError  # noqa: E402
-from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
+from tests.on_ray.actors import ask, ended, kill, shard, writing  # noqa: E402
+from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
 
 STEPS = 400
@@ -133,13 +134,18 @@ def test_an_epoch_waits_for_a_node_that_is_away(cluster, three, run_name):
     learner = going("n0", run_name, batch_size=32, lost_s=1.0)
     rows = ask(learner, "go", 3)
     ray.kill(three[2])
+    node_id, pid = cluster.node_id("n2"), shard(run_name, "n2").call("info")["pid"]
     cluster.remove("n2")
+    # Workers answer until they find their raylet gone.
+    until(lambda: ended(pid))
     rest = learner.go.remote()
     assert ray.wait([rest], timeout=4)[0] == []
     cluster.add("n2")
     rows += ray.get(rest, timeout=60)
     assert Counter(rows) == every()
     ask(learner, "close")
+    # Ray would start actors of the next test on the old node until then.
+    cluster.wait_dead(node_id)
 
 
 def test_windows_are_drawn_once_each(run_name, three):

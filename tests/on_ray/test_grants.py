@@ -9,11 +9,13 @@ import time
 
 import numpy as np
 import pytest
+import ray
 
 import mmreplay as mr
 from mmreplay.buffer.limiting import Counts
 from mmreplay.errors import FailedError, SchemaError, StarvedError
 from mmreplay.ray.grants import Allowance, Asker, Grants
+from mmreplay.ray.limits import _ask
 
 ROWS, ITEMS = 64, 256
 
@@ -621,6 +623,27 @@ def test_a_wait_ends_with_the_timeout_or_alone_and_says_what_is_counted():
     own = asker(Registry(proceeds, (80, 0)), proceeds, "sample", 200)
     assert own.wait(200) is False
     own.close()
+
+
+def test_a_wait_ends_after_the_patience_where_the_registry_does_not_answer():
+    rule = mr.RateLimiter(1.0, 10, 70.0, patience=0.2)
+    registry = Registry(rule, (80, 0))
+    # Another one lives, as far as the last answer says.
+    registry.grants.ask("client", "sample", 64, 0, 1)
+    own = asker(registry, rule)
+    own.set_under_way(0)
+    until(lambda: own.answer is not None)
+    registry.silent = math.inf
+    with pytest.raises(StarvedError, match="draw, but the registry does not answer"):
+        own.wait(1)
+    own.close()
+
+
+def test_an_asker_whose_process_left_the_cluster_says_so(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    ask = functools.partial(_ask, None, "who", "insert", [1.0, 1, 100.0], lambda: 0)
+    with pytest.raises(FailedError, match=r"not connected .* before ray.shutdown"):
+        ask(1, 0, 1)
 
 
 def test_a_wait_for_a_side_that_lives_goes_on():

@@ -310,3 +310,19 @@ def test_rings_count_and_remember_the_bound_of_their_run(tmp_path):
     (folder / "limiter" / "law.json").write_text('{"law": [4.0, 1], "base": 0}')
     with pytest.raises(FormatError, match="the law must be a ratio, a size and"):
         limiter_of(folder)
+
+
+def test_draws_of_a_ring_count_once_its_writer_brings_a_limiter(tmp_path):
+    folder = tmp_path / "run" / "ring"
+    with mr.ReplayBuffer.create(folder, SCHEMA, 100, commit_every=None) as buffer:
+        buffer.extend(block(0, 0, 60))
+    own, client = Shard("run", str(tmp_path), "key"), client_of(mr.UniformSampler())
+    wanted = wanted_of({"ring": np.full(16, 0.5)})
+    own.exchange(client, {}, wanted, 0.0)
+    with mr.ReplayBuffer.open(
+        folder, "r+", limiter=RingCounter(mr.RateLimiter(4.0, 1, math.inf))
+    ):
+        own.masses(client, 0, 0.0)
+        own.exchange(client, {}, wanted, 0.0)
+    assert own.counts()["counts"] == [60, 16, 60]
+    own.stop()

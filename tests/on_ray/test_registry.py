@@ -7,10 +7,15 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError  # noqa: E402
 from mmreplay.ray import cluster  # noqa: E402
-from mmreplay.ray.cluster import Node  # noqa: E402
+from mmreplay.ray import registry as registry_module  # noqa: E402
+from mmreplay.ray import shard as shard_module  # noqa: E402
+from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
+from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block  # noqa: E402
+
+LIMITER = mr.RateLimiter(1.0, 1, 1000.0)
 
 
 class Cluster:
@@ -19,10 +24,17 @@ class Cluster:
     Attributes:
         shards: Those that Ray knows, by key.
         alive: The nodes that are alive.
+        stale: Keys of shards that end with their node at the next call.
+        late: How many calls are not answered in time, by key.
+        stored: What is stored with the cluster, by run.
     """
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.shards, self.alive = folder, {}, []
+        self.stale, self.late = set(), {}
+        self.stored = {"run": {"members": {}, "bound": None}}
+        monkeypatch.setattr(cluster, "load_facts", lambda run: self.stored[run])
+        monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
         monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
         monkeypatch.setattr(cluster, "start_shard", self.start_shard)
@@ -30,7 +42,7 @@ class Cluster:
 
     def start_shard(self, run, key, root, node, network):
         assert node in self.alive
-        if key not in self.shards:
+        if key not in self.shards and key not in self.stale:
             self.shards[key] = Shard(run, root, key, network)
 
     def join(self, registry, name):
@@ -54,14 +66,18 @@ class Remote:
         self.nodes, self.key = nodes, key
 
     def send(self, method, *arguments):
+        self.nodes.stale.discard(self.key)
         if self.key not in self.nodes.shards:
             raise FailedError("there is no such shard")
         return getattr(self.nodes.shards[self.key], method)(*arguments)
 
     def receive(self, reply, timeout_s):
+        if self.nodes.late.get(self.key, 0):
+            self.nodes.late[self.key] -= 1
+            raise UnansweredError("late")
         return reply
 
-    def call(self, method, *arguments):
+    def call(self, method, *arguments, timeout_s=60.0):
         return self.send(method, *arguments)
 
 
@@ -73,49 +89,86 @@ def nodes(tmp_path, monkeypatch):
         shard.stop()
 
 
-def test_a_restarted_registry_hears_of_lost_nodes_from_the_other_shards(nodes):
+def test_a_restarted_registry_knows_the_nodes_that_are_away(nodes):
     registry = Registry("run")
     for name in ("a", "b", "c"):
         nodes.join(registry, name)
-    nodes.lose("b")
-    nodes.lose("c")
-    members = Registry("run").members()
+    # All of them, with their shards, and the registry with the last.
+    for name in ("a", "b", "c"):
+        nodes.lose(name)
+    registry = Registry("run")
+    members = registry.members()
     assert {key: each["alive"] for key, each in members.items()} == {
-        "a": True, "b": False, "c": False,
+        "a": False, "b": False, "c": False,
     }  # fmt: skip
     assert members["b"]["root"] == str(nodes.folder / "b")
     # The host of one is back, as another node.
     nodes.alive.append(Node("another id", "b", None))
-    members = Registry("run").members()
-    assert {key: each["alive"] for key, each in members.items()} == {
-        "a": True, "b": True, "c": False,
-    }  # fmt: skip
+    members = registry.members()
+    assert [key for key, each in members.items() if each["alive"]] == ["b"]
     assert members["b"]["info"]["rings"]["ring"]["heads"] == [10]
-    # The new shard remembers as well: the others may be lost next.
-    nodes.lose("a")
-    assert set(Registry("run").members()) == {"a", "b", "c"}
 
 
-def test_a_restarted_registry_hears_of_lost_nodes_from_a_client(nodes):
+def test_an_epoch_of_a_restarted_registry_waits_for_nodes_that_are_away(nodes):
     nodes.join(Registry("run"), "a")
-    where = {"a": [str(nodes.folder / "a"), "a", False]}
+    nodes.lose("a")
+    with pytest.raises(FailedError, match="no such shard"):
+        Registry("run").epoch_name("start", 0)
+
+
+def test_what_a_shard_says_of_itself_is_newer_than_what_is_stored(nodes):
+    nodes.join(Registry("run"), "a")
+    nodes.stored["run"]["members"] = {"a": ["/elsewhere", "a", False]}
+    members = Registry("run").members()
+    assert members["a"]["root"] == str(nodes.folder / "a")
+    assert nodes.stored["run"]["members"]["a"][0] == str(nodes.folder / "a")
+
+
+def test_a_node_that_is_back_before_ray_missed_it_joins_with_a_new_shard(nodes):
+    nodes.stale.add("a")
+    nodes.join(registry := Registry("run"), "a")
+    assert registry.members()["a"]["alive"]
+
+
+def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
+    registry = Registry("run")
+    monkeypatch.setattr(registry, "_keys", list)
+    now = 1e9
+    monkeypatch.setattr(registry_module.time, "time", lambda: now)
+    first = registry.epoch_name("start", 0)
+    assert registry.epoch_name("start", 1) == first
+    # Of another group, whose first learner was started again with its state.
+    now += registry_module.GROUP_S
+    late = registry.epoch_name("start", 2)
+    assert late != first
+    assert registry.epoch_name("start", 0) == late
+
+
+def test_a_shard_of_another_version_does_not_join(nodes, monkeypatch):
+    monkeypatch.setattr(shard_module, "VERSION", "9.9.9")
+    with pytest.raises(FailedError, match=r"but the shard 'a' has 9\.9\.9\. Install"):
+        nodes.join(Registry("run"), "a")
+
+
+def test_the_limiter_of_a_slow_shard_is_waited_for(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    assert registry.bound() is None
+    with mr.ReplayBuffer.open(
+        nodes.folder / "a" / "run" / "ring", "r+", limiter=RingCounter(LIMITER)
+    ):
+        pass
+    nodes.late["a"] = 2
+    assert registry.bound() == list(LIMITER.settings)
+
+
+def test_the_limiter_of_nodes_that_are_away_is_known_to_a_restarted_registry(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    registry.limit("writer", "insert", 64, list(LIMITER.settings))
     nodes.lose("a")
     registry = Registry("run")
-    assert registry.members() == {}
-    assert registry.members(where)["a"]["alive"] is False
-    nodes.alive.append(Node("another id", "a", None))
-    assert registry.members()["a"]["alive"] is True
-
-
-def test_what_a_shard_says_of_itself_is_newer_than_what_others_remember(nodes):
-    registry = Registry("run")
-    nodes.join(registry, "a")
-    nodes.join(registry, "b")
-    nodes.shards["a"].remember({"b": ["/elsewhere", "b", False]})
-    members = Registry("run").members({"b": ["/yet another", "b", False]})
-    assert members["b"]["root"] == str(nodes.folder / "b")
-    # And it corrects the others.
-    assert nodes.shards["a"].info()["members"]["b"][0] == str(nodes.folder / "b")
+    assert registry.bound() == list(LIMITER.settings)
+    with pytest.raises(mr.SchemaError, match="as everywhere in the run"):
+        registry.limit("another", "insert", 64, [2.0, 1, 1000.0])
 
 
 def test_the_space_that_is_free_on_the_disk_of_a_ring_is_shown(nodes):

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("ray.rllib", reason="RLlib is not installed: see make ray")
 
 import gymnasium as gym
+from ray.data.block import BlockAccessor
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.cql import CQLConfig
@@ -29,6 +30,7 @@ from mmreplay.ray.rllib import (
     PrioritizedRingEpisodeReplayBuffer,
     RingEpisodeReplayBuffer,
     RingOfflineData,
+    RLlibDatasource,
     SACConfig,
 )
 
@@ -581,6 +583,49 @@ def test_offline_rows_are_those_of_the_ring(cluster, tmp_path):
     assert sorted(map(tuple, np.stack(rows["obs"]).tolist())) == want
     want = sorted(map(tuple, batch["next_observation"].tolist()))
     assert sorted(map(tuple, np.stack(rows["new_obs"]).tolist())) == want
+
+
+def test_episodes_of_rings_of_other_numbers_of_environments_have_other_ids(tmp_path):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "float32"),
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    for name, num_envs in (("a", 4), ("b", 1), ("c", 2)):
+        with mr.ReplayBuffer.create(
+            tmp_path / name, schema, 10, num_envs, autoreset="disabled"
+        ) as ring:
+            for _ in range(4):
+                ring.add(
+                    {
+                        path: np.zeros(num_envs, field.numpy)
+                        for path, field in schema.fields.items()
+                    }
+                )
+    source = RLlibDatasource([tmp_path / name for name in "abc"])
+    ids = [
+        set(block["eps_id"])
+        for task in source.get_read_tasks(1)
+        for block in (BlockAccessor.for_block(each).to_numpy() for each in task())
+    ]
+    assert len(set().union(*ids)) == 7
+
+
+def test_without_gymnasium_the_import_says_what_to_install():
+    code = "import sys; sys.modules['gymnasium'] = None; import mmreplay.ray.rllib"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "needs RLlib, which is not installed" in done.stderr
+    assert "pip install 'mmreplay[rllib]'" in done.stderr
 
 
 @pytest.mark.slow

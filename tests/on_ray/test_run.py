@@ -32,6 +32,7 @@ def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
         assert each.root == str(tmp_path / label)
         (ring,) = each.rings
         assert (ring.name, ring.rows, ring.num_envs) == ("ring-000", 100, 1)
+        assert ring.heads == (100,)
         assert ring.free > 0
     for writer in writers:
         ask(writer, "close")

@@ -11,9 +11,12 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+from ray.util.scheduling_strategies import (  # noqa: E402
+    NodeAffinitySchedulingStrategy,
+)
+
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
-from mmreplay.ray.client import RayRun  # noqa: E402
 from tests.on_ray.actors import (  # noqa: E402
     ask,
     ended,
@@ -186,23 +189,16 @@ def test_a_shard_without_a_label_is_made_again_by_the_registry(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["shard", "client"])
-def test_a_restarted_registry_hears_of_a_node_without_a_label_that_is_away(
-    run_name, tmp_path, cluster, who
+def test_a_restarted_registry_knows_a_node_without_a_label_that_is_away(
+    run_name, tmp_path, cluster
 ):
     host = socket.gethostname()
     node = cluster.add(None)
     selector = {"resources": {"unlabelled": 0.001}}
     try:
-        writer = writing(None, run_name, str(tmp_path / "u"), selector=selector)
+        writer = writing(None, run_name, str(tmp_path), selector=selector)
         assert ask(writer, "add", 200) == 200
         path = ask(writer, "path")
-        if who == "shard":
-            other = writing("n0", run_name, str(tmp_path / "n0"))
-            ask(other, "add", 10)
-        client = RayRun(run_name)
-        for serving in client.shards():
-            client.note(serving.send("info").result(30.0))
     finally:
         node_id = node.node_id
         cluster.remove_node(node)
@@ -210,18 +206,12 @@ def test_a_restarted_registry_hears_of_a_node_without_a_label_that_is_away(
     until(lambda: host not in calls.shard_keys(run_name))
     actor = ray.get_actor(calls.registry_name(run_name), namespace="mmreplay")
     ray.kill(actor, no_restart=False)
-    if who == "client":
-        assert until(lambda: mr.ray.status(run_name)).shards == ()
-        client.shards()
-
-    def away():
-        found = {each.key: each for each in mr.ray.status(run_name).shards}
-        return found.get(host)
-
-    assert until(away).root == str(tmp_path / "u")
+    # No other shard, and no client.
+    (away,) = until(lambda: mr.ray.status(run_name)).shards
+    assert (away.key, away.alive, away.root) == (host, False, str(tmp_path))
     node = cluster.add(None)
     try:
-        until(lambda: away().alive)
+        until(lambda: mr.ray.status(run_name).shards[0].alive)
         info = shard(run_name, host).call("info")
         assert info["rings"]["ring-000"]["heads"] == [200]
         holds(path, 200)
@@ -229,4 +219,26 @@ def test_a_restarted_registry_hears_of_a_node_without_a_label_that_is_away(
         mr.ray.stop(run_name)
         cluster.remove_node(node)
         # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)
+
+
+@pytest.mark.slow
+def test_a_node_without_a_label_that_is_back_at_once_takes_its_writer(
+    run_name, tmp_path, cluster
+):
+    selector = {"resources": {"unlabelled": 0.001}}
+    node = cluster.add(None)
+    writer = writing(None, run_name, str(tmp_path), selector=selector)
+    assert ask(writer, "add", 100) == 100
+    cluster.remove_node(node)
+    # Ray declares the former one dead 15 seconds later.
+    node = cluster.add(None)
+    try:
+        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        selector = {"scheduling_strategy": there}
+        again = writing(None, run_name, str(tmp_path), selector=selector)
+        assert ask(again, "add", 100) == 200
+    finally:
+        mr.ray.stop(run_name)
+        cluster.remove_node(node)
         cluster.wait_dead(node.node_id)

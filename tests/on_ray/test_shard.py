@@ -3,6 +3,8 @@
 import os
 import resource
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,8 +12,10 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.disk import lock  # noqa: E402
+from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
-from tests.on_ray.rings import client_of  # noqa: E402
+from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.rings import client_of, wanted_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
 
@@ -140,6 +144,40 @@ def test_a_stopped_shard_refuses_calls(shard, tmp_path):
     with pytest.raises(mr.FailedError, match="the run 'run' was stopped"):
         shard.serve("a")
     mr.ReplayBuffer.open(tmp_path / "run" / "a", "r+").close()
+
+
+def test_a_stop_does_not_wait_for_a_draw_that_looks_for_rings(shard, tmp_path):
+    fill(tmp_path / "run" / "a", 10)
+    client, looks = client_of(mr.UniformSampler()), threading.Event()
+    folders = shard._draws._folders
+
+    def look():
+        looks.set()
+        until(lambda: shard._stopped)
+        return folders()
+
+    shard._draws._folders = look
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(shard.masses, client, 0, 0.0)
+        looks.wait()
+        pool.submit(shard.stop).result(timeout=60.0)
+        with pytest.raises(mr.FailedError, match="the run 'run' was stopped"):
+            asked.result(timeout=60.0)
+
+
+@pytest.mark.parametrize("method", ["masses", "_draw"])
+def test_a_draw_during_a_stop_is_answered_by_it(shard, tmp_path, monkeypatch, method):
+    fill(tmp_path / "run" / "a", 10)
+    original = getattr(RingDraws, method)
+
+    def stopped(*arguments):
+        shard.stop()
+        return original(*arguments)
+
+    monkeypatch.setattr(RingDraws, method, stopped)
+    client, wanted = client_of(mr.UniformSampler()), wanted_of({"a": [0.5]}, rows=True)
+    with pytest.raises(mr.FailedError, match="the run 'run' was stopped"):
+        shard.exchange(client, {}, wanted, 0.0)
 
 
 def test_rings_of_another_schema_are_refused(shard, tmp_path):

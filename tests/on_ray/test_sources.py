@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import EmptyError, LockedError, SchemaError, StarvedError
+from mmreplay.errors import (
+    EmptyError,
+    FailedError,
+    LockedError,
+    SchemaError,
+    StarvedError,
+)
 from mmreplay.loader.prefetch import PendingBatch
-from mmreplay.ray import draws, priority_updates, ring_table
+from mmreplay.ray import draws, priority_updates, requests, ring_table
 from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.sources import RingsSource
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
@@ -75,8 +81,9 @@ def prioritize(source, number, values):
 LOCAL = pytest.mark.parametrize("here", ["elsewhere", "s0"])
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@LOCAL
+@pytest.mark.parametrize(
+    ("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)]
+)
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize("normalize", ["batch", "buffer", "mean"])
 def test_one_ring_draws_what_the_local_sampler_draws(
@@ -330,6 +337,205 @@ def test_the_last_priorities_are_sent_by_close(make):
     source.close()
     client = source.table.client
     assert shard.draws.masses(client, 0, 0.0)["r"][3] == 7.0
+
+
+def highest_at(shard, source):
+    """The highest priority that a shard has."""
+    return shard.draws.masses(source.table.client, 0, 0.0)["r"][3]
+
+
+def test_close_sends_what_was_noted_while_others_were_sent(make, monkeypatch):
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    first, second = sample(source, 8), sample(source, 8)
+    shard.state = "slow"
+    source.update_priorities(first, np.full(8, 2.0))
+    source.tick()
+    source.update_priorities(second, np.full(8, 100.0))
+    source.tick()
+    source.close()
+    assert highest_at(shard, source) == 100.0
+    assert source.stats().dropped == 0
+
+
+def test_the_newest_priorities_win(make):
+    """Those of two requests could arrive in the other order."""
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(eps=0.0, seed=0))
+    batch = sample(source, 8)
+    shard.state = "slow"
+    source.update_priorities(batch, np.full(8, 9.0))
+    older = draw(source, 8)
+    source.update_priorities(batch, np.full(8, 3.0))
+    newer = draw(source, 8)
+    # As where a thread has the newer one first.
+    source.gather(newer)
+    source.gather(older)
+    sample(source, 8)
+    source.close()
+    count = len(np.unique(batch.positions))
+    masses = shard.draws.masses(source.table.client, 0, 0.0)["r"]
+    assert masses[0] == pytest.approx(count * 3.0**0.6 + 50 - count)
+
+
+@pytest.mark.parametrize("state", ["silent", "restarting"])
+def test_priorities_for_a_lost_node_are_sent_when_it_is_back(make, monkeypatch, state):
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), lost_s=0.1
+    )
+    batch = sample(source, 64)
+    source.update_priorities(batch, np.full(64, 7.0))
+    first.state = state
+    assert set(sample(source, 64).buffer_ids) == {1}
+    first.state = "alive"
+    while source.stats().lost:
+        source.tick()
+    source.close()
+    assert highest_at(first, source) == 7.0
+    assert source.stats().dropped == 0
+
+
+def test_priorities_that_cannot_be_sent_are_counted(make):
+    source, (first, second) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), lost_s=0.1
+    )
+    batch = sample(source, 64)
+    source.update_priorities(batch, np.full(64, 7.0))
+    first.state = "silent"
+    with pytest.warns(LostWarning, match="the last priorities of node 's0'"):
+        source.close()
+    assert source.stats().dropped == (batch.buffer_ids == 0).sum() > 0
+    assert highest_at(second, source) == 7.0
+    first.state = "alive"
+
+
+def test_close_without_a_cluster_closes_the_rings_of_this_node(make):
+    source, (there, here) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0),
+        keys=["a-there", "z-here"], here="z-here", alone=True,
+    )  # fmt: skip
+    batch = sample(source, 64)
+    source.update_priorities(batch, np.full(64, 7.0))
+    there.state = "gone"
+    with pytest.warns(LostWarning, match="'a-there' were not stored: not connected"):
+        source.close()
+    assert source.stats().dropped == (batch.buffer_ids == 0).sum() > 0
+    # Its priorities are free.
+    assert highest_at(here, source) == 7.0
+
+
+def test_a_request_that_ends_its_shard_is_not_repeated_without_end(make, monkeypatch):
+    monkeypatch.setattr(requests, "MAX_REPEAT_S", 0.3)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, (shard,) = make([np.arange(50)], mr.UniformSampler(seed=0))
+    shard.state = "poisoned"
+    source.begin()
+    with pytest.raises(
+        StarvedError, match=r"'s0' ended each time .* 8 steps.*per_call"
+    ):
+        sample(source, 8)
+    shard.state = "alive"
+    assert len(sample(source, 8)) == 8
+
+
+def test_closing_ends_the_repeats_of_a_request(make):
+    source, (shard,) = make([np.arange(50)], mr.UniformSampler(seed=0))
+    shard.state = "poisoned"
+    pending = draw(source, 8)
+    source.end_waits()
+    with pytest.raises(FailedError, match="the client is closed"):
+        source.gather(pending)
+    shard.state = "alive"
+
+
+def test_a_flush_says_the_step_of_the_client(make, monkeypatch):
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
+    schedule = mr.LinearSchedule(0.0, 1.0, steps=10)
+    sampler = mr.PrioritizedSampler(
+        schedule, alpha_every=1, eps=0.0, seed=0, initial_priority=16.0
+    )
+    source, _ = make([np.arange(50)], sampler)
+    for _ in range(12):
+        batch = sample(source, 64)
+    assert source.table.rings[0].mass.total == pytest.approx(50 * 16)
+    source.update_priorities(batch, np.full(64, 16.0))
+    for _ in range(2):
+        source.tick()
+    assert source.table.rings[0].mass.total == pytest.approx(50 * 16)
+
+
+def test_a_ring_without_a_share_gets_its_priorities_soon(make, monkeypatch):
+    """Whatever else is drawn."""
+    source, _ = make([np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0))
+    batch = sample(source, 64)
+    first_rows = batch.buffer_ids == 0
+    prioritize(source, 0, np.zeros(50))
+    source.table.ask_all()
+    source.update_priorities(batch, np.where(first_rows, 0.0, 1.0))
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.05)
+    time.sleep(0.1)
+    for _ in range(3):
+        # The other ring alone is asked.
+        assert set(sample(source, 8).buffer_ids) == {1}
+        source.tick()
+    assert not source.table.shards["s0"].updates
+
+
+def test_an_answer_that_is_no_error_of_mmreplay_is_raised_by_the_draw(
+    make, monkeypatch
+):
+    """The looking-after goes on, as nothing else hears that a lost node is back."""
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, (shard, _) = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.2
+    )
+
+    def broken(*arguments):
+        raise FileNotFoundError("run")
+
+    own = shard.draws.masses
+    shard.draws.masses = broken
+    for _ in range(4):
+        source.tick()
+    shard.draws.masses = own
+    shard.state = "silent"
+    sample(source, 64)
+    shard.state = "alive"
+    while source.stats().lost:
+        source.tick()
+    source.table.warnings.clear()
+
+
+def test_a_thread_that_failed_is_said_by_the_next_draw(make, monkeypatch):
+    source, _ = make([np.arange(50)], mr.UniformSampler(seed=0))
+    failed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: failed.set())
+
+    def broken():
+        raise MemoryError("none")
+
+    monkeypatch.setattr(source, "tick", broken)
+    source.begin()
+    assert failed.wait(20)
+    with pytest.raises(FailedError, match="looks after the shards ended by MemoryErr"):
+        sample(source, 8)
+
+
+def test_a_look_for_rings_that_fails_warns_once(make, monkeypatch):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    source, (shard,) = make([np.arange(50)], mr.UniformSampler(seed=0), here="s0")
+    shard.info = lambda: {"error": {"kind": "FailedError", "message": "no disk"}}
+    for _ in range(8):
+        source.tick()
+    assert list(source.table.warnings) == ["run 'test': no disk"]
+    source.table.warnings.clear()
+
+
+def test_no_node_at_first_is_a_starved_error(tmp_path):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(10))})
+    shard.state = "silent"
+    with pytest.raises(StarvedError, match=r"has answered for 0\.1 s, of \['s0'\]"):
+        RingsSource(Run(shard), mr.UniformSampler(0), (), lost_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -636,6 +842,23 @@ def test_alone_owns_the_priorities_of_its_node(make):
     after = RingsSource(rival, mr.PrioritizedSampler(seed=0), ())
     assert after.table.rings[0].mass.highest == 3.0
     after.close()
+
+
+def test_alone_without_a_ring_of_this_node_is_refused(make):
+    with pytest.raises(SchemaError, match=r"alone=True needs a ring .*on \['s0'\]"):
+        make([np.arange(50)], mr.PrioritizedSampler(seed=0), alone=True)
+
+
+def test_a_ring_of_this_node_is_known_by_the_node_and_not_by_its_key(tmp_path):
+    """A writer may give its shard any key."""
+    shard = Shard("disk-7", {"a": ring(tmp_path / "a", np.arange(10))})
+    shard.node_id = "node"
+    run = Run(shard, key="node")
+    source = RingsSource(run, mr.PrioritizedSampler(seed=0), (), alone=True)
+    assert len(sample(source, 8)) == 8
+    assert "exchange" not in shard.calls
+    source.close()
+    run.close()
 
 
 def test_rings_of_another_schema_are_refused(tmp_path):

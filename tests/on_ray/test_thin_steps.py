@@ -1,7 +1,9 @@
 """Steps that a thin writer takes or refuses, and blocks that it makes of them."""
 
+import os
 import shutil
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +12,14 @@ import mmreplay as mr
 from mmreplay.errors import (
     DurabilityWarning,
     FailedError,
+    ForkedError,
     FullError,
     LockedError,
     SchemaError,
     StarvedError,
 )
 from mmreplay.ray import thin as thin_module
+from mmreplay.ray.cluster import UnansweredError
 from mmreplay.ray.lanes import create_lanes
 from mmreplay.ray.thin import ThinWriter
 from tests.on_ray.thin_support import (
@@ -51,6 +55,47 @@ class NestedShard(SimulatedShard):
 @pytest.fixture
 def shard(tmp_path):
     return SimulatedShard(tmp_path / "ring")
+
+
+def test_a_wait_for_an_answer_and_for_the_heads_end_in_time_together(
+    shard, monkeypatch
+):
+    writer, feed = make_writer(shard, 0, 1, timeout_s=7.0)
+    now, asked = [100.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(thin_module, "time", clock)
+
+    def receive(reference, timeout_s):
+        now[0] += timeout_s
+        raise UnansweredError("no answer")
+
+    def ask(method, *arguments, timeout_s):
+        asked.append(timeout_s)
+        raise StarvedError("no answer")
+
+    monkeypatch.setattr(shard, "receive", receive)
+    monkeypatch.setattr(shard, "call", ask)
+    add_steps(writer, feed, np.random.default_rng(0), 10)
+    with pytest.raises(StarvedError):
+        writer.flush()
+    assert asked == [0.0]
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_a_forked_child_is_refused(shard):
+    writer, _ = make_writer(shard, 0, 1)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            writer.close()
+        except ForkedError as error:
+            code = 0 if "Make one in the child" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    writer.close()
 
 
 def lengths(shard):
