@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mmreplay import kernels, process
 from mmreplay.buffer.flag_rules import EpisodeFlags, as_rows, expand, with_final_rows
 from mmreplay.buffer.heap_values import Bytes as ValueBytes
-from mmreplay.buffer.heap_values import value_writer
+from mmreplay.buffer.heap_values import ValueWriter
 from mmreplay.buffer.validation import StepValidator, note_progress
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
@@ -53,6 +53,7 @@ from mmreplay.storage.commit_state import (
 )
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
+from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store
@@ -125,7 +126,12 @@ class Appender:
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
         self._fast_append = fast_append_of(store, commit)
-        self._values = value_writer(store, commit, committer)
+        # Engines that others wrote may not know of heaps.
+        heap = getattr(store, "heap", None)
+        self._values: ValueWriter | None = None
+        if heap is not None:
+            space = HeapSpace(store, heap, commit)
+            self._values = ValueWriter(store, space, commit, committer)
         # Environments whose end was asked for by `end_episodes`, and not by an opening.
         self._ended = np.zeros(ring.num_envs, bool)
         self.warns_of_ends = True

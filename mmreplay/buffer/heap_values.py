@@ -33,7 +33,7 @@ from mmreplay.ragged import Ragged
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace, heap_space
+from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
 from mmreplay.storage.store import Columns, Store
 
 if TYPE_CHECKING:
@@ -405,14 +405,6 @@ class ValueCopier:
         commit = self._commit
         commit.publish(commit.heads, commit.limits, commit.tails, heap_heads)
         return stored
-
-
-def value_writer(
-    store: Store, commit: WritableCommitState, committer: Committer | None
-) -> ValueWriter | None:
-    """Make what writes values, where a store has a heap."""
-    space = heap_space(store, commit)
-    return None if space is None else ValueWriter(store, space, commit, committer)
 
 
 def _by_env(env_ids: Array) -> list[tuple[int, slice]]:

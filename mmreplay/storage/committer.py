@@ -22,7 +22,7 @@ from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
-from mmreplay.storage.heap import HeapSpace, heap_space
+from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
 
 Array = NDArray[np.int64]
@@ -59,7 +59,9 @@ class Committer:
         self.refuse_removed = refuse_removed
         self._store = store
         self._commit_state = commit_state
-        self._heap: HeapSpace | None = heap_space(store, commit_state)
+        # Engines that others wrote may not know of heaps.
+        heap = getattr(store, "heap", None)
+        self._heap = None if heap is None else HeapSpace(store, heap, commit_state)
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.rows_modified = False

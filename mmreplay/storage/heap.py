@@ -296,10 +296,3 @@ class HeapSpace:
             there = references["length"] > 0
             begins[there] = references["position"][there]
         return begins
-
-
-def heap_space(store: Store, commit_state: WritableCommitState) -> HeapSpace | None:
-    """How far a store's heap may be written, where it has one."""
-    # Engines that others wrote may not know of heaps.
-    heap: Heap | None = getattr(store, "heap", None)
-    return None if heap is None else HeapSpace(store, heap, commit_state)
