@@ -17,9 +17,21 @@ def fails(*_, **__):
     raise OwnError("own words")
 
 
+MADE = []
+
+
+@pytest.fixture(autouse=True)
+def _all_closed():
+    """What a test that raises leaves open must not go on committing in later ones."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 def filled(path=None, **options):
     engine = "memory" if path is None else "memmap"
     buffer = mr.ReplayBuffer.create(path, schema(), 100, engine=engine, **options)
+    MADE.append(buffer)
     for number in range(40):
         ends = number % 9 == 8
         final = {"final_observation": [7, 7]} if ends else {}

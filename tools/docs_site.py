@@ -31,8 +31,8 @@ ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 REFERENCE = {
     "buffer": (
         "Buffers",
-        "buffer", "schema", "batch", "ring", "storage.memory_usage", "concatenation",
-        "splitting",
+        "buffer", "schema", "batch", "ragged", "ring", "storage.memory_usage",
+        "concatenation", "splitting",
     ),
     "samplers": ("Samplers", "samplers"),
     "transforms": ("Transforms", "transforms"),

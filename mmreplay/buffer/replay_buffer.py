@@ -1269,7 +1269,8 @@ class ReplayBuffer:
             self._appender().check()
             schema = self.schema.with_field(path, field)
             # What cannot be stored is refused before the fill is looked at.
-            refuse_varying(Schema({path: field}), "a ring that has rows")
+            if field.varies:
+                refuse_varying(Schema({path: field}), "a ring that has rows")
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
             heap_nbytes = self.metadata.heap_nbytes

@@ -99,7 +99,7 @@ ADDS = {
     ),
     "text": (
         {"data": but(reward="high")},
-        ("field 'reward'", "must be float32[2]", "got str 'high'", "bytes"),
+        ("field 'reward'", "must be float32[2]", "got str 'high'", "Field.text"),
     ),
     "infinite after the cast": (
         {"data": but(reward=np.array([1e300, 0]))},

@@ -220,7 +220,7 @@ def test_a_ring_that_an_older_version_left_killed_loses_nothing(tmp_path):
 def records(folder):
     with mr.ReplayBuffer.open(folder) as reader:
         metadata = reader.metadata
-    file, data = open_commit(folder / metadata.folder, 1, writable=False)
+    file, data = open_commit(folder / metadata.folder, 1, 0, writable=False)
     file.close()
     return commit.split(data, metadata.uuid, metadata.generation, 1)
 

@@ -11,7 +11,9 @@ OWN = {
     "EmphasizeRecentSampler": lambda seed=None: mr.EmphasizeRecentSampler(
         10, seed=seed
     ),
+    "GroupSampler": lambda seed=None: mr.GroupSampler("group", seed=seed),
     "ShuffledSampler": mr.ShuffledSampler,
+    "StalenessSampler": lambda seed=None: mr.StalenessSampler("version", 0, seed=seed),
     "StratifiedSampler": mr.StratifiedSampler,
     "UniformSampler": mr.UniformSampler,
 }
