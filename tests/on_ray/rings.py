@@ -66,7 +66,7 @@ class Shard:
         self.key, self.folders = key, dict(folders)
         self.state, self.calls = "alive", []
         self.version, self.node_id = VERSION, key
-        self.draws = ShardDraws(lambda: self.folders)
+        self.draws = ShardDraws(lambda: dict(self.folders))
 
     def send(self, method, *arguments):
         """Begin a call."""
@@ -78,7 +78,7 @@ class Shard:
     def restart(self):
         """Lose all but the rings."""
         self.draws.close()
-        self.draws = ShardDraws(lambda: self.folders)
+        self.draws = ShardDraws(lambda: dict(self.folders))
 
     def info(self):
         """What the actor says of its rings."""
