@@ -151,12 +151,16 @@ def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     assert run(["info", str(path), "--json"]) == 0
     heap = json.loads(capsys.readouterr().out)["heap"]
     assert heap["heap_bytes"] == 65_536
-    assert heap["used"][0] == 800 * alive
+    # Where the heap begins anew, less than one value's bytes are passed by.
+    assert 0 <= heap["used"][0] - 800 * alive < 800
     # The reserve is a sixteenth: 61,440 bytes are for rows of 800.
-    assert heap["rows_that_fit"] == 76
+    fit = heap["rows_that_fit"]
+    assert fit == 61_440 * alive // heap["used"][0]
+    assert fit in (75, 76)
     assert run(["info", str(path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "about 76 rows fit of 500: heap_bytes is the tighter bound, and too" in shown
+    text = f"about {fit} rows fit of 500: heap_bytes is the tighter bound, and too"
+    assert text in shown
     plain = tmp_path / "plain"
     mr.ReplayBuffer.create(plain, mr.Schema({"x": mr.Field((), "int8")}), 9).close()
     assert run(["info", str(plain), "--json"]) == 0

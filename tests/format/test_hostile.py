@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import shutil
@@ -258,6 +259,18 @@ def heads_found(folder, mode, limit):
     return heads
 
 
+def limit_with(spare):
+    """The limit below which so many descriptors are free, whatever others left open."""
+    used = set()
+    for name in os.listdir("/proc/self/fd"):
+        # That of the listing itself is closed by now.
+        with contextlib.suppress(OSError):
+            os.fstat(int(name))
+            used.add(int(name))
+    free = (number for number in itertools.count() if number not in used)
+    return next(itertools.islice(free, spare, None))
+
+
 def abandon(buffer):
     """Leave a buffer as its writer's death does."""
     buffer._finalizer.detach()
@@ -278,7 +291,7 @@ def test_too_few_descriptors_are_reported_and_drop_no_row(tmp_path, mode):
     before = num_descriptors()
     opened = []
     for spare in range(24):
-        opened.append(heads_found(tmp_path / "b", mode, before + spare))
+        opened.append(heads_found(tmp_path / "b", mode, limit_with(spare)))
         assert num_descriptors() == before
     # Published and not committed: what an opening in doubt would cut.
     enough = opened.index([9, 9])
