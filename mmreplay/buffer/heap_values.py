@@ -209,7 +209,7 @@ class ValueWriter:
         return fitting
 
     def _give_up(self, needed: Array) -> None:
-        """Give up the oldest rows, so that the heap may be written so far."""
+        """Discard the oldest rows, so that the heap may be written so far."""
         commit, space = self._commit, self._space
         # All environments up to their full reserve: each raise waits for the disk.
         wanted = np.maximum(needed, self.heap_heads) + space.reserve

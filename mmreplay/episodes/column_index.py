@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import SchemaError, shown
 from mmreplay.ring import Ring, Span, position_chunks
 
 Ids = NDArray[np.int64]
@@ -74,11 +75,28 @@ class Matches:
         return np.diff(self.offsets)
 
 
+def require_path(field: object, example: str) -> None:
+    """Check that a sampler was given the path of its field.
+
+    Args:
+        field: What was given.
+        example: A path as users choose it.
+
+    Raises:
+        SchemaError: It is no text.
+    """
+    if not isinstance(field, str):
+        raise SchemaError(
+            f"field must be the path of an integer field, got {shown(field)}. Pass "
+            f"a name such as {example!r}."
+        )
+
+
 class ColumnIndex:
     """Positions by value of one field. Not thread-safe: hold the view's lock."""
 
     def __init__(self, ring: Ring, read: ReadColumn) -> None:
-        """Make one that has seen nothing.
+        """Make an index without any row.
 
         Args:
             ring: Where the rows lie.

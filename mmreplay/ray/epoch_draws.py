@@ -73,7 +73,7 @@ class EpochDraws:
         Raises:
             EmptyError: There are fewer legal starts than learners.
             FailedError: The client is closed.
-            StaleError: A ring of the epoch is nowhere any more.
+            StaleError: A ring of the epoch no longer exists.
         """
         epochs = self._epochs
         with self._beginning:
@@ -134,7 +134,7 @@ class EpochDraws:
                 self._refuse_missing([each for each in missing if each not in known])
 
     def _refuse_missing(self, uuids: Collection[str]) -> None:
-        """Refuse an epoch of which rings are nowhere.
+        """Refuse an epoch whose rings no longer exist.
 
         Raises:
             StaleError: There are such rings.
@@ -189,7 +189,7 @@ class EpochDraws:
     # From the replies to a batch.
 
     def gather(self, planned: PlannedBatch) -> Batch | None:
-        """Collect a batch; None where none of its steps is there any more.
+        """Collect a batch; None where all of its steps were overwritten.
 
         Raises:
             StarvedError: A writer overwrote rows again and again.

@@ -233,7 +233,7 @@ class Requests:
         """Look whether the priorities under way to a shard arrived; do not wait."""
         request = shard.updating
         if request is not None:
-            # Where it draws as well, whoever waits for its rows meets the error.
+            # Where it draws as well, the call that waits for its rows gets the error.
             with suppress(ReplayError):
                 self.answered(request)
 

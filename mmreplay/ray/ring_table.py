@@ -147,7 +147,7 @@ class RingTable:
             stats: What is met is counted there.
             alone: Own the priorities of this node's rings.
             lost_s: Seconds without an answer after which a shard is lost.
-            waits: Lost shards are waited for, and whoever does warns of it.
+            waits: Lost shards are waited for, and the call that waits warns of it.
 
         Raises:
             SchemaError: The run has no ring, schemas differ, or the sampler or a

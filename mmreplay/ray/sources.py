@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from queue import Empty
 
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.limiting import Limit
-from mmreplay.errors import FailedError, StaleError, frames_to_caller
+from mmreplay.errors import FailedError, ReplayError, StaleError, frames_to_caller
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.ray.client_stats import ClientStats, LostWarning
@@ -291,22 +290,32 @@ class RingsSource:
     def tick(self) -> None:
         """Send priorities that wait, ask for old masses, and look for new rings."""
         for shard in list(self.table.shards.values()):
-            # What fails here is raised by the draw that meets it. This thread goes on,
-            # whatever it is: nothing else hears that a lost node is back.
-            with suppress(Exception):
+            # This thread goes on, whatever fails: nothing else hears that a lost node
+            # is back. What a shard refuses is raised by the draw that meets it.
+            try:
                 self._updates.send_waiting(shard)
+            except ReplayError:
+                pass
+            except Exception as error:
+                self._warn_once(error)
             try:
                 self.table.ask_again(shard)
-            except Exception:
+            except ReplayError:
                 shard.asked = None
+            except Exception as error:
+                shard.asked = None
+                self._warn_once(error)
         try:
             self.table.find_new_rings()
         except Exception as error:
-            text = f"run {self.table.run.run!r}: {error}"
-            # Looked for again and again, and said once.
-            if text != self._said:
-                self._said = text
-                self.table.warnings.append(text)
+            self._warn_once(error)
+
+    def _warn_once(self, error: Exception) -> None:
+        # It is tried again and again.
+        text = f"run {self.table.run.run!r}: {error}"
+        if text != self._said:
+            self._said = text
+            self.table.warnings.append(text)
 
     def end_waits(self) -> None:
         """End waits for nodes that are away, as the client is about to be closed."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
-from mmreplay.episodes.column_index import ColumnIndex
+from mmreplay.episodes.column_index import ColumnIndex, require_path
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, shown
 from mmreplay.samplers import states
@@ -132,18 +132,14 @@ class GroupSampler(Sampler):
             field: Path of an integer field of one number, which is not mutable.
             rows: Rows of a complete group; None for any number.
             where: ``"reward_varies"`` for groups whose rewards are not all equal; or a
-                callable of `GroupRows` that returns bool ``[N]``. Asked anew at each
-                draw.
+                callable of `GroupRows` that returns bool ``[N]``. Called again at
+                each draw.
             seed: Seed of its own generator; None takes one from the system.
 
         Raises:
             SchemaError: An argument is not legal.
         """
-        if not isinstance(field, str):
-            raise SchemaError(
-                f"field must be the path of an integer field, got {shown(field)}. Pass "
-                "a name such as 'prompt_id'."
-            )
+        require_path(field, "prompt_id")
         if rows is not None:
             way_out = "Leave it out for groups of any size."
             rows = integer("rows", rows, 1, way_out)

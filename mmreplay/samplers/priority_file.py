@@ -605,6 +605,27 @@ def carried(values: Numbers, former: Ring, ring: Ring, seen: Ids) -> Numbers:
     return moved
 
 
+def moved_column(
+    column: PriorityColumn, former: BufferIdentity, home: BufferIdentity
+) -> PriorityColumn | None:
+    """Move a column in RAM to another generation of its buffer, where positions stay.
+
+    Args:
+        column: The column.
+        former: The buffer that it was of.
+        home: The buffer now.
+
+    Returns:
+        None where it is another buffer, or the column is on disk and is opened again.
+    """
+    same = former.uuid == home.uuid and former.ring.num_envs == home.ring.num_envs
+    if not same or column.where == "disk":
+        return None
+    values = carried(column.values, column.ring, home.ring, column.seen)
+    seen = home.known(column.seen, former.generation, former.cut_epoch)
+    return PriorityColumn(home.ring, values, seen, column.where)
+
+
 def slot_nbytes(num_envs: int) -> int:
     """Bytes of one slot."""
     return nbytes_of_slot(num_envs, 1)

@@ -27,7 +27,7 @@ from mmreplay.errors import (
 from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers.base import State
 from mmreplay.samplers.priority_distribution import PriorityDistribution, RunningMaximum
-from mmreplay.samplers.priority_file import PriorityColumn, carried, open_column
+from mmreplay.samplers.priority_file import PriorityColumn, moved_column, open_column
 
 _steps = kernels.load("steps")
 
@@ -167,13 +167,7 @@ class PriorityStore:
         former = self._home
         column = None
         if former is not None:
-            same = former.uuid == home.uuid
-            same &= former.ring.num_envs == home.ring.num_envs
-            if same and self.column.where != "disk":
-                old, ring = self.column, home.ring
-                values = carried(old.values, old.ring, ring, old.seen)
-                seen = home.known(old.seen, former.generation, former.cut_epoch)
-                column = PriorityColumn(ring, values, seen, old.where)
+            column = moved_column(self.column, former, home)
             self._leave()
         if column is None:
             column = open_column(home, self._name)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
+from mmreplay.episodes.column_index import require_path
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, shown
 from mmreplay.samplers import states
@@ -88,11 +89,7 @@ class StalenessSampler(Wrapper):
         Raises:
             SchemaError: An argument is not legal.
         """
-        if not isinstance(field, str):
-            raise SchemaError(
-                f"field must be the path of an integer field, got {shown(field)}. Pass "
-                "a name such as 'version'."
-            )
+        require_path(field, "version")
         if maximum is not None:
             way_out = "Leave it out for any number of versions."
             maximum = integer("maximum", maximum, 0, way_out)

@@ -38,8 +38,8 @@ from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.priority_file import (
     USES,
     PriorityColumn,
-    carried,
     check_name,
+    moved_column,
     open_column,
 )
 from mmreplay.samplers.random import StepGenerator
@@ -131,7 +131,7 @@ class UseCounts:
     column: PriorityColumn
 
     def __init__(self, name: str | None) -> None:
-        """Make one that has seen no buffer.
+        """Make counts that are not of a buffer yet.
 
         Args:
             name: Of the column on disk, or None to keep it in RAM.
@@ -182,13 +182,7 @@ class UseCounts:
         """Move to a buffer, or to another generation of it, where positions stay."""
         former, column = self._home, None
         if former is not None:
-            same = former.uuid == home.uuid
-            same &= former.ring.num_envs == home.ring.num_envs
-            if same and self.column.where != "disk":
-                old, ring = self.column, home.ring
-                values = carried(old.values, old.ring, ring, old.seen)
-                seen = home.known(old.seen, former.generation, former.cut_epoch)
-                column = PriorityColumn(ring, values, seen, old.where)
+            column = moved_column(self.column, former, home)
             self.close()
         if column is None:
             column = open_column(home, self._name, USES)
@@ -281,7 +275,7 @@ class UseCounter(Wrapper):
     again. For *exactly once* put ``buffer.ticket(batch)`` into a learner's checkpoint,
     and pass it to ``buffer.acknowledge`` after a restart, before the first draw.
 
-    After a power cut a counter that was not closed begins anew, unless
+    After a power cut a counter that was not closed starts from 0, unless
     ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One process may
     count by a name; a second one is refused. For windows put the counter inside of the
     `SequenceSampler`: it counts the steps that windows begin with.

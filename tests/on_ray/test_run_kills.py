@@ -41,6 +41,21 @@ def holds(path, rows):
         check(batch)
 
 
+def node_comes_back(cluster, run_name, host, path):
+    """The node without a label joins again, and its ring of 200 rows is served."""
+    node = cluster.add(None)
+    try:
+        until(lambda: mr.ray.status(run_name).shards[0].alive)
+        info = shard(run_name, host).call("info")
+        assert info["rings"]["ring-000"]["heads"] == [200]
+        holds(path, 200)
+    finally:
+        mr.ray.stop(run_name)
+        cluster.remove_node(node)
+        # Ray would start actors of the next test on it until then.
+        cluster.wait_dead(node.node_id)
+
+
 def test_a_killed_shard_is_back_with_its_rings(run_name, tmp_path):
     writer = writing("n0", run_name, str(tmp_path))
     ask(writer, "add", 100)
@@ -175,17 +190,7 @@ def test_a_shard_without_a_label_is_made_again_by_the_registry(
         shard(run_name, host).call("info")
     (away,) = mr.ray.status(run_name).shards
     assert (away.key, away.alive, away.root) == (host, False, str(tmp_path))
-    node = cluster.add(None)
-    try:
-        until(lambda: mr.ray.status(run_name).shards[0].alive)
-        info = shard(run_name, host).call("info")
-        assert info["rings"]["ring-000"]["heads"] == [200]
-        holds(path, 200)
-    finally:
-        mr.ray.stop(run_name)
-        cluster.remove_node(node)
-        # Ray would start actors of the next test on it until then.
-        cluster.wait_dead(node.node_id)
+    node_comes_back(cluster, run_name, host, path)
 
 
 @pytest.mark.slow
@@ -209,17 +214,7 @@ def test_a_restarted_registry_knows_a_node_without_a_label_that_is_away(
     # No other shard, and no client.
     (away,) = until(lambda: mr.ray.status(run_name)).shards
     assert (away.key, away.alive, away.root) == (host, False, str(tmp_path))
-    node = cluster.add(None)
-    try:
-        until(lambda: mr.ray.status(run_name).shards[0].alive)
-        info = shard(run_name, host).call("info")
-        assert info["rings"]["ring-000"]["heads"] == [200]
-        holds(path, 200)
-    finally:
-        mr.ray.stop(run_name)
-        cluster.remove_node(node)
-        # Ray would start actors of the next test on it until then.
-        cluster.wait_dead(node.node_id)
+    node_comes_back(cluster, run_name, host, path)
 
 
 @pytest.mark.slow
