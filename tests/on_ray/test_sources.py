@@ -531,6 +531,21 @@ def test_a_look_for_rings_that_fails_warns_once(make, monkeypatch):
     source.table.warnings.clear()
 
 
+def test_priorities_that_cannot_be_sent_for_an_unknown_reason_warn_once(
+    make, monkeypatch
+):
+    source, _ = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+
+    def broken(shard):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(source._updates, "send_waiting", broken)
+    for _ in range(8):
+        source.tick()
+    assert list(source.table.warnings) == ["run 'test': 'a bug'"]
+    source.table.warnings.clear()
+
+
 def test_no_node_at_first_is_a_starved_error(tmp_path):
     shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(10))})
     shard.state = "silent"
