@@ -102,7 +102,8 @@ class Ragged:
         else:
             import torch
 
-            values = torch.cat([each.values for each in several])
+            values = torch.cat([_indexable(each.values) for each in several])
+            values = values.view(first.dtype)
             end = first.offsets.new_tensor(begins[-1:])
             offsets = torch.cat([*shifted, end])
         if axis == 0:
@@ -192,13 +193,14 @@ class Ragged:
             np.cumsum(lengths, out=offsets[1:])
             items = np.arange(int(offsets[-1]))
             items += np.repeat(firsts - offsets[:-1], lengths)
-        else:
-            import torch
+            return Ragged(self.values[items], offsets, shape)
+        import torch
 
-            offsets = torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0))
-            items = torch.arange(int(offsets[-1]), device=offsets.device)
-            items += torch.repeat_interleave(firsts - offsets[:-1], lengths)
-        return Ragged(self.values[items], offsets, shape)
+        offsets = torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0))
+        items = torch.arange(int(offsets[-1]), device=offsets.device)
+        items += torch.repeat_interleave(firsts - offsets[:-1], lengths)
+        values = _indexable(self.values)[items].view(self.dtype)
+        return Ragged(values, offsets, shape)
 
     def _steps(self, first: int, stop: int) -> Ragged:
         """Return steps ``[first, stop)``."""
@@ -277,15 +279,18 @@ class Ragged:
                 f"longest value, got {shown(length)}. Leave it out for that."
             )
         full = (len(lengths), int(length), *self.inner)
+        name = str(self.dtype).removeprefix("torch.")
+        try:
+            # torch would store another number in its place.
+            np.full(1, value, "float32" if name == "bfloat16" else name)
+        except (OverflowError, TypeError, ValueError):
+            raise SchemaError(
+                f"value must be a number that {name} holds, got {shown(value)}. "
+                "Choose another."
+            ) from None
         items: Array
         if isinstance(self.values, np.ndarray):
-            try:
-                array = np.full(full, value, self.values.dtype)
-            except (OverflowError, TypeError, ValueError):
-                raise SchemaError(
-                    f"value must be a number that {self.values.dtype} holds, got "
-                    f"{shown(value)}. Choose another."
-                ) from None
+            array = np.full(full, value, self.dtype)
             items = np.arange(length)
         else:
             import torch
@@ -296,7 +301,7 @@ class Ragged:
             mask = items < lengths[:, None]
         else:
             mask = items >= length - lengths[:, None]
-        array[mask] = self.values
+        _indexable(array)[mask] = _indexable(self.values)
         shape = (*self.shape, int(length))
         return array.reshape(*shape, *self.inner), mask.reshape(shape)
 
@@ -403,3 +408,14 @@ class Ragged:
                 "tensors() first, or torch(device)."
             )
         return Ragged(change(self.values), change(self.offsets), self.shape)
+
+
+def _indexable(values: Array) -> Array:
+    """Return an array, or a tensor as a dtype of its size that torch can index."""
+    name = str(values.dtype)
+    if name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
+        return values
+    import torch
+
+    # Of the wide unsigned dtypes torch can index none on every device.
+    return values.view(getattr(torch, name.removeprefix("torch.u")))

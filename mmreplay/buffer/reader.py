@@ -73,7 +73,6 @@ from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
 from mmreplay.storage.gather import (
     SPLIT_ROWS,
-    UINT8,
     BufferPool,
     ColumnLayouts,
     Records,
@@ -91,8 +90,6 @@ if TYPE_CHECKING:
 
 MAX_REDRAWS = 100
 SCAN_ROWS = 8192
-LEAST_STEP_NBYTES = 4096
-"""Memory for values is taken in multiples of it, or of an eighth of what is needed."""
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 _kernel = kernels.load("steps")
 
@@ -821,7 +818,7 @@ class GenerationReader(StartView):
                 self._refuse_damaged(path, env_ids[steps], positions[steps], ahead)
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
-            data = self._value_buffer(int(nbytes.sum()))
+            data = self._value_buffers.empty_bytes(int(nbytes.sum()))
             heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
             if self.files.policy.check_values:
                 sums = value_checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
@@ -877,15 +874,6 @@ class GenerationReader(StartView):
                 which = rows[row[at : at + 1]]
                 path = paths[int(number[at])]
                 self._refuse_damaged(path, env_ids[which], positions[which], 0)
-
-    def _value_buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return memory for values, which is used again once no batch refers to it."""
-        # In steps of an eighth: totals differ from batch to batch, and new memory costs
-        # a page fault for every 4 KiB, half of what the copy does.
-        step = max(LEAST_STEP_NBYTES, 1 << max(0, nbytes.bit_length() - 4))
-        rounded = -(-nbytes // step) * step
-        buffer: NDArray[np.uint8] = self._value_buffers.empty((rounded,), UINT8)  # type: ignore[assignment]  # of that dtype
-        return buffer[:nbytes]
 
     def _refuse_damaged(
         self, path: str, env_ids: Ids, positions: Ids, ahead: int,

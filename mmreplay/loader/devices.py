@@ -136,11 +136,12 @@ class ToCuda:
         arrays = arrays_of(batch)
         small = {name: a for name, a in arrays.items() if a.nbytes < LARGE_NBYTES}
         offsets, nbytes = slab_offsets(small)
-        slab = self.pool.empty((nbytes,), np.dtype(np.uint8))
+        slab = self.pool.empty_bytes(nbytes)
         pack(small, offsets, slab)
         sources = {"": slab}
         for name in arrays.keys() - small.keys():
-            sources[name] = self._pinned(arrays[name])
+            varies = name.replace("/", "#", 1) in arrays
+            sources[name] = self._pinned(arrays[name], varies)
         copies, event = self._begin(sources)
         self._keep_until(event, list(sources.values()))
         tensors = unpack(copies[""], small, offsets) | copies
@@ -160,11 +161,20 @@ class ToCuda:
             event.record(self._stream)
         return copies, event
 
-    def _pinned(self, array: Array) -> Array:
-        """The array itself where it is contiguous pinned memory, or else a copy."""
+    def _pinned(self, array: Array, varies: bool) -> Array:
+        """The array itself where it is contiguous pinned memory, or else a copy.
+
+        Args:
+            array: Of a batch.
+            varies: Other batches have another number of its items.
+        """
         if array.flags.c_contiguous and is_pinned(array):
             return array
-        copy = self.pool.empty(array.shape, array.dtype)
+        if varies:
+            data = self.pool.empty_bytes(array.nbytes)
+            copy = data.view(array.dtype).reshape(array.shape)
+        else:
+            copy = self.pool.empty(array.shape, array.dtype)
         copy[...] = array
         return copy
 

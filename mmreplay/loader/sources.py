@@ -83,7 +83,11 @@ def max_equal_arrays(schema: Schema) -> int:
 
     Next observations are counted: as many again.
     """
-    equal = Counter((field.shape, field.dtype) for field in schema.fields.values())
+    # Values that vary are bytes, of which several fields may need as many.
+    equal = Counter(
+        ((None,), "uint8") if field.varies else (field.shape, field.dtype)
+        for field in schema.fields.values()
+    )
     return 2 * max(equal.values())
 
 

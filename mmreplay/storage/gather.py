@@ -643,6 +643,8 @@ SPARE = 2
 again, as of whole episodes, would else add up."""
 LITTLE_NBYTES = 64 << 20
 """Bytes that may stay in any case."""
+LEAST_STEP_NBYTES = 4096
+"""Sizes of bytes are rounded up to a multiple of this, and larger ones of an eighth."""
 
 T = TypeVar("T")
 
@@ -747,6 +749,21 @@ class BufferPool:
             if self._pooled_nbytes > LITTLE_NBYTES:
                 self._let_go()
         return fresh
+
+    def empty_bytes(self, nbytes: int) -> NDArray[Any]:
+        """Return bytes whose content means nothing, for data of changing size.
+
+        They are the first bytes of an array of a rounded size: each size would else be
+        a shape of its own, and new memory for almost every batch.
+
+        Args:
+            nbytes: Their number.
+
+        Returns:
+            uint8 ``[nbytes]``.
+        """
+        step = max(LEAST_STEP_NBYTES, 1 << max(0, nbytes.bit_length() - 4))
+        return self.empty((-(-nbytes // step) * step,), UINT8)[:nbytes]
 
     def _let_go(self) -> None:
         """Drop unused arrays above twice what was in use, oldest shapes first."""
