@@ -16,6 +16,7 @@ from mmreplay.disk.files import NO_BIRTH
 from mmreplay.disk.lock import held_by, locked
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
+from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.samplers.priority_file import COLUMN
 from mmreplay.storage.commit_state import open_commit
 
@@ -166,7 +167,7 @@ def _heap_facts(buffer: ReplayBuffer) -> dict[str, Any]:
         return {}
     rows, nbytes = buffer.span.lengths, metadata.heap_nbytes
     # What may be given up ahead is not for rows: see `HeapSpace`.
-    free = nbytes - max(nbytes // 16, metadata.schema.max_heap_nbytes)
+    free = nbytes - heap_reserve_nbytes(metadata.schema, nbytes)
     held = (rows > 0) & (used > 0)
     fit = None
     if held.any():

@@ -400,6 +400,15 @@ def smallest_heap_nbytes(schema: Schema) -> int:
     return -(-needed // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
 
 
+def heap_reserve_nbytes(schema: Schema, heap_nbytes: int) -> int:
+    """Bytes of an environment's heap whose rows may be discarded ahead of new ones.
+
+    Of a longest row at least: then a raise of tails lets the next row in, whatever it
+    is.
+    """
+    return max(heap_nbytes // 16, schema.max_heap_nbytes)
+
+
 def planned_heap_nbytes(
     schema: Schema, capacity: int, lengths: Mapping[str, float]
 ) -> int:

@@ -33,8 +33,9 @@ from mmreplay.repairing.scan import (
     refuse_oversized,
     row_sizes,
 )
+from mmreplay.repairing.values import ValueMover, ValueScan
 from mmreplay.ring import Ring, Run, runs
-from mmreplay.storage.layout import FLAGS, SUMS
+from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, pair_problem
@@ -79,6 +80,27 @@ class SurvivingRows:
             elif len(part):
                 self.firsts.append(int(part[0]))
                 self.counts.append(len(part))
+
+    @property
+    def intervals(self) -> list[tuple[int, int]]:
+        """``(first, stop)`` of each, oldest first."""
+        return [
+            (first, first + count)
+            for first, count in zip(self.firsts, self.counts, strict=True)
+        ]
+
+    def drop_oldest(self, count: int) -> list[tuple[int, int]]:
+        """Drop so many of the oldest rows, and return them as intervals."""
+        dropped = []
+        while count:
+            first, here = self.firsts[0], min(count, self.counts[0])
+            dropped.append((first, first + here))
+            self.firsts[0] += here
+            self.counts[0] -= here
+            if not self.counts[0]:
+                del self.firsts[0], self.counts[0]
+            count -= here
+        return dropped
 
     def sources(self, head: int, positions: Array) -> Array:
         """Return the old positions of new positions; the newest row does not move.
@@ -173,12 +195,14 @@ class CopyBlock:
     """Rows of one environment that are copied at once.
 
     Attributes:
+        env_id: The environment.
         sources: int64 ``[N]``, their positions in the damaged buffer, growing.
         rows: int64 ``[N]``, where they lie in it.
         to: Where they go.
         marks: Flags by position, of the rows whose flags change.
     """
 
+    env_id: int
     sources: Array
     rows: Array
     to: list[Run]
@@ -217,7 +241,7 @@ def copy_blocks(
             sources = rows_of_env.sources(head, positions)
             ids = np.full(len(positions), env_id)
             rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
-            yield CopyBlock(sources, rows, to, rows_of_env.marks)
+            yield CopyBlock(env_id, sources, rows, to, rows_of_env.marks)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, total)
@@ -313,7 +337,9 @@ class DroppedRows:
         stop: The position after the last one.
         why: ``"checksum"`` (the data does not fit it), ``"unproven"`` (the checksum
             itself is lost), ``"missing"`` (the file ends before, or cannot be read),
-            ``"flags"`` (no episode has them so).
+            ``"value"`` (a value that varies is not where the row says, or does not fit
+            its checksum), ``"flags"`` (no episode has them so), ``"heap"`` (intact,
+            but values of newer rows fill the new heap up to its reserve).
 
     Example:
         >>> report = mr.repair("runs/cartpole", "runs/repaired")
@@ -375,6 +401,10 @@ def repair(
     buffer has a uuid of its own, and samplers' states of the old one do not fit it.
     What is left of an episode behind a cut passes for a whole one; `restored` says of
     how many.
+
+    Of values that vary each has a checksum of its own: a row whose value does not fit
+    it is dropped, and no other. The values go to a new heap; of a heap that was nearly
+    full the oldest rows are dropped, so that a reserve is free as after a resize.
 
     A file that is missing, empty or cut costs the rows that only it held. Without a
     whole record in COMMIT the heads are found from the checksums. One bit
@@ -452,13 +482,21 @@ def _choose(
     for env_id, first, stop in _missing(scan):
         bad[env_id].append((first, stop, "missing"))
     sorter = Sorter(scan.metadata.autoreset == "next_step")
+    values = ValueScan(scan) if scan.metadata.schema.varying else None
     surviving, dropped = [], []
     for env_id in range(ring.num_envs):
         first, head = int(scan.firsts[env_id]), int(scan.heads[env_id])
         lost = sorted(bad.pop(env_id, ()))
         good, lost_intervals = _rest(first, head, lost)
+        if values is not None:
+            lost += [(a, b, "value") for a, b in values.damaged(env_id, good)]
+            good, lost_intervals = _rest(first, head, sorted(lost))
         sorted_rows = sorter.sort(good, _reader(scan, env_id))
         lost_intervals += _flagged(good, sorted_rows)
+        if values is not None:
+            count = values.count_fitting(env_id, sorted_rows.intervals)
+            oldest = sorted_rows.drop_oldest(sorted_rows.total - count)
+            lost_intervals += [(a, b, "heap") for a, b in oldest]
         surviving.append(sorted_rows)
         dropped += [
             DroppedRows(env_id, a, b, why)
@@ -556,9 +594,9 @@ def _build(
     # Forged metadata may claim a ring of any size, with sparse files.
     existing_nbytes = sum(file.disk_nbytes()[1] for file in scan.opened.values())
     with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
-        write_surviving_rows(scan, surviving, new.store, tails, progress)
+        heap_heads = write_surviving_rows(scan, surviving, new.store, tails, progress)
         new.sum_blocks(tails, scan.heads)
-        new.finish(scan.heads, tails)
+        new.finish(scan.heads, tails, heap_heads)
     _copy_statistics(scan, target)
     scan.restored += left_behind(scan.path)
     new.publish()
@@ -571,7 +609,7 @@ def write_surviving_rows(
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
-) -> None:
+) -> Array | None:
     """Write the rows that survive to their new positions.
 
     Args:
@@ -580,11 +618,14 @@ def write_surviving_rows(
         store: The new buffer's.
         tails: int64 ``[E]``, the oldest position of the new buffer.
         progress: Called with (rows written, rows to write).
+
+    Returns:
+        int64 ``[E]``, where the values end in the new heap; None where no field varies.
     """
     if isinstance(store, ZarrStore):
         copied(scan, surviving, store, tails, progress)
-    else:
-        _write(scan, surviving, store, tails, progress)
+        return None
+    return _write(scan, surviving, store, tails, progress)
 
 
 def _copy_statistics(scan: DamageScan, target: Path) -> None:
@@ -604,9 +645,12 @@ def _write(
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
-) -> None:
+) -> Array | None:
     """Copy the rows that stay to their new positions, environment by environment."""
     nbytes = row_sizes(scan.metadata)
+    values = None
+    if scan.metadata.schema.varying:
+        values = ValueMover(scan.metadata, scan.opened, store)
     size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
     # An empty file cannot be mapped, and none of its rows is kept.
     maps = {
@@ -616,13 +660,17 @@ def _write(
     }
     for block in copy_blocks(scan, surviving, tails, size, progress):
         for file in store.files:
-            if file.path.name != SUMS:
+            # The heap is written by the values of each block.
+            if file.path.name not in (SUMS, HEAP):
                 width = nbytes[file.path.name]
                 every = maps[file.path.name]
                 table = every[: len(every) // width * width].reshape(-1, width)
                 data = table[block.rows]
                 if file.path.name == FLAGS:
                     block.mark(data)
+                if file.path.name == RECORDS and values is not None:
+                    values.move(block.env_id, data)
                 for row, begin, end in block.to:
-                    values = data[begin:end].reshape(-1)
-                    file.pwrite(values.data, row * width)
+                    written = data[begin:end].reshape(-1)
+                    file.pwrite(written.data, row * width)
+    return None if values is None else values.heap_heads

@@ -35,7 +35,7 @@ from mmreplay.schema import Schema
 from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
-from mmreplay.storage.layout import FLAGS, SUMS, record_layout
+from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -240,6 +240,8 @@ def _sealed(folder: Path, metadata: Metadata, number: int) -> bool:
 
 
 Array = NDArray[np.int64]
+Bounds = tuple[Array, Array, Array, Array, Array, Array]
+"""Six of a `DamageScan`, from `firsts` to `heap_tails`."""
 # Every bit of a file this long is tried in less than a second.
 FLIP_NBYTES = 1 << 14
 FEW_NBYTES = 16 << 20
@@ -257,6 +259,8 @@ class DamageScan:
         heads: int64 ``[E]``, the heads to go on from.
         summed: int64 ``[E]``, the blocks below must have a checksum that fits.
         unsummed: int64 ``[E]``, so must none of the blocks that begin below.
+        heap_heads: int64 ``[E]``, no value ends above.
+        heap_tails: int64 ``[E]``, no value begins below.
         restored: What was found out from other facts than the damaged ones.
         reach: Rows in the files whose rows are nowhere else; from it on there is none.
     """
@@ -268,6 +272,8 @@ class DamageScan:
     heads: Array
     summed: Array
     unsummed: Array
+    heap_heads: Array
+    heap_tails: Array
     restored: list[str] = field(default_factory=list)
     reach: int = field(init=False)
 
@@ -408,7 +414,9 @@ def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
 
 def _file_sizes(metadata: Metadata) -> dict[str, int]:
     """Bytes of each data file but COMMIT."""
-    sizes = record_layout(metadata.schema).file_sizes(metadata.ring, metadata.schema)
+    sizes = record_layout(metadata.schema).file_sizes(
+        metadata.ring, metadata.schema, metadata.heap_nbytes
+    )
     if metadata.engine == "zarr":
         sizes[PLACES] = shard_index_nbytes(metadata)
     return sizes
@@ -425,6 +433,8 @@ def refuse_oversized(scan: DamageScan) -> None:
     """
     metadata, opened = scan.metadata, scan.opened
     rows, sized = metadata.ring.num_rows, _file_sizes(metadata)
+    # The size of the heap says nothing of rows.
+    sized.pop(HEAP, None)
     max_rows = max(rows * opened[name].nbytes // size for name, size in sized.items())
     if max_rows < rows:
         raise CorruptError(
@@ -457,7 +467,8 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
             f"{list(metadata.unknown_features)}, but this mmreplay repairs "
             f"{list(ON_DISK)} without features. Install a newer mmreplay."
         )
-    refuse_varying(metadata.schema, "a repaired copy")
+    if metadata.engine == "zarr":
+        refuse_varying(metadata.schema, "a repaired copy with shards")
     sizes = _file_sizes(metadata)
     sizes[COMMIT] = _commit_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
@@ -536,8 +547,8 @@ def _tail(body: bytes) -> bytes:
 
 def _settled(
     folder: Path, metadata: Metadata, file: File, restored: list[str]
-) -> tuple[Array, Array, Array, Array] | None:
-    """Oldest rows, heads, committed heads and limits, as opening decides; or None."""
+) -> Bounds | None:
+    """Oldest rows, heads and `DamageScan`'s bounds, as opening decides; or None."""
     nbytes = _commit_nbytes(metadata)
     data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
     ring, heap_nbytes = metadata.ring, metadata.heap_nbytes
@@ -554,7 +565,11 @@ def _settled(
             "as after a power cut or in a copy of a buffer that was open"
         )
     firsts = np.maximum(live.tails, live.heads - ring.capacity)
-    return firsts, live.heads, durable.heads, live.limits - ring.slots
+    heap_heads, heap_tails = live.heap_heads, live.heap_tails
+    if heap_heads is None or heap_tails is None:
+        heap_heads = heap_tails = np.zeros(ring.num_envs, np.int64)
+    limits = live.limits - ring.slots
+    return firsts, live.heads, durable.heads, limits, heap_heads, heap_tails
 
 
 def _commit_nbytes(metadata: Metadata) -> int:
@@ -576,9 +591,7 @@ def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
         )
 
 
-def _scanned(
-    metadata: Metadata, opened: dict[str, File]
-) -> tuple[Array, Array, Array, Array]:
+def _scanned(metadata: Metadata, opened: dict[str, File]) -> Bounds:
     """Return the same from checksums alone: a block whose sum fits was committed."""
     ring = metadata.ring
     heads = np.zeros(ring.num_envs, np.int64)
@@ -596,7 +609,9 @@ def _scanned(
             "a valid checksum. Restore the buffer from a copy."
         )
     zeros = np.zeros(ring.num_envs, np.int64)
-    return np.maximum(heads - ring.capacity, 0), heads, heads, zeros
+    firsts = np.maximum(heads - ring.capacity, 0)
+    # Where values end is lost: what a reference leads to is known by its checksum.
+    return firsts, heads, heads, zeros, np.full_like(heads, commit.MAX_COUNT - 1), zeros
 
 
 def _summed(check: SumCheck, ring: Ring, reach: int) -> Iterator[Stripe]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.format.heap import Array, References
+from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise, Store
@@ -176,9 +177,7 @@ class HeapSpace:
         self._store, self._commit_state = store, commit_state
         self._durable = commit_state if isinstance(commit_state, CommitWriter) else None
         self.nbytes = heap.nbytes
-        # Of a longest row at least: then a raise lets the next row in, whatever it is.
-        longest = store.schema.max_heap_nbytes
-        self.reserve = max(heap.nbytes // 16 // 8 * 8, longest)
+        self.reserve = heap_reserve_nbytes(store.schema, heap.nbytes)
         self._paths = store.schema.varying
 
     @property

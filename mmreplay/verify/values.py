@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,86 @@ from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 
 CHUNK_ROWS = 4096
+PIECE_NBYTES = 1 << 20
+"""Longer values are read piece by piece: a forged one may be of any length."""
 
 Array = NDArray[np.int64]
+
+
+class StoredValues:
+    """References and values in the files of one generation.
+
+    Attributes:
+        fields: By path, those that vary.
+    """
+
+    def __init__(self, opened: Mapping[str, File], metadata: Metadata) -> None:
+        self._opened, self._metadata = opened, metadata
+        self._placement = record_layout(metadata.schema)
+        self.fields = {
+            path: metadata.schema.fields[path] for path in metadata.schema.varying
+        }
+
+    def records(self, env_id: int, first: int, stop: int) -> References:
+        """Read the records of positions ``[first, stop)``, with their references."""
+        stride, spans = self._placement.stride, []
+        for row, step, count in self._metadata.ring.split_at_wrap(env_id, first, stop):
+            rows = step * (count - 1) + 1
+            data = self._opened[RECORDS].pread(rows * stride, row * stride)
+            spans.append(np.frombuffer(data, self._placement.record)[::step])
+        records: References = np.concatenate(spans)
+        return records
+
+    def problems(
+        self, records: References, env_id: int, heap_tail: int, heap_head: int,
+        count_read: Callable[[int], None] | None = None,
+    ) -> NDArray[np.object_]:  # fmt: skip
+        """Say what is wrong with each value of some rows.
+
+        Args:
+            records: Of ``[N]`` rows.
+            env_id: Their environment.
+            heap_tail: The lowest heap position that a reference may have.
+            heap_head: Where the newest value ends.
+            count_read: Called with the bytes of each value that was read.
+
+        Returns:
+            ``[N, F]`` for F fields: None, or what is wrong, in words.
+        """
+        heap_nbytes, count = self._metadata.heap_nbytes, len(records)
+        wrong = np.full((count, len(self.fields)), None, object)
+        for number, (path, field) in enumerate(self.fields.items()):
+            references: References = records[path]
+            fits = legal(
+                references, field, heap_nbytes, np.full(count, heap_tail),
+                np.full(count, heap_head),
+            )  # fmt: skip
+            wrong[~fits, number] = "its reference does not lead to a value in the heap"
+            nbytes = nbytes_of(references, field)
+            begins = offsets(references, np.full(count, env_id), heap_nbytes)
+            for at in np.flatnonzero(fits & (nbytes > 0)).tolist():
+                size, expected = int(nbytes[at]), int(references["crc"][at])
+                try:
+                    found = self._checksum(size, int(begins[at]))
+                except (CorruptError, FailedError) as error:
+                    wrong[at, number] = f"its value cannot be read: {error}"
+                    continue
+                if count_read is not None:
+                    count_read(size)
+                if found != expected:
+                    wrong[at, number] = (
+                        f"the checksum of its value must be {expected:08x}, got "
+                        f"{found:08x}"
+                    )
+        return wrong
+
+    def _checksum(self, nbytes: int, offset: int) -> int:
+        """The checksum of bytes of the heap."""
+        found, file = 0, self._opened[HEAP]
+        for at in range(0, nbytes, PIECE_NBYTES):
+            piece = file.pread(min(PIECE_NBYTES, nbytes - at), offset + at)
+            found = crc32c(piece, found)
+        return found
 
 
 class ValueCheck:
@@ -27,15 +105,12 @@ class ValueCheck:
     def __init__(
         self, opened: Mapping[str, File], metadata: Metadata, commit_file: CommitFile
     ) -> None:
-        self._opened, self._metadata, self._commit = opened, metadata, commit_file
-        self._placement = record_layout(metadata.schema)
-        self._fields = {
-            path: metadata.schema.fields[path] for path in metadata.schema.varying
-        }
+        self._metadata, self._commit = metadata, commit_file
+        self._values = StoredValues(opened, metadata)
 
     def run(self, claim: Claim, notes: Notebook) -> None:
         """Check the rows that are served to readers; none where no field varies."""
-        if not self._fields:
+        if not self._values.fields:
             return
         for env_id in range(self._metadata.ring.num_envs):
             stop = int(claim.published[env_id])
@@ -53,35 +128,18 @@ class ValueCheck:
         self, env_id: int, first: int, stop: int, end: int, notes: Notebook
     ) -> int:
         """Check some rows of one environment; return where their values end."""
-        heap_nbytes, count = self._metadata.heap_nbytes, stop - first
-        records = self._records(env_id, first, stop)
-        ids = np.full(count, env_id)
-        columns, wrong = {}, np.full((count, len(self._fields)), None, object)
+        records = self._values.records(env_id, first, stop)
         # Heads of after the rows were read, and no tail: a writer may have raised both
         # since, and the rows below those tails are left out in the end.
-        heap_heads = np.full(count, self._commit.heap_heads()[env_id])
-        for number, (path, field) in enumerate(self._fields.items()):
-            references = columns[path] = records[path]
-            zeros = np.zeros(count, np.int64)
-            fits = legal(references, field, heap_nbytes, zeros, heap_heads)
-            wrong[~fits, number] = "its reference does not lead to a value in the heap"
-            nbytes = nbytes_of(references, field)
-            begins = offsets(references, ids, heap_nbytes)
-            for at in np.flatnonzero(fits & (nbytes > 0)).tolist():
-                data = self._opened[HEAP].pread(int(nbytes[at]), int(begins[at]))
-                notes.read(len(data))
-                if crc32c(data) != references["crc"][at]:
-                    wrong[at, number] = (
-                        f"the checksum of its value must be "
-                        f"{references['crc'][at]:08x}, got {crc32c(data):08x}"
-                    )
+        heap_head = int(self._commit.heap_heads()[env_id])
+        wrong = self._values.problems(records, env_id, 0, heap_head, notes.read)
         limits, tails, heap_tails = self._commit.bounds()
         oldest = max(
             int(limits[env_id]) - self._metadata.ring.slots, int(tails[env_id])
         )
-        for at in range(max(0, oldest - first), count):
-            for number, (path, field) in enumerate(self._fields.items()):
-                references = columns[path]
+        for at in range(max(0, oldest - first), stop - first):
+            for number, (path, field) in enumerate(self._values.fields.items()):
+                references: References = records[path]
                 begin = int(references["position"][at])
                 if wrong[at, number] is None and references["length"][at]:
                     if begin < max(end, int(heap_tails[env_id])):
@@ -97,13 +155,3 @@ class ValueCheck:
                         f"{first + at}: {wrong[at, number]}",
                     )  # fmt: skip
         return end
-
-    def _records(self, env_id: int, first: int, stop: int) -> References:
-        """Read the records of positions."""
-        stride, spans = self._placement.stride, []
-        for row, step, count in self._metadata.ring.split_at_wrap(env_id, first, stop):
-            rows = step * (count - 1) + 1
-            data = self._opened[RECORDS].pread(rows * stride, row * stride)
-            spans.append(np.frombuffer(data, self._placement.record)[::step])
-        records: References = np.concatenate(spans)
-        return records

@@ -1,0 +1,144 @@
+"""Values that vary, of a damaged buffer: which are whole, and their way to a new heap.
+
+A value is trusted if its reference is legal and its own checksum fits: block sums do
+not cover the heap. The new heap begins at 0, and holds the values of the newest rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.files import File
+from mmreplay.format.heap import References, aligned, lay_out, nbytes_of, offsets
+from mmreplay.format.metadata import Metadata, heap_reserve_nbytes
+from mmreplay.storage.layout import HEAP, record_layout
+from mmreplay.storage.store import CheckedStore
+from mmreplay.verify.values import CHUNK_ROWS, PIECE_NBYTES, StoredValues
+
+if TYPE_CHECKING:
+    from mmreplay.repairing.scan import DamageScan
+
+Array = NDArray[np.int64]
+Interval = tuple[int, int]
+
+
+class ValueScan:
+    """The values of a damaged buffer's rows."""
+
+    def __init__(self, scan: DamageScan) -> None:
+        self._scan, self._metadata = scan, scan.metadata
+        self._values = StoredValues(scan.opened, scan.metadata)
+
+    def damaged(self, env_id: int, intervals: list[Interval]) -> list[Interval]:
+        """Return the rows that have a value which is not whole.
+
+        Args:
+            env_id: Their environment.
+            intervals: ``(first, stop)`` of the rows to look at, rising.
+        """
+        found = []
+        bounds = int(self._scan.heap_tails[env_id]), int(self._scan.heap_heads[env_id])
+        for first, stop in intervals:
+            for at in range(first, stop, CHUNK_ROWS):
+                records = self._values.records(env_id, at, min(at + CHUNK_ROWS, stop))
+                problems = self._values.problems(records, env_id, *bounds)
+                bad = (problems != None).any(axis=1)  # noqa: E711  # of each element
+                edges = np.flatnonzero(np.diff(bad, prepend=False, append=False)) + at
+                found += [(a, b) for a, b in edges.reshape(-1, 2).tolist()]
+        return found
+
+    def count_fitting(self, env_id: int, intervals: list[Interval]) -> int:
+        """Count the newest rows whose values fit into a new heap, beside its reserve.
+
+        Args:
+            env_id: Their environment.
+            intervals: ``(first, stop)`` of the rows, rising; their references are
+                legal.
+        """
+        heap_nbytes, schema = self._metadata.heap_nbytes, self._metadata.schema
+        # From 0 on, less than a ring: no bytes are skipped at its end.
+        left, fitting = heap_nbytes - heap_reserve_nbytes(schema, heap_nbytes), 0
+        for first, stop in reversed(intervals):
+            for end in range(stop, first, -CHUNK_ROWS):
+                begin = max(first, end - CHUNK_ROWS)
+                records = self._values.records(env_id, begin, end)
+                sizes = [
+                    aligned(nbytes_of(records[path], field))
+                    for path, field in self._values.fields.items()
+                ]
+                used = np.cumsum(np.sum(sizes, axis=0)[::-1])
+                over = np.flatnonzero(used > left)
+                if len(over):
+                    return fitting + int(over[0])
+                left -= int(used[-1])
+                fitting += end - begin
+        return fitting
+
+
+class ValueMover:
+    """Copies the values of rows that survive into a new heap.
+
+    Attributes:
+        heap_heads: int64 ``[E]``, where the values so far end.
+    """
+
+    def __init__(
+        self, metadata: Metadata, opened: Mapping[str, File], store: CheckedStore
+    ) -> None:
+        """Begin with an empty heap.
+
+        Args:
+            metadata: Of the damaged buffer, and of the new one.
+            opened: Files of the damaged one.
+            store: The new one's, with a heap.
+        """
+        assert store.heap is not None
+        self._heap, self._old = store.heap, opened[HEAP]
+        record = record_layout(metadata.schema).record
+        assert record is not None
+        self._record = record
+        self._fields = {
+            path: metadata.schema.fields[path] for path in metadata.schema.varying
+        }
+        self.heap_heads = np.zeros(metadata.ring.num_envs, np.int64)
+
+    def move(self, env_id: int, rows: NDArray[np.uint8]) -> None:
+        """Copy the values of rows, and put their new references into the rows.
+
+        Args:
+            env_id: The environment of the rows.
+            rows: uint8 ``[N, stride]``, records in the order of their positions; the
+                values of those before are copied already.
+        """
+        heap_nbytes = self._heap.nbytes
+        records: References = rows.view(self._record)[:, 0]
+        columns = [records[path] for path in self._fields]
+        sizes = [
+            nbytes_of(references, field)
+            for references, field in zip(columns, self._fields.values(), strict=True)
+        ]
+        nbytes = np.stack(sizes, axis=1)
+        head = int(self.heap_heads[env_id])
+        starts, stops = lay_out(head, nbytes.reshape(-1), heap_nbytes)
+        env_ids = np.full(len(rows), env_id)
+        begins = np.stack(
+            [offsets(each, env_ids, heap_nbytes) for each in columns], axis=1
+        ).reshape(-1)
+        for at in np.flatnonzero(nbytes.reshape(-1)).tolist():
+            self._copy(env_id, int(starts[at]), int(begins[at]), int(nbytes.flat[at]))
+        positions = np.where(nbytes > 0, starts.reshape(nbytes.shape), 0)
+        for number, references in enumerate(columns):
+            references["position"] = positions[:, number]
+        self.heap_heads[env_id] = stops[-1]
+
+    def _copy(self, env_id: int, position: int, offset: int, nbytes: int) -> None:
+        """Copy one value, from an offset of the old heap to a position of the new."""
+        edges = [*range(0, nbytes, PIECE_NBYTES), nbytes]
+        for first, stop in pairwise(edges):
+            data = self._old.pread(stop - first, offset + first)
+            self._heap.write(env_id, position + first, memoryview(data))
