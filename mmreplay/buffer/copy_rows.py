@@ -30,13 +30,15 @@ from mmreplay.buffer.statistics import FILE_NAME as STATISTICS
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
-from mmreplay.errors import FullError, SchemaError, StaleError, called
+from mmreplay.errors import FullError, SchemaError, StaleError, called, shown
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
+from mmreplay.schema.varying import convert_varying
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
 from mmreplay.storage.store import Columns, Store
@@ -45,6 +47,8 @@ from mmreplay.storage.zarr import group
 SCAN_NBYTES = 64 << 20
 """Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
 Fill = dict[str, NDArray[np.generic]] | None
+FILLS = {"text": "", "bytes": b"", "array": []}
+"""Per kind of field that varies, what rows before it hold."""
 Ids = NDArray[np.int64]
 Progress = Callable[[int, int], None]
 
@@ -60,7 +64,16 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 
 
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
-    """Check what rows before a new field read as."""
+    """Check what rows before a new field read as; of one that varies, no items."""
+    if field.varies:
+        items = convert_varying(field, fill, path, ()).values
+        if len(items):
+            raise SchemaError(
+                f"the fill of field {path!r}, which varies, must be empty, got "
+                f"{shown(fill)}. Pass {FILLS[field.kind]!r}."
+            )
+        empty: NDArray[np.generic] = items
+        return empty
     scalar = not shape_of(fill, f"field {path!r}")
     single = Field((), field.dtype) if scalar else field
     value = single.convert(fill, path, ())
@@ -251,8 +264,10 @@ def copy_rows(
             rows_read = reader.gather_rows(ids, positions, reader.limits_before)
             columns: Columns = rows_read.fields
             for path, value in (fill or {}).items():
-                rows_read.fields[path] = np.broadcast_to(
-                    value, (len(ids), *value.shape)
+                rows_read.fields[path] = (
+                    Ragged(value, np.zeros(len(ids) + 1, np.int64))
+                    if store.schema.fields[path].varies
+                    else np.broadcast_to(value, (len(ids), *value.shape))
                 )
             if values is not None:
                 columns = values.store(columns, ids, positions >= firsts[env_id])

@@ -364,6 +364,9 @@ class ValueCopier:
         paths = tuple(
             p for p in self._schema.varying if p in reader.files.metadata.schema.fields
         )
+        if not paths:
+            # The source has no field that varies, and so the rows have no values.
+            return fitting
         for env_id in range(len(firsts)):
             # From 0 on, less than a ring: no bytes are skipped at its end.
             left = self._space.nbytes - self._space.reserve

@@ -1253,28 +1253,35 @@ class ReplayBuffer:
                 heap_nbytes = opening.heap_nbytes_of(heap_bytes, ring, self.schema)
             self._rebuild(ring, self.schema, None, heap_nbytes)
 
-    def add_field(self, path: str, field: Field, fill: object) -> None:
+    def add_field(
+        self, path: str, field: Field, fill: object, *,
+        heap_bytes: int | str | None = None,
+    ) -> None:  # fmt: skip
         """Add a field; rows before it read as fill.
 
         Args:
             path: A new path.
             field: Its shape and dtype.
-            fill: ``[*shape]`` or a scalar.
+            fill: ``[*shape]`` or a scalar. Of a field that varies an empty value, such
+                as ``""`` or ``[]``.
+            heap_bytes: As in `create`; by default those of now. The first field that
+                varies needs them, and the buffer is of file format 1.1 from then on.
 
         Raises:
-            SchemaError: The path exists, fill or the transforms do not fit, or it
-                would change what old rows say of their ends and next observations.
+            SchemaError: The path exists, fill, `heap_bytes` or the transforms do not
+                fit, or it would change what old rows say of their ends and next
+                observations.
         """
         with self._turn:
             self._appender().check()
             schema = self.schema.with_field(path, field)
-            # What cannot be stored is refused before the fill is looked at.
-            if field.varies:
-                refuse_varying(Schema({path: field}), "a ring that has rows")
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
-            heap_nbytes = self.metadata.heap_nbytes
-            self._rebuild(self.metadata.ring, schema, {path: column}, heap_nbytes)
+            if heap_bytes is None and self.metadata.heap_nbytes:
+                heap_bytes = self.metadata.heap_nbytes
+            ring = self.metadata.ring
+            heap_nbytes = opening.heap_nbytes_of(heap_bytes, ring, schema)
+            self._rebuild(ring, schema, {path: column}, heap_nbytes)
 
     def _rebuild(
         self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None,

@@ -49,7 +49,7 @@ def targets(
 
 
 def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
-    """Bytes that a ring takes on disk.
+    """Bytes that a ring takes on disk, with its heap.
 
     Args:
         metadata: Of the ring.
@@ -61,9 +61,10 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
     if metadata.engine != "memmap":
         return 0
     ring = metadata.ring
-    nbytes = sum(
-        record_layout(metadata.schema).file_sizes(ring, metadata.schema).values()
+    sizes = record_layout(metadata.schema).file_sizes(
+        ring, metadata.schema, metadata.heap_nbytes
     )
+    nbytes = sum(sizes.values())
     if heads is None:
         return nbytes
     return nbytes * int(np.minimum(heads, ring.slots).sum()) // ring.num_rows
@@ -96,11 +97,12 @@ def warn_where_short(
         # A folder without permission to enter: opening a file there reports it.
         return
     if left > free:
+        smaller = "capacity or heap_bytes" if metadata.heap_nbytes else "capacity"
         warnings.warn(
             f"{path}: the full ring takes {format_size(ring_size)} and needs "
             f"{format_size(left)} more, but its disk has {format_size(free)} free, so "
-            "adds will raise FullError. Free some space, or choose a smaller capacity "
-            "(mmreplay plan computes the size).",
+            "adds will raise FullError. Free some space, or choose a smaller "
+            f"{smaller} (mmreplay plan computes the size).",
             FullWarning,
             stacklevel=frames + 1,
         )

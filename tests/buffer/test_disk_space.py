@@ -247,3 +247,19 @@ def test_a_buffer_made_while_the_lock_was_awaited_is_left_alone(tmp_path, monkey
             mr.ReplayBuffer.create(path, SCHEMA, 9)
     with mr.ReplayBuffer.open(path, "r+") as buffer:
         assert len(buffer) == 1
+
+
+def test_a_heap_larger_than_its_disk_warns(tmp_path, disk, warned_by):
+    schema = mr.Schema({"text": mr.Field.text(max_bytes=100)})
+    disk["free"] = 8 << 20
+    with pytest.warns(
+        FullWarning,
+        match=r"the full ring takes 16\.0\d MiB and needs 16\.0\d MiB more, .* choose a "
+        r"smaller capacity or heap_bytes \(mmreplay plan",
+    ):
+        mr.ReplayBuffer.create(
+            tmp_path / "ring", schema, 1000, heap_bytes="16 MiB"
+        ).close()
+    disk["free"] = 17 << 20
+    _, warned = warned_by(mr.ReplayBuffer.open, tmp_path / "ring", "r+")
+    assert warned == []

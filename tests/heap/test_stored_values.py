@@ -97,17 +97,9 @@ def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
         assert os.path.getsize(tmp_path / "ring" / DATA / "heap.bin") == nbytes
 
 
-@pytest.mark.parametrize("change", ["add_field", "to shards"])
-def test_what_cannot_copy_values_yet_is_refused_by_name(ring, tmp_path, change):
-    text = mr.Field.text(max_bytes=9)
-    changes = {
-        "add_field": lambda buffer: buffer.add_field("more", text, ""),
-        "to shards": lambda buffer: mr.compact(ring, tmp_path / "copy", codec="zstd"),
-    }
-    with mr.ReplayBuffer.open(ring, "r+") as buffer:
-        with pytest.raises(SchemaError, match="varies from step to step, which"):
-            changes[change](buffer)
-        assert len(buffer) == 30
+def test_what_cannot_copy_values_yet_is_refused_by_name(ring, tmp_path):
+    with pytest.raises(SchemaError, match="varies from step to step, which"):
+        mr.compact(ring, tmp_path / "copy", codec="zstd")
 
 
 def tokens_of(buffer):

@@ -193,7 +193,7 @@ def test_a_ring_without_the_fields_that_vary_is_gone_on_with_and_warns(tmp_path,
     with pytest.warns(
         RuntimeWarning,
         match="ring has no field 'observation/mission', whose values vary, so they are "
-        "left out as before. Record to another path",
+        "left out as before. Add the field with add_field, or record to another path",
     ):
         assert mr.record(env, path, steps=9).held == 9
     with mr.ReplayBuffer.open(path) as buffer:
@@ -202,3 +202,25 @@ def test_a_ring_without_the_fields_that_vary_is_gone_on_with_and_warns(tmp_path,
         assert [row["observation/speed"] for row in recorded([0], buffer)[0]] == [
             sample["speed"].tolist() for sample in inner.log[: int(buffer.heads[0])]
         ]
+
+
+def test_fields_that_vary_are_recorded_once_they_are_added(tmp_path):
+    path, env = tmp_path / "ring", Speaking()
+    exclude = [f"observation/{name}" for name in ("mission", "plan", "path", "world")]
+    mr.ReplayBuffer.create(path, Schema.from_env(env, exclude=exclude), 100).close()
+    with pytest.warns(RuntimeWarning, match="whose values vary"):
+        mr.record(env, path, steps=9)
+    wanted = Schema.from_env(env)
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        old = int(buffer.heads[0])
+        for name in wanted.varying:
+            empty = "" if wanted[name].kind == "text" else []
+            buffer.add_field(name, wanted[name], empty, heap_bytes="1 MiB")
+    again = Speaking()
+    assert mr.record(again, path, steps=9).steps == 9
+    with mr.ReplayBuffer.open(path) as buffer:
+        missions = buffer.gather_all()["observation/mission"].text()
+        new = int(buffer.heads[0]) - old
+        assert missions[:old] == [""] * old
+        assert missions[old:] == [each["mission"] for each in again.log[:new]]
+        assert any(missions[old:])

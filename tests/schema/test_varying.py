@@ -299,16 +299,6 @@ def test_an_engine_without_a_heap_refuses_fields_that_vary(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_field_that_varies_cannot_be_added_to_a_ring(tmp_path):
-    schema = Schema({"a": Field((), "int8")})
-    with mr.ReplayBuffer.create(tmp_path / "ring", schema, capacity=100) as buffer:
-        with pytest.raises(
-            SchemaError, match=r"field 'text' varies .* a ring that has rows"
-        ):
-            buffer.add_field("text", Field.text(9), "")
-        assert buffer.schema == schema
-
-
 def test_no_file_of_rows_is_described_with_fields_that_vary():
     with pytest.raises(SchemaError, match=r"'observation/mission' varies .* converted"):
         plain(SCHEMA, 3)
