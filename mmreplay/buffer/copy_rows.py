@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size, integer
 from mmreplay.buffer import opening
-from mmreplay.buffer.heap_values import ValueCopier
+from mmreplay.buffer.heap_values import ValueCopier, first_fitting
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.opening import ROWS_EACH
@@ -244,9 +244,11 @@ def copy_rows(
     span = reader.span
     ring = store.ring
     firsts = np.maximum(span.first, span.stop - ring.capacity)
-    values = ValueCopier(store) if store.heap is not None else None
-    if values is not None:
-        firsts = values.fitting(reader, firsts, span.stop)
+    values = None
+    if store.heap is not None:
+        values = ValueCopier(store)
+        nbytes = store.heap.nbytes
+        firsts = first_fitting(reader, store.schema, nbytes, firsts, span.stop)
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
     size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
     done, rows = 0, int((span.stop - oldest).sum())

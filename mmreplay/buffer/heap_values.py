@@ -29,7 +29,9 @@ from mmreplay.format.heap import (
     lay_out,
     nbytes_of,
 )
+from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.ragged import Ragged
+from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
@@ -348,46 +350,6 @@ class ValueCopier:
         """int64 ``[E]``, after the values so far."""
         return self._writer.heap_heads
 
-    def fitting(self, reader: GenerationReader, firsts: Array, stops: Array) -> Array:
-        """The oldest rows whose values, and those of all after them, fit.
-
-        Args:
-            reader: The source.
-            firsts: int64 ``[E]``, the oldest rows to copy.
-            stops: int64 ``[E]``, the rows after the newest.
-
-        Returns:
-            int64 ``[E]``, at least firsts. A reserve of the heap stays free, so that
-            the next rows need not wait for one.
-        """
-        fitting = firsts.copy()
-        paths = tuple(
-            p for p in self._schema.varying if p in reader.files.metadata.schema.fields
-        )
-        if not paths:
-            # The source has no field that varies, and so the rows have no values.
-            return fitting
-        for env_id in range(len(firsts)):
-            # From 0 on, less than a ring: no bytes are skipped at its end.
-            left = self._space.nbytes - self._space.reserve
-            first, stop = int(firsts[env_id]), int(stops[env_id])
-            while first < stop:
-                begin = max(first, stop - SCANNED_ROWS)
-                positions = np.arange(begin, stop)
-                ids = np.full(len(positions), env_id)
-                rows = reader.read(paths, ids, positions)
-                sizes = [
-                    aligned(nbytes_of(rows[path], self._schema.fields[path]))
-                    for path in paths
-                ]
-                used = np.cumsum(np.sum(sizes, axis=0)[::-1])
-                over = np.flatnonzero(used > left)
-                if len(over):
-                    fitting[env_id] = stop - int(over[0])
-                    break
-                left, stop = left - int(used[-1]), begin
-        return fitting
-
     def store(
         self, columns: Columns, env_ids: Array, fits: NDArray[np.bool_]
     ) -> Columns:
@@ -408,6 +370,49 @@ class ValueCopier:
         commit = self._commit
         commit.publish(commit.heads, commit.limits, commit.tails, heap_heads)
         return stored
+
+
+def first_fitting(
+    reader: GenerationReader, schema: Schema, heap_nbytes: int, firsts: Array,
+    stops: Array,
+) -> Array:  # fmt: skip
+    """The oldest rows whose values, and those of all after them, fit into a heap.
+
+    Args:
+        reader: The source.
+        schema: Of the copy.
+        heap_nbytes: Bytes of each environment's heap in it.
+        firsts: int64 ``[E]``, the oldest rows to copy.
+        stops: int64 ``[E]``, the rows after the newest.
+
+    Returns:
+        int64 ``[E]``, at least firsts. A reserve of the heap stays free, so that the
+        next rows need not wait for one.
+    """
+    fitting, held = firsts.copy(), reader.files.metadata.schema.fields
+    fields = {path: schema.fields[path] for path in schema.varying if path in held}
+    if not fields:
+        # The rows have no values yet.
+        return fitting
+    for env_id in range(len(firsts)):
+        # From 0 on, less than a ring: no bytes are skipped at its end.
+        left = heap_nbytes - heap_reserve_nbytes(schema, heap_nbytes)
+        first, stop = int(firsts[env_id]), int(stops[env_id])
+        while first < stop:
+            begin = max(first, stop - SCANNED_ROWS)
+            positions = np.arange(begin, stop)
+            ids = np.full(len(positions), env_id)
+            rows = reader.read(tuple(fields), ids, positions)
+            sizes = [
+                aligned(nbytes_of(rows[path], field)) for path, field in fields.items()
+            ]
+            used = np.cumsum(np.sum(sizes, axis=0)[::-1])
+            over = np.flatnonzero(used > left)
+            if len(over):
+                fitting[env_id] = stop - int(over[0])
+                break
+            left, stop = left - int(used[-1]), begin
+    return fitting
 
 
 def _by_env(env_ids: Array) -> list[tuple[int, slice]]:

@@ -14,6 +14,7 @@ from mmreplay import kernels, strict_json
 from mmreplay.disk import files
 from mmreplay.disk.files import NO_BIRTH
 from mmreplay.disk.lock import held_by, locked
+from mmreplay.episodes.column_index import BYTES_A_ROW
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
 from mmreplay.format.metadata import heap_reserve_nbytes
@@ -118,6 +119,7 @@ def buffer_facts(buffer: ReplayBuffer) -> dict[str, Any]:
         "user": metadata.user,
         **_contents(buffer),
         **_heap_facts(buffer),
+        "index_nbytes": BYTES_A_ROW * int(buffer.span.lengths.sum()),
         "disk": folder_nbytes(buffer.path),
         "commit": commit_facts(buffer),
         "recovery": {
@@ -172,7 +174,14 @@ def _heap_facts(buffer: ReplayBuffer) -> dict[str, Any]:
     fit = None
     if held.any():
         fit = int((free * rows[held] // used[held]).min())
-    return {"heap": {"heap_bytes": nbytes, "used": used.tolist(), "rows_that_fit": fit}}
+    return {
+        "heap": {
+            "heap_bytes": nbytes,
+            "used": used.tolist(),
+            "rows": rows.tolist(),
+            "rows_that_fit": fit,
+        }
+    }
 
 
 def folder_nbytes(folder: Path) -> dict[str, int]:

@@ -63,6 +63,13 @@ def resize(
             help="Rows per environment, such as 1e6.",
         ),
     ],
+    heap_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--heap-bytes", metavar="SIZE", show_default=False,
+            help="Bytes of each environment for values that vary, such as 1GiB.",
+        ),
+    ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -73,11 +80,11 @@ def resize(
     folder_of(path)
     with ReplayBuffer.open(path) as buffer:
         before = buffer.capacity
-        lost = int((buffer.span.lengths - capacity).clip(0).sum())
+        lost = _count_lost(buffer, capacity, heap_bytes)
     if lost:
         confirm(f"Remove the {show.plural(lost, 'oldest row')} of {path}?", yes)
     with _opened(path) as buffer:
-        buffer.resize(capacity)
+        buffer.resize(capacity, heap_bytes=heap_bytes)
     # The old folder goes at the next writable opening: this one gives space back.
     with _opened(path) as buffer:
         capacity, steps = buffer.capacity, len(buffer)
@@ -96,6 +103,23 @@ def resize(
         f"capacity {show.count(before)} -> {show.count(capacity)}, "
         f"{show.plural(lost, 'row')} removed, {show.plural(steps, 'step')} left"
     )
+
+
+def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: str | None) -> int:
+    """Rows that a resize removes, for want of capacity or heap."""
+    import numpy as np
+
+    from mmreplay.buffer.heap_values import first_fitting
+    from mmreplay.buffer.opening import heap_nbytes_of
+
+    span, schema = buffer.span, buffer.schema
+    firsts = np.maximum(span.first, span.stop - capacity)
+    heap_nbytes = buffer.metadata.heap_nbytes
+    if heap_bytes is not None:
+        heap_nbytes = heap_nbytes_of(heap_bytes, buffer.metadata.ring, schema)
+    if heap_nbytes:
+        firsts = first_fitting(buffer.view, schema, heap_nbytes, firsts, span.stop)
+    return int((firsts - span.first).sum())
 
 
 def _opened(path: Path) -> ReplayBuffer:

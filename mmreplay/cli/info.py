@@ -10,6 +10,7 @@ import typer
 
 from mmreplay.buffer.statistics import OPENINGS, buffer_facts
 from mmreplay.cli import group, installation, show
+from mmreplay.cli.exits import say
 from mmreplay.cli.options import Json, MaybePath, usage_error
 
 if TYPE_CHECKING:
@@ -53,6 +54,19 @@ def _print_buffer(path: Path, json: bool) -> None:
         show.print_json(facts)
     else:
         _print(str(path), facts)
+        _warn_of_small_heap(path, facts)
+
+
+def _warn_of_small_heap(path: Path, facts: dict[str, Any]) -> None:
+    """Warn where the heap holds the values of less than half of the capacity."""
+    capacity = facts["capacity"]
+    fit = facts.get("heap", {}).get("rows_that_fit")
+    if fit is not None and 2 * fit < capacity:
+        say(
+            f"{path}: the heap holds the values of about {show.plural(fit, 'row')}, "
+            f"less than half of the capacity of {show.count(capacity)}. Give it more "
+            "bytes with mmreplay resize --heap-bytes, or lower the capacity"
+        )
 
 
 def gather(buffer: ReplayBuffer) -> dict[str, Any]:
@@ -120,6 +134,8 @@ def _print(name: str, facts: dict[str, Any]) -> None:
                         f"{format_size(on_disk['apparent'])} apparent"),
             *_compressed(facts),
             *_heap(facts),
+            ("RAM, find", f"{format_size(facts['index_nbytes'])} at most where rows "
+                          "are looked up by a column"),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),
             ("opening", _last_opening(facts["recovery"])),
@@ -142,22 +158,24 @@ def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _heap(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """How full the fullest heap is, and whether rows or bytes end a row's life."""
+    """How full the fullest heap and ring are, and which ends a row's life sooner."""
     if "heap" not in facts:
         return []
     heap, capacity = facts["heap"], facts["capacity"]
+    used, rows = max(heap["used"]), max(heap["rows"])
     text = (
-        f"{show.format_size(max(heap['used']))} of "
-        f"{show.format_size(heap['heap_bytes'])} of values that vary, an environment"
+        f"{show.format_size(used)} of {show.format_size(heap['heap_bytes'])} of values "
+        f"that vary ({used / heap['heap_bytes']:.0%}), {show.count(rows)} of "
+        f"{show.count(capacity)} rows ({rows / capacity:.0%}), in the fullest "
+        "environment"
     )
     fit = heap["rows_that_fit"]
-    if fit is not None:
-        text += f"; about {show.plural(min(fit, capacity), 'row')} fit"
-        text += ", all of the capacity" if fit >= capacity else ""
-        if fit < capacity:
-            text += f" of {show.count(capacity)}: heap_bytes is the tighter bound"
-        if 2 * fit < capacity:
-            text += ", and too small for half of the rows"
+    if fit is not None and fit >= capacity:
+        text += "; all rows fit: capacity is the tighter bound"
+    elif fit is not None:
+        text += (
+            f"; about {show.plural(fit, 'row')} fit: heap_bytes is the tighter bound"
+        )
     return [("heap", text)]
 
 

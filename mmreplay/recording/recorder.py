@@ -452,8 +452,8 @@ def _open(
         if missing:
             warnings.warn(
                 f"{path} has no field {missing[0]!r}, whose values vary, so they are "
-                "left out as before. Add the field with add_field, or record to another "
-                "path, to store them.",
+                "left out as before. Add the field with add_field, or record to "
+                "another path, to store them.",
                 RuntimeWarning,
                 stacklevel=frames_to_caller(),
             )

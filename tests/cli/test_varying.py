@@ -137,15 +137,21 @@ def test_info_says_what_varies_and_stats_count_its_items(ring, capsys):
 
 def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     assert run(["info", str(ring)]) == 0
-    assert "of values that vary, an environment; about 20 rows fit, all of the cap" in (
-        " ".join(capsys.readouterr().out.split())
+    shown, warned = capsys.readouterr()
+    assert (
+        "of 64.00 KiB of values that vary (1%), 6 of 20 rows (30%), in the fullest "
+        "environment; all rows fit: capacity is the tighter bound"
+    ) in " ".join(shown.split())
+    assert "RAM, find 144 B at most where rows are looked up by a column" in (
+        " ".join(shown.split())
     )
+    assert warned == ""
     schema = mr.Schema({"mission": mr.Field.text(1000)})
     path = tmp_path / "small"
     with mr.ReplayBuffer.create(path, schema, 500, heap_bytes="64 KiB") as buffer:
         assert run(["info", str(path)]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "0 B of 64.00 KiB of values that vary, an environment" in shown
+        assert "0 B of 64.00 KiB of values that vary (0%), 0 of 500 rows (0%)" in shown
         buffer.extend(mission=["x" * 800] * 400)
         alive = int(buffer.sizes[0])
     assert run(["info", str(path), "--json"]) == 0
@@ -157,10 +163,32 @@ def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     fit = heap["rows_that_fit"]
     assert fit == 61_440 * alive // heap["used"][0]
     assert fit in (75, 76)
+    assert heap["rows"] == [alive]
     assert run(["info", str(path)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    text = f"about {fit} rows fit of 500: heap_bytes is the tighter bound, and too"
-    assert text in shown
+    shown, warned = capsys.readouterr()
+    text = f"about {fit} rows fit: heap_bytes is the tighter bound"
+    assert text in " ".join(shown.split())
+    assert warned == (
+        f"mmreplay: {path}: the heap holds the values of about {fit} rows, less than "
+        "half of the capacity of 500. Give it more bytes with mmreplay resize "
+        "--heap-bytes, or lower the capacity\n"
+    )
+    assert run(["resize", str(path), "500", "--heap-bytes", "1 MiB", "--yes"]) == 0
+    assert f"0 rows removed, {alive} steps left" in capsys.readouterr().out
+    assert run(["info", str(path)]) == 0
+    shown, warned = capsys.readouterr()
+    assert "of 1.00 MiB of values that vary" in " ".join(shown.split())
+    assert warned == ""
+    assert run(["resize", str(path), "500", "--heap-bytes", "16 KiB", "--yes"]) == 0
+    left = (16384 - 1024) // 800
+    expected = f"{alive - left} rows removed, {left} steps left"
+    assert expected in capsys.readouterr().out
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.sizes.tolist() == [left]
+    assert run(["resize", str(path), "9", "--heap-bytes", "none"]) == 3
+    assert "heap_bytes must be a size such as '1 GiB', got 'none'" in (
+        capsys.readouterr().err
+    )
     plain = tmp_path / "plain"
     mr.ReplayBuffer.create(plain, mr.Schema({"x": mr.Field((), "int8")}), 9).close()
     assert run(["info", str(plain), "--json"]) == 0
