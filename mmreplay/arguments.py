@@ -196,3 +196,17 @@ def format_size(nbytes: float) -> str:
         nbytes /= 1024
         step += 1
     return f"{nbytes:,.0f} B" if step == 0 else f"{nbytes:,.2f} {UNITS[step]}"
+
+
+def printable(text: str) -> str:
+    """A text in which nothing but what is seen reaches a terminal, or a page.
+
+    Names come from files that anybody may have made: escape sequences in them would
+    move the cursor or set a title, a line break would forge a line of ours, and half
+    a surrogate pair, which stands for a byte that is no UTF-8, cannot be printed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )

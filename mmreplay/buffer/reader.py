@@ -1248,6 +1248,27 @@ class GenerationReader(StartView):
             for path, field in zip(paths, fields, strict=True)
         }
 
+    def lengths(self, path: str, env_ids: ArrayLike, positions: ArrayLike) -> Ids:
+        """Lengths of the values of a field that varies, read without the values.
+
+        Args:
+            path: The field.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape.
+
+        Returns:
+            int64 ``[*broadcast]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        before = self.limits_before
+        ids, pos = self._check_rows(env_ids, positions)
+        references = self.read((path,), ids.ravel(), pos.ravel())[path]
+        lengths: Ids = references["length"].astype(np.int64)
+        self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
+        return lengths.reshape(ids.shape)
+
     def get_flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
         """Flags of given rows; see `ReplayBuffer.flags`."""
         before = self.limits_before

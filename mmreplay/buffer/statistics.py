@@ -118,7 +118,7 @@ def buffer_facts(buffer: ReplayBuffer) -> dict[str, Any]:
         "roles": dict(metadata.schema.roles),
         "user": metadata.user,
         **_contents(buffer),
-        **_heap_facts(buffer),
+        **({} if (heap := heap_facts(buffer)) is None else {"heap": heap}),
         "index_nbytes": BYTES_A_ROW * int(buffer.span.lengths.sum()),
         "disk": folder_nbytes(buffer.path),
         "commit": commit_facts(buffer),
@@ -162,11 +162,11 @@ def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
     }
 
 
-def _heap_facts(buffer: ReplayBuffer) -> dict[str, Any]:
-    """How full the heaps are, and how many rows fit; nothing where no field varies."""
+def heap_facts(buffer: ReplayBuffer) -> dict[str, Any] | None:
+    """How full the heaps are, and how many rows fit; None where no field varies."""
     metadata, used = buffer.metadata, buffer.view.heap_used
     if used is None:
-        return {}
+        return None
     rows, nbytes = buffer.span.lengths, metadata.heap_nbytes
     # What may be given up ahead is not for rows: see `HeapSpace`.
     free = nbytes - heap_reserve_nbytes(metadata.schema, nbytes)
@@ -175,12 +175,10 @@ def _heap_facts(buffer: ReplayBuffer) -> dict[str, Any]:
     if held.any():
         fit = int((free * rows[held] // used[held]).min())
     return {
-        "heap": {
-            "heap_bytes": nbytes,
-            "used": used.tolist(),
-            "rows": rows.tolist(),
-            "rows_that_fit": fit,
-        }
+        "heap_bytes": nbytes,
+        "used": used.tolist(),
+        "rows": rows.tolist(),
+        "rows_that_fit": fit,
     }
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmreplay.arguments import format_size as format_size
+from mmreplay.arguments import printable as printable
 
 if TYPE_CHECKING:
     from mmreplay.stats import Progress
@@ -52,20 +53,6 @@ def format_time(time_ns: int) -> str:
 def plural(number_: int, noun: str) -> str:
     """``"1 step"``, ``"2,000 steps"``."""
     return f"{count(number_)} {noun}{'' if number_ == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """A text in which nothing but what is seen reaches a terminal.
-
-    Names come from files that anybody may have made: escape sequences in them would
-    move the cursor or set a title, a line break would forge a line of ours, and half
-    a surrogate pair, which stands for a byte that is no UTF-8, cannot be printed.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def print_line(text: str) -> None:

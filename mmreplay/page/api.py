@@ -77,6 +77,7 @@ from mmreplay.page.shown import (
     rows_version,
     stamp_of,
 )
+from mmreplay.page.varying import name_of, numbers_of
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
 from mmreplay.stats import Moments, moments_of
 
@@ -380,7 +381,8 @@ def answer_curve(request: PageRequest) -> PageAnswer:
     known = request.known(version)
     if known is not None:
         return known
-    field_ = request.buffer.schema[path]
+    stored = request.buffer.schema[path]
+    field_ = numbers_of(stored)
     if low >= max(1, math.prod(field_.shape)):
         raise Refusal(
             BAD, f"c0 must be below {math.prod(field_.shape):,}, the components of "
@@ -397,7 +399,8 @@ def answer_curve(request: PageRequest) -> PageAnswer:
         "nonfinite": curve.num_nonfinite,
         "integer": field_.numpy.kind in "iub" and field_.dtype != "bfloat16",
         "names": [
-            component_name(path, low + number, field_.shape) for number in range(count)
+            component_name(name_of(path, stored), low + number, field_.shape)
+            for number in range(count)
         ],
     }
     if curve.offsets:

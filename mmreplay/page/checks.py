@@ -162,6 +162,7 @@ def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
         facts
         for facts in fields
         if facts.role in ("observation", "action") and facts.rows >= MIN_ROWS
+        if not facts.varies
     ]
     found = [finding for facts in checked if (finding := check_constant(facts))]
     frames = [facts for facts in checked if facts.image is not None]
@@ -318,6 +319,26 @@ def check_never_drawn(num_never: int, steps: int) -> PageFinding | None:
         f"{num_never:,} of {steps:,} steps ({_share(num_never / steps)}): their next "
         "observation is not stored. Pass final_observation= to add where an episode is "
         "truncated.",
+        "storage",
+    )  # fmt: skip
+
+
+def check_heap(heap: Mapping[str, Any] | None, capacity: int) -> PageFinding | None:
+    """Check that the heap has the bytes for half of the rows at least.
+
+    Args:
+        heap: See `heap_facts`; None where no field varies.
+        capacity: Rows of each environment.
+    """
+    if heap is None or heap["rows_that_fit"] is None:
+        return None
+    fit = heap["rows_that_fit"]
+    if 2 * fit >= capacity:
+        return None
+    return PageFinding(
+        "look", "heap", "The heap is too small for half of the rows",
+        f"The values of about {fit:,} of {capacity:,} rows fit into it: older rows are "
+        "dropped for want of space. Pass more heap_bytes to resize.",
         "storage",
     )  # fmt: skip
 

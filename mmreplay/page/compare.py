@@ -19,6 +19,7 @@ from mmreplay.page.sample import (
     sample_values,
     take_sample,
 )
+from mmreplay.page.varying import name_of, numbers_of
 from mmreplay.schema import Field, Schema
 from mmreplay.stats import count_values, edges_of, moments_of
 
@@ -62,9 +63,12 @@ def compare_buffers(
             for buffer, sample in zip(buffers, samples, strict=True)
         ]
         for number in range(values[0].shape[1]):
-            shared = shared_histogram(values[0][:, number], values[1][:, number], field)
+            shared = shared_histogram(
+                values[0][:, number], values[1][:, number], numbers_of(field)
+            )
             if shared is not None:
-                name = component_name(path, number, field.shape)
+                shape = numbers_of(field).shape
+                name = component_name(name_of(path, field), number, shape)
                 histograms.append({"name": name, "role": role, **shared})
     return {
         "schema": schema_differences(first.schema, second.schema),
@@ -84,6 +88,9 @@ def schema_differences(first: Schema, second: Schema) -> list[str]:
             found.append(f"{path} has the shapes {shapes}.")
         elif other.dtype != field.dtype:
             found.append(f"{path} has the dtypes {field.dtype} and {other.dtype}.")
+        elif (other.kind, other.max_length) != (field.kind, field.max_length):
+            kinds = f"{field.description} and {other.description}"
+            found.append(f"{path} is {kinds}.")
     found += [
         f"{path} is in the second buffer only."
         for path in second.fields

@@ -19,6 +19,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import StaleError
 from mmreplay.page.requests import NOT_FOUND, NOT_IN_RING, TOO_LARGE, Refusal
 from mmreplay.page.rows import MAX_TRIES
+from mmreplay.page.varying import numbers_of, read_numbers, read_texts
 from mmreplay.ring import Span
 from mmreplay.schema.convert import widen
 
@@ -116,7 +117,7 @@ def _read_curve(
     buckets: int,
     components: tuple[int, int],
 ) -> Curve:
-    field = buffer.schema[path]
+    field = numbers_of(buffer.schema[path])
     count, row_nbytes = stop - first, max(1, field.nbytes)
     if count * row_nbytes > MAX_NBYTES:
         raise Refusal(
@@ -131,7 +132,7 @@ def _read_curve(
     for row in range(0, count, rows_per_block):
         until = min(row + rows_per_block, count)
         positions = np.arange(first + row, first + until)
-        values = widen(buffer.get_field(path, env_id, positions), field)
+        values = widen(read_numbers(buffer, path, env_id, positions), field)
         values = values.reshape(len(positions), -1)[:, low:high]
         if values.dtype == bool:
             values = values.view(np.uint8)
@@ -295,7 +296,8 @@ def read_values(
         count: Rows; those that the buffer does not hold are left out.
 
     Returns:
-        ``first``, ``values`` by path (rows of at most 8 components) and ``flags``.
+        ``first``, ``values`` by path (rows of at most 8 components; a text of each
+        value that varies) and ``flags``.
 
     Raises:
         Refusal: No row is in the buffer.
@@ -307,13 +309,16 @@ def read_values(
         raise nothing_there(span, env_id, asked)
     positions = np.arange(first, stop)
     fields = buffer.schema.fields
-    paths = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]
+    small = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]
+    paths = [path for path in small if not fields[path].varies]
     columns = buffer.get_fields(paths, env_id, positions) if paths else {}
-    values = {
-        path: widen(columns[path], fields[path]).reshape(len(positions), -1)[
+    values: dict[str, Any] = {
+        path: read_texts(buffer, path, env_id, positions)
+        if fields[path].varies
+        else widen(columns[path], fields[path]).reshape(len(positions), -1)[
             :, :MAX_VALUES_COMPONENTS
         ]
-        for path in paths
+        for path in small
     }
     return {
         "first": first,

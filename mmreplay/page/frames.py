@@ -81,6 +81,8 @@ def recognize(field: Field) -> ImageLayout | None:
     """
     shape = field.shape
     candidates: tuple[str, ...]
+    if field.varies:
+        return None
     if len(shape) == 2:
         candidates = ("HW",)
     elif len(shape) == 3:
@@ -112,6 +114,11 @@ def stated(path: str, field: Field, axes: str) -> ImageLayout:
     Raises:
         SchemaError: The axes are no layout, or the field does not have it.
     """
+    if field.varies:
+        raise SchemaError(
+            f"{path} must have one shape to be an image, but its length varies. Leave "
+            f"--image {path}={axes} out."
+        )
     letters = axes.upper()
     wanted = {2: "HW", 3: "HWC", 4: "NHWC"}.get(len(field.shape))
     if wanted is None:

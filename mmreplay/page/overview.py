@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import format_size
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import OPENINGS, folder_nbytes
+from mmreplay.buffer.statistics import OPENINGS, folder_nbytes, heap_facts
 from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
 from mmreplay.episodes.starts import num_legal
@@ -29,7 +30,8 @@ from mmreplay.page.sample import (
     take_sample,
 )
 from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
-from mmreplay.schema import Schema
+from mmreplay.page.varying import name_of
+from mmreplay.schema import Field, Schema
 
 NEWEST_EPISODES = 4096
 MAX_POINTS = 2000
@@ -82,6 +84,7 @@ def make_overview(
             checks.check_dominates(
                 int(columns.lengths.max(initial=0)), steps_of_episodes, len(columns)
             ),
+            checks.check_heap(heap_facts(buffer), metadata.ring.capacity),
             checks.check_never_drawn(num_never, num_steps),
             checks.check_behind(heads),
             checks.check_reset_rows(find_reset_rows_of(buffer)),
@@ -111,7 +114,11 @@ def make_overview(
                 "integer": fact.kind != "f",
                 "components": [
                     {
-                        "name": component_name(fact.path, number, fact.shape),
+                        "name": component_name(
+                            name_of(fact.path, buffer.schema[fact.path]),
+                            number,
+                            fact.shape,
+                        ),
                         **histogram.to_json(),
                     }
                     for number, histogram in enumerate(fact.histograms)
@@ -275,8 +282,9 @@ def fields_of(
         fact, layout = known.get(path), image_layouts.get(path)
         entry = {
             "path": path,
-            "dtype": field.dtype,
-            "shape": list(field.shape),
+            "dtype": field.dtype if field.kind == "array" else field.kind,
+            "shape": shape_of(field),
+            "varies": field.varies,
             "nbytes": field.nbytes,
             "role": roles[path],
             "mutable": field.mutable,
@@ -294,6 +302,13 @@ def fields_of(
             }
         found.append(entry)
     return found
+
+
+def shape_of(field: Field) -> list[int | str | None]:
+    """The axes of a field's rows; of one that varies with its longest length."""
+    if field.varies:
+        return [f"0 to {field.max_length:,}", *field.inner]
+    return list(field.shape)
 
 
 def storage_of(
@@ -314,6 +329,12 @@ def storage_of(
         "opening": words_of_opening(shown, buffer),
         "row_nbytes": metadata.schema.row_nbytes,
     }
+    heap = heap_facts(buffer)
+    if heap is not None:
+        facts["heap"] = (
+            f"{format_size(max(heap['used']))} of {format_size(heap['heap_bytes'])} "
+            f"({max(heap['used']) / heap['heap_bytes']:.0%})"
+        )
     if folder is not None:
         facts |= {"disk": folder_nbytes(folder), "commit": last_commit(buffer)}
     return facts

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import StaleError
+from mmreplay.page.varying import read_numbers
 
 MAX_TRIES = 8
 """Each leaves twice as many rows out as were overwritten during the one before."""
@@ -32,7 +33,8 @@ def read_left(
         positions: int64 ``[B]``.
 
     Returns:
-        Which rows were read, bool ``[B]``, and their values ``[N, *shape]``.
+        Which rows were read, bool ``[B]``, and their values ``[N, *shape]``; see
+        `read_numbers`.
     """
     margin = np.zeros(buffer.num_envs, np.int64)
     for _ in range(MAX_TRIES):
@@ -40,8 +42,8 @@ def read_left(
         left = positions >= (span.first + margin)[env_ids]
         left &= positions < span.stop[env_ids]
         try:
-            return left, buffer.get_field(path, env_ids[left], positions[left])
+            return left, read_numbers(buffer, path, env_ids[left], positions[left])
         except StaleError:
             margin = 2 * (margin + buffer.span.first - span.first)
     none = np.zeros(0, np.int64)
-    return np.zeros(len(positions), bool), buffer.get_field(path, none, none)
+    return np.zeros(len(positions), bool), read_numbers(buffer, path, none, none)

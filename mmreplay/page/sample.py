@@ -20,6 +20,7 @@ from mmreplay.episodes import FINAL, START
 from mmreplay.errors import StaleError
 from mmreplay.page.frames import ImageLayout
 from mmreplay.page.rows import read_left
+from mmreplay.page.varying import numbers_of
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.stats import Moments, count_values, edges_of, moments_of
@@ -139,7 +140,7 @@ def sample_blocks(
     Raises:
         StaleError: All of the rows were overwritten.
     """
-    field = buffer.schema[path]
+    field = numbers_of(buffer.schema[path])
     step = max(1, BLOCK_NBYTES // max(1, field.nbytes))
     joined, some = False, False
     for first in range(0, len(sample), step):
@@ -169,7 +170,7 @@ def sample_values(
     Returns:
         ``[N, components]``, N as `rows_of` has it; bfloat16 as float32.
     """
-    some = sample.at_most(rows_of(buffer.schema[path], together=True))
+    some = sample.at_most(rows_of(numbers_of(buffer.schema[path]), together=True))
     blocks = sample_blocks(buffer, path, some)
     return np.concatenate([values[:, :components].copy() for _, values in blocks])
 
@@ -223,6 +224,7 @@ class FieldFacts:
 
     Attributes:
         path: The field.
+        varies: Values vary in length, and these are facts about their lengths.
         role: The role that it, or a branch above it, plays; or ``""``.
         shape: Of one row.
         kind: Of the dtype: ``"f"``, ``"i"``, ``"u"`` or ``"b"``.
@@ -247,6 +249,7 @@ class FieldFacts:
     """
 
     path: str
+    varies: bool
     role: str
     shape: tuple[int, ...]
     kind: str
@@ -300,7 +303,7 @@ def measure(
         sample: At least one step.
         image: How frames lie in it, if it is an image.
     """
-    field = buffer.schema[path]
+    varies, field = buffer.schema[path].varies, numbers_of(buffer.schema[path])
     counted = role in ("action", "reward") and image is None
     some = sample.at_most(rows_of(field, together=counted))
     moments, num_nan, repeats, nonzero = Moments(), 0, 0, 0
@@ -341,6 +344,9 @@ def measure(
     assert last is not None
     known = last[0] if known is None else known
     constant = np.flatnonzero(~changing & np.isfinite(known))
+    if varies:
+        # Values of one length differ all the same.
+        constant = constant[:0]
     floats = last.dtype.kind == "f"
     none = np.zeros(0)
     at_limits, lows, highs = none, none, none
@@ -352,12 +358,14 @@ def measure(
         if blocks
     )
     top_value, top_share, num_values = math.nan, 0.0, 0
-    if blocks and role == "action" and not floats and len(changing) == 1:
+    single = len(changing) == 1 and not varies
+    if blocks and role == "action" and not floats and single:
         distinct, counts = np.unique(np.concatenate(blocks), return_counts=True)
         top_value = float(distinct[counts.argmax()])
         top_share, num_values = float(counts.max() / counts.sum()), len(distinct)
     return FieldFacts(
         path=path,
+        varies=varies,
         role=role,
         shape=field.shape,
         kind=last.dtype.kind,

@@ -36,6 +36,7 @@ from mmreplay.page.episodes import (
 from mmreplay.page.frames import layouts
 from mmreplay.page.requests import Refusal
 from mmreplay.page.static_files import static_files
+from mmreplay.page.varying import numbers_of
 from mmreplay.page.wire import JSON_TYPE, encode_json
 from mmreplay.stats import Progress
 
@@ -370,7 +371,7 @@ def _episode(
             continue
         if (end - begin) * schema_field.nbytes > MAX_CURVE_NBYTES:
             continue
-        size = int(np.prod(schema_field.shape, dtype=np.int64))
+        size = int(np.prod(numbers_of(schema_field).shape, dtype=np.int64))
         for low in range(0, min(size, MAX_COMPONENTS), COMPONENTS):
             found = saver.answer(
                 f"{base}/curve", field=path, env=env_id, first=begin, stop=end,

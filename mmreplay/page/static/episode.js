@@ -295,6 +295,7 @@
     }
 
     function valueText(path, components) {
+      if (typeof components === "string") return components; // of a value that varies
       const isWhole = /^u?int/.test(overview.fields.find((each) => each.path === path)?.dtype);
       const one = (value) => {
         if (typeof value === "boolean") return value ? "yes" : "no";
@@ -544,7 +545,7 @@
         el(
           "div",
           { class: "curve", "data-curve": title },
-          el("header", {}, el("h3", {}, title), grouping(fields), remark, pagers, el("span", { class: "grow" }), legend),
+          el("header", {}, el("h3", {}, fields.map((each) => each.path + (each.varies ? " (length)" : "")).join(" + ")), grouping(fields), remark, pagers, el("span", { class: "grow" }), legend),
           box,
         ),
       );

@@ -484,7 +484,11 @@
     return section("c8", "fields", "Fields", `${size(total)} a row`, scroll);
   }
 
-  const limit = (field, value) => (field.dtype === "bool" && value != null ? (value ? "true" : "false") : number(value));
+  const limit = (field, value) => {
+    if (value == null) return number(value);
+    if (field.dtype === "bool") return value ? "true" : "false";
+    return number(value) + (field.varies ? " long" : "");
+  };
 
   function storage(overview) {
     const facts = overview.storage;
@@ -497,6 +501,7 @@
       ["created", facts.created.replace("T", " ").replace("Z", " UTC")],
       // Of a sparse file; small ones take whole blocks, which are more than their bytes.
       ...(facts.disk ? [["on disk", size(facts.disk.allocated) + (facts.disk.allocated < facts.disk.apparent ? ` of ${size(facts.disk.apparent)}` : "")]] : []),
+      ...(facts.heap ? [["heap", facts.heap]] : []),
       ["never drawn", plural(facts.never_drawn, "step")],
       ["opening", facts.opening],
       ["path", facts.path],

@@ -1,0 +1,111 @@
+"""Values that vary, as the page shows them: lengths as numbers, beginnings as text.
+
+Curves, histograms and findings take one number a row of each component: of a field that
+varies that is the length of the value. Lengths are read without the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.arguments import printable
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.schema import Field
+from mmreplay.schema.convert import widen
+
+LENGTH = Field((), "int64")
+MAX_VALUE_NBYTES, MAX_READ_NBYTES = 64 << 10, 4 << 20
+"""Of a value that is shown; of the values of one answer, whose other rows show their
+lengths alone."""
+TEXT_CHARACTERS, HEX_BYTES, ITEMS = 400, 32, 8
+
+
+def numbers_of(field: Field) -> Field:
+    """The field of the numbers that are drawn of a field: lengths where it varies."""
+    return LENGTH if field.varies else field
+
+
+def read_numbers(
+    buffer: ReplayBuffer, path: str, env_ids: ArrayLike, positions: ArrayLike
+) -> NDArray[Any]:
+    """Read a field, or the lengths of its values where it varies.
+
+    Args:
+        buffer: Open in any mode.
+        path: The field.
+        env_ids: As `ReplayBuffer.get_field` takes them.
+        positions: Likewise.
+
+    Raises:
+        StaleError: A position is not in the buffer.
+    """
+    if buffer.schema[path].varies:
+        return buffer.view.lengths(path, env_ids, positions)
+    return buffer.get_field(path, env_ids, positions)
+
+
+def name_of(path: str, field: Field) -> str:
+    """The name of what is drawn of a field."""
+    return f"length of {path}" if field.varies else path
+
+
+def read_texts(
+    buffer: ReplayBuffer, path: str, env_id: int, positions: NDArray[np.int64]
+) -> list[str]:
+    """Read the values of neighbouring rows, each as a text of what it begins with.
+
+    Nothing of it is a control character: those are spelled out.
+
+    Args:
+        buffer: Open in any mode.
+        path: A field that varies.
+        env_id: The environment.
+        positions: int64 ``[N]``.
+
+    Raises:
+        StaleError: A position is not in the buffer.
+        CorruptError: A value is damaged.
+    """
+    field = buffer.schema[path]
+    lengths = buffer.view.lengths(path, env_id, positions)
+    nbytes = lengths * field.inner_nbytes
+    short = np.flatnonzero(nbytes <= MAX_VALUE_NBYTES)
+    short = short[np.cumsum(nbytes[short]) <= MAX_READ_NBYTES]
+    values = buffer.get_field(path, env_id, positions[short])
+    texts = [f"{_count(length, field)}, not shown" for length in lengths.tolist()]
+    for at, value in zip(short.tolist(), values, strict=True):
+        texts[at] = text_of(value, field)
+    return texts
+
+
+def text_of(value: NDArray[Any], field: Field) -> str:
+    """What a value begins with, and how long it is.
+
+    Args:
+        value: The items ``[length, *inner]``.
+        field: Of the value.
+    """
+    count = _count(len(value), field)
+    if field.kind == "text":
+        # A damaged one is shown, too.
+        text = value.tobytes().decode(errors="replace")
+        more = f"… ({count})" if len(text) > TEXT_CHARACTERS else ""
+        return printable(text[:TEXT_CHARACTERS]) + more
+    if field.kind == "bytes":
+        more = "…" if len(value) > HEX_BYTES else ""
+        return f"{value[:HEX_BYTES].tobytes().hex(' ')}{more} ({count})".lstrip()
+    items = widen(value[:ITEMS], field).reshape(-1)[:ITEMS].tolist()
+    shown = [f"{item:.6g}" if isinstance(item, float) else str(item) for item in items]
+    if value.size > len(items):
+        shown.append("…")
+    return f"{count}: [{', '.join(shown)}]"
+
+
+def _count(length: int, field: Field) -> str:
+    """A length with its unit, and the axes of an item."""
+    unit = "item" if field.kind == "array" else "byte"
+    each = f" of {list(field.inner)}" if field.inner else ""
+    return f"{length:,} {unit}{'' if length == 1 else 's'}{each}"
