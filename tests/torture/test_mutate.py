@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer import reader
+from mmreplay.repairing.values import ValueScan
 from mmreplay.verify import slots
 from mmreplay.verify.rows import SumCheck
 from tools.torture import mutate
 from tools.torture.damages import Damage, damaged
 from tools.torture.powerloss import Report
+from tools.torture.rows import HEAPED
 from tools.torture.specimens import alive, one_boot, specimens
 
 
@@ -32,9 +35,43 @@ def test_nothing_is_found_in_many_damaged_buffers():
     assert report.findings == {}, report.examples
 
 
+def test_no_forged_reference_or_heap_passes_for_a_whole_one():
+    report = mutate.attack(60, 33, geometries=HEAPED)
+    assert report.findings == {}, report.examples
+    assert report.states == 60
+    for happened in ("verify: damaged", "read: right", "repair: cut", "draw: drawn"):
+        assert report.seen[happened] > 5, happened
+    assert report.seen["read: CorruptError"] > 10
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_many_forged_references_and_heaps():
+    report = mutate.attack(2000, 34, geometries=HEAPED)
+    assert report.findings == {}, report.examples
+
+
+def every(references, *_):
+    """All of them are legal."""
+    return np.ones(len(references), bool)
+
+
+def none(*_):
+    """No row is damaged."""
+    return []
+
+
+@pytest.mark.parametrize(
+    "patch", [(reader, "legal", every), (ValueScan, "damaged", none)]
+)
+def test_values_that_are_not_checked_are_noticed(patch):
+    with mock.patch.object(*patch):
+        report = mutate.attack(60, 33, geometries=HEAPED)
+    assert report.findings
+
+
 def test_what_is_not_damaged_is_well_and_shows_all_that_was_committed(tmp_path):
     path = tmp_path / "buffer"
-    for specimen in specimens():
+    for specimen in specimens() + specimens(HEAPED):
         mutate.put(path, specimen.files)
         with one_boot():
             assert mr.verify_buffer(path).ok

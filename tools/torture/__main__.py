@@ -35,6 +35,9 @@ def show(name: str, report: Report, started: float) -> int:
 
 ENGINES = {"memmap": GEOMETRIES, "heap": HEAPED, "zarr": SHARDED}
 """Buffers to attack; those of the memmap engine with values that vary apart."""
+HEAP = "heap"
+"""Beside the formats of `forged`: buffers with values that vary, whose references,
+heaps, records and metadata are forged."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         harm.add_argument("--first", type=int, default=0, help="number of the first")
         harm.add_argument("--verbose", action="store_true", help="print each try")
         if name == "forged":
-            harm.add_argument("--format", choices=forged.FORMATS, default=None)
+            formats = (*forged.FORMATS, HEAP)
+            harm.add_argument("--format", choices=formats, default=None)
     attack("actors", "eight writers and a learner", "kills", 1000)
     lasting = attack("soak", "five processes for long", "rows", 100_000_000)
     lasting.add_argument("--seconds", type=float, default=1800.0, help="at least")
@@ -150,10 +154,12 @@ def _peers(arguments: argparse.Namespace, started: float) -> int:
 
 def _forged(arguments: argparse.Namespace, started: float) -> int:
     code = 0
-    for name in [arguments.format] if arguments.format else forged.FORMATS:
-        report = forged.attack(
-            name, arguments.count, arguments.seed, arguments.first, arguments.verbose
-        )
+    tries = arguments.count, arguments.seed, arguments.first, arguments.verbose
+    for name in [arguments.format] if arguments.format else (*forged.FORMATS, HEAP):
+        if name == HEAP:
+            report = mutate.attack(*tries, HEAPED)
+        else:
+            report = forged.attack(name, *tries)
         code |= show(f"forged {name}", report, started)
     return code
 

@@ -19,9 +19,11 @@ import numpy as np
 from mmreplay.format import commit, metadata
 from mmreplay.format.commit import seal
 from mmreplay.samplers import priority_file
+from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.layout import record_layout
 from tools.torture import forged
-from tools.torture.forged import Rng
-from tools.torture.specimens import Contents, Specimen
+from tools.torture.forged import LIMITS, Rng
+from tools.torture.specimens import FOLDER, Contents, Specimen
 
 SPARSE_NBYTES = 1 << 40
 OUTSIDE = "outside"
@@ -59,8 +61,10 @@ class Damage:
 def damaged(specimen: Specimen, rng: Rng) -> Damage:
     """Damage that depends on the generator alone."""
     damage = Damage(dict(specimen.files), {}, [specimen.name])
+    has_heap = any(name.endswith("/heap.bin") for name in specimen.files)
+    ways = WAYS + HEAP_WAYS if has_heap else WAYS
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
-        way = WAYS[int(rng.integers(len(WAYS)))]
+        way = ways[int(rng.integers(len(ways)))]
         name = _name(damage.files, rng)
         damage.descriptions.append(f"{way.__name__.strip('_')} {name}")
         way(damage, name, specimen, rng)
@@ -144,6 +148,61 @@ def _sealed_commit(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> N
         part = bytearray(data[size * slot : size * (slot + 1)])
         if len(part) > 2 * SECTOR:
             _number(part, rng, [8, 16, 24, 64, 88, *range(128, 256, 8)])
+            seal(part)
+            data[size * slot : size * (slot + 1)] = part
+    damage.files[name] = bytes(data)
+    damage.lawful = False
+
+
+def _references(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let rows name values elsewhere; sometimes no checksum is left to tell."""
+    name = _last(damage.files, "records.bin")
+    if damage.files[name] != specimen.files[name]:
+        return
+    known = metadata.decode(specimen.files[metadata.FILE_NAME], Path(FOLDER))
+    record = record_layout(known.schema).record
+    assert record is not None
+    rows = np.frombuffer(bytearray(damage.files[name]), record)
+    for path in known.schema.varying:
+        column = rows[path]
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(len(rows)))
+            other = column[int(rng.integers(len(rows)))].copy()
+            member = str(rng.choice(REFERENCE.names))
+            near = int(other[member]) + int(rng.integers(-16, 17)) * int(
+                rng.integers(9)
+            )
+            extreme = LIMITS[int(rng.integers(len(LIMITS)))]
+            number = near if rng.random() < 0.5 else extreme
+            if rng.random() < 0.7:
+                bits = 8 * REFERENCE[member].itemsize
+                other[member] = np.array(number % (1 << bits), f"u{bits // 8}").view(
+                    REFERENCE[member]
+                )
+            column[at] = other
+    damage.files[name] = rows.tobytes()
+    if rng.random() < 0.5:
+        sums = _last(damage.files, "sums.bin")
+        damage.files[sums] = bytes(len(damage.files[sums]))
+
+
+def _heap(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Change bytes of the heap, put an older one back, or cut it."""
+    name = _last(damage.files, "heap.bin")
+    way = (_bytes, _bytes, _sector, _older)[int(rng.integers(4))]
+    way(damage, name, specimen, rng)
+
+
+def _sealed_heads(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let heap heads and heap tails of a record lie under a right checksum."""
+    name = _last(damage.files, "COMMIT")
+    data = bytearray(damage.files[name])
+    size = len(data) // commit.NUM_SLOTS
+    num_envs = len(specimen.committed)
+    for slot in rng.integers(commit.NUM_SLOTS, size=rng.integers(1, 5)).tolist():
+        part = bytearray(data[size * slot : size * (slot + 1)])
+        if len(part) > 2 * SECTOR:
+            _number(part, rng, [*range(128 + 32 * num_envs, 128 + 48 * num_envs, 8)])
             seal(part)
             data[size * slot : size * (slot + 1)] = part
     damage.files[name] = bytes(data)
@@ -244,6 +303,8 @@ WAYS = (
     *(_bytes, _bytes, _bytes, _bytes, _sector, _sector, _older, _swap, _swap_slots),
     *(_sealed_commit, _sealed_state, _sealed_metadata, _numbers, _odd),
 )
+HEAP_WAYS = (*(_references,) * 6, *(_heap,) * 3, _sealed_heads, _sealed_heads)
+"""Of buffers with values that vary, beside the others."""
 ODDS: tuple[Odd, ...] = (
     *(_removed, _link, _link_to_itself, _link_to_device, _pipe, _folder, _terabyte),
 )

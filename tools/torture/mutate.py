@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import mmreplay as mr
 from mmreplay.errors import (
@@ -43,6 +44,7 @@ from mmreplay.verify import VerifyReport
 from tools.torture import forged
 from tools.torture.damages import Damage, damaged
 from tools.torture.powerloss import Report
+from tools.torture.rows import GEOMETRIES, SHARDED, Geometry
 from tools.torture.specimens import (
     FOLDER,
     Contents,
@@ -123,7 +125,7 @@ class Try:
         ray_files.write_epochs(self.path, ray_files.read_epochs(self.path))
 
     def _read(self) -> None:
-        with mr.ReplayBuffer.open(self.path) as buffer:
+        with mr.ReplayBuffer.open(self.path, check_values=True) as buffer:
             found = alive(buffer)
             if not self.damage.lawful:
                 self.report.seen["read: forged"] += 1
@@ -186,7 +188,9 @@ class Try:
                 if len(alive(buffer)) != made.rows:
                     self.faults.append("repaired: not as many rows as were told")
             well = self.verified is not None and self.verified.ok
-            if well and made.cut_rows and self.damage.lawful:
+            # Intact rows make space for the reserve of a new heap.
+            lost = [cut for cut in made.cuts if cut.why != "heap"]
+            if well and lost and self.damage.lawful:
                 self.faults.append(f"cut unsaid: {made.cuts[:2]}, and verify is well")
             self.report.seen["repair: cut" if made.cuts else "repair: all"] += 1
         finally:
@@ -197,7 +201,9 @@ class Try:
         with buffer:
             lead = (3, buffer.num_envs)
             zeros = {
-                path: np.zeros((*lead, *field.shape), field.numpy)
+                path: [[_short(field)] * lead[1]] * lead[0]
+                if field.varies
+                else np.zeros((*lead, *field.shape), field.numpy)
                 for path, field in buffer.schema.fields.items()
             }
             buffer.extend(unflatten(zeros))
@@ -210,7 +216,19 @@ class Try:
             alive(buffer)
 
 
-def attack(count: int, seed: int, first: int = 0, verbose: bool = False) -> Report:
+def _short(field: mr.Field) -> NDArray[np.generic]:
+    """A short value of a field that varies."""
+    assert field.max_length is not None
+    return np.zeros((min(9, field.max_length), *field.inner), field.numpy)
+
+
+def attack(
+    count: int,
+    seed: int,
+    first: int = 0,
+    verbose: bool = False,
+    geometries: tuple[Geometry, ...] = GEOMETRIES + SHARDED,
+) -> Report:
     """Look at damaged buffers.
 
     Args:
@@ -218,6 +236,7 @@ def attack(count: int, seed: int, first: int = 0, verbose: bool = False) -> Repo
         seed: With the number of a try says what is done.
         first: Number of the first try.
         verbose: Print each try before it is made.
+        geometries: Of the buffers.
     """
     report = Report()
     shm = Path("/dev/shm")
@@ -225,7 +244,7 @@ def attack(count: int, seed: int, first: int = 0, verbose: bool = False) -> Repo
         prefix="torture-", dir=shm if shm.is_dir() else None
     ) as name:
         folder = Path(name)
-        bases = specimens()
+        bases = specimens(geometries)
         stop = first + count
         while first < stop:
             first = _chunk(folder, bases, (first, stop), seed, verbose, report)

@@ -24,6 +24,7 @@ from mmreplay import process
 from mmreplay.disk.files import BIRTH, File, Identity
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import FrozenEpoch, Lease, Leases
+from mmreplay.ragged import Ragged
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.testing.disks import using
 from tools.torture.forged import Unsynced
@@ -95,16 +96,26 @@ def alive(buffer: mr.ReplayBuffer) -> Rows:
     positions = np.arange(len(env_ids)) - starts[env_ids] + span.first[env_ids]
     if not len(env_ids):
         return {}
-    columns = [
-        np.ascontiguousarray(buffer.get_field(path, env_ids, positions))
+    columns = {
+        path: buffer.get_field(path, env_ids, positions)
         for path in buffer.schema.paths
         if path != MUTABLE and path not in SERVED
+    }
+    fixed = [
+        np.ascontiguousarray(column)
+        for column in columns.values()
+        if not isinstance(column, Ragged)
     ]
-    columns.append(flags_of(buffer, env_ids, positions))
-    wide = [column.reshape(len(env_ids), -1).view(np.uint8) for column in columns]
+    fixed.append(flags_of(buffer, env_ids, positions))
+    wide = [column.reshape(len(env_ids), -1).view(np.uint8) for column in fixed]
     places = zip(env_ids.tolist(), positions.tolist(), strict=True)
     packed = np.concatenate(wide, axis=1)
-    return {at: row.tobytes() for at, row in zip(places, packed, strict=True)}
+    rows = {at: row.tobytes() for at, row in zip(places, packed, strict=True)}
+    for column in columns.values():
+        if isinstance(column, Ragged):
+            for at, value in zip(rows, column, strict=True):
+                rows[at] += len(value).to_bytes(4) + value.tobytes()
+    return rows
 
 
 def contents(folder: Path) -> Contents:
@@ -117,12 +128,14 @@ def contents(folder: Path) -> Contents:
 
 
 @cache
-def specimens() -> list[Specimen]:
+def specimens(
+    geometries: tuple[Geometry, ...] = GEOMETRIES + SHARDED,
+) -> list[Specimen]:
     """Make the specimens, once; they may be put anywhere, as `FOLDER`."""
     made = []
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, one_boot():
         path = Path(folder) / FOLDER
-        for number, geometry in enumerate(GEOMETRIES + SHARDED):
+        for number, geometry in enumerate(geometries):
             for closed in (True, False):
                 rng = np.random.default_rng([number, closed])
                 made.append(_specimen(path, geometry, closed, rng))
@@ -145,6 +158,7 @@ def _specimen(
         layout=geometry.layout,
         autoreset="same_step",
         commit_every=None,
+        heap_bytes=geometry.heap_bytes,
         sampler=sampler,
     )
     buffer.set_statistics({"mean": [1.5, -2.0]})
