@@ -168,7 +168,7 @@ def _references(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None
         for _ in range(int(rng.integers(1, 4))):
             at = int(rng.integers(len(rows)))
             other = column[int(rng.integers(len(rows)))].copy()
-            member = str(rng.choice(REFERENCE.names))
+            member = str(rng.choice(["position", "length", "crc"]))
             near = int(other[member]) + int(rng.integers(-16, 17)) * int(
                 rng.integers(9)
             )

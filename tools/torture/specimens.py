@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -96,7 +97,7 @@ def alive(buffer: mr.ReplayBuffer) -> Rows:
     positions = np.arange(len(env_ids)) - starts[env_ids] + span.first[env_ids]
     if not len(env_ids):
         return {}
-    columns = {
+    columns: dict[str, Any] = {
         path: buffer.get_field(path, env_ids, positions)
         for path in buffer.schema.paths
         if path != MUTABLE and path not in SERVED
