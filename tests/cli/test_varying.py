@@ -135,6 +135,27 @@ def test_info_says_what_varies_and_stats_count_its_items(ring, capsys):
     assert moments["cloud"].mean == pytest.approx(items.mean())
 
 
+def test_stored_text_is_never_printed_as_it_is(ring, capsys):
+    for command in ("info", "head", "stats", "verify"):
+        for options in ([], ["--json"]):
+            assert run([command, str(ring), *options]) == 0
+            shown, warned = capsys.readouterr()
+            lines = (shown + warned).splitlines()
+            assert all(line.isprintable() for line in lines), command
+    # Damage of a text is told of by its place, not by what it says.
+    heap = ring / "data-000001" / "heap.bin"
+    with heap.open("r+b") as file:
+        file.write(b"\x1b]0;title\x07")
+    assert run(["verify", str(ring)]) == 1
+    shown, warned = capsys.readouterr()
+    assert "field 'mission' of environment 0, position 0: the checksum" in shown
+    assert "\x1b" not in shown + warned
+    assert run(["head", str(ring)]) == 0
+    shown, _ = capsys.readouterr()
+    assert r"\x1b]0;title\x07" in shown
+    assert "\x1b" not in shown
+
+
 def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     assert run(["info", str(ring)]) == 0
     shown, warned = capsys.readouterr()
