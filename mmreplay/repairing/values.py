@@ -18,7 +18,7 @@ from mmreplay.format.heap import References, aligned, lay_out, nbytes_of, offset
 from mmreplay.format.metadata import Metadata, heap_reserve_nbytes
 from mmreplay.storage.layout import HEAP, record_layout
 from mmreplay.storage.store import CheckedStore
-from mmreplay.verify.values import CHUNK_ROWS, PIECE_NBYTES, StoredValues
+from mmreplay.verify.values import CHUNK_NBYTES, CHUNK_ROWS, StoredValues
 
 if TYPE_CHECKING:
     from mmreplay.repairing.scan import DamageScan
@@ -138,7 +138,7 @@ class ValueMover:
 
     def _copy(self, env_id: int, position: int, offset: int, nbytes: int) -> None:
         """Copy one value, from an offset of the old heap to a position of the new."""
-        edges = [*range(0, nbytes, PIECE_NBYTES), nbytes]
+        edges = [*range(0, nbytes, CHUNK_NBYTES), nbytes]
         for first, stop in pairwise(edges):
             data = self._old.pread(stop - first, offset + first)
             self._heap.write(env_id, position + first, memoryview(data))

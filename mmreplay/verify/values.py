@@ -17,8 +17,8 @@ from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 
 CHUNK_ROWS = 4096
-PIECE_NBYTES = 1 << 20
-"""Longer values are read piece by piece: a forged one may be of any length."""
+CHUNK_NBYTES = 1 << 20
+"""Longer values are read in chunks: a forged one may be of any length."""
 
 Array = NDArray[np.int64]
 
@@ -93,9 +93,9 @@ class StoredValues:
     def _checksum(self, nbytes: int, offset: int) -> int:
         """The checksum of bytes of the heap."""
         found, file = 0, self._opened[HEAP]
-        for at in range(0, nbytes, PIECE_NBYTES):
-            piece = file.pread(min(PIECE_NBYTES, nbytes - at), offset + at)
-            found = crc32c(piece, found)
+        for at in range(0, nbytes, CHUNK_NBYTES):
+            chunk = file.pread(min(CHUNK_NBYTES, nbytes - at), offset + at)
+            found = crc32c(chunk, found)
         return found
 
 

@@ -254,8 +254,8 @@ def test_a_heap_larger_than_its_disk_warns(tmp_path, disk, warned_by):
     disk["free"] = 8 << 20
     with pytest.warns(
         FullWarning,
-        match=r"the full ring takes 16\.0\d MiB and needs 16\.0\d MiB more, .* choose a "
-        r"smaller capacity or heap_bytes \(mmreplay plan",
+        match=r"the full ring takes 16\.0\d MiB and needs 16\.0\d MiB more, .* choose "
+        r"a smaller capacity or heap_bytes \(mmreplay plan",
     ):
         mr.ReplayBuffer.create(
             tmp_path / "ring", schema, 1000, heap_bytes="16 MiB"

@@ -126,7 +126,7 @@ def test_values_at_a_step_are_texts_without_control_characters(ask, path):
     assert values["reward"][0] == [30 % 11]
 
 
-def test_long_values_are_cut_and_very_long_ones_are_not_read(ask, tmp_path):
+def test_long_values_are_shortened_and_very_long_ones_are_not_read(ask, tmp_path):
     fields = {"observation": mr.Field.text(1 << 20)}
     with mr.ReplayBuffer.create(
         tmp_path / "b", mr.Schema(fields), 50, heap_bytes="8 MiB"
