@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import printable
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import CorruptError
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 
@@ -57,7 +58,8 @@ def read_texts(
 ) -> list[str]:
     """Read the values of neighbouring rows, each as a text of what it begins with.
 
-    Nothing of it is a control character: those are spelled out.
+    Nothing of it is a control character: those are spelled out. Of a damaged value it
+    says what is wrong.
 
     Args:
         buffer: Open in any mode.
@@ -67,18 +69,32 @@ def read_texts(
 
     Raises:
         StaleError: A position is not in the buffer.
-        CorruptError: A value is damaged.
     """
     field = buffer.schema[path]
     lengths = buffer.view.lengths(path, env_id, positions)
     nbytes = lengths * field.inner_nbytes
     short = np.flatnonzero(nbytes <= MAX_VALUE_NBYTES)
     short = short[np.cumsum(nbytes[short]) <= MAX_READ_NBYTES]
-    values = buffer.get_field(path, env_id, positions[short])
     texts = [f"{_count(length, field)}, not shown" for length in lengths.tolist()]
+    try:
+        values = buffer.get_field(path, env_id, positions[short])
+    except CorruptError:
+        # One by one: the others are shown all the same.
+        for at in short.tolist():
+            texts[at] = _text_or_damage(buffer, path, env_id, int(positions[at]))
+        return texts
     for at, value in zip(short.tolist(), values, strict=True):
         texts[at] = text_of(value, field)
     return texts
+
+
+def _text_or_damage(buffer: ReplayBuffer, path: str, env_id: int, position: int) -> str:
+    """One value as a text, or what is wrong with it."""
+    try:
+        [value] = buffer.get_field(path, env_id, [position])
+    except CorruptError as error:
+        return printable(str(error))
+    return text_of(value, buffer.schema[path])
 
 
 def text_of(value: NDArray[Any], field: Field) -> str:

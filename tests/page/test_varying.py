@@ -12,6 +12,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.page import frames, varying
 from mmreplay.page.api import Page
 from mmreplay.page.saved import save_page
+from tests.heap.test_stored_values import forge
 from tests.page.browser import needs_chromium
 
 LENGTH, EPISODES = 30, 4
@@ -173,8 +174,18 @@ def test_curves_are_of_lengths(ask, path):
     )
 
 
-def test_lengths_of_damaged_values_are_read_and_values_are_refused(ask, path):
-    # Over the heap, so that a text is no UTF-8: it is shown with marks.
+def test_a_damaged_value_says_so_beside_whole_ones(ask, path):
+    forge(path, 1, (1 << 40, 5, 0))
+    values = ask(path).json("values", "env=0&first=0&count=3")["values"]
+    first, damaged, last = values["observation/mission"]
+    assert (first, last) == (mission_seen(0), mission_seen(2))
+    assert damaged.startswith(
+        "field 'observation/mission' is damaged in position 1 of environment 0: its "
+    )
+    assert values["reward"] == [[0], [1], [2]]
+
+
+def test_text_that_is_no_utf8_is_shown_with_marks(ask, path):
     heap = path / "data-000001" / "heap.bin"
     with heap.open("r+b") as file:
         file.write(b"\xff\xfe")
