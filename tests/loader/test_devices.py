@@ -233,7 +233,7 @@ class TestCuda:
             for _ in range(40):
                 next(loader)
             pools = loader._sender.pool._pools.values()
-            assert all(torch.from_numpy(a).is_pinned() for pool in pools for a in pool)
+            assert all(devices.is_pinned(a.view(np.uint8)) for p in pools for a in p)
             assert max(len(pool) for pool in pools) <= loader.prefetch + 3
         assert loader._sender.pool.nbytes == 0
 

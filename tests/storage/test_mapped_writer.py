@@ -15,7 +15,12 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.ring import Ring
 from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.write_path import LEAST_NBYTES, WARM_CALLS, MappedWriter
+from mmreplay.storage.write_path import (
+    LEAST_NBYTES,
+    SHORT_NBYTES,
+    WARM_CALLS,
+    MappedWriter,
+)
 from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 
 SCHEMA = mr.Schema(
@@ -89,6 +94,21 @@ def test_a_short_range_is_written(tmp_path, rng, stores):
         # Flags are short enough to be stored as a step's are.
         assert (disk.calls["fill"], disk.calls["pwrite"]) == (calls, 1 - calls)
         assert disk.calls["store"] == 1
+    store.close()
+
+
+def test_a_few_rows_are_put_as_one_step_is(tmp_path, rng, stores):
+    store = written(tmp_path)
+    values = block(200, rng)
+    rows = SHORT_NBYTES // 80
+    for first, count, writes in ((0, 2, 0), (2, rows, 0), (2 + rows, rows + 1, 1)):
+        with using(StoringDisk()) as disk:
+            store.write([(first, 0, count)], values, np.zeros(count, np.uint8))
+        assert (disk.calls["fill"], disk.calls["pwrite"]) == (0, writes)
+        # Those of the flags, and of the records.
+        assert disk.calls["store"] == 2 - writes
+        found = store.gather(np.arange(first, first + count), list(values))
+        assert all(np.array_equal(found[p], values[p][:count]) for p in values)
     store.close()
 
 
@@ -188,7 +208,7 @@ def test_pages_are_looked_for_in_memory(tmp_path, stores):
     file.close()
 
 
-def test_a_first_lap_is_stored_into_a_quarter_of_free_memory(
+def test_a_first_lap_is_stored_into_a_sixteenth_of_free_memory(
     tmp_path, stores, monkeypatch
 ):
     blocks = 20
@@ -198,7 +218,7 @@ def test_a_first_lap_is_stored_into_a_quarter_of_free_memory(
 
     def available_nbytes():
         looks.append(None)
-        return 4 * blocks * LEAST_NBYTES
+        return 16 * blocks * LEAST_NBYTES
 
     monkeypatch.setattr(write_path, "available_nbytes", available_nbytes)
     way = MappedWriter(file)
