@@ -112,6 +112,7 @@ def make_overview(
                 "whole": fact.complete,
                 "all": fact.num_components,
                 "integer": fact.kind != "f",
+                "varies": fact.varies,
                 "components": [
                     {
                         "name": component_name(

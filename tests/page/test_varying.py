@@ -266,6 +266,9 @@ def test_a_browser_shows_hostile_text_as_text(tab, serve, path):
     assert "1.00 MiB (1%)" in tab.run(
         "return document.querySelector('#storage').textContent"
     )
+    assert tab.run("return document.querySelector('#actions .note').textContent") == (
+        "lengths in 120 steps"
+    )
     row = tab.run("return document.querySelector('[id=\"field:frame\"]').textContent")
     assert "bytes0 to 200" in row
     assert "39 long" in row

@@ -372,7 +372,7 @@
   const ofRole = (overview, role) =>
     Object.entries(overview.histograms).filter(([, each]) => each.role === role);
 
-  const rowsNote = (each) => `${count(each.rows)} steps${each.whole ? "" : ", a sample"}`;
+  const rowsNote = (each) => `${each.varies ? "lengths in " : ""}${count(each.rows)} steps${each.whole ? "" : ", a sample"}`;
 
   function rewards(overview, className, later) {
     const [found] = ofRole(overview, "reward");
