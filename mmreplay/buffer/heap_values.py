@@ -350,6 +350,20 @@ class ValueCopier:
         """int64 ``[E]``, after the values so far."""
         return self._writer.heap_heads
 
+    def store_rows(
+        self, columns: Columns, env_ids: Array, flags: NDArray[np.uint8]
+    ) -> Columns:
+        """Write values of rows, and return columns with references.
+
+        Args:
+            columns: Per path ``[N, ...]``, `Ragged` of fields that vary.
+            env_ids: int64 ``[N]``, equal ones together, in the order of positions.
+            flags: uint8 ``[N]``; of final rows only observations have values.
+        """
+        spans, data = self._writer.spans(columns)
+        spans = self._writer.without_values(spans, flags)
+        return self._publish(env_ids, spans, data)
+
     def store(
         self, columns: Columns, env_ids: Array, fits: NDArray[np.bool_]
     ) -> Columns:
@@ -366,7 +380,10 @@ class ValueCopier:
             column: References = spans[path].copy()  # type: ignore[assignment]  # made by `spans`
             column[~fits] = np.zeros((), REFERENCE)
             without[path] = column
-        stored, heap_heads = self._writer.store(env_ids, without, data)
+        return self._publish(env_ids, without, data)
+
+    def _publish(self, env_ids: Array, spans: Columns, data: Bytes) -> Columns:
+        stored, heap_heads = self._writer.store(env_ids, spans, data)
         commit = self._commit
         commit.publish(commit.heads, commit.limits, commit.tails, heap_heads)
         return stored

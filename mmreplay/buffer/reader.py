@@ -1294,6 +1294,56 @@ class GenerationReader(StartView):
         fields.setdefault("final", final)
         return self._batch(draw_of(env_ids, positions), fields)
 
+    def read_rows(self, paths: Sequence[str], env_ids: Ids, positions: Ids) -> Fields:
+        """Stored fields of rows in order, with the values of those that vary.
+
+        Args:
+            paths: Fields to read.
+            env_ids: int64 ``[N]``, equal ones together.
+            positions: int64 ``[N]``, rising in each environment.
+
+        Returns:
+            Per path ``[N, *shape]``, or `Ragged`; whole if the rows are not `stale`.
+
+        Raises:
+            CorruptError: A reference of a row that is still there is illegal.
+        """
+        varying = [path for path in paths if path in self._schema.varying]
+        if self._heap is None or not varying:
+            return self.read(tuple(paths), env_ids, positions)
+        read = tuple(dict.fromkeys((*paths, *self._schema.varying)))
+        fields = self.read(read, env_ids, positions)
+        self._refuse_overlaps(fields, env_ids, positions)
+        wanted = {path: fields[path] for path in paths}
+        return self._with_values(wanted, env_ids, positions)
+
+    def read_lengths(
+        self, paths: Sequence[str], env_ids: Ids, positions: Ids
+    ) -> dict[str, Ids]:
+        """Items of the values of rows, without reading the values; see `read_rows`.
+
+        Args:
+            paths: Fields that vary.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+        """
+        heap, commit = self._heap, self._commit
+        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
+        assert heap is not None
+        assert heap_heads is not None
+        assert heap_tails is not None
+        fields = self.read(tuple(paths), env_ids, positions)
+        found = {}
+        for path in paths:
+            references, field = fields[path], self._schema.fields[path]
+            bounds = heap.nbytes, heap_tails[env_ids], heap_heads[env_ids]
+            illegal = ~legal(references, field, *bounds)
+            if illegal.any():
+                self._refuse_damaged(path, env_ids[illegal], positions[illegal], 0)
+            lengths = references["length"].astype(np.int64)
+            found[path] = np.where(illegal, 0, lengths)
+        return found
+
     def gather_all(self) -> Batch:
         """Every row; see `ReplayBuffer.gather_all`."""
         before = self.limits_before

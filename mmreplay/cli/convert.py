@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
     from mmreplay.convert.registry import Format
+    from mmreplay.schema import Field
 
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
@@ -126,6 +127,14 @@ Capacity = Annotated[
         help="Capacity per environment of a new buffer; the source's by default.",
     ),
 ]  # fmt: skip
+HeapBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--heap-bytes", metavar="SIZE", show_default=False,
+        help="Bytes for values that vary, of each environment of a new buffer, such as "
+             "'1 GiB'; the source's, or planned by its values, by default.",
+    ),
+]  # fmt: skip
 FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -148,6 +157,7 @@ def convert(
     select: Select = None,
     priorities: Priorities = None,
     capacity: Capacity = None,
+    heap_bytes: HeapBytes = None,
     engine: EngineName = None,
     codec: CodecName = None,
     compression: Compression = None,
@@ -186,7 +196,7 @@ def convert(
     named = {
         "capacity": capacity, "engine": engine, "codec": codec,
         "compression": compression, "priorities": priorities,
-        "allow_pickle": allow_pickle or None,
+        "allow_pickle": allow_pickle or None, "heap_bytes": heap_bytes,
     }  # fmt: skip
     options = read_options(option or [])
     options |= {name: value for name, value in named.items() if value is not None}
@@ -212,13 +222,12 @@ def convert(
         opened = transfer.open_source(source, reads, reading, choice)
     with _report_interrupts(target, typed), name_source(source), opened as reader:
         if dry_run:
-            about = reader.describe()
+            about = transfer.describe(reader)
             refuse_doubts(reader, strict)
             staging.refuse_open(target, overwrite)
             nbytes = registry.planned(writes, about, target=target, **writing)
-            _print_plan(
-                reader, (source, reads), (target, writes), nbytes, overwrite, json
-            )
+            facts = (source, reads), (target, writes), nbytes, overwrite
+            _print_plan(reader, about, *facts, json)
             return
         about = reader.describe()
         meter = Meter(
@@ -309,6 +318,7 @@ def read_options(texts: list[str]) -> dict[str, object]:
 
 def _print_plan(
     reader: Reader,
+    description: Description,
     source: tuple[Path, Format],
     target: tuple[Path, Format],
     nbytes: int | None,
@@ -317,7 +327,6 @@ def _print_plan(
 ) -> None:
     from mmreplay.convert import staging
 
-    description = reader.describe()
     plan = _plan(description, source, target)
     plan["target_nbytes"] = nbytes
     plan["target_exists"] = os.path.lexists(target[0])
@@ -344,14 +353,21 @@ def _print_plan(
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
-    rows = [[path, f.dtype, str(list(f.shape))] for path, f in fields.items()]
+    rows = [[path, f.dtype, _shape_of(f)] for path, f in fields.items()]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(reader.report.notes, reader.report.doubts)
+
+
+def _shape_of(field: Field) -> str:
+    if not field.varies:
+        return str(list(field.shape))
+    return f"[{', '.join([f'up to {field.max_length}', *map(str, field.inner)])}]"
 
 
 def _plan(
     description: Description, source: tuple[Path, Format], target: tuple[Path, Format]
 ) -> dict[str, Any]:
+    values = 0 if description.values is None else description.values.nbytes
     return {
         "source": str(source[0]),
         "source_format": source[1].name,
@@ -359,7 +375,7 @@ def _plan(
         "target_format": target[1].name,
         "rows": description.rows,
         "num_envs": description.num_envs,
-        "nbytes": description.rows * description.row_nbytes,
+        "nbytes": description.rows * description.row_nbytes + values,
         "autoreset": description.autoreset,
         "priorities": description.priorities or None,
         "fields": description.schema.to_json(),

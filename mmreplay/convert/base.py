@@ -17,20 +17,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Protocol, Self, TypeVar
+from typing import ParamSpec, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
+from mmreplay.convert.values import MAX_ROW_NBYTES as MAX_ROW_NBYTES
 from mmreplay.errors import CorruptError, FormatError, SchemaError, no_thread
 from mmreplay.moved import warn_renamed
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
 
 BLOCK_NBYTES = 16 << 20
-MAX_ROW_NBYTES = 256 << 20
-"""Of the largest row that is read: one row is in memory, whatever a file claims."""
 HARMLESS_NBYTES = 1 << 30
 """Rows of so many bytes may come from a file of any size."""
 
@@ -48,8 +48,8 @@ class Block:
     Attributes:
         columns: Per path ``[N, *shape]`` of the field's own dtype, ``terminated`` and
             ``truncated`` as they are served; `PRIORITY` too where the description
-            names priorities. May be read-only, and is valid until the next block is
-            requested.
+            names priorities. Of a field that varies a `Ragged` of shape ``(N,)``. May
+            be read-only, and is valid until the next block is requested.
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``; those of one environment rise by one.
         flags: uint8 ``[N]``, as docs/format.md defines them. Where fields contradict
@@ -72,6 +72,10 @@ class Block:
             return self.positions
         return self.flags if name == FLAGS else self.columns[name]
 
+    def values(self, path: str) -> Ragged:
+        """The values of a field that varies, one for each row."""
+        return cast("Ragged", self.columns[path])
+
     def rows(self, first: int, stop: int) -> Block:
         """Rows ``[first, stop)`` of the block, as views; fewer if it ends before."""
         within = slice(first, stop)
@@ -87,6 +91,13 @@ class Block:
         columns = {path: column[mask] for path, column in self.columns.items()}
         return Block(
             columns, self.env_ids[mask], self.positions[mask], self.flags[mask]
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Block:
+        """Rows by their numbers in the block, int64 ``[N]``."""
+        columns = {path: column[rows] for path, column in self.columns.items()}
+        return Block(
+            columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
         )
 
     def between(self, first: int, stop: int) -> Block:
@@ -128,6 +139,18 @@ class Reader(Protocol):
         """
         for block in self.blocks():
             yield Block({}, block.env_ids, block.positions, block.flags)
+
+    def measures(self) -> Iterator[Block]:
+        """All rows in the order of `blocks`, with lengths in place of values.
+
+        Columns are those of fields that vary, int64 ``[N]`` each. Called, perhaps more
+        than once, before values are written where their size must be known. Override
+        it where that reads less.
+        """
+        varying = self.describe().schema.varying
+        for block in self.blocks():
+            lengths = {path: block.values(path).lengths for path in varying}
+            yield Block(lengths, block.env_ids, block.positions, block.flags)
 
     def narrow(self, span: Span) -> None:
         """Allow the reader to skip rows outside of a span: they will be left out."""
@@ -212,8 +235,13 @@ class Report:
 
 
 def default_rows(description: Description, nbytes: int = BLOCK_NBYTES) -> int:
-    """Rows of a block of about nbytes, at least one."""
-    return max(1, nbytes // description.row_nbytes)
+    """Rows of a block of about nbytes, at least one.
+
+    Where a field varies half of the bytes are for values, by which readers cut blocks
+    further.
+    """
+    share = 2 if description.schema.varying else 1
+    return max(1, nbytes // share // description.row_nbytes)
 
 
 def refuse_wide(row_nbytes: int, path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -26,6 +26,7 @@ from mmreplay.convert.buffer_writer import planned as planned
 from mmreplay.convert.description import PRIORITY, Description, select_fields
 from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
+from mmreplay.convert.values import pieces, value_nbytes
 from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import StaleError
 from mmreplay.ring import Span
@@ -89,6 +90,7 @@ class BufferReader(Reader):
             statistics=buffer.statistics,
             user=metadata.user,
             priorities=priorities or "",
+            heap_nbytes=metadata.heap_nbytes if schema.varying else 0,
         )
 
     def describe(self) -> Description:
@@ -104,29 +106,52 @@ class BufferReader(Reader):
         """See `Reader.marks`: only flags are read."""
         return self._blocks(BLOCK_NBYTES // 32, ())
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`: only references are read."""
+        paths = self._description.schema.varying
+        rows = max(1, BLOCK_NBYTES // (32 * (1 + len(paths))))
+        for env_id, first, stop in self._stretches(rows):
+            yield self._block(env_id, first, stop, paths, lengths=True)
+
     def narrow(self, span: Span) -> None:
         """See `Reader.narrow`."""
         self._span = span
 
-    def _blocks(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
+    def _stretches(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """All rows as (environment, first, stop), at most so many each."""
         firsts, stops = self._span.first.tolist(), self._span.stop.tolist()
         for env_id, (begin, end) in enumerate(zip(firsts, stops, strict=True)):
             for first in range(begin, end, rows):
-                yield self._block(env_id, first, min(first + rows, end), paths)
+                yield env_id, first, min(first + rows, end)
+
+    def _blocks(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
+        schema = self._description.schema
+        for env_id, first, stop in self._stretches(rows):
+            if not paths or not schema.varying:
+                yield self._block(env_id, first, stop, paths)
+                continue
+            lengths = self._block(env_id, first, stop, schema.varying, lengths=True)
+            for begin, end in pieces(value_nbytes(lengths, schema)):
+                yield self._block(env_id, first + begin, first + end, paths)
 
     def _block(
-        self, env_id: int, first: int, stop: int, paths: tuple[str, ...]
-    ) -> Block:
+        self, env_id: int, first: int, stop: int, paths: tuple[str, ...],
+        *, lengths: bool = False,
+    ) -> Block:  # fmt: skip
         view = self._buffer.view
         moment = view.limits_before
         if view.home.cut_epoch != self._dropped_epoch:
             raise StaleError(DISCARDED_ROWS)
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)
+        columns: dict[str, NDArray[np.generic]] = {}
         try:
             view.check_alive(env_ids, positions)
-            columns = dict(view.read(paths, env_ids, positions)) if paths else {}
-            if self._priorities is not None and paths:
+            if lengths:
+                columns |= view.read_lengths(paths, env_ids, positions)
+            elif paths:
+                columns |= view.read_rows(paths, env_ids, positions)
+            if self._priorities is not None and paths and not lengths:
                 columns[PRIORITY] = self._priorities.read(env_ids, positions)
             flags = view.flags(env_ids, positions)
             if stop == self._span.stop[env_id] < self._description.stop[env_id]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration
 from mmreplay.buffer.opening import absolute, describe
 from mmreplay.buffer.statistics import write_statistics
@@ -24,14 +25,23 @@ from mmreplay.convert.direct_writer import DirectWriter, open_direct_writer
 from mmreplay.convert.episode_ends import check_env_ids, one_env
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.stored_priorities import PriorityWriter
+from mmreplay.convert.values import check_values
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
-from mmreplay.format.metadata import ON_DISK, Engine, Metadata
+from mmreplay.format.metadata import (
+    HEAP_STEP_NBYTES,
+    ON_DISK,
+    Engine,
+    Metadata,
+    planned_heap_nbytes,
+    smallest_heap_nbytes,
+)
 from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Span
-from mmreplay.storage.layout import SUMS, record_layout
+from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
@@ -96,18 +106,22 @@ class BufferWriter(Writer):
             description.first, description.stop - metadata.ring.capacity
         )
         self._next = description.first.copy()
+        self._rows = 0
         self._last_flags = np.full(description.num_envs, NO_FLAGS, np.uint8)
         dropped = int((self._oldest - description.first).sum())
-        self._drops = dropped > 0
         if dropped:
             self.notes.note(
                 f"the oldest {dropped:,} rows were left out: the capacity is "
                 f"{metadata.ring.capacity:,} rows per environment"
             )
+        if metadata.heap_nbytes:
+            self._fit_values(metadata.heap_nbytes)
+        self._drops = bool((self._oldest > description.first).any())
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._new: NewGeneration | None = None
         self._writer: DirectWriter | None = None
         self._priorities: PriorityWriter | None = None
+        self._values: ValueCopier | None = None
         try:
             self._refuse_network()
             if description.priorities:
@@ -118,9 +132,32 @@ class BufferWriter(Writer):
             self._reserve_holes(self._new.store)
             span = Span(self._oldest, description.stop)
             self._writer = open_direct_writer(self._new.store, self._paths, span)
+            if self._new.store.heap is not None:
+                self._values = ValueCopier(self._new.store)
         except BaseException:
             self.abort()
             raise
+
+    def _fit_values(self, heap_nbytes: int) -> None:
+        """Leave out the oldest rows whose values the heap does not hold."""
+        source, values = self._description.heap_nbytes, self._description.values
+        how = "as in the source" if heap_nbytes == source else "as passed or planned"
+        self.notes.note(
+            f"heap_bytes is {heap_nbytes:,} per environment, {how}: pass heap_bytes= "
+            "(--heap-bytes) for another size"
+        )
+        if 0 < source <= heap_nbytes:
+            # The source's heap held the values, and so does one that is not smaller.
+            return
+        assert values is not None
+        oldest = values.fitting(self._oldest, heap_nbytes)
+        dropped = int((oldest - self._oldest).sum())
+        self._oldest = oldest
+        if dropped:
+            self.notes.note(
+                f"the oldest {dropped:,} rows were left out: heap_bytes of "
+                f"{heap_nbytes:,} do not hold their values"
+            )
 
     def _refuse_network(self) -> None:
         kind = file_system(self._staging.path)
@@ -143,7 +180,7 @@ class BufferWriter(Writer):
             where = ring.split_at_wrap(env_id, int(begins[env_id]), int(oldest[env_id]))
             for row, step, count in where:
                 for file in store.files:
-                    if file.path.name != SUMS:
+                    if file.path.name not in (SUMS, HEAP):
                         nbytes = file.nbytes // ring.num_rows
                         span = step * (count - 1) + 1
                         file.allocate(row * nbytes, span * nbytes)
@@ -156,14 +193,33 @@ class BufferWriter(Writer):
         self._check_positions(block)
         self._check_columns(block)
         self._check_ends(block)
+        self._rows += len(block)
         if self._drops:
             block = block.select(block.positions >= self._oldest[block.env_ids])
         if len(block):
-            self._writer.write(block)
+            self._writer.write(self._with_references(block))
         if self._priorities is not None:
             self._priorities.write(
                 block.env_ids, block.positions, block.columns[PRIORITY]
             )
+
+    def _with_references(self, block: Block) -> Block:
+        """Store the values of rows, whose references take their place."""
+        if self._values is None:
+            return block
+        if not one_env(block.env_ids):
+            block = block.take(np.argsort(block.env_ids, kind="stable"))
+        env_ids, flags = block.env_ids, block.flags
+        columns = self._values.store_rows(block.columns, env_ids, flags)
+        size = self._metadata.heap_nbytes
+        over = np.flatnonzero(self._values.heap_heads > size)
+        if len(over):
+            raise SourceError(
+                f"environment {over[0]}: values must take at most {size} bytes, as "
+                "the description of the source says, got more. The source is damaged, "
+                "or pass heap_bytes= (--heap-bytes)."
+            )
+        return Block(columns, env_ids, block.positions, flags)
 
     def _check_positions(self, block: Block) -> None:
         """Check that each environment continues where it stopped, with legal flags.
@@ -241,7 +297,9 @@ class BufferWriter(Writer):
         for path in fields:
             column = block.columns.get(path)
             want = (len(block), *fields[path].shape)
-            if (
+            if fields[path].varies:
+                self._check_values(path, block)
+            elif (
                 column is None
                 or column.dtype != fields[path].numpy
                 or (column.shape != want)
@@ -251,6 +309,34 @@ class BufferWriter(Writer):
                     f"field {path!r} must be {fields[path].numpy}{want}, got {got}. "
                     "The source differs from its description."
                 )
+
+    def _check_values(self, path: str, block: Block) -> None:
+        """Check the values of a field that varies.
+
+        Raises:
+            SourceError: They are no values of the field.
+        """
+        field = self._description.schema.fields[path]
+        values = block.columns.get(path)
+        if (
+            not isinstance(values, Ragged)
+            or values.shape != (len(block),)
+            or values.dtype != field.numpy
+            or values.inner != field.inner
+        ):
+            got = "nothing" if values is None else getattr(values, "form", values.dtype)
+            raise SourceError(
+                f"field {path!r} must be {field.description}, one for each of "
+                f"{len(block)} rows, got {got}. The source differs from its "
+                "description."
+            )
+        rising = values.offsets[0] == 0 and values.offsets[-1] == len(values.values)
+        if not rising or (np.diff(values.offsets) < 0).any():
+            raise SourceError(
+                f"field {path!r}: offsets must rise from 0 to {len(values.values)}, "
+                "the number of items. The reader of the source is wrong."
+            )
+        check_values(values, field, f"field {path!r}", self._rows)
 
     def _check_ends(self, block: Block) -> None:
         """Refuse end fields that contradict the flags, which decide.
@@ -292,7 +378,8 @@ class BufferWriter(Writer):
         assert self._writer is not None
         # Blocks are summed as they are written.
         self._writer.finish()
-        self._new.finish(stop, self._oldest)
+        heap_heads = None if self._values is None else self._values.heap_heads
+        self._new.finish(stop, self._oldest, heap_heads)
         if self._priorities is not None:
             # A closed column covers durable rows only, which these are by now.
             self._priorities.finish()
@@ -352,6 +439,7 @@ def open_writer(
     codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
+    heap_bytes: int | str | None = None,
 ) -> BufferWriter:
     """Make a new buffer as a target.
 
@@ -366,6 +454,9 @@ def open_writer(
         ring_layout: How rows lie in its files; the source's by default.
         priorities: Name to store the source's priorities under; their old one by
             default.
+        heap_bytes: Bytes for the values that vary, of each environment, such as
+            ``"1 GiB"``. By default those of the source; of others enough for these
+            values and for as many more as the capacity has rows.
     """
     if priorities is not None:
         if not description.priorities:
@@ -375,7 +466,9 @@ def open_writer(
                 "out."
             )
         description = replace(description, priorities=priorities)
-    metadata = _metadata(description, capacity, engine, ring_layout, codec)
+    metadata = _metadata(
+        description, capacity, engine, ring_layout, codec, heap_bytes
+    )
     return BufferWriter(absolute(target), description, metadata, overwrite)
 
 
@@ -387,13 +480,20 @@ def planned(
     codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
+    heap_bytes: int | str | None = None,
 ) -> int | None:
     """Bytes that uncompressed rows take on disk; see `registry.planned`."""
-    metadata = _metadata(description, capacity, engine, ring_layout, codec)
+    metadata = _metadata(
+        description, capacity, engine, ring_layout, codec, heap_bytes
+    )
     if metadata.sharding is not None:
         return None
     rows = np.minimum(description.stop - description.first, metadata.ring.capacity)
-    return int(rows.sum()) * description.schema.row_nbytes
+    nbytes = int(rows.sum()) * description.schema.row_nbytes
+    if description.values is not None:
+        in_heaps = np.minimum(description.values.heap_nbytes, metadata.heap_nbytes)
+        nbytes += int(in_heaps.sum())
+    return nbytes
 
 
 def _metadata(
@@ -402,6 +502,7 @@ def _metadata(
     engine: Engine,
     layout: Layout | None,
     codec: Codec | None,
+    heap_bytes: int | str | None,
 ) -> Metadata:
     """Metadata of a new buffer of the rows.
 
@@ -413,6 +514,8 @@ def _metadata(
             f"engine must be one of {list(ON_DISK)}, got {shown(engine)}. Leave it out "
             "for 'memmap'."
         )
+    if heap_bytes is None and description.schema.varying:
+        heap_bytes = _heap_nbytes(description, capacity)
     return describe(
         description.schema,
         description.capacity if capacity is None else capacity,
@@ -422,4 +525,26 @@ def _metadata(
         description.autoreset,
         description.user,
         codec,
+        heap_bytes=heap_bytes,
     )
+
+
+def _heap_nbytes(description: Description, capacity: int | None) -> int:
+    """Bytes of each environment's heap in a new buffer of the rows.
+
+    Those of the source's ring; for another capacity, or a source without a heap, those
+    that hold these values and a capacity of average ones.
+    """
+    if capacity is None and description.heap_nbytes:
+        return description.heap_nbytes
+    schema, values = description.schema, description.values
+    if values is None:
+        return smallest_heap_nbytes(schema)
+    rows = description.capacity if capacity is None else capacity
+    planned = planned_heap_nbytes(schema, max(1, rows), values.mean_lengths)
+    # The rows of one environment may have longer values than the average. A writer that
+    # goes on keeps a reserve free, a sixteenth of the heap or the longest row.
+    oldest = np.maximum(description.first, description.stop - rows)
+    held = int(values.heap_nbytes_from(oldest).max())
+    nbytes = max(planned, -(-16 * held // 15), held + schema.max_heap_nbytes)
+    return -(-nbytes // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.errors import FormatError, SchemaError, VersionError
-from mmreplay.format.metadata import AUTORESETS, MAX_CAPACITY, MAX_NUM_ENVS, Autoreset
+from mmreplay.format.metadata import (
+    AUTORESETS,
+    MAX_CAPACITY,
+    MAX_HEAPS_NBYTES,
+    MAX_NUM_ENVS,
+    Autoreset,
+)
 from mmreplay.nesting import under
 from mmreplay.ring import LAYOUTS, Layout
 from mmreplay.samplers.priority_file import check_name
 from mmreplay.schema import Schema
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.strict_json import Json
+
+if TYPE_CHECKING:
+    from mmreplay.convert.values import ValueSizes
 
 MAGIC = "mmreplay"
 MAJOR, MINOR = 1, 0
+VARYING_MINOR = 1
+"""The minor version where a field varies."""
 MAX_NBYTES = 8 << 20
 # Positions must be below this: docs/format.md, section 3.
 MAX_POSITION = 1 << 62
@@ -35,6 +46,8 @@ KEY, MEMBER = "mmreplay", "mmreplay.json"
 """Names of the description in files."""
 RESERVED_NAMES = (*RESERVED, PRIORITY, KEY, MEMBER)
 """Names that no field of a converted buffer may have."""
+VALUES, OFFSETS = ".values", ".offsets"
+"""Endings of the names of the two arrays that hold a field that varies."""
 
 T = TypeVar("T", bound=str)
 _KEYS = {
@@ -58,9 +71,14 @@ class Description:
         statistics: Statistics of the data, as free-form JSON.
         user: The user's own JSON.
         priorities: Name of the sampler's column that `PRIORITY` holds, or ``""``.
+        heap_nbytes: Bytes of each environment's heap in the source's ring; 0 where no
+            field varies, or the source has no heap.
+        values: Measures the values of fields that vary, for a writer that needs their
+            sizes before the first row; None where none varies, and of a reader's own
+            description.
 
     Raises:
-        SchemaError: A value is not legal, a field has a reserved name, or it varies.
+        SchemaError: A value is not legal, or a field has a reserved name.
     """
 
     schema: Schema
@@ -73,9 +91,10 @@ class Description:
     statistics: Json = field(default_factory=dict)
     user: Json = field(default_factory=dict)
     priorities: str = ""
+    heap_nbytes: int = 0
+    values: ValueSizes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        refuse_varying(self.schema, "a converted file")
         reserved = [path for path in self.schema.paths if path in RESERVED_NAMES]
         if reserved:
             raise SchemaError(
@@ -108,7 +127,10 @@ class Description:
 
     @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Dtype name and row shape of every column of a file, by name."""
+        """Dtype name and row shape of every column of a file, by name.
+
+        The shape of a field that varies begins with None.
+        """
         found: dict[str, tuple[str, tuple[int, ...]]] = {
             name: (dtype, ()) for name, dtype in RESERVED.items()
         }
@@ -119,23 +141,76 @@ class Description:
         return found
 
     @property
+    def fixed_columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The columns of fields that do not vary, and those beside the fields."""
+        varying = self.schema.varying
+        return {n: kind for n, kind in self.columns.items() if n not in varying}
+
+    @property
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Dtype name and shape ``[rows, *shape]`` of every column, by name."""
-        return {
-            name: (dtype, (self.rows, *shape))
-            for name, (dtype, shape) in self.columns.items()
-        }
+        """Dtype name and shape of every array of a file, by name.
+
+        A column is one array ``[rows, *shape]``. A field that varies takes two: its
+        offsets int64 ``[rows + 1]`` and its values ``[total, *inner]``, of which
+        `values` measures the totals.
+
+        Raises:
+            SchemaError: Two arrays would have one name.
+        """
+        self.refuse_equal_names()
+        return self.arrays_of(self.rows, self._totals())
+
+    def _totals(self) -> Mapping[str, int]:
+        if self.values is not None:
+            return self.values.totals
+        assert not self.rows or not self.schema.varying, "values were not measured"
+        return dict.fromkeys(self.schema.varying, 0)
+
+    def arrays_of(
+        self, rows: int, totals: Mapping[str, int]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The arrays of some of the rows; see `arrays`.
+
+        Args:
+            rows: How many.
+            totals: Items of their values, by path of each field that varies.
+        """
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, (dtype, shape) in self.columns.items():
+            if name in totals:
+                found[name + OFFSETS] = ("int64", (rows + 1,))
+                found[name + VALUES] = (dtype, (totals[name], *shape[1:]))
+            else:
+                found[name] = (dtype, (rows, *shape))
+        return found
+
+    def refuse_equal_names(self) -> None:
+        """Refuse fields whose arrays would have the name of another's.
+
+        Raises:
+            SchemaError: There are some.
+        """
+        for path in self.schema.varying:
+            for name in (path + OFFSETS, path + VALUES):
+                if name in self.columns:
+                    raise SchemaError(
+                        f"field {name!r} has the name of an array in which field "
+                        f"{path!r} is stored, as it varies. Leave one of them out with "
+                        "fields=, or rename it."
+                    )
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one row in a block."""
+        """Bytes of one row in a block; of values that vary 16 each, as in a ring."""
         fields = self.schema.fields.values()
         reserved = 8 + 8 + 1 + (4 if self.priorities else 0)
         return reserved + sum(each.nbytes for each in fields)
 
     def select(self, paths: tuple[str, ...]) -> Description:
         """The same rows with some of the fields; see `select_fields`."""
-        return replace(self, schema=select_fields(self.schema, paths))
+        schema = select_fields(self.schema, paths)
+        heap_nbytes = self.heap_nbytes if schema.varying else 0
+        return replace(self, schema=schema, heap_nbytes=heap_nbytes, values=None)
 
     def to_bytes(self) -> bytes:
         """The description as JSON.
@@ -145,7 +220,7 @@ class Description:
         """
         value: Json = {
             "format": MAGIC,
-            "version": [MAJOR, MINOR],
+            "version": [MAJOR, VARYING_MINOR if self.schema.varying else MINOR],
             "schema": self.schema.to_json(),
             "roles": dict(self.schema.roles),
             "num_envs": self.num_envs,
@@ -160,6 +235,8 @@ class Description:
         }
         if self.priorities:
             value["priorities"] = self.priorities
+        if self.schema.varying:
+            value["heap_bytes"] = self.heap_nbytes
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
         if len(data) > MAX_NBYTES:
             raise FormatError(
@@ -250,8 +327,10 @@ def _from_json(value: Json, name: str) -> Description:
                 f"{name}: {key} must be an object, got {str(value[key])[:60]!r}."
             )
     layout = value["layout"]
+    schema = Schema.from_json(value["schema"], value["roles"])
+    heap_nbytes = value.get("heap_bytes", 0) if schema.varying else 0
     return Description(
-        schema=Schema.from_json(value["schema"], value["roles"]),
+        schema=schema,
         first=_positions(value["first"], "first", name, num_envs),
         stop=_positions(value["stop"], "stop", name, num_envs),
         capacity=_number(value["capacity"], "capacity", name, 1, MAX_CAPACITY),
@@ -261,6 +340,7 @@ def _from_json(value: Json, name: str) -> Description:
         statistics=value["statistics"],
         user=value["user"],
         priorities=priorities,
+        heap_nbytes=_number(heap_nbytes, "heap_bytes", name, 0, MAX_HEAPS_NBYTES - 1),
     )
 
 

@@ -29,7 +29,7 @@ from mmreplay.convert.episode_ends import first_rows, one_env
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring, Run, Span, runs
-from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, packer, record_layout
+from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -119,7 +119,7 @@ class FileWriter:
         self._row_nbytes = {
             name: file.nbytes // ring.num_rows
             for name, file in self._files.items()
-            if name != SUMS
+            if name not in (SUMS, HEAP)
         }
         self._packer = packer(schema, layout, ring.num_envs)
         stage_rows = max(1, STAGE_NBYTES // max(1, layout.stride))

@@ -48,6 +48,7 @@ def load(
     episodes: slice | None = None,
     rows: slice | None = None,
     priorities: str | None = None,
+    heap_bytes: int | str | None = None,
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
@@ -75,6 +76,9 @@ def load(
         rows: Such as ``slice(0, 1000)``.
         priorities: Name of the column to store the source's priorities in, for a
             sampler of that name; their old name by default.
+        heap_bytes: Bytes for the values that vary, of each environment, such as
+            ``"1 GiB"``. By default the source's; where it has none, or for another
+            capacity, enough for these rows and a capacity of average ones.
         overwrite: Replace a closed buffer at the target.
         strict: Refuse a source that requires guesses.
         progress: Called after each block with (rows done, rows in all).
@@ -114,6 +118,7 @@ def load(
             return buffer_writer.open_writer(
                 target_path, description, overwrite=overwrite,
                 capacity=capacity, engine=engine, codec=codec, priorities=priorities,
+                heap_bytes=heap_bytes,
             )  # fmt: skip
 
         return transfer(reader, open_writer, strict=strict, progress=progress)

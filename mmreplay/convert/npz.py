@@ -32,6 +32,7 @@ from mmreplay.convert.array_file import (
     ArrayReader,
     ArraySpan,
     ArrayWriter,
+    BlockArrays,
     Kinds,
     Stored,
     Stream,
@@ -290,7 +291,8 @@ class NpzPlan:
             member = self._layout.add(name + ENDING, nbytes)
             self._heads[name] = head
             offset = member.offset + len(head)
-            self.spans[name] = ArraySpan(offset, row_nbytes, crc32(memoryview(head)))
+            start = crc32(memoryview(head))
+            self.spans[name] = ArraySpan(offset, row_nbytes, start, shape[0])
         self.nbytes = self._layout.nbytes
 
     def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
@@ -318,7 +320,9 @@ class PackedWriter(StagedWriter):
         self.notes = Notes()
         self._description = description
         self._done = 0
-        heads = _heads(description)
+        self._arrays = BlockArrays(description.schema.varying)
+        self._heads = heads = _heads(description)
+        self._names = [name for name in heads if name != MEMBER]
         largest = ZipLayout()
         for name, (head, nbytes) in heads.items():
             largest.add(name + ENDING, packed_limit(len(head) + nbytes))
@@ -333,6 +337,8 @@ class PackedWriter(StagedWriter):
             }
             for name, (head, _) in heads.items():
                 self._packers[name].feed(memoryview(head))
+            for name, column in self._arrays.begin().items():
+                self._packers[name].feed(bytes_of(column))
         except BaseException:
             self.abort()
             raise
@@ -341,8 +347,8 @@ class PackedWriter(StagedWriter):
         """See `Writer.write`."""
         self._done += len(block)
         jobs = [
-            self._pool.submit(self._packers[name].feed, bytes_of(block.column(name)))
-            for name in self._description.columns
+            self._pool.submit(self._packers[name].feed, bytes_of(column))
+            for name, column in self._arrays.split(block, self._names).items()
         ]
         # Wait for all, even if one fails: after this call no thread reads the block.
         errors = [job.exception() for job in jobs]
@@ -359,6 +365,13 @@ class PackedWriter(StagedWriter):
                 f"{self._description.rows}. The source changed during the conversion."
             )
         final = ZipLayout()
+        for name, (head, nbytes) in self._heads.items():
+            if self._packers[name].nbytes != len(head) + nbytes:
+                raise FormatError(
+                    f"array {name!r} must have {nbytes} bytes, as was measured, got "
+                    f"{self._packers[name].nbytes - len(head)}. The source changed "
+                    "during the conversion."
+                )
         for packer in self._packers.values():
             packer.finish()
             member = final.add(packer.name, packer.nbytes, packer.packed)

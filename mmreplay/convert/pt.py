@@ -382,7 +382,7 @@ class PtPlan:
             row_nbytes = array_nbytes(dtype, shape[1:])
             member = self._layout.add(f"{ROOT}/data/{key}", shape[0] * row_nbytes)
             self._members[name] = member.name
-            self.spans[name] = ArraySpan(member.offset, row_nbytes)
+            self.spans[name] = ArraySpan(member.offset, row_nbytes, 0, shape[0])
         self._put("version", b"3\n")
         self.nbytes = self._layout.nbytes
 

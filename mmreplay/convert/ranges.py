@@ -220,6 +220,11 @@ class RangesReader(Reader):
         """See `Reader.marks`."""
         return self._select(self._reader.marks(), ())
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`."""
+        paths = self._description.schema.varying
+        return self._select(self._reader.measures(), paths)
+
     def _select(
         self, blocks: Iterator[Block], paths: tuple[str, ...]
     ) -> Iterator[Block]:

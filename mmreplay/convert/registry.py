@@ -32,6 +32,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.foreign_zarr.remote import url_of
 
 BUFFER = "buffer"
@@ -50,6 +51,7 @@ class Format:
         writes: It can be a target.
         asks: Its module has ``recognizes``, which decides for a path with its suffix,
             or for a folder. Such formats come before those with the suffix only.
+        varies: Its writer takes fields that vary: columns of blocks are `Ragged`.
     """
 
     name: str
@@ -59,24 +61,35 @@ class Format:
     reads: bool = True
     writes: bool = True
     asks: bool = False
+    varies: bool = False
 
 
 OURS = (
-    Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder"),
-    Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",)),
-    Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth")),
+    Format(
+        BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True
+    ),
+    Format(
+        "npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True
+    ),
+    Format(
+        "pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth"),
+        varies=True,
+    ),
     Format(
         "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
-        (".safetensors", ".safetensors.index.json"),
+        (".safetensors", ".safetensors.index.json"), varies=True,
     ),
     Format(
         "safetensors-folder", "mmreplay.convert.safetensors",
         "a folder of its parts, or velora's pair", writes=False, asks=True,
     ),
-    Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz")),
+    Format(
+        "csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz"),
+        varies=True,
+    ),
     Format(
         "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",
-        (".parquet", ".pq"),
+        (".parquet", ".pq"), varies=True,
     ),
     Format(
         "parquet-folder", "mmreplay.convert.parquet", "a folder of parquet files",
@@ -430,7 +443,7 @@ def open_writer(
     """
     function = _function(found, "open_writer")
     _check_options(found, function, options)
-    _refuse_wide(found, description)
+    _refuse_rows(found, description, options.get("layout"))
     return cast("Writer", function(target, description, overwrite=overwrite, **options))
 
 
@@ -451,7 +464,7 @@ def planned(
         SchemaError: An option is not one of the format's, or it cannot hold a field.
     """
     _check_options(found, _function(found, "open_writer"), options)
-    _refuse_wide(found, description)
+    _refuse_rows(found, description, options.get("layout"))
     function = getattr(import_module(found.home), "planned", None)
     if function is None:
         return None
@@ -460,8 +473,18 @@ def planned(
     return cast("int | None", function(description, **options))
 
 
-def _refuse_wide(file_format: Format, description: Description) -> None:
-    """Refuse rows too large to be read again; a buffer's may have any size."""
+def _refuse_rows(
+    file_format: Format, description: Description, layout: object
+) -> None:
+    """Refuse rows that a format cannot hold: that vary, or are too large to be read.
+
+    Values that vary are measured only as they come, and a buffer's rows may have any
+    size.
+    """
+    if not file_format.varies:
+        refuse_varying(description.schema, f"format {file_format.name!r}")
+    if layout is not None:
+        refuse_varying(description.schema, f"layout {layout!r}")
     if file_format.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
         raise SchemaError(
             f"rows of {description.row_nbytes} bytes are too large for "

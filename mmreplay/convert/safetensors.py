@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from mmreplay.convert.array_file import (
     ArrayReader,
     ArraySpan,
     ArrayWriter,
+    Kinds,
     Stored,
     Stream,
 )
@@ -52,6 +53,7 @@ from mmreplay.convert.base import (
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.values import Part
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -137,8 +139,8 @@ def open_writer(
             "safetensors", target, description, overwrite=overwrite, prefix=prefix
         )
     if part_bytes is not None:
-        rows = rows_per_shard(description, part_bytes)
-        return ShardsWriter(target, description, rows, overwrite)
+        parts = parts_of(description, part_bytes)
+        return ShardsWriter(target, description, parts, overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -156,7 +158,7 @@ def planned(
         other.planned("safetensors", description, prefix=prefix)
         return None
     if part_bytes is not None:
-        rows_per_shard(description, part_bytes)
+        parts_of(description, part_bytes)
     return _plan(description).nbytes
 
 
@@ -178,14 +180,19 @@ def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> 
 
 
 def _plan(description: Description) -> SafetensorsPlan:
+    _refuse_names(description)
+    texts = {KEY: description.to_bytes().decode()}
+    return SafetensorsPlan(description.arrays, texts)
+
+
+def _refuse_names(description: Description) -> None:
+    description.refuse_equal_names()
     for name in (METADATA, SUMS):
         if name in description.columns:
             raise SchemaError(
                 f"field {name!r}: safetensors files use this name themselves. Leave "
                 "the field out with fields=, or choose another format."
             )
-    texts = {KEY: description.to_bytes().decode()}
-    return SafetensorsPlan(description.columns, description.rows, texts)
 
 
 def _reader(file: File) -> Reader:
@@ -199,9 +206,14 @@ def _reader(file: File) -> Reader:
     described = text(file, metadata, KEY).encode("utf-8", "replace")
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, name)
-    summed = (KEY, *description.columns)
+    summed = (KEY, *_names(description))
     check_summed(file, metadata, summed, notes)
     return ArrayReader(file, columns, description, notes)
+
+
+def _names(description: Description) -> tuple[str, ...]:
+    """Names of the arrays of a file, in order."""
+    return tuple(description.arrays_of(0, dict.fromkeys(description.schema.varying, 0)))
 
 
 def parse(file: File) -> tuple[dict[str, Any], dict[str, ArrayColumn]]:
@@ -401,34 +413,36 @@ class SafetensorsPlan:
     sum = staticmethod(crc32c)
 
     def __init__(
-        self, columns: Columns, rows: int, texts: Mapping[str, str], suffix: str = ""
+        self, arrays: Kinds, texts: Mapping[str, str], suffix: str = ""
     ) -> None:
         """Lay a file out.
 
         Args:
-            columns: Dtype name and row shape by name.
-            rows: Of every column.
+            arrays: Dtype name and shape, rows first, by name.
             texts: Entries of ``__metadata__``, besides the checksums.
-            suffix: A tensor's name is that of its column and this.
+            suffix: A tensor's name is that of its array and this.
         """
-        # The format allows no gaps; with large items first, all columns are aligned.
-        order = sorted(columns, key=lambda n: -storage_dtype(columns[n][0]).itemsize)
+        # The format allows no gaps; with large items first, all arrays are aligned.
+        order = sorted(arrays, key=lambda n: -storage_dtype(arrays[n][0]).itemsize)
         self._texts = dict(texts)
         self._suffix = suffix
         self._tensors: dict[str, Any] = {}
         row_nbytes, offsets, end = {}, {}, 0
         for name in order:
-            dtype, shape = columns[name]
-            each = array_nbytes(dtype, shape)
+            dtype, shape = arrays[name]
+            each = array_nbytes(dtype, shape[1:])
             row_nbytes[name], offsets[name] = each, end
             self._tensors[name + suffix] = {
                 "dtype": CODES[dtype],
-                "shape": [rows, *shape],
-                "data_offsets": [end, end + each * rows],
+                "shape": list(shape),
+                "data_offsets": [end, end + each * shape[0]],
             }
-            end += each * rows
+            end += each * shape[0]
         start = len(self._header(dict.fromkeys(order, 0)))
-        self.spans = {n: ArraySpan(start + offsets[n], row_nbytes[n]) for n in order}
+        self.spans = {
+            n: ArraySpan(start + offsets[n], row_nbytes[n], 0, arrays[n][1][0])
+            for n in order
+        }
         self.nbytes = start + end
         self.tensors = tuple(self._tensors)
 
@@ -529,7 +543,7 @@ class ShardsReader(Reader):
         expected = {
             f"{name}.{number:05d}": shard_name(number, count)
             for number in range(1, count + 1)
-            for name in self._description.columns
+            for name in _names(self._description)
         }
         if found != expected:
             found = found if isinstance(found, dict) else {}
@@ -555,7 +569,7 @@ class ShardsReader(Reader):
                     f"{file.path} says that it is part {shard[:120]}, but "
                     f"{self._index} says {expected}. The file is of another export."
                 )
-            names = (f"{name}.{number:05d}" for name in self._description.columns)
+            names = (f"{name}.{number:05d}" for name in _names(self._description))
             summed = (SHARD, *names)
             check_summed(file, metadata, summed, self.report)
             return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
@@ -585,6 +599,12 @@ class ShardsReader(Reader):
             with self._open(number) as shard:
                 yield from shard.marks()
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`."""
+        for number in range(1, len(self._spans) + 1):
+            with self._open(number) as shard:
+                yield from shard.measures()
+
     def close(self) -> None:
         """See `Reader.close`."""
 
@@ -593,14 +613,19 @@ class ShardsWriter(Writer):
     """Writes a folder of parts, one after another; see `Writer`."""
 
     def __init__(
-        self, target: Path, description: Description, rows: int, overwrite: bool
+        self,
+        target: Path,
+        description: Description,
+        parts: Sequence[Part],
+        overwrite: bool,
     ) -> None:
-        """Make a folder of parts of so many rows."""
+        """Make a folder of parts, at least one."""
         self.nbytes = 0
         self.notes = Notes()
+        _refuse_names(description)
         self._description = description
-        self._rows = rows
-        self._count = max(1, -(-description.rows // rows))
+        self._parts = parts
+        self._count = len(parts)
         self._bytes = description.to_bytes()
         self._done, self._size = 0, 0
         self._map: dict[str, str] = {}
@@ -615,20 +640,18 @@ class ShardsWriter(Writer):
 
     def _begin(self) -> None:
         number = len(self._spans) + 1
-        stop = min(self._done + self._rows, self._description.rows)
+        part = self._parts[number - 1]
+        stop = self._done + part.rows
         shard = _shard_text(number, self._count, self._done, stop, self._bytes)
-        plan = SafetensorsPlan(
-            self._description.columns,
-            stop - self._done,
-            {SHARD: shard},
-            f".{number:05d}",
-        )
+        arrays = self._description.arrays_of(part.rows, part.totals)
+        plan = SafetensorsPlan(arrays, {SHARD: shard}, f".{number:05d}")
         name = shard_name(number, self._count)
         self._spans[name] = [self._done, stop]
         self._map |= dict.fromkeys(plan.tensors, name)
         self._size += plan.nbytes
         file = File.create(self._staging.path / name, plan.nbytes)
-        self._shard = ArrayFile(file, plan, stop - self._done)
+        varying = self._description.schema.varying
+        self._shard = ArrayFile(file, plan, part.rows, varying)
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
@@ -674,20 +697,34 @@ def shard_name(number: int, count: int) -> str:
     return f"{STEM}-{number:05d}-of-{count:05d}.safetensors"
 
 
-def rows_per_shard(description: Description, part_bytes: float) -> int:
-    """Rows of a part of about so many bytes, at least one.
+def parts_of(description: Description, part_bytes: float) -> list[Part]:
+    """Rows of parts of about so many bytes, at least one each.
 
     Raises:
         SchemaError: It is no number of bytes, or makes too many parts.
     """
     sized = type(part_bytes) in (int, float) and 1 <= part_bytes < 1 << 62
-    rows = max(1, int(part_bytes // description.row_nbytes)) if sized else 1
-    if not sized or description.rows > rows * MAX_SHARDS:
+    varying = description.schema.varying
+    parts: list[Part] = []
+    if sized and varying and description.values is not None:
+        # Of a field that varies a row's bytes are its offset and its values.
+        fixed = description.row_nbytes - 8 * len(varying)
+        parts = description.values.parts(part_bytes, fixed, MAX_SHARDS)
+    elif sized:
+        rows = max(1, int(part_bytes // description.row_nbytes))
+        count = max(1, -(-description.rows // rows))
+        if count <= MAX_SHARDS:
+            left = description.rows
+            totals = dict.fromkeys(varying, 0)
+            parts = [
+                Part(min(rows, left - rows * number), totals) for number in range(count)
+            ]
+    if not 1 <= len(parts) <= MAX_SHARDS:
         raise SchemaError(
             "part_bytes must be a number of bytes, such as 5e9, that makes at most "
             f"{MAX_SHARDS} files, got {part_bytes!r}. Pass a larger number."
         )
-    return rows
+    return parts
 
 
 def owns(folder: Path) -> bool:
@@ -739,7 +776,8 @@ def write_tensors(
         read: Returns rows ``[first, stop)`` of all tensors, ``[stop - first, *shape]``.
         texts: Entries of the file's metadata.
     """
-    plan = SafetensorsPlan(columns, rows, texts)
+    arrays = {name: (dtype, (rows, *shape)) for name, (dtype, shape) in columns.items()}
+    plan = SafetensorsPlan(arrays, texts)
     staging = Staging(target, overwrite=True)
     try:
         file = ArrayFile(staging.open(plan.nbytes), plan, rows)

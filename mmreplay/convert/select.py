@@ -203,6 +203,14 @@ class SelectedReader(Reader):
         for block in self._reader.marks():
             yield block.select(inside(block, self._span))
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`."""
+        varying = self._description.schema.varying
+        for block in self._reader.measures():
+            rows = block.select(inside(block, self._span))
+            lengths = {path: rows.columns[path] for path in varying}
+            yield Block(lengths, rows.env_ids, rows.positions, rows.flags)
+
     def _flags(self, block: Block) -> NDArray[np.uint8]:
         """Flags, truncated where the first row left out has CUT.
 

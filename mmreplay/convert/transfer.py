@@ -19,6 +19,7 @@ from mmreplay.convert.episode_ends import EpisodeStarts
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Selection, select
 from mmreplay.convert.staging import STAGED
+from mmreplay.convert.values import ValueSizes
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
 from mmreplay.storage.foreign_zarr.remote import url_of
 
@@ -42,7 +43,7 @@ def transfer(
         SourceError: The source contradicts its description, or strict and doubtful.
     """
     begin = time.monotonic()
-    description = reader.describe()
+    description = describe(reader)
     refuse_doubts(reader, strict)
     rows = episodes = 0
     beginnings = EpisodeStarts(description.num_envs)
@@ -73,6 +74,15 @@ def transfer(
         notes=(*reader.report.notes, *writer.notes.notes),
         doubts=(*reader.report.doubts, *writer.notes.doubts),
     )
+
+
+def describe(reader: Reader) -> Description:
+    """The description of a reader, with what measures the values of its rows."""
+    description = reader.describe()
+    if not description.schema.varying:
+        return description
+    values = ValueSizes(reader.measures, description.schema, description.num_envs)
+    return replace(description, values=values)
 
 
 def refuse_doubts(reader: Reader, strict: bool) -> None:

@@ -120,9 +120,12 @@ class VeloraWriter(StagedWriter):
         self._pending: dict[int, Pending] = {}
         self._capacity = max(1, description.rows)
         self._size = self._lost = 0
-        kinds = {name: ("float32", (parts.width(name),)) for name in TENSORS}
-        self._widths = {name: shape[0] for name, (_, shape) in kinds.items()}
-        plan = SafetensorsPlan(kinds, self._capacity, {})
+        self._widths = {name: parts.width(name) for name in TENSORS}
+        arrays = {
+            name: ("float32", (self._capacity, width))
+            for name, width in self._widths.items()
+        }
+        plan = SafetensorsPlan(arrays, {})
         self._file: ArrayFile | None = None
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         try:
