@@ -8,6 +8,10 @@ Single values are columns of their own type. Vectors of floats, of wide integers
 bools are lists of one length, row-major. All other fields, images above all, are bytes
 of one length: parquet has no integers below 32 bits, so that lists of them would take
 four times the space and twenty times the time.
+
+Fields that vary are strings, binary values, or lists of any length, of lists of one
+length where an item has axes. Of each such column the reader bounds the bytes of a row
+group, and cuts what it reads by the bytes of the values.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from mmreplay.convert.base import (
     Kinds,
     Notes,
     Reader,
+    MAX_ROW_NBYTES,
     Writer,
     default_rows,
     description_lost,
@@ -54,6 +59,12 @@ from mmreplay.convert.description import (
 from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import TableReader
+from mmreplay.convert.values import (
+    VALUES_NBYTES,
+    check_values,
+    pieces,
+    refuse_large,
+)
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import (
@@ -63,6 +74,8 @@ from mmreplay.errors import (
     SchemaError,
     SourceError,
 )
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
 
@@ -200,11 +213,17 @@ class ParquetReader(Reader):
     ) -> None:
         self.report = Notes()
         self._paths, self._description = paths, description
+        self._allowed = allowed
+        self._varying = {
+            name: description.schema.fields[name]
+            for name in description.schema.varying
+        }
         rows = stored = 0
         for path in paths:
             with closing(ParquetFile(path)) as file:
                 self._check(file, rows)
                 rows, stored = rows + file.rows, stored + file.nbytes
+        self._stored = stored
         if rows != description.rows:
             raise CorruptError(
                 f"{path} holds {rows} rows, but its description says "
@@ -223,7 +242,7 @@ class ParquetReader(Reader):
         raw = file.metadata.get(KEY.encode(), b"{}")
         if SUMS.encode() not in file.metadata:
             doubt_sums(self.report, file.path.name, repr(SUMS))
-        _compare(file, {KEY: crc32c(memoryview(raw))})
+        _compare(file, {KEY: f"{crc32c(memoryview(raw)):08x}"})
         own = Description.from_bytes(raw, f"{file.path}: {KEY!r} in its metadata")
         if own.to_bytes() != self._description.to_bytes():
             raise FormatError(
@@ -239,13 +258,22 @@ class ParquetReader(Reader):
         for name, (dtype, shape) in self._description.columns.items():
             number = file.schema.get_field_index(name)
             kind = file.schema.field(number).type if number >= 0 else None
-            if kind is None or not fits(kind, dtype, shape):
+            varying = self._varying.get(name)
+            if varying is None:
+                fitting = kind is not None and fits(kind, dtype, shape)
+                wanted = f"{dtype}{list(shape)}"
+            else:
+                fitting = kind is not None and fits_varying(kind, varying)
+                wanted = varying.description
+            if not fitting:
                 raise FormatError(
-                    f"{file.path}: column {name!r} must be {dtype}{list(shape)} as the "
+                    f"{file.path}: column {name!r} must be {wanted} as the "
                     f"description says, got {kind or 'none'}. The file was edited "
                     "after it was written."
                 )
             file.refuse_long(name)
+            if varying is not None:
+                file.refuse_expanding(name, self._allowed)
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -261,14 +289,23 @@ class ParquetReader(Reader):
         """See `Reader.marks`: only three columns are read, and checked."""
         return self._read(tuple(RESERVED), BLOCK_NBYTES // 32)
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`: other columns than those of values are not read."""
+        rows = default_rows(self._description, BLOCK_NBYTES // 2)
+        for block in self._read((*RESERVED, *self._varying), rows):
+            lengths = {path: block.values(path).lengths for path in self._varying}
+            yield Block(lengths, block.env_ids, block.positions, block.flags)
+
     def _read(self, names: tuple[str, ...], rows: int) -> Iterator[Block]:
-        row = 0
+        row = nbytes = 0
         for path in self._paths:
             with closing(ParquetFile(path)) as file:
                 self._check(file, row)
+                first = row
                 row += file.rows
-                sums = dict.fromkeys(names, 0)
-                for batch in file.batches(rows, names):
+                sums = ColumnSums(names)
+                varying = [name for name in names if name in self._varying]
+                for batch in file.pieces(rows, names, varying):
                     found = {}
                     for name, array in batch.items():
                         if has_nulls(array):
@@ -276,30 +313,45 @@ class ParquetReader(Reader):
                                 f"{file.path}: column {name!r} must have a value in "
                                 "each row, got nulls. The file was edited or damaged."
                             )
-                        dtype, shape = self._description.columns[name]
-                        found[name] = decode(array, dtype, shape)
-                        sums[name] = sum_of(found[name], sums[name])
+                        column = self._decode(file, name, array, first)
+                        sums.add(name, column)
+                        found[name] = column
                     env_ids = found.pop(ENV_ID).view(np.int64)
                     positions = found.pop(POSITION).view(np.int64)
                     flags = found.pop(FLAGS).view(np.uint8)
-                    yield Block(found, env_ids, positions, flags)
-                _compare(file, sums)
+                    first += len(flags)
+                    rows_ = Block(found, env_ids, positions, flags)
+                    nbytes += sum(rows_.values(name).nbytes for name in varying)
+                    refuse_expansion(path, nbytes, self._stored, self._allowed)
+                    yield rows_
+                _compare(file, sums.texts())
+
+    def _decode(
+        self, file: ParquetFile, name: str, array: Any, first: int
+    ) -> NDArray[np.generic]:
+        field = self._varying.get(name)
+        if field is None:
+            return decode(array, *self._description.columns[name])
+        values: Any = decode_values(array, field)
+        check_values(values, field, f"{file.path}: column {name!r}", first)
+        found: NDArray[np.generic] = values
+        return found
 
     def close(self) -> None:
         """See `Reader.close`: files are open only while blocks are read."""
 
 
-def _compare(file: ParquetFile, sums: dict[str, int]) -> None:
+def _compare(file: ParquetFile, sums: Mapping[str, str]) -> None:
     """Compare checksums of what was read with those in the part, if it has some."""
     stored = file.metadata.get(SUMS.encode())
     if stored is None:
         return
     expected = strict_json.parse(stored, f"{file.path}: {SUMS!r} in its metadata")
-    for name, crc in sums.items():
-        if expected.get(name) != f"{crc:08x}":
+    for name, text in sums.items():
+        if expected.get(name) != text:
             raise CorruptError(
                 f"{file.path}: {name!r} must have checksum "
-                f"{str(expected.get(name))[:8]}, got {crc:08x}. The file is damaged: "
+                f"{str(expected.get(name))[:16]}, got {text}. The file is damaged: "
                 "restore it from a copy."
             )
 
@@ -448,7 +500,7 @@ class ParquetFile:
             footer = parquet_checks.check(self._file)
             self.rows, self.nbytes = footer.rows, self._file.nbytes
             # Not from pyarrow, which ends the process over some footers.
-            self._values = footer.values
+            self._leaves = footer.leaves
             with parquet_errors(path):
                 self._open()
         except BaseException:
@@ -456,16 +508,55 @@ class ParquetFile:
             raise
 
     def _open(self) -> None:
-        self._parquet = pq.ParquetFile(
+        self._parquet = self._opened([])
+        self.schema = self._parquet.schema_arrow
+        self.metadata = dict(self._parquet.metadata.metadata or {})
+
+    def _opened(self, dictionaries: Sequence[str]) -> Any:
+        """The file as pyarrow reads it.
+
+        Args:
+            dictionaries: Columns of strings that are read as the entries of their
+                dictionaries, once each, and the number of the entry of each row.
+        """
+        return pq.ParquetFile(
             pa.PythonFile(SeekableFile(self._file), mode="r"),
             pre_buffer=False,
             # Columns are read a buffer at a time, not a row group at a time.
             buffer_size=READ_NBYTES,
             thrift_string_size_limit=MAX_STRING_NBYTES,
             thrift_container_size_limit=parquet_checks.MAX_STRUCTS,
+            read_dictionary=list(dictionaries),
         )
-        self.schema = self._parquet.schema_arrow
-        self.metadata = dict(self._parquet.metadata.metadata or {})
+
+    def leaves(self, name: str) -> list[parquet_checks.Leaf]:
+        """Columns of values below a column, or the column itself."""
+        return [
+            leaf
+            for path, leaf in self._leaves.items()
+            if path == name or path.startswith(f"{name}.")
+        ]
+
+    def refuse_expanding(self, name: str, allowed: bool) -> None:
+        """Refuse a column of values that vary whose bytes do not bound what it holds.
+
+        Raises:
+            FormatError: A row group takes more than 512 MiB, or repeats values by a few
+                bytes each.
+        """
+        for leaf in self.leaves(name):
+            if leaf.group_nbytes > parquet_checks.MAX_PAGES_NBYTES:
+                raise FormatError(
+                    f"{self.path}: a row group of column {name!r} must take at most "
+                    f"{parquet_checks.MAX_PAGES_NBYTES} bytes, got "
+                    f"{leaf.group_nbytes}. Write it with smaller row groups."
+                )
+            if leaf.repeats and not allowed:
+                raise FormatError(
+                    f"{self.path}: column {name!r} is encoded as DELTA_BYTE_ARRAY, by "
+                    "which a few bytes make long values. Pass allow_expansion=True if "
+                    "you trust the file."
+                )
 
     def refuse_long(self, name: str) -> None:
         """Refuse a column of lists with too many values in one row group.
@@ -477,7 +568,11 @@ class ParquetFile:
             FormatError: Its values in one row group take more than 512 MiB.
         """
         num_values = max(
-            (n for path, n in self._values.items() if path.startswith(f"{name}.")),
+            (
+                leaf.values
+                for path, leaf in self._leaves.items()
+                if path.startswith(f"{name}.")
+            ),
             default=0,
         )
         if VALUE_NBYTES * num_values > parquet_checks.MAX_PAGES_NBYTES:
@@ -495,6 +590,56 @@ class ParquetFile:
         """
         with parquet_errors(self.path):
             batches = self._parquet.iter_batches(rows, columns=list(names))
+        yield from self._counted(batches, names)
+
+    def pieces(
+        self, rows: int, names: Sequence[str], varying: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+        """Batches as `batches`, cut by the bytes of columns that vary.
+
+        Args:
+            rows: Of a batch, at most.
+            names: Columns.
+            varying: Those of them whose values vary.
+
+        Raises:
+            CorruptError: The file is damaged.
+            FormatError: The values of a row take too much memory.
+        """
+        if not varying:
+            yield from self.batches(rows, names)
+            return
+        # The average row tells how many are asked for; what comes is cut again.
+        leaves = {name: self.leaves(name) for name in varying}
+        row_nbytes = sum(leaf.row_nbytes for each in leaves.values() for leaf in each)
+        rows = max(1, min(rows, int(VALUES_NBYTES / max(1.0, row_nbytes))))
+        dictionaries = [
+            name
+            for name in varying
+            if is_bytes(self.schema.field(name).type)
+            and any(leaf.dictionaries for leaf in leaves[name])
+        ]
+        with parquet_errors(self.path):
+            parquet = self._opened(dictionaries) if dictionaries else self._parquet
+            batches = parquet.iter_batches(rows, columns=list(names))
+        done = 0
+        for batch in self._counted(batches, names):
+            nbytes = sum(row_nbytes_of(batch[name]) for name in varying)
+            for first, stop in pieces(nbytes):
+                refuse_large(int(nbytes[first]), f"{self.path}: row {done + first}")
+                cut = {}
+                with parquet_errors(self.path):
+                    for name, array in batch.items():
+                        array = array.slice(first, stop - first)
+                        if name in dictionaries and pa.types.is_dictionary(array.type):
+                            array = array.dictionary_decode()
+                        cut[name] = array
+                yield cut
+            done += len(nbytes)
+
+    def _counted(
+        self, batches: Iterator[Any], names: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
         done = 0
         while True:
             with parquet_errors(self.path):
@@ -543,6 +688,13 @@ class ParquetWriter(Writer):
         # A row group lies in one file.
         group_nbytes = min(group_nbytes, file_nbytes or group_nbytes)
         self._group_rows = max(1, group_nbytes // description.row_nbytes)
+        self._varying = {
+            name: description.schema.fields[name]
+            for name in description.schema.varying
+        }
+        # Larger groups of values that vary are refused when they are read.
+        self._group_nbytes = min(group_nbytes, GROUP_NBYTES)
+        self._batched_nbytes = self._file_size = self._widest = 0
         self._file_nbytes = file_nbytes
         self._steps = EpisodeNumbers(description.num_envs)
         self._derived = self._names()
@@ -575,7 +727,10 @@ class ParquetWriter(Writer):
 
     def _fields(self, vectors: str) -> Iterator[Any]:
         for name, (dtype, shape) in self._description.columns.items():
-            yield column_of(name, dtype, shape, vectors)
+            if name in self._varying:
+                yield varying_column_of(name, self._varying[name])
+            else:
+                yield column_of(name, dtype, shape, vectors)
             if name == FLAGS:
                 for derived in self._derived.values():
                     yield column_of(derived, "int64", (), vectors)
@@ -589,20 +744,61 @@ class ParquetWriter(Writer):
             )
         episodes, steps = self._steps.number(block)
         derived = {self._derived[EPISODE]: episodes, self._derived[STEP]: steps}
+        nbytes = self._row_nbytes(block)
         first = 0
         while first < len(block):
             stop = min(first + self._group_rows - self._batched, len(block))
+            if self._varying:
+                left = self._group_nbytes - self._batched_nbytes
+                fitting = np.searchsorted(np.cumsum(nbytes[first:stop]), left, "right")
+                if not fitting and self._batched:
+                    self._flush()
+                    continue
+                stop = first + max(1, int(fitting))
             arrays = []
             for field in self._schema:
                 name = field.name
+                if name in self._varying:
+                    values = block.values(name)[first:stop]
+                    arrays.append(encode_values(values, field.type))
+                    continue
                 column = derived[name] if name in derived else block.column(name)
                 arrays.append(encode(column[first:stop], field.type))
             batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
             self._batches.append(batch)
             self._batched += stop - first
+            self._batched_nbytes += int(nbytes[first:stop].sum())
             first = stop
             if self._batched == self._group_rows:
                 self._flush()
+
+    def _row_nbytes(self, block: Block) -> NDArray[np.int64]:
+        """Bytes of each row, int64 ``[N]``.
+
+        Raises:
+            SchemaError: A row's values are too many to be read again.
+        """
+        nbytes = np.full(len(block), self._description.row_nbytes)
+        for name, field in self._varying.items():
+            lengths = block.values(name).lengths
+            nbytes += lengths * field.inner_nbytes
+            self._widest = max(
+                self._widest, int(lengths.max(initial=0)) * field.inner_nbytes
+            )
+            limit = MAX_ROW_NBYTES
+            if field.kind == "array":
+                count = VALUE_NBYTES * int(np.prod(field.inner, dtype=object))
+                limit = parquet_checks.MAX_PAGES_NBYTES // count * field.inner_nbytes
+            wide = np.flatnonzero(lengths * field.inner_nbytes > limit)
+            if len(wide):
+                raise SchemaError(
+                    f"field {name!r}, environment {block.env_ids[wide[0]]}, position "
+                    f"{block.positions[wide[0]]}: parquet files have values of at most "
+                    f"{limit} bytes, got "
+                    f"{int(lengths[wide[0]]) * field.inner_nbytes}. Leave the field "
+                    "out with fields=, or choose npz."
+                )
+        return nbytes
 
     def _flush(self) -> None:
         """Write the next row group, into a new part if the last one is full."""
@@ -614,12 +810,18 @@ class ParquetWriter(Writer):
             self._open_file.write(batches)
             for name, (dtype, shape) in self._description.columns.items():
                 for batch in batches:
-                    column = decode(batch.column(name), dtype, shape)
-                    self._sums[name] = sum_of(column, self._sums[name])
+                    array = batch.column(name)
+                    column: Any
+                    if name in self._varying:
+                        column = decode_values(array, self._varying[name])
+                    else:
+                        column = decode(array, dtype, shape)
+                    self._sums.add(name, column)
         self._done += self._batched
-        self._batched = 0
-        size = self._open_file.rows * self._description.row_nbytes
-        if self._file_nbytes is not None and size >= self._file_nbytes:
+        self._file_size += self._batched_nbytes
+        self._batched = self._batched_nbytes = 0
+        full = self._file_size
+        if self._file_nbytes is not None and full >= self._file_nbytes:
             self._end()
 
     def _begin(self) -> None:
@@ -629,15 +831,18 @@ class ParquetWriter(Writer):
         else:
             file = File.create(path / file_name(self._number), 0)
             self._number += 1
-        self._sums = dict.fromkeys(self._description.columns, 0)
+        self._sums = ColumnSums(tuple(self._description.columns))
         self._first = self._done
-        columns = self._description.columns.values()
+        self._file_size = 0
+        columns = self._description.fixed_columns.values()
         widest = max(8, *(array_nbytes(dtype, shape) for dtype, shape in columns))
+        # The longest value so far; a row group bounds the pages in any case.
+        widest = max(widest, self._widest)
         self._open_file = ParquetFileWriter(file, self._schema, self._packed, widest)
 
     def _end(self) -> None:
         assert self._open_file is not None
-        sums = {name: f"{crc:08x}" for name, crc in self._sums.items()}
+        sums = self._sums.texts()
         sums[KEY] = f"{crc32c(memoryview(self._described)):08x}"
         metadata: dict[str, str | bytes] = {
             KEY: self._described,
@@ -680,6 +885,32 @@ def owns(folder: Path) -> bool:
     """Return whether a folder holds part files, from the first on, and nothing else."""
     names = {each.name for each in folder.iterdir()}
     return names == {file_name(number) for number in range(len(names))}
+
+
+class ColumnSums:
+    """CRC32C of columns whose rows come batch by batch.
+
+    Of a field that varies one of all values, and one of their lengths.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._sums = dict.fromkeys(names, 0)
+        self._lengths: dict[str, int] = {}
+
+    def add(self, name: str, column: NDArray[np.generic] | Ragged) -> None:
+        """Sum the next rows of a column."""
+        if isinstance(column, Ragged):
+            before = self._lengths.get(name, 0)
+            self._lengths[name] = sum_of(column.lengths, before)
+            column = column.values
+        self._sums[name] = sum_of(column, self._sums[name])
+
+    def texts(self) -> dict[str, str]:
+        """Hex digits by column: 8, and 8 more for lengths."""
+        found = {name: f"{crc:08x}" for name, crc in self._sums.items()}
+        return found | {
+            name: f"{found[name]}{crc:08x}" for name, crc in self._lengths.items()
+        }
 
 
 def sum_of(column: NDArray[np.generic], before: int) -> int:
@@ -751,8 +982,8 @@ def _encodings(schema: Any) -> dict[str, str]:
         kind, leaf = field.type, field.name
         # A field may have the name of a column of ours, and any type.
         counts = leaf in COUNTED and pa.types.is_int64(kind)
-        if pa.types.is_fixed_size_list(kind):
-            kind, leaf = kind.value_type, f"{field.name}.list.{ITEM}"
+        while _is_list(kind):
+            kind, leaf = kind.value_type, f"{leaf}.list.{ITEM}"
         if counts:
             found[leaf] = "DELTA_BINARY_PACKED"
         elif pa.types.is_floating(kind):
@@ -762,7 +993,8 @@ def _encodings(schema: Any) -> dict[str, str]:
 
 
 def _is_single(kind: Any) -> bool:
-    return not pa.types.is_nested(kind) and not pa.types.is_fixed_size_binary(kind)
+    sized = pa.types.is_fixed_size_binary(kind) or is_bytes(kind)
+    return not pa.types.is_nested(kind) and not sized
 
 
 class Sink(io.RawIOBase):
@@ -851,6 +1083,139 @@ def column_of(name: str, dtype: str, shape: tuple[int, ...], vectors: str) -> An
     else:
         kind = pa.binary(count * storage_dtype(dtype).itemsize)
     return pa.field(name, kind, nullable=False, metadata=metadata)
+
+
+def varying_column_of(name: str, field: Field) -> Any:
+    """The Arrow field that holds a field that varies; see `column_of`."""
+    metadata = {
+        "dtype": field.dtype,
+        "shape": json.dumps(list(field.shape)),
+        "kind": field.kind,
+        "max_length": str(field.max_length),
+    }
+    return pa.field(name, _varying_type(field), nullable=False, metadata=metadata)
+
+
+def _varying_type(field: Field) -> Any:
+    if field.kind != "array":
+        return pa.string() if field.kind == "text" else pa.binary()
+    kind = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    for axis in reversed(field.inner):
+        kind = pa.list_(pa.field(ITEM, kind, nullable=False), axis)
+    return pa.list_(pa.field(ITEM, kind, nullable=False))
+
+
+def fits_varying(kind: Any, field: Field) -> bool:
+    """Return whether arrays of an Arrow type hold a field that varies."""
+    kind = _stored_type(kind)
+    if field.kind != "array":
+        return is_text(kind) if field.kind == "text" else is_bytes(kind)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    kind, axes = kind.value_type, []
+    while pa.types.is_fixed_size_list(kind):
+        axes.append(kind.list_size)
+        kind = kind.value_type
+    item = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    return bool(kind == item and tuple(axes) == field.inner)
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether a type is text of any length."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_bytes(kind: Any) -> bool:
+    """Return whether a type is text or bytes of any length."""
+    return bool(
+        is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    )
+
+
+def encode_values(values: Ragged, kind: Any) -> Any:
+    """Values as an Arrow array of its own memory; see `encode`."""
+    offsets = values.offsets.astype(np.int32)
+    if is_bytes(kind):
+        data = np.array(values.values, order="C").reshape(-1).view(np.uint8)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(kind, len(values), buffers)
+    items = encode(values.values.reshape(-1), _leaf_type(kind))
+    inner = kind.value_type
+    for each in reversed(_fixed_types(inner)):
+        items = pa.FixedSizeListArray.from_arrays(items, type=each)
+    return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind)
+
+
+def _leaf_type(kind: Any) -> Any:
+    while _is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _fixed_types(kind: Any) -> list[Any]:
+    """The type, if it is a list of one length, and those inside of it."""
+    found = []
+    while pa.types.is_fixed_size_list(kind):
+        found.append(kind)
+        kind = kind.value_type
+    return found
+
+
+def decode_values(array: Any, field: Field) -> Ragged:
+    """An Arrow array without nulls as values; may be read-only.
+
+    The array's type must fit the field; see `fits_varying`.
+    """
+    array = _storage(array)
+    offsets = _offsets(array)
+    first, stop = int(offsets[0]), int(offsets[-1])
+    if is_bytes(array.type):
+        data = array.buffers()[2]
+        # Without any bytes there may be no buffer.
+        empty = np.zeros(0, np.uint8)
+        raw = empty if data is None else np.frombuffer(data, np.uint8)[first:stop]
+        return Ragged(raw, offsets - first)
+    items = array.values.slice(first, stop - first)
+    while _is_list(items.type):
+        items = items.flatten()
+    values: NDArray[np.generic] = items.to_numpy(zero_copy_only=False)
+    return Ragged(values.reshape(-1, *field.inner), offsets - first)
+
+
+def _offsets(array: Any) -> NDArray[np.int64]:
+    """Where each value of strings, bytes or lists begins, int64 ``[N + 1]``."""
+    kind = array.type
+    wide = (
+        pa.types.is_large_list(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, np.int64)
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    begin = array.offset * dtype.itemsize
+    found = np.frombuffer(buffer, dtype, len(array) + 1, begin)
+    return found.astype(np.int64)
+
+
+def row_nbytes_of(array: Any) -> NDArray[np.int64]:
+    """Bytes of each value of strings, bytes or lists, int64 ``[N]``."""
+    if pa.types.is_dictionary(array.type):
+        entries = np.diff(_offsets(array.dictionary))
+        numbers = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        nbytes: NDArray[np.int64] = entries[numbers] if len(entries) else 0 * numbers
+        return nbytes.astype(np.int64)
+    lengths = np.diff(_offsets(_storage(array)))
+    if is_bytes(array.type):
+        return lengths
+    kind, size = array.type.value_type, 1
+    while pa.types.is_fixed_size_list(kind):
+        size *= kind.list_size
+        kind = kind.value_type
+    width = kind.bit_width if _name_of(kind) else 64
+    found: NDArray[np.int64] = lengths * size * max(1, width // 8)
+    return found
 
 
 def encode(column: NDArray[np.generic], kind: Any) -> Any:

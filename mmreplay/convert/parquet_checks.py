@@ -48,9 +48,16 @@ UNPACKED_SIZE, PACKED_SIZE = 2, 3
 DICTIONARY_PAGE = 7
 PAGE_KINDS = (5, DICTIONARY_PAGE, 8)
 VALUES = 1
+ENCODING = {5: 2, 8: 4}
+"""Number of the encoding in the header of a data page of either version."""
+DELTA_BYTE_ARRAY = 7
+"""An encoding in which a value repeats the one before: a few bytes for any length."""
 PAGE = {
     UNPACKED_SIZE: int, PACKED_SIZE: int,
-    **{kind: {VALUES: int} for kind in PAGE_KINDS},
+    **{
+        kind: {VALUES: int} | ({ENCODING[kind]: int} if kind in ENCODING else {})
+        for kind in PAGE_KINDS
+    },
 }  # fmt: skip
 
 
@@ -60,11 +67,49 @@ class Footer:
 
     Attributes:
         rows: Rows in all.
-        values: By the path of a leaf, the highest number of values in a row group.
+        leaves: What is known of each leaf, by its path.
     """
 
     rows: int
-    values: dict[str, int]
+    leaves: dict[str, Leaf]
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One column of values, in all row groups.
+
+    Attributes:
+        values: The highest number of values in a row group.
+        total: Values of all row groups.
+        group_nbytes: The most bytes of a row group, unpacked.
+        row_nbytes: The most bytes of the average row of a row group, unpacked.
+        dictionaries: Some values are numbers of entries of a dictionary.
+        repeats: Some values repeat those before them, so that few bytes make many.
+    """
+
+    values: int = 0
+    total: int = 0
+    group_nbytes: int = 0
+    row_nbytes: float = 0
+    dictionaries: bool = False
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pages of a column chunk.
+
+    Attributes:
+        largest: Bytes that its largest page and its dictionary take unpacked.
+        nbytes: Bytes of all of them unpacked.
+        dictionary: There is a dictionary.
+        repeats: See `Leaf`.
+    """
+
+    largest: int
+    nbytes: int
+    dictionary: bool
+    repeats: bool
 
 
 def check(file: File) -> Footer:
@@ -88,7 +133,6 @@ def check(file: File) -> Footer:
             f"{file.path} must have at most {MAX_CHUNKS} column chunks, got "
             f"{num_chunks}. Write it with larger row groups."
         )
-    values: dict[str, int] = {}
     packed = 0
     for group in groups:
         for column in group.get(COLUMNS, []):
@@ -102,8 +146,6 @@ def check(file: File) -> Footer:
             ):
                 got = "a column that is outside this file"
                 raise _malformed(file, f"the footer at byte {end}", got)
-            path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
-            values[path] = max(values.get(path, 0), chunk[NUM_VALUES])
             packed += chunk[PACKED]
     # Before any page is read: columns over each other would be read over and over.
     if packed > end:
@@ -111,16 +153,29 @@ def check(file: File) -> Footer:
             f"{file.path}: columns take more than the {end} bytes before the footer. "
             "The file is damaged."
         )
+    leaves: dict[str, Leaf] = {}
     for group in groups:
-        chunks = [column[META] for column in group.get(COLUMNS, [])]
-        unpacked = sum(_check_pages(file, chunk, end) for chunk in chunks)
+        unpacked = 0
+        for column in group.get(COLUMNS, []):
+            chunk = column[META]
+            pages = _check_pages(file, chunk, end)
+            unpacked += pages.largest
+            path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
+            leaf = leaves.setdefault(path, Leaf())
+            leaf.values = max(leaf.values, chunk[NUM_VALUES])
+            leaf.total += chunk[NUM_VALUES]
+            leaf.group_nbytes = max(leaf.group_nbytes, pages.nbytes)
+            share = pages.nbytes / max(1, group[GROUP_ROWS])
+            leaf.row_nbytes = max(leaf.row_nbytes, share)
+            leaf.dictionaries |= pages.dictionary
+            leaf.repeats |= pages.repeats
         if unpacked > MAX_PAGES_NBYTES:
             raise FormatError(
                 f"{file.path}: a page of every column must take at most "
                 f"{MAX_PAGES_NBYTES} bytes unpacked, got {unpacked}. Write it with "
                 "smaller pages."
             )
-    return Footer(footer[NUM_ROWS], values)
+    return Footer(footer[NUM_ROWS], leaves)
 
 
 def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
@@ -153,12 +208,8 @@ def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
         raise _malformed(file, f"the footer at byte {end}", error) from None
 
 
-def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
-    """Check the pages of a column chunk.
-
-    Returns:
-        Bytes that its largest page and its dictionary take unpacked.
-    """
+def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> Pages:
+    """Check the pages of a column chunk."""
     at = chunk[DATA]
     if 0 < chunk.get(DICTIONARY, 0) < at:
         at = chunk[DICTIONARY]
@@ -169,7 +220,8 @@ def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
             f"got one at bytes [{at}, {stop}). The file is damaged."
         )
     width = WIDTHS.get(chunk[TYPE], 0)
-    data = dictionary = 0
+    data = dictionary = total = 0
+    repeats = False
     while at < stop:
         page, nbytes = _read_page_header(file, at, stop)
         counts = [page[kind].get(VALUES, 0) for kind in PAGE_KINDS if kind in page]
@@ -182,11 +234,14 @@ def _check_pages(file: File, chunk: Mapping[int, Any], end: int) -> int:
             raise _malformed(file, f"the page at byte {at}", got)
         at += nbytes + packed
         unpacked = max(page[UNPACKED_SIZE], width * sum(counts))
+        total += unpacked
+        for kind, number in ENCODING.items():
+            repeats |= page.get(kind, {}).get(number) == DELTA_BYTE_ARRAY
         if DICTIONARY_PAGE in page:
             dictionary = max(dictionary, unpacked)
         else:
             data = max(data, unpacked)
-    return data + dictionary
+    return Pages(data + dictionary, total, dictionary > 0, repeats)
 
 
 def _read_page_header(file: File, at: int, stop: int) -> tuple[dict[int, Any], int]:
