@@ -97,6 +97,7 @@ SCALARS_ONCE = ("_env_id", "_flags", "episode_index")
 COUNTED = ("_position", "step_index")
 """Columns that rise by one: their differences are stored."""
 READ_NBYTES = 1 << 20
+READ_ROWS = 1 << 16
 MAX_STRING_NBYTES = 24 << 20
 VALUE_NBYTES = 12
 """Of a list's value in memory: 8 bytes and its two levels."""
@@ -369,15 +370,42 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
     """
     notes = Notes()
     with closing(ParquetFile(paths[0])) as file:
-        names, kinds = _find(file, notes)
+        names, kinds = _find(file)
         schema = file.schema
     rows = stored = 0
-    for path in paths:
-        with closing(ParquetFile(path)) as file:
+    candidates = [name for name in names if may_vary(schema.field(name).type)]
+    totals = dict.fromkeys(candidates, 0)
+    expanding: dict[str, str] = {}
+    for each in paths:
+        with closing(ParquetFile(each)) as file:
             _check_alike(file, schema, paths[0])
             for name in names:
                 file.refuse_long(name)
             rows, stored = rows + file.rows, stored + file.nbytes
+            for name in candidates:
+                totals[name] += sum(leaf.total for leaf in file.leaves(name))
+                try:
+                    file.refuse_expanding(name, allow_expansion)
+                except FormatError as error:
+                    expanding[name] = str(error)
+    # Lists of one length show by their number, without a look at them.
+    uneven = [
+        name
+        for name in candidates
+        if name not in kinds or totals[name] != rows * np.prod(kinds[name][1])
+    ]
+    surveyed = _survey_values(paths, [n for n in uneven if n not in expanding])
+    varying = {name: found for name, found in surveyed.items() if found is not None}
+    kinds = {name: kind for name, kind in kinds.items() if name not in varying}
+    for name in schema.names:
+        if name not in kinds and name not in varying:
+            note = f"column {name!r} of {schema.field(name).type} cannot be a field"
+            if name in surveyed:
+                note += ", as it lacks values or differs in several axes"
+            note = expanding.get(name, f"{note}, and was left out")
+            left_out(notes, name, note)
+    for name, field in varying.items():
+        notes.note(f"column {name!r} varies from row to row: {field.description}")
     if len(paths) > 1:
         notes.note(f"{len(paths)} files were read, in the order of their names")
     row_nbytes = sum(array_nbytes(dtype, shape) for dtype, shape in kinds.values())
@@ -388,15 +416,83 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         for path in paths:
             with closing(ParquetFile(path)) as file:
                 _check_alike(file, schema, paths[0])
-                for batch in file.batches(rows, names):
-                    yield _columns(file, batch, kinds, done, notes)
+                long = [name for name in names if name in varying]
+                for batch in file.pieces(rows, names, long):
+                    values = {
+                        name: _values_of(file, name, batch[name], varying[name], done)
+                        for name in long
+                    }
+                    fixed = {n: array for n, array in batch.items() if n not in varying}
+                    found = _columns(file, fixed, kinds, done, notes) | values
+                    yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
 
-    return TableReader(path, kinds, rows, batches, notes)
+    return TableReader(path, kinds, rows, batches, notes, varying)
 
 
-def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
-    """Columns that can be fields, by their types and first rows."""
+def _values_of(
+    file: ParquetFile, name: str, array: Any, field: Field, done: int
+) -> Any:
+    """Values of a field that varies in a batch, checked."""
+    what = f"{file.path}: column {name!r}"
+    if has_nulls(array):
+        raise SourceError(
+            f"{what} lacks a value in rows [{done}, {done + len(array)}). Fill missing "
+            "values, or leave the column out."
+        )
+    values = decode_values(array, field)
+    check_values(values, field, what, done)
+    return values
+
+
+def _survey_values(
+    paths: list[Path], names: list[str]
+) -> dict[str, Field | None]:
+    """Fields that hold columns whose values vary, after one pass over them.
+
+    Returns:
+        By name; None where a value is missing, or where more than one axis varies.
+    """
+    longest: dict[str, int] = dict.fromkeys(names, 0)
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    unfit: set[str] = set()
+    for path in paths if names else []:
+        with closing(ParquetFile(path)) as file:
+            for batch in file.pieces(READ_ROWS, names, names):
+                for name in names:
+                    array = _storage(batch[name])
+                    if has_nulls(array):
+                        unfit.add(name)
+                        continue
+                    lengths = np.diff(_offsets(array))
+                    longest[name] = max(longest[name], int(lengths.max(initial=0)))
+                    if is_bytes(array.type) or not lengths.any():
+                        continue
+                    items = array.flatten()
+                    kind = kinds.get(name) or kind_of(items[:1])
+                    if kind is None or lengths_differ(items, kind[1]) is not None:
+                        unfit.add(name)
+                    else:
+                        kinds[name] = kind
+    found: dict[str, Field | None] = {}
+    for name in names:
+        with closing(ParquetFile(paths[0])) as file:
+            kind_ = _stored_type(file.schema.field(name).type)
+        # The next rows may be a little longer.
+        limit = 1 << max(0, longest[name] - 1).bit_length()
+        if name in unfit:
+            found[name] = None
+        elif is_bytes(kind_):
+            make = Field.text if is_text(kind_) else Field.bytes
+            found[name] = make(limit)
+        else:
+            dtype, inner = kinds.get(name, (_name_of(_leaf_type(kind_)) or "", ()))
+            found[name] = Field((None, *inner), dtype, max_length=limit)
+    return found
+
+
+def _find(file: ParquetFile) -> tuple[list[str], Kinds]:
+    """All columns, and those that can be fields by their types and first rows."""
     names = []
     for name in file.schema.names:
         if file.schema.names.count(name) > 1:
@@ -413,12 +509,9 @@ def _find(file: ParquetFile, notes: Notes) -> tuple[list[str], Kinds]:
             found = kind_of(first[name])
         elif name in numeric and not is_variable(kind):
             found = kind_of(no_rows(kind))
-        if found is None:
-            note = f"column {name!r} of {kind} cannot be a field, and was left out"
-            left_out(notes, name, note)
-        else:
+        if found is not None:
             kinds[name] = found
-    return list(kinds), kinds
+    return names, kinds
 
 
 def _check_alike(file: ParquetFile, schema: Any, first: Path) -> None:
@@ -1331,6 +1424,15 @@ def is_variable(kind: Any) -> bool:
             return True
         kind = kind.value_type
     return False
+
+
+def may_vary(kind: Any) -> bool:
+    """Return whether a field that varies may hold a type: strings, or lists."""
+    kind = _stored_type(kind)
+    if is_bytes(kind):
+        return True
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(lists and holds_numbers(kind) and _name_of(_leaf_type(kind)))
 
 
 def holds_numbers(kind: Any) -> bool:

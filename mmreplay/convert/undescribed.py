@@ -44,7 +44,7 @@ from mmreplay.disk.files import File
 from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
-from mmreplay.schema import Schema
+from mmreplay.schema import Field, Schema
 from mmreplay.schema.naming import InferredColumns
 
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
@@ -177,7 +177,13 @@ class TableReader(Reader):
     """Reads the columns of a table as the steps of one environment; see `Reader`."""
 
     def __init__(
-        self, path: Path, kinds: Kinds, rows: int, batches: Batches, notes: Notes
+        self,
+        path: Path,
+        kinds: Kinds,
+        rows: int,
+        batches: Batches,
+        notes: Notes,
+        varying: Mapping[str, Field] | None = None,
     ) -> None:
         """Find fields, roles and ends among the columns.
 
@@ -187,6 +193,7 @@ class TableReader(Reader):
             rows: Number of rows.
             batches: Reads the columns.
             notes: Receives what is found and guessed.
+            varying: By name, columns whose values vary from row to row.
         """
         self.report = notes
         self._rows, self._batches = rows, batches
@@ -194,8 +201,9 @@ class TableReader(Reader):
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
         self._plain = InferredColumns(
-            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed
-        )
+            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
+            varying=varying,
+        )  # fmt: skip
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:

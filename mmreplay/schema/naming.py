@@ -37,6 +37,8 @@ ROLE_NAMES = {
 }  # fmt: skip
 """Usual names of the columns of each role, the surest first."""
 KNOWN = {name for names in ROLE_NAMES.values() for name in names}
+VARYING_ROLES = ("observation", "next_observation", "action")
+"""Roles whose fields may vary from row to row."""
 ENDS = ("terminated", "truncated")
 UNSURE = ("done", "dones")
 
@@ -79,6 +81,7 @@ class InferredColumns:
         *,
         reserved: Collection[str] = (),
         ends_known: bool = False,
+        varying: Mapping[str, Field] | None = None,
     ) -> None:
         """Infer the schema.
 
@@ -87,18 +90,20 @@ class InferredColumns:
             notes: Receives facts and guesses.
             reserved: Names that no field may have.
             ends_known: Episode ends come from elsewhere.
+            varying: By name, columns whose values vary from row to row.
 
         Raises:
             SourceError: No column can be a field.
         """
         self._notes, self._reserved = notes, reserved
-        roles = find_roles(tuple(columns))
+        varying = self._playable(varying or {})
+        roles = find_roles((*columns, *varying))
         self.ends = {
             role: roles[role]
             for role in ENDS
             if role in roles and _is_end(columns.get(roles[role]))
         }
-        fields = self._storable(columns)
+        fields = self._storable(columns) | varying
         # The file's size does not bound the number of rows without bytes.
         if not any(field.nbytes for field in fields.values()):
             raise SourceError(
@@ -108,6 +113,30 @@ class InferredColumns:
         self.schema = self._make_schema(fields, roles)
         if self.ends or not ends_known:
             self._note_ends()
+
+    def _playable(self, varying: Mapping[str, Field]) -> dict[str, Field]:
+        """Columns that vary, without those of a name and role that cannot."""
+        fields = {}
+        for name, field in varying.items():
+            top = name.split("/")[0]
+            fixed = [
+                role
+                for role, names in ROLE_NAMES.items()
+                if top in names and role not in VARYING_ROLES
+            ]
+            problem = f"a {fixed[0]} cannot vary" if fixed else ""
+            if name in self._reserved:
+                problem = "it has a reserved name"
+            try:
+                check_path(name)
+            except SchemaError as error:
+                problem = str(error)
+            if problem:
+                text = f"column {name!r} was left out: {problem}"
+                left_out(self._notes, name, text)
+            else:
+                fields[name] = field
+        return fields
 
     def _storable(
         self, columns: Mapping[str, tuple[str, tuple[int, ...]]]
