@@ -1,6 +1,7 @@
 """csv: numbers as text that reads back to the same bits, with a description beside it.
 
-One column a value, ``field.i`` for vectors; exact except for the payloads of NaNs. The
+One column a value, ``field.i`` for vectors, and one cell for a value that varies
+(`csv_values`); exact except for the payloads of NaNs. The
 sidecar ``<file>.mmreplay.json`` makes the same buffer again; without it the file is a
 table (`open_plain`), whose columns are found by reading it once. Files whose names end
 in ``.gz`` are gzipped.
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.checksums import crc32c
-from mmreplay.convert import registry
+from mmreplay.convert import csv_values, registry
 from mmreplay.convert.base import (
     Block,
     Columns,
@@ -68,9 +69,12 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import TableReader
+from mmreplay.convert.values import check_values, pieces
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
 
@@ -196,7 +200,7 @@ def planned(
     other = registry.find_layout("csv", layout)
     _check(target, compression_level)
     if other is None:
-        cells_of(description.columns, force)
+        cells_of(description, force)
     else:
         other.planned("csv", description, target=target, force=force)
 
@@ -224,7 +228,9 @@ class CsvReader(Reader):
         self._path, self._sidecar = path, sidecar
         self._allowed = allow_expansion
         self._description = sidecar.description
-        self._cells = Cells(self._description.columns)
+        schema = self._description.schema
+        self._varying = {path: schema.fields[path] for path in schema.varying}
+        self._cells = Cells(self._description.columns, self._varying)
         refuse_wide(self._description.row_nbytes, path)
         with closing(File.open(path, None)) as file:
             self._begin(file)
@@ -262,6 +268,13 @@ class CsvReader(Reader):
         """See `Reader.marks`: all text is read, and three columns converted."""
         return self._read(tuple(RESERVED), default_rows(self._description))
 
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`: all text is read, and values are converted."""
+        names = (*RESERVED, *self._varying)
+        for block in self._read(names, default_rows(self._description)):
+            lengths = {path: block.values(path).lengths for path in self._varying}
+            yield Block(lengths, block.env_ids, block.positions, block.flags)
+
     def _read(self, fields: tuple[str, ...], rows: int) -> Iterator[Block]:
         done = 0
         with closing(File.open(self._path, self._sidecar.nbytes)) as file:
@@ -270,8 +283,14 @@ class CsvReader(Reader):
             parsed = parse_rows(
                 file, text, cells.types(), cells.columns_of(fields), self._allowed,
                 lambda batch: cells.decode(batch, fields), ours=True,
+                varying=self._varying,
             )  # fmt: skip
             for count, found in parsed if self._description.rows else ():
+                for path in fields:
+                    if path in self._varying:
+                        values: Any = found[path]
+                        what = f"{self._path}: column {path!r}"
+                        check_values(values, self._varying[path], what, done)
                 done += count
                 for first in range(0, count, rows):
                     within = slice(first, first + rows)
@@ -306,7 +325,8 @@ class CsvWriter(StagedWriter):
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
-        self._cells = cells_of(description.columns, force)
+        self._cells = cells_of(description, force)
+        self._varying = self._cells.varying
         # Encoded now, so that a description that is too large is refused at once.
         Sidecar(description, 0, 0).to_json()
         self._done = self._end = self._crc = self._lost = 0
@@ -333,17 +353,21 @@ class CsvWriter(StagedWriter):
                 f"{self._description.rows}. The source changed during the conversion."
             )
         columns = {name: block.column(name) for name in self._cells.kinds}
-        self._lost += sum(lost_nans(column) for column in columns.values())
+        values = {path: block.values(path) for path in self._varying}
+        csv_values.refuse_long(values, self._varying)
+        self._lost += sum(
+            lost_nans(values[name].values if name in values else column)
+            for name, column in columns.items()
+        )
         if self._lost:
             self.notes.doubts[:] = [
                 f"{self._lost} NaNs lose their sign or payload, because text has only "
                 "one NaN"
             ]
-        rows = max(1, CHUNK_NBYTES // self._description.row_nbytes)
-        chunks = (
-            slice(first, min(first + rows, len(block)))
-            for first in range(0, len(block), rows)
-        )
+        row_nbytes = np.full(len(block), self._description.row_nbytes)
+        for path, field in self._varying.items():
+            row_nbytes += values[path].lengths * field.inner_nbytes
+        chunks = (slice(*chunk) for chunk in pieces(row_nbytes, CHUNK_NBYTES))
         for text in in_order(partial(self._text, columns), chunks):
             self._put(text)
 
@@ -672,16 +696,27 @@ class Cells:
     Attributes:
         kinds: Dtype name and row shape by field.
         names: All columns, in order.
+        varying: The fields that vary.
     """
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(
+        self, kinds: Kinds, varying: Mapping[str, Field] | None = None
+    ) -> None:
         """Name the columns.
+
+        Args:
+            kinds: Dtype name and row shape by field.
+            varying: Those that vary, which are one column each.
 
         Raises:
             SchemaError: Two of them have one name, or a name has several lines.
         """
         self.kinds = dict(kinds)
-        self._of = {field: _names(field, shape) for field, (_, shape) in kinds.items()}
+        self.varying = dict(varying or {})
+        self._of = {
+            field: [field] if field in self.varying else _names(field, shape)
+            for field, (_, shape) in kinds.items()
+        }
         self.names = [name for names in self._of.values() for name in names]
         for name in self.names:
             if "\n" in name or "\r" in name:
@@ -699,7 +734,7 @@ class Cells:
     def types(self) -> dict[str, Any]:
         """Arrow type by column; float16 passes through float32, without loss."""
         return {
-            name: _type(dtype)
+            name: pa.string() if field in self.varying else _type(dtype)
             for field, (dtype, _) in self.kinds.items()
             for name in self._of[field]
         }
@@ -713,14 +748,21 @@ class Cells:
     def encode(self, columns: Mapping[str, NDArray[np.generic]], rows: slice) -> Any:
         """A record batch of some rows of all fields."""
         arrays = []
+        long: dict[str, Any] = {}
         for field, (dtype, _) in self.kinds.items():
             values = columns[field][rows]
+            if isinstance(values, Ragged):
+                long[field] = csv_values.encode(values, self.varying[field])
+                arrays.append(long[field])
+                continue
             # Arrow's columns are contiguous: the transpose, copied.
             flat = values.reshape(len(values), -1).T
             kind = _type(dtype)
             if dtype == "float16":
                 flat = flat.astype(np.float32)
             arrays += [pa.array(column, kind) for column in np.ascontiguousarray(flat)]
+        if long:
+            csv_values.refuse_wide(long)
         return pa.RecordBatch.from_arrays(arrays, self.names)
 
     def decode(
@@ -731,6 +773,12 @@ class Cells:
         for field in fields:
             dtype, shape = self.kinds[field]
             names = self._of[field]
+            if field in self.varying:
+                values: Any = csv_values.decode(
+                    batch.column(field), self.varying[field]
+                )
+                found[field] = values
+                continue
             made = np.empty((batch.num_rows, len(names)), storage_dtype(dtype))
             for number, name in enumerate(names):
                 array = batch.column(name)
@@ -745,25 +793,26 @@ class Cells:
         return [name for field in fields for name in self._of[field]]
 
 
-def cells_of(kinds: Kinds, force: bool) -> Cells:
+def cells_of(description: Description, force: bool) -> Cells:
     """The columns of a new file.
 
     Args:
-        kinds: Dtype name and row shape by field.
+        description: Of its rows.
         force: Allow more than 4,096 columns.
 
     Raises:
         SchemaError: A field is bfloat16, there are too many columns, or a name cannot
             be that of a column.
     """
-    columns = 0
+    columns, kinds, schema = 0, description.columns, description.schema
+    varying = {path: schema.fields[path] for path in schema.varying}
     for field, (dtype, shape) in kinds.items():
         if dtype == "bfloat16":
             raise SchemaError(
                 f"field {field!r}: csv cannot store bfloat16. Leave it out with "
                 "fields=, or choose parquet or npz."
             )
-        columns += int(np.prod(shape, dtype=object))
+        columns += 1 if field in varying else int(np.prod(shape, dtype=object))
     max_columns = MAX_FORCED_COLUMNS if force else MAX_COLUMNS
     if columns > max_columns:
         way_out = "" if force else ", or pass force=True (--option force=true)"
@@ -771,7 +820,7 @@ def cells_of(kinds: Kinds, force: bool) -> Cells:
             f"csv: rows must have at most {max_columns} columns, got {columns}. Leave "
             f"images out with fields=, choose parquet or npz{way_out}."
         )
-    return Cells(kinds)
+    return Cells(kinds, varying)
 
 
 def _names(field: str, shape: tuple[int, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow
 
 from mmreplay.checksums import crc32c
+from mmreplay.convert import csv_values
 from mmreplay.convert.base import (
     MAX_THREADS,
     in_order,
@@ -26,6 +27,7 @@ from mmreplay.convert.base import (
 )
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError
+from mmreplay.schema import Field
 
 READ_NBYTES = 1 << 20
 MAX_FORCED_COLUMNS = 200_000
@@ -120,13 +122,18 @@ class Text:
             "damaged: restore it from a copy."
         )
 
-    def lines(self, size: int) -> Iterator[bytes]:
+    def lines(self, size: int, longest: int | None = None) -> Iterator[bytes]:
         """Complete lines, about size bytes of them at a time.
 
+        Args:
+            size: Bytes, of more than one line.
+            longest: Bytes of a line; twice as many by default.
+
         Raises:
-            ValueError: A line does not end within twice as many bytes.
+            ValueError: A line does not end within so many bytes.
         """
         rest = b""
+        longest = 2 * size if longest is None else longest
         while data := self.read(size):
             if b'"' in data or b'"' in rest:
                 data, rest = rest + data, b""
@@ -138,7 +145,7 @@ class Text:
                 yield b"".join((rest, memoryview(data)[:stop]))
                 rest = b""
             rest += data[stop:]
-            if not stop and len(rest) >= 2 * size:
+            if not stop and len(rest) >= longest:
                 raise ValueError("a line that does not end")
         if rest:
             yield rest
@@ -232,6 +239,7 @@ def parse_rows(
     convert: Callable[[Any], Converted],
     *,
     ours: bool,
+    varying: Mapping[str, Field] | None = None,
 ) -> Iterator[tuple[int, Converted]]:
     """Parse the rows that follow the header, chunk by chunk.
 
@@ -242,7 +250,8 @@ def parse_rows(
         wanted: Columns to convert.
         allow_expansion: As the text was opened.
         convert: Called with each record batch, in the thread that parsed it.
-        ours: Every cell has a value and takes one line.
+        ours: Every cell has a value and, but for text, takes one line.
+        varying: Fields that vary, by column, whose lines may be long.
 
     Returns:
         The number of rows of each chunk, and the result of convert.
@@ -253,12 +262,12 @@ def parse_rows(
     # Not `open_csv`, which reads ahead in a thread of its own: that ended the process
     # when it was abandoned, over a Python file. And one chunk a thread: pyarrow's own
     # threads wait for each other at the end of each chunk.
+    varying = varying or {}
     size = block_nbytes(len(types))
+    longest = MAX_BLOCK_NBYTES if varying else size
+    texts = any(field.kind == "text" for field in varying.values())
     options = {
-        "read_options": arrow.ReadOptions(
-            column_names=list(types), block_size=2 * size, use_threads=False
-        ),
-        "parse_options": arrow.ParseOptions(newlines_in_values=not ours),
+        "parse_options": arrow.ParseOptions(newlines_in_values=texts or not ours),
         "convert_options": arrow.ConvertOptions(
             column_types=types,
             include_columns=list(wanted),
@@ -269,11 +278,22 @@ def parse_rows(
     }
 
     def parse(lines: bytes) -> list[tuple[int, Converted]]:
-        table = arrow.read_csv(pa.BufferReader(lines), **options)
+        # A block holds a whole line, however long it is.
+        reading = arrow.ReadOptions(
+            column_names=list(types),
+            block_size=max(2 * size, len(lines) + 1),
+            use_threads=False,
+        )
+        table = arrow.read_csv(
+            pa.BufferReader(lines), read_options=reading, **options
+        )
         return [(batch.num_rows, convert(batch)) for batch in table.to_batches()]
 
-    chunks = (lines for lines in text.lines(size // 2) if not lines.isspace())
-    parsed = in_order(parse, chunks, min(MAX_THREADS, AHEAD_NBYTES // size))
+    chunks = (
+        lines for lines in text.lines(size // 2, longest) if not lines.isspace()
+    )
+    ahead = 1 if varying else min(MAX_THREADS, AHEAD_NBYTES // size)
+    parsed = in_order(parse, chunks, ahead)
     done = 0
     while True:
         try:
@@ -282,7 +302,9 @@ def parse_rows(
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             checks = {name: check_of(kind) for name, kind in types.items()}
-            found = explain(Text(file, allow_expansion), file, done, checks)
+            checks |= {name: check_value(field) for name, field in varying.items()}
+            again = Text(file, allow_expansion)
+            found = explain(again, file, done, checks, longest)
             if found is None:
                 reason = " ".join(str(error).split())[:200]
                 found = f"{file.path} cannot be read after {done} rows ({reason})"
@@ -302,7 +324,11 @@ def block_nbytes(columns: int) -> int:
 
 
 def explain(
-    text: Text, file: File, skip: int, checks: dict[str, tuple[str, Check]]
+    text: Text,
+    file: File,
+    skip: int,
+    checks: dict[str, tuple[str, Check]],
+    max_nbytes: int | None = None,
 ) -> str | None:
     """The beginning of an error message about the first row that cannot be read.
 
@@ -311,12 +337,13 @@ def explain(
         file: The file of the text.
         skip: Number of rows that were read without error.
         checks: By column, in order: a description of a legal cell, and its check.
+        max_nbytes: Of a line; those of a block by default.
 
     Returns:
         Line, column, the cell and its description; None if no row is wrong.
     """
     header = read_header(text, file)
-    max_nbytes = block_nbytes(len(checks))
+    max_nbytes = max_nbytes or block_nbytes(len(checks))
     for number, line in islice(_rows(text, header.lines, max_nbytes), skip, None):
         where = f"{file.path}, line {number}"
         if len(line) > max_nbytes:
@@ -325,7 +352,7 @@ def explain(
                 "quotes that are never closed"
             )
         try:
-            (cells,) = csv.reader([line.decode("utf-8")], strict=True)
+            cells = _cells(line.decode("utf-8"))
         except (csv.Error, ValueError) as error:
             return f"{where} must be a row of cells, got {line[:40]!r} ({error})"
         if len(cells) != len(checks):
@@ -334,6 +361,38 @@ def explain(
             if not check(cell):
                 return f"{where}, column {name!r} must be {legal}, got {cell[:40]!r}"
     return None
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a row.
+
+    Raises:
+        ValueError: A quote is never closed, or in the middle of a cell.
+    """
+    if len(line) < csv.field_size_limit():
+        (cells,) = csv.reader([line], strict=True)
+        return cells
+    # The module refuses such long cells.
+    cells, at = [], 0
+    while True:
+        if line.startswith('"', at):
+            parts, end = [], at
+            while line.startswith('"', end):
+                stop = line.find('"', end + 1)
+                if stop < 0:
+                    raise ValueError("a quote that is never closed")
+                parts.append(line[end + 1 : stop])
+                end = stop + 1
+            cells.append('"'.join(parts))
+        else:
+            end = line.find(",", at)
+            end = len(line) if end < 0 else end
+            cells.append(line[at:end])
+        if end >= len(line):
+            return cells
+        if line[end] != ",":
+            raise ValueError("a quote within a cell")
+        at = end + 1
 
 
 def _rows(text: Text, lines: int, max_nbytes: int) -> Iterator[tuple[int, bytes]]:
@@ -375,6 +434,11 @@ def check_of(kind: Any) -> tuple[str, Check]:
     if pa.types.is_floating(kind):
         return "a number", is_number
     return "text", lambda cell: True
+
+
+def check_value(field: Field) -> tuple[str, Check]:
+    """Return a description of the legal cells of a field that varies; see `check_of`."""
+    return csv_values.legal_cell(field), lambda cell: csv_values.fits(cell, field)
 
 
 def _is_integer(cell: str, low: int, high: int) -> bool:
