@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels, process
 from mmreplay.buffer.flag_rules import EpisodeFlags, as_rows, expand, with_final_rows
+from mmreplay.buffer.heap_values import BeforeOverwrite as BeforeOverwrite
 from mmreplay.buffer.heap_values import Bytes as ValueBytes
 from mmreplay.buffer.heap_values import ValueWriter
 from mmreplay.buffer.validation import StepValidator, note_progress
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.int64]
 Heads = NDArray[np.int64]
-BeforeOverwrite = Callable[[Array, Array, Array, Array], Array]
 ALLOCATE_AHEAD_NBYTES = 16 << 20
 """Space is reserved so far ahead of the head in the first lap, and at least one row."""
 # The check of rows after episode ends reads at most so many flags, ends and rewards.
@@ -83,8 +83,6 @@ class Appender:
         checks_ends: Whether rows after episode ends are still to be checked for
             resets of next-step mode, which another ``autoreset`` takes for steps.
         warns_of_ends: Whether `close` warns of `unstored_ends`.
-        before_overwrite: Called before rows are overwritten, with heads, tails, the
-            heads that are needed and the new limits; it may return lower limits.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class Appender:
         # It compares observations, of which values that vary are references.
         self.checks_ends = self.checks_ends and not schema.varying
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
-        self.before_overwrite: BeforeOverwrite | None = None
+        self._before_overwrite: BeforeOverwrite | None = None
         self._add_lock = threading.Lock()
         self._ahead_rows = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
         self._slots = ring.slots
@@ -136,6 +134,21 @@ class Appender:
         self._ended = np.zeros(ring.num_envs, bool)
         self.warns_of_ends = True
         self._set_published(commit.heads, commit.limits, commit.tails)
+
+    @property
+    def before_overwrite(self) -> BeforeOverwrite | None:
+        """Called before rows are overwritten, or end for their values.
+
+        With heads, tails, the heads that are needed and the new limits; it may return
+        lower limits.
+        """
+        return self._before_overwrite
+
+    @before_overwrite.setter
+    def before_overwrite(self, callback: BeforeOverwrite | None) -> None:
+        self._before_overwrite = callback
+        if self._values is not None:
+            self._values.hold(callback)
 
     def start_from(
         self, heads: Array, tails: Array, heap_heads: Array | None = None

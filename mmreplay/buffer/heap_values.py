@@ -12,7 +12,7 @@ publication. What was written and not published is overwritten by the next row.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ EMPTY = np.zeros(1, REFERENCE)
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
 """Per path the bytes of the values that its spans name."""
+BeforeOverwrite = Callable[[Array, Array, Array, Array], Array]
+"""See `ReplayBuffer.hold_rows`."""
 
 
 class ValueWriter:
@@ -73,6 +75,8 @@ class ValueWriter:
             path: store.schema.fields[path] for path in store.schema.varying
         }
         self._observed = frozenset(store.schema.role_paths("observation"))
+        self._before_overwrite: BeforeOverwrite | None = None
+        self._capacity = store.ring.capacity
         self._free_until = 0
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
@@ -83,6 +87,14 @@ class ValueWriter:
         heap_heads = self._commit.heap_heads
         assert heap_heads is not None
         return heap_heads
+
+    def hold(self, callback: BeforeOverwrite | None) -> None:
+        """Ask before rows end for their values; see `ReplayBuffer.hold_rows`."""
+        self._before_overwrite = callback
+        if self._committer is not None:
+            # The thread raises tails ahead only over rows that the callback let go.
+            held = None if callback is None else self._commit.tails
+            self._committer.highest_tails = held
 
     def spans(self, columns: Columns) -> tuple[Columns, Bytes]:
         """Replace the values of columns by spans.
@@ -215,10 +227,14 @@ class ValueWriter:
         commit, space = self._commit, self._space
         # All environments up to their full reserve: each raise waits for the disk.
         wanted = np.maximum(needed, self.heap_heads) + space.reserve
+        highest = None
+        if self._before_overwrite is not None:
+            highest = self._held_tails(self._before_overwrite, needed, wanted)
         if self._committer is not None:
+            self._committer.highest_tails = highest
             tails, heap_tails = self._committer.durable_heap_tails(needed, wanted)
         else:
-            tails, heap_tails = space.raised(wanted, commit.limits)
+            tails, heap_tails = space.raised(wanted, commit.limits, highest)
         assert commit.heap_tails is not None
         # Durable first, then published, then the first byte is overwritten: readers,
         # and an opening after a kill, see the published tails.
@@ -226,6 +242,31 @@ class ValueWriter:
             commit.heads, commit.limits, np.maximum(tails, commit.tails), None,
             np.maximum(heap_tails, commit.heap_tails),
         )  # fmt: skip
+
+    def _held_tails(
+        self, before_overwrite: BeforeOverwrite, needed: Array, wanted: Array
+    ) -> Array:
+        """Ask how far tails may rise; it may wait until rows are let go.
+
+        Args:
+            before_overwrite: Asked in terms of limits: a row leaves a ring where the
+                limit passes it by more than the capacity.
+            needed: int64 ``[E]``, heap heads that must be reached.
+            wanted: int64 ``[E]``, those that are to be reached.
+
+        Returns:
+            int64 ``[E]``, at least the tails that let the heap be written as needed.
+        """
+        commit, capacity = self._commit, self._capacity
+        limits = commit.limits
+        if self._committer is not None:
+            limits = self._committer.limits
+        lowest = self._space.raised(needed, limits)[0]
+        target = self._space.raised(wanted, limits)[0]
+        allowed = before_overwrite(
+            commit.heads, commit.tails, lowest + capacity, target + capacity
+        )
+        return np.maximum(lowest, allowed - capacity)
 
     def _lay_out(self, env_ids: Array, columns: Columns) -> tuple[Array, Array]:
         """Where values of rows go.

@@ -880,7 +880,9 @@ class ReplayBuffer:
     def hold_rows(self, callback: BeforeOverwrite | None) -> None:
         """Register a callback that runs before rows are overwritten and may delay it.
 
-        None removes it.
+        None removes it. Where a field varies, it also runs before rows end as the bytes
+        of their values are needed: with the heads and limits at which a ring of this
+        capacity would overwrite them.
 
         Args:
             callback: Called with heads, tails, the heads that an add needs and the new
@@ -891,10 +893,7 @@ class ReplayBuffer:
 
         Raises:
             FailedError: The buffer is not open for writing, or has a callback already.
-            SchemaError: A field varies: rows then end when their bytes are needed, too.
         """
-        if callback is not None:
-            refuse_varying(self.schema, "a buffer whose rows are held")
         appender = self._files.appender
         if appender is None or self._files.closed:
             raise FailedError(

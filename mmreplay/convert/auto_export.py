@@ -145,7 +145,12 @@ class AutoExport:
         every = min(self._every or ring.capacity, ring.capacity)
         with self._changed:
             self._skip_dropped(tails)
-            if (needed > self._begun + every).any():
+            # Beyond a reserve above the heads no row's slot is needed, but the bytes of
+            # old rows' values: those end whatever the number of rows.
+            for_values = needed > heads + ring.reserve
+            due = (needed > self._begun + every) & ~for_values
+            due |= needed > self._begun + ring.capacity
+            if due.any():
                 self._wait()
                 self._skip_dropped(tails)
                 self._begin(heads)
@@ -155,7 +160,7 @@ class AutoExport:
                     self._changed.wait()
                 self._settle()
                 full = self._exported + ring.capacity
-            edge = np.minimum(self._begun + every, full)
+            edge = np.where(for_values, full, np.minimum(self._begun + every, full))
             return np.maximum(needed, np.minimum(target, edge))
 
     def _skip_dropped(self, tails: Array) -> None:

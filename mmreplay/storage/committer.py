@@ -37,6 +37,8 @@ class Committer:
 
     Attributes:
         rows_modified: Rows that were there before have changed since the last commit.
+        highest_tails: int64 ``[E]``, tails that are not raised beyond these for values,
+            since the rows above are held; None where none are.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Committer:
         # Engines that others wrote may not know of heaps.
         heap = getattr(store, "heap", None)
         self._heap = None if heap is None else HeapSpace(store, heap, commit_state)
+        self.highest_tails: Array | None = None
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.rows_modified = False
@@ -69,6 +72,11 @@ class Committer:
         self._worker: Worker[None] | None = None
         self.failure: str | None = None
         self.commit_overdue = False
+
+    @property
+    def limits(self) -> Array:
+        """int64 ``[E]``, limits that a power cut would leave."""
+        return self._commit_state.committed.limits
 
     @property
     def committed(self) -> Array:
@@ -168,7 +176,9 @@ class Committer:
             assert before is not None
             if target is not None:
                 limits = np.maximum(limits, target)
-            tails, heap_tails = heap.raised(wanted, durable.limits)
+            tails, heap_tails = heap.raised(
+                wanted, durable.limits, self.highest_tails
+            )
             if (
                 (limits > durable.limits).any()
                 or (tails > durable.tails).any()

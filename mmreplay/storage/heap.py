@@ -221,13 +221,17 @@ class HeapSpace:
         assert durable is not None
         return bool((heap_heads - durable > self.nbytes // 2).any())
 
-    def raised(self, wanted: Array, limits: Array) -> tuple[Array, Array]:
+    def raised(
+        self, wanted: Array, limits: Array, highest: Array | None = None
+    ) -> tuple[Array, Array]:
         """Tails with which the heap may be written so far; published ones at least.
 
         Args:
             wanted: int64 ``[E]``, heap heads to be reached.
             limits: int64 ``[E]``: no row above them less the slots is overwritten
                 while this looks at rows.
+            highest: int64 ``[E]``, rows from these on must stay, whatever is wanted;
+                by default none must.
 
         Returns:
             Two int64 ``[E]``, tails and heap tails.
@@ -251,9 +255,13 @@ class HeapSpace:
         for env_id in short.tolist():
             head = int(heads[env_id])
             first = max(int(tails[env_id]), int(limits[env_id]) - slots)
-            tail, begin = self._first_row(
-                env_id, min(first, head), head, int(targets[env_id])
-            )
+            target = int(targets[env_id])
+            if highest is not None:
+                # Values of one environment rise with its rows.
+                stay = min(max(first, int(highest[env_id])), head)
+                begin = self._first_begin(env_id, stay, head)
+                target = target if begin is None else min(target, begin)
+            tail, begin = self._first_row(env_id, min(first, head), head, target)
             tails[env_id] = max(tails[env_id], tail)
             begin = int(heap_heads[env_id]) if begin is None else begin
             heap_tails[env_id] = max(heap_tails[env_id], begin)
@@ -282,6 +290,15 @@ class HeapSpace:
             if len(with_values):
                 tail = at + int(with_values[-1]) + 1
         return tail, None
+
+    def _first_begin(self, env_id: int, first: int, head: int) -> int | None:
+        """Where the first value of rows ``[first, head)`` begins, if there is any."""
+        for at in range(first, head, SCANNED_ROWS):
+            begins = self._begins(env_id, at, min(at + SCANNED_ROWS, head))
+            with_values = begins[begins >= 0]
+            if len(with_values):
+                return int(with_values[0])
+        return None
 
     def _begins(self, env_id: int, first: int, stop: int) -> Array:
         """Where the values of rows begin, int64 ``[N]``; -1 for rows without any."""
