@@ -200,7 +200,7 @@ def planned(
     other = registry.find_layout("csv", layout)
     _check(target, compression_level)
     if other is None:
-        cells_of(description, force)
+        cells_of(description.columns, force, varying_of(description))
     else:
         other.planned("csv", description, target=target, force=force)
 
@@ -228,8 +228,7 @@ class CsvReader(Reader):
         self._path, self._sidecar = path, sidecar
         self._allowed = allow_expansion
         self._description = sidecar.description
-        schema = self._description.schema
-        self._varying = {path: schema.fields[path] for path in schema.varying}
+        self._varying = varying_of(self._description)
         self._cells = Cells(self._description.columns, self._varying)
         refuse_wide(self._description.row_nbytes, path)
         with closing(File.open(path, None)) as file:
@@ -325,8 +324,8 @@ class CsvWriter(StagedWriter):
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
-        self._cells = cells_of(description, force)
-        self._varying = self._cells.varying
+        self._varying = varying_of(description)
+        self._cells = cells_of(description.columns, force, self._varying)
         # Encoded now, so that a description that is too large is refused at once.
         Sidecar(description, 0, 0).to_json()
         self._done = self._end = self._crc = self._lost = 0
@@ -793,19 +792,27 @@ class Cells:
         return [name for field in fields for name in self._of[field]]
 
 
-def cells_of(description: Description, force: bool) -> Cells:
+def varying_of(description: Description) -> dict[str, Field]:
+    """The fields of a description that vary, by path."""
+    schema = description.schema
+    return {path: schema.fields[path] for path in schema.varying}
+
+
+def cells_of(
+    kinds: Kinds, force: bool, varying: Mapping[str, Field] | None = None
+) -> Cells:
     """The columns of a new file.
 
     Args:
-        description: Of its rows.
+        kinds: Dtype name and row shape by field.
         force: Allow more than 4,096 columns.
+        varying: The fields that vary.
 
     Raises:
         SchemaError: A field is bfloat16, there are too many columns, or a name cannot
             be that of a column.
     """
-    columns, kinds, schema = 0, description.columns, description.schema
-    varying = {path: schema.fields[path] for path in schema.varying}
+    columns, varying = 0, varying or {}
     for field, (dtype, shape) in kinds.items():
         if dtype == "bfloat16":
             raise SchemaError(

@@ -394,7 +394,9 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         for name in candidates
         if name not in kinds or totals[name] != rows * np.prod(kinds[name][1])
     ]
-    surveyed = _survey_values(paths, [n for n in uneven if n not in expanding])
+    surveyed, nbytes = _survey_values(
+        paths, [name for name in uneven if name not in expanding]
+    )
     varying = {name: found for name, found in surveyed.items() if found is not None}
     kinds = {name: kind for name, kind in kinds.items() if name not in varying}
     for name in schema.names:
@@ -409,7 +411,8 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
     if len(paths) > 1:
         notes.note(f"{len(paths)} files were read, in the order of their names")
     row_nbytes = sum(array_nbytes(dtype, shape) for dtype, shape in kinds.values())
-    refuse_expansion(path, rows * row_nbytes, stored, allow_expansion)
+    nbytes += rows * row_nbytes
+    refuse_expansion(path, nbytes, stored, allow_expansion)
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         done = 0
@@ -447,12 +450,14 @@ def _values_of(
 
 def _survey_values(
     paths: list[Path], names: list[str]
-) -> dict[str, Field | None]:
+) -> tuple[dict[str, Field | None], int]:
     """Fields that hold columns whose values vary, after one pass over them.
 
     Returns:
-        By name; None where a value is missing, or where more than one axis varies.
+        By name, None where a value is missing, or where more than one axis varies; and
+        bytes of all values.
     """
+    nbytes = 0
     longest: dict[str, int] = dict.fromkeys(names, 0)
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     unfit: set[str] = set()
@@ -461,6 +466,7 @@ def _survey_values(
             for batch in file.pieces(READ_ROWS, names, names):
                 for name in names:
                     array = _storage(batch[name])
+                    nbytes += int(row_nbytes_of(array).sum())
                     if has_nulls(array):
                         unfit.add(name)
                         continue
@@ -488,7 +494,7 @@ def _survey_values(
         else:
             dtype, inner = kinds.get(name, (_name_of(_leaf_type(kind_)) or "", ()))
             found[name] = Field((None, *inner), dtype, max_length=limit)
-    return found
+    return found, nbytes
 
 
 def _find(file: ParquetFile) -> tuple[list[str], Kinds]:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 import mmreplay as mr
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError
+from tools.torture import forged_values
 from tools.torture.layouts import layouts
 from tools.torture.powerloss import Report
 
@@ -46,6 +47,8 @@ BOUND_NBYTES = 2 << 30
 TRY_S = 60
 """Far beyond what any takes, also on a machine that is busy: 20 were not."""
 LIMITS = (0, 1, -1, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1, -(2**63))
+FORGED_SHARE = 0.6
+"""Of the tries on files of fields that vary, those that forge values."""
 NAMED = (FormatError, SourceError, SchemaError)
 
 
@@ -71,11 +74,13 @@ class Base:
         name: What reports call it.
         files: What is loaded, and what lies beside it.
         rows: What it holds, where the format has checksums to tell.
+        varies: Its fields vary, and values are forged, too.
     """
 
     name: str
     files: Files
     rows: Columns | None = None
+    varies: bool = False
 
 
 SCHEMA = {
@@ -109,7 +114,13 @@ def make_buffer(path: Path) -> Columns:
 def rows_of(buffer: mr.ReplayBuffer) -> dict[str, NDArray[np.generic]]:
     """Fields, places and flags of all rows."""
     found = buffer.gather_all()
-    rows: dict[str, NDArray[np.generic]] = {name: found[name] for name in found}
+    rows: dict[str, NDArray[np.generic]] = {}
+    for name in found:
+        if isinstance(found[name], mr.Ragged):
+            rows[f"{name}.values"] = found[name].values
+            rows[f"{name}.offsets"] = found[name].offsets
+        else:
+            rows[name] = found[name]
     places = found.env_ids, found.positions
     return rows | {
         "_env_id": places[0],
@@ -166,8 +177,11 @@ def _parquet_plain() -> bytes:
 
     columns = plain_columns()
     table = {name: pa.array(list(each)) for name, each in columns.items()}
+    table["name"] = pa.array(["text", "å", "", "=1+1"] * 5)
+    table["tokens"] = pa.array([list(range(n % 7)) for n in range(20)])
+    table["frame"] = pa.array([bytes(n % 5) for n in range(20)])
     sink = io.BytesIO()
-    pq.write_table(pa.table(table | {"name": ["text"] * 20}), sink, row_group_size=8)
+    pq.write_table(pa.table(table), sink, row_group_size=8)
     return sink.getvalue()
 
 
@@ -234,6 +248,14 @@ def bases(format: str) -> list[Base]:
             held = {each.name: each.read_bytes() for each in target.parent.iterdir()}
             whole = {target.name: held.pop(target.name), **held}
             made.append(Base(f"ours {options}", whole, rows))
+        with forged_values.make_buffer(place / "varying") as buffer:
+            rows = rows_of(buffer)
+            for number, options in enumerate(OPTIONS[format]):
+                target = place / f"varying {number}" / f"a.{format}"
+                mr.export(buffer, target, **options)
+                held = {each.name: each.read_bytes() for each in target.parent.iterdir()}
+                whole = {target.name: held.pop(target.name), **held}
+                made.append(Base(f"varying {options}", whole, rows, varies=True))
         theirs = layouts(format, place / "buffer", place).items()
         made += [Base(name, held) for name, held in theirs]
     plain = PLAIN[format]()
@@ -374,7 +396,12 @@ def attack(
         for number in range(first, first + count):
             rng = np.random.default_rng([seed, FORMATS.index(format), number])
             base = started[number % len(started)]
-            told, found = tampered(base, rng)
+            if base.varies and rng.random() < FORGED_SHARE:
+                told, found = forged_values.forge(format, base.files, rng)
+                # With sums that agree other values may well be loaded.
+                base = replace(base, rows=None)
+            else:
+                told, found = tampered(base, rng)
             where = (
                 f"--format {format} --seed {seed} --first {number} --count 1 ({told})"
             )
