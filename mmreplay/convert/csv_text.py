@@ -292,7 +292,7 @@ def parse_rows(
     chunks = (
         lines for lines in text.lines(size // 2, longest) if not lines.isspace()
     )
-    ahead = 1 if varying else min(MAX_THREADS, AHEAD_NBYTES // size)
+    ahead = 2 if varying else min(MAX_THREADS, AHEAD_NBYTES // size)
     parsed = in_order(parse, chunks, ahead)
     done = 0
     while True:
