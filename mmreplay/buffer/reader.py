@@ -1294,7 +1294,9 @@ class GenerationReader(StartView):
         fields.setdefault("final", final)
         return self._batch(draw_of(env_ids, positions), fields)
 
-    def read_rows(self, paths: Sequence[str], env_ids: Ids, positions: Ids) -> Fields:
+    def read_values(
+        self, paths: Sequence[str], env_ids: Ids, positions: Ids
+    ) -> Fields:
         """Stored fields of rows in order, with the values of those that vary.
 
         Args:
@@ -1320,7 +1322,7 @@ class GenerationReader(StartView):
     def read_lengths(
         self, paths: Sequence[str], env_ids: Ids, positions: Ids
     ) -> dict[str, Ids]:
-        """Items of the values of rows, without reading the values; see `read_rows`.
+        """Items of the values of rows, without the values; see `read_values`.
 
         Args:
             paths: Fields that vary.

@@ -150,7 +150,7 @@ class BufferReader(Reader):
             if lengths:
                 columns |= view.read_lengths(paths, env_ids, positions)
             elif paths:
-                columns |= view.read_rows(paths, env_ids, positions)
+                columns |= view.read_values(paths, env_ids, positions)
             if self._priorities is not None and paths and not lengths:
                 columns[PRIORITY] = self._priorities.read(env_ids, positions)
             flags = view.flags(env_ids, positions)

@@ -180,19 +180,14 @@ def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> 
 
 
 def _plan(description: Description) -> SafetensorsPlan:
-    _refuse_names(description)
-    texts = {KEY: description.to_bytes().decode()}
-    return SafetensorsPlan(description.arrays, texts)
-
-
-def _refuse_names(description: Description) -> None:
-    description.refuse_equal_names()
     for name in (METADATA, SUMS):
         if name in description.columns:
             raise SchemaError(
                 f"field {name!r}: safetensors files use this name themselves. Leave "
                 "the field out with fields=, or choose another format."
             )
+    texts = {KEY: description.to_bytes().decode()}
+    return SafetensorsPlan(description.arrays, texts)
 
 
 def _reader(file: File) -> Reader:
@@ -622,7 +617,7 @@ class ShardsWriter(Writer):
         """Make a folder of parts, at least one."""
         self.nbytes = 0
         self.notes = Notes()
-        _refuse_names(description)
+        description.refuse_equal_names()
         self._description = description
         self._parts = parts
         self._count = len(parts)

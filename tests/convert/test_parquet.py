@@ -348,7 +348,7 @@ def test_a_plain_file_comes_in(tmp_path):
     assert (report.rows, report.episodes) == (5, 2)
     notes = " ".join(report.notes)
     assert "missing values of column 'reward' became NaN" in notes
-    assert "column 'name' of string cannot be a field" in notes
+    assert "column 'name' varies from row to row: text of at most 1 bytes" in notes
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         rows = target.gather_all()
         np.testing.assert_array_equal(rows["obs"], np.arange(15).reshape(5, 3))
@@ -384,15 +384,11 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
     [
         ({"x": [1, None]}, SourceError, r"'x' lacks a value in rows \[0, 2\)"),
         (
-            {"x": [[1.0, 2.0], [1.0]]}, SourceError,
-            r"row 1 must have shape \[2\] like the first",
-        ),
-        (
             {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
             r"row 1 must have shape \[2, 1\] like the first",
         ),
         ({"x": [[1.0], None]}, SourceError, "'x' lacks a value"),
-        ({"x": ["a", "b"]}, SourceError, "can be a field. Name a file"),
+        ({"x": ["a", None]}, SourceError, "can be a field. Name a file"),
     ],
 )  # fmt: skip
 def test_plain_columns_that_can_be_no_field_are_refused(

@@ -290,7 +290,7 @@ def test_what_is_no_path_is_refused(source, tmp_path, path):
     ("values", "message"),
     [
         ([1, None, 3], "column 'x' lacks a value"),
-        ([[1.0], [2.0, 3.0], [1.0]], "column 'x': row 1 must have shape"),
+        ([[[1.0]], [[1.0, 2.0]], [[1.0]]], "column 'x': row 1 must have shape"),
     ],
 )
 def test_a_column_that_is_left_out_is_not_read(tmp_path, values, message):

@@ -353,14 +353,6 @@ def test_verify_finds_a_value_that_was_changed(ring):
                 buffer.take(0, [16, 17, 18])
 
 
-def test_rows_that_vary_cannot_be_held(tmp_path):
-    buffer = filled(tmp_path / "ring")
-    with pytest.raises(SchemaError, match=r"'tokens' varies .* a buffer whose rows"):
-        buffer.hold_rows(lambda heads, tails, needed, target: target)
-    buffer.hold_rows(None)
-    buffer.close()
-
-
 def test_verify_finds_values_that_overlap(ring):
     with mr.ReplayBuffer.open(ring) as buffer:
         fields = buffer.reading._store.gather(np.array([12]), ("tokens",))

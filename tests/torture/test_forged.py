@@ -61,7 +61,7 @@ def unchecked(self):
 )
 def test_a_reader_that_does_wrong_is_noticed(patch, kind):
     with mock.patch.object(*patch):
-        report = forged.attack("npz", 150, 3)
+        report = forged.attack("npz", 300, 3)
     assert any(found.startswith(kind) for found in report.findings)
 
 
