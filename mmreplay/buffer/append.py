@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -148,7 +148,7 @@ class Appender:
     def before_overwrite(self, callback: BeforeOverwrite | None) -> None:
         self._before_overwrite = callback
         if self._values is not None:
-            self._values.hold(callback)
+            self._values.ask_before(callback)
 
     def start_from(
         self, heads: Array, tails: Array, heap_heads: Array | None = None

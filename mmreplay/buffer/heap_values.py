@@ -88,7 +88,7 @@ class ValueWriter:
         assert heap_heads is not None
         return heap_heads
 
-    def hold(self, callback: BeforeOverwrite | None) -> None:
+    def ask_before(self, callback: BeforeOverwrite | None) -> None:
         """Ask before rows end for their values; see `ReplayBuffer.hold_rows`."""
         self._before_overwrite = callback
         if self._committer is not None:

@@ -1294,9 +1294,7 @@ class GenerationReader(StartView):
         fields.setdefault("final", final)
         return self._batch(draw_of(env_ids, positions), fields)
 
-    def read_values(
-        self, paths: Sequence[str], env_ids: Ids, positions: Ids
-    ) -> Fields:
+    def read_values(self, paths: Sequence[str], env_ids: Ids, positions: Ids) -> Fields:
         """Stored fields of rows in order, with the values of those that vary.
 
         Args:

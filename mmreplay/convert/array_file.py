@@ -48,8 +48,8 @@ from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.values import (
     check_lengths,
     check_values,
-    pieces,
     refuse_large,
+    split_by_bytes,
 )
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -275,7 +275,7 @@ class Scan:
 
     def _with_values(
         self,
-        found: dict[str, NDArray[np.generic]],
+        columns: dict[str, NDArray[np.generic]],
         lengths: dict[str, NDArray[np.int64]],
         varying: Mapping[str, ValueStream],
         first: int,
@@ -288,10 +288,10 @@ class Scan:
             ],
             axis=0,
         )
-        for begin, stop in pieces(nbytes):
+        for begin, stop in split_by_bytes(nbytes):
             where = f"{next(iter(self._varying.values())).what}, row {first + begin}"
             refuse_large(int(nbytes[begin]), where)
-            cut = {name: column[begin:stop] for name, column in found.items()}
+            cut = {name: column[begin:stop] for name, column in columns.items()}
             for path, each in varying.items():
                 values: object = each.read(lengths[path][begin:stop], first + begin)
                 cut[path] = values  # type: ignore[assignment]  # of fields that vary
@@ -650,8 +650,7 @@ class BlockArrays:
             found[path + VALUES] = values.values
             self._ends[path] = end + len(values.values)
         return {
-            name: found[name] if name in found else block.column(name)
-            for name in names
+            name: found[name] if name in found else block.column(name) for name in names
         }
 
 

@@ -26,7 +26,7 @@ from mmreplay.convert.buffer_writer import planned as planned
 from mmreplay.convert.description import PRIORITY, Description, select_fields
 from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
-from mmreplay.convert.values import pieces, value_nbytes
+from mmreplay.convert.values import split_by_bytes, value_nbytes
 from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import StaleError
 from mmreplay.ring import Span
@@ -110,14 +110,14 @@ class BufferReader(Reader):
         """See `Reader.measures`: only references are read."""
         paths = self._description.schema.varying
         rows = max(1, BLOCK_NBYTES // (32 * (1 + len(paths))))
-        for env_id, first, stop in self._stretches(rows):
+        for env_id, first, stop in self._row_ranges(rows):
             yield self._block(env_id, first, stop, paths, lengths=True)
 
     def narrow(self, span: Span) -> None:
         """See `Reader.narrow`."""
         self._span = span
 
-    def _stretches(self, rows: int) -> Iterator[tuple[int, int, int]]:
+    def _row_ranges(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """All rows as (environment, first, stop), at most so many each."""
         firsts, stops = self._span.first.tolist(), self._span.stop.tolist()
         for env_id, (begin, end) in enumerate(zip(firsts, stops, strict=True)):
@@ -126,12 +126,12 @@ class BufferReader(Reader):
 
     def _blocks(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
         schema = self._description.schema
-        for env_id, first, stop in self._stretches(rows):
+        for env_id, first, stop in self._row_ranges(rows):
             if not paths or not schema.varying:
                 yield self._block(env_id, first, stop, paths)
                 continue
             lengths = self._block(env_id, first, stop, schema.varying, lengths=True)
-            for begin, end in pieces(value_nbytes(lengths, schema)):
+            for begin, end in split_by_bytes(value_nbytes(lengths, schema)):
                 yield self._block(env_id, first + begin, first + end, paths)
 
     def _block(

@@ -317,14 +317,16 @@ class BufferWriter(Writer):
             SourceError: They are no values of the field.
         """
         field = self._description.schema.fields[path]
-        values = block.columns.get(path)
+        # A reader of another package may give anything.
+        values: object = block.columns.get(path)
         if (
             not isinstance(values, Ragged)
             or values.shape != (len(block),)
             or values.dtype != field.numpy
             or values.inner != field.inner
         ):
-            got = "nothing" if values is None else getattr(values, "form", values.dtype)
+            got = getattr(values, "form", type(values).__name__)
+            got = "nothing" if values is None else got
             raise SourceError(
                 f"field {path!r} must be {field.description}, one for each of "
                 f"{len(block)} rows, got {got}. The source differs from its "
@@ -466,9 +468,7 @@ def open_writer(
                 "out."
             )
         description = replace(description, priorities=priorities)
-    metadata = _metadata(
-        description, capacity, engine, ring_layout, codec, heap_bytes
-    )
+    metadata = _metadata(description, capacity, engine, ring_layout, codec, heap_bytes)
     return BufferWriter(absolute(target), description, metadata, overwrite)
 
 
@@ -483,9 +483,7 @@ def planned(
     heap_bytes: int | str | None = None,
 ) -> int | None:
     """Bytes that uncompressed rows take on disk; see `registry.planned`."""
-    metadata = _metadata(
-        description, capacity, engine, ring_layout, codec, heap_bytes
-    )
+    metadata = _metadata(description, capacity, engine, ring_layout, codec, heap_bytes)
     if metadata.sharding is not None:
         return None
     rows = np.minimum(description.stop - description.first, metadata.ring.capacity)

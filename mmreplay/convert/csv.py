@@ -69,11 +69,10 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import TableReader
-from mmreplay.convert.values import check_values, pieces
+from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
-from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
@@ -366,7 +365,7 @@ class CsvWriter(StagedWriter):
         row_nbytes = np.full(len(block), self._description.row_nbytes)
         for path, field in self._varying.items():
             row_nbytes += values[path].lengths * field.inner_nbytes
-        chunks = (slice(*chunk) for chunk in pieces(row_nbytes, CHUNK_NBYTES))
+        chunks = (slice(*chunk) for chunk in split_by_bytes(row_nbytes, CHUNK_NBYTES))
         for text in in_order(partial(self._text, columns), chunks):
             self._put(text)
 
@@ -749,11 +748,12 @@ class Cells:
         arrays = []
         long: dict[str, Any] = {}
         for field, (dtype, _) in self.kinds.items():
-            values = columns[field][rows]
-            if isinstance(values, Ragged):
-                long[field] = csv_values.encode(values, self.varying[field])
+            if field in self.varying:
+                cut: Any = columns[field][rows]
+                long[field] = csv_values.encode(cut, self.varying[field])
                 arrays.append(long[field])
                 continue
+            values = columns[field][rows]
             # Arrow's columns are contiguous: the transpose, copied.
             flat = values.reshape(len(values), -1).T
             kind = _type(dtype)

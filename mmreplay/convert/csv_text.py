@@ -284,14 +284,10 @@ def parse_rows(
             block_size=max(2 * size, len(lines) + 1),
             use_threads=False,
         )
-        table = arrow.read_csv(
-            pa.BufferReader(lines), read_options=reading, **options
-        )
+        table = arrow.read_csv(pa.BufferReader(lines), read_options=reading, **options)
         return [(batch.num_rows, convert(batch)) for batch in table.to_batches()]
 
-    chunks = (
-        lines for lines in text.lines(size // 2, longest) if not lines.isspace()
-    )
+    chunks = (lines for lines in text.lines(size // 2, longest) if not lines.isspace())
     ahead = 2 if varying else min(MAX_THREADS, AHEAD_NBYTES // size)
     parsed = in_order(parse, chunks, ahead)
     done = 0
@@ -437,7 +433,7 @@ def check_of(kind: Any) -> tuple[str, Check]:
 
 
 def check_value(field: Field) -> tuple[str, Check]:
-    """Return a description of the legal cells of a field that varies; see `check_of`."""
+    """Return legal cells of a field that varies, and their check; see `check_of`."""
     return csv_values.legal_cell(field), lambda cell: csv_values.fits(cell, field)
 
 

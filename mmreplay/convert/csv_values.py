@@ -1,8 +1,9 @@
 """Values of fields that vary as the cells of a csv file.
 
-Text stands as it is, bytes as base64, and arrays as JSON: ``[1,2]``, or ``[[1,2],[3,4]]``
-where an item has axes. NaN and infinities, which JSON lacks, are ``"nan"``, ``"inf"`` and
-``"-inf"``. All are made and read by columns; only bytes are looked at one by one.
+Text stands as it is, bytes as base64, and arrays as JSON: ``[1,2]``, or
+``[[1,2],[3,4]]`` where an item has axes. NaN and infinities, which JSON lacks, are
+``"nan"``, ``"inf"`` and ``"-inf"``. All are made and read by columns; only bytes are
+looked at one by one.
 """
 
 from __future__ import annotations
@@ -184,9 +185,7 @@ def _numbers(tokens: Any, field: Field) -> NDArray[np.generic]:
         found: NDArray[np.generic] = np.asarray(tokens.cast(pa.bool_()))
         return found.astype(bool)
     if field.numpy.kind == "f":
-        tokens = compute.replace_substring_regex(
-            tokens, '^"(nan|inf|-inf)"$', r"\1"
-        )
+        tokens = compute.replace_substring_regex(tokens, '^"(nan|inf|-inf)"$', r"\1")
     kind = pa.from_numpy_dtype(
         np.dtype(np.float32) if field.dtype == "float16" else field.numpy
     )

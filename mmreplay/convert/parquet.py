@@ -35,12 +35,12 @@ from mmreplay.checksums import crc32c
 from mmreplay.convert import parquet_checks
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
+    MAX_ROW_NBYTES,
     Block,
     Columns,
     Kinds,
     Notes,
     Reader,
-    MAX_ROW_NBYTES,
     Writer,
     default_rows,
     description_lost,
@@ -62,8 +62,8 @@ from mmreplay.convert.undescribed import TableReader
 from mmreplay.convert.values import (
     VALUES_NBYTES,
     check_values,
-    pieces,
     refuse_large,
+    split_by_bytes,
 )
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
@@ -216,8 +216,7 @@ class ParquetReader(Reader):
         self._paths, self._description = paths, description
         self._allowed = allowed
         self._varying = {
-            name: description.schema.fields[name]
-            for name in description.schema.varying
+            name: description.schema.fields[name] for name in description.schema.varying
         }
         rows = stored = 0
         for path in paths:
@@ -306,7 +305,7 @@ class ParquetReader(Reader):
                 row += file.rows
                 sums = ColumnSums(names)
                 varying = [name for name in names if name in self._varying]
-                for batch in file.pieces(rows, names, varying):
+                for batch in file.split_batches(rows, names, varying):
                     found = {}
                     for name, array in batch.items():
                         if has_nulls(array):
@@ -420,13 +419,13 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
             with closing(ParquetFile(path)) as file:
                 _check_alike(file, schema, paths[0])
                 long = [name for name in names if name in varying]
-                for batch in file.pieces(rows, names, long):
+                for batch in file.split_batches(rows, names, long):
                     values = {
                         name: _values_of(file, name, batch[name], varying[name], done)
                         for name in long
                     }
                     fixed = {n: array for n, array in batch.items() if n not in varying}
-                    found = _columns(file, fixed, kinds, done, notes) | values
+                    found = {**_columns(file, fixed, kinds, done, notes), **values}
                     yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
 
@@ -463,7 +462,7 @@ def _survey_values(
     unfit: set[str] = set()
     for path in paths if names else []:
         with closing(ParquetFile(path)) as file:
-            for batch in file.pieces(READ_ROWS, names, names):
+            for batch in file.split_batches(READ_ROWS, names, names):
                 for name in names:
                     array = _storage(batch[name])
                     nbytes += int(row_nbytes_of(array).sum())
@@ -691,7 +690,7 @@ class ParquetFile:
             batches = self._parquet.iter_batches(rows, columns=list(names))
         yield from self._counted(batches, names)
 
-    def pieces(
+    def split_batches(
         self, rows: int, names: Sequence[str], varying: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
         """Batches as `batches`, cut by the bytes of columns that vary.
@@ -723,8 +722,9 @@ class ParquetFile:
             batches = parquet.iter_batches(rows, columns=list(names))
         done = 0
         for batch in self._counted(batches, names):
-            nbytes = sum(row_nbytes_of(batch[name]) for name in varying)
-            for first, stop in pieces(nbytes):
+            sizes = [row_nbytes_of(batch[name]) for name in varying]
+            nbytes: NDArray[np.int64] = np.sum(sizes, axis=0)
+            for first, stop in split_by_bytes(nbytes):
                 refuse_large(int(nbytes[first]), f"{self.path}: row {done + first}")
                 cut = {}
                 with parquet_errors(self.path):
@@ -788,8 +788,7 @@ class ParquetWriter(Writer):
         group_nbytes = min(group_nbytes, file_nbytes or group_nbytes)
         self._group_rows = max(1, group_nbytes // description.row_nbytes)
         self._varying = {
-            name: description.schema.fields[name]
-            for name in description.schema.varying
+            name: description.schema.fields[name] for name in description.schema.varying
         }
         # Larger groups of values that vary are refused when they are read.
         self._group_nbytes = min(group_nbytes, GROUP_NBYTES)
@@ -998,11 +997,14 @@ class ColumnSums:
 
     def add(self, name: str, column: NDArray[np.generic] | Ragged) -> None:
         """Sum the next rows of a column."""
+        values: NDArray[np.generic]
         if isinstance(column, Ragged):
             before = self._lengths.get(name, 0)
             self._lengths[name] = sum_of(column.lengths, before)
-            column = column.values
-        self._sums[name] = sum_of(column, self._sums[name])
+            values = column.values
+        else:
+            values = column
+        self._sums[name] = sum_of(values, self._sums[name])
 
     def texts(self) -> dict[str, str]:
         """Hex digits by column: 8, and 8 more for lengths."""

@@ -473,9 +473,7 @@ def planned(
     return cast("int | None", function(description, **options))
 
 
-def _refuse_rows(
-    file_format: Format, description: Description, layout: object
-) -> None:
+def _refuse_rows(file_format: Format, description: Description, layout: object) -> None:
     """Refuse rows that a format cannot hold: that vary, or are too large to be read.
 
     Values that vary are measured only as they come, and a buffer's rows may have any

@@ -53,7 +53,7 @@ from mmreplay.convert.base import (
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
-from mmreplay.convert.values import Part
+from mmreplay.convert.values import Shard
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -139,8 +139,8 @@ def open_writer(
             "safetensors", target, description, overwrite=overwrite, prefix=prefix
         )
     if part_bytes is not None:
-        parts = parts_of(description, part_bytes)
-        return ShardsWriter(target, description, parts, overwrite)
+        shards = shards_of(description, part_bytes)
+        return ShardsWriter(target, description, shards, overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -158,7 +158,7 @@ def planned(
         other.planned("safetensors", description, prefix=prefix)
         return None
     if part_bytes is not None:
-        parts_of(description, part_bytes)
+        shards_of(description, part_bytes)
     return _plan(description).nbytes
 
 
@@ -611,7 +611,7 @@ class ShardsWriter(Writer):
         self,
         target: Path,
         description: Description,
-        parts: Sequence[Part],
+        shards: Sequence[Shard],
         overwrite: bool,
     ) -> None:
         """Make a folder of parts, at least one."""
@@ -619,8 +619,8 @@ class ShardsWriter(Writer):
         self.notes = Notes()
         description.refuse_equal_names()
         self._description = description
-        self._parts = parts
-        self._count = len(parts)
+        self._shards = shards
+        self._count = len(shards)
         self._bytes = description.to_bytes()
         self._done, self._size = 0, 0
         self._map: dict[str, str] = {}
@@ -635,10 +635,10 @@ class ShardsWriter(Writer):
 
     def _begin(self) -> None:
         number = len(self._spans) + 1
-        part = self._parts[number - 1]
-        stop = self._done + part.rows
+        planned = self._shards[number - 1]
+        stop = self._done + planned.rows
         shard = _shard_text(number, self._count, self._done, stop, self._bytes)
-        arrays = self._description.arrays_of(part.rows, part.totals)
+        arrays = self._description.arrays_of(planned.rows, planned.totals)
         plan = SafetensorsPlan(arrays, {SHARD: shard}, f".{number:05d}")
         name = shard_name(number, self._count)
         self._spans[name] = [self._done, stop]
@@ -646,7 +646,7 @@ class ShardsWriter(Writer):
         self._size += plan.nbytes
         file = File.create(self._staging.path / name, plan.nbytes)
         varying = self._description.schema.varying
-        self._shard = ArrayFile(file, plan, part.rows, varying)
+        self._shard = ArrayFile(file, plan, planned.rows, varying)
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
@@ -692,7 +692,7 @@ def shard_name(number: int, count: int) -> str:
     return f"{STEM}-{number:05d}-of-{count:05d}.safetensors"
 
 
-def parts_of(description: Description, part_bytes: float) -> list[Part]:
+def shards_of(description: Description, part_bytes: float) -> list[Shard]:
     """Rows of parts of about so many bytes, at least one each.
 
     Raises:
@@ -700,26 +700,27 @@ def parts_of(description: Description, part_bytes: float) -> list[Part]:
     """
     sized = type(part_bytes) in (int, float) and 1 <= part_bytes < 1 << 62
     varying = description.schema.varying
-    parts: list[Part] = []
+    shards: list[Shard] = []
     if sized and varying and description.values is not None:
         # Of a field that varies a row's bytes are its offset and its values.
         fixed = description.row_nbytes - 8 * len(varying)
-        parts = description.values.parts(part_bytes, fixed, MAX_SHARDS)
+        shards = description.values.shards(part_bytes, fixed, MAX_SHARDS)
     elif sized:
         rows = max(1, int(part_bytes // description.row_nbytes))
         count = max(1, -(-description.rows // rows))
         if count <= MAX_SHARDS:
             left = description.rows
             totals = dict.fromkeys(varying, 0)
-            parts = [
-                Part(min(rows, left - rows * number), totals) for number in range(count)
+            shards = [
+                Shard(min(rows, left - rows * number), totals)
+                for number in range(count)
             ]
-    if not 1 <= len(parts) <= MAX_SHARDS:
+    if not 1 <= len(shards) <= MAX_SHARDS:
         raise SchemaError(
             "part_bytes must be a number of bytes, such as 5e9, that makes at most "
             f"{MAX_SHARDS} files, got {part_bytes!r}. Pass a larger number."
         )
-    return parts
+    return shards
 
 
 def owns(folder: Path) -> bool:

@@ -32,7 +32,7 @@ Measure = Callable[[], "Iterator[Block]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Shard:
     """Rows that follow each other in the order of the source.
 
     Attributes:
@@ -130,16 +130,18 @@ class ValueSizes:
                 fitting[env_id] = max(fitting[env_id], last + 1)
         return fitting
 
-    def parts(self, part_nbytes: float, fixed_nbytes: int, most: int) -> list[Part]:
-        """Cut the rows into parts of about so many bytes, of one row at least.
+    def shards(
+        self, shard_nbytes: float, fixed_nbytes: int, maximum: int
+    ) -> list[Shard]:
+        """Cut the rows into shards of about so many bytes, of one row at least.
 
         Args:
-            part_nbytes: Bytes of a part.
+            shard_nbytes: Bytes of a shard.
             fixed_nbytes: Bytes of a row beside its values.
-            most: Of more parts only one more is told.
+            maximum: Of more shards only one more is returned.
         """
         varying = self._schema.varying
-        made: list[Part] = []
+        made: list[Shard] = []
         rows, nbytes, totals = 0, 0, dict.fromkeys(varying, 0)
         for block in self._measure():
             each = fixed_nbytes + value_nbytes(block, self._schema)
@@ -147,9 +149,9 @@ class ValueSizes:
             first = 0
             while first < len(block):
                 ends = nbytes + np.cumsum(each[first:])
-                count = int(np.searchsorted(ends, part_nbytes, "right"))
+                count = int(np.searchsorted(ends, shard_nbytes, "right"))
                 if not count and rows:
-                    made.append(Part(rows, totals))
+                    made.append(Shard(rows, totals))
                     rows, nbytes, totals = 0, 0, dict.fromkeys(varying, 0)
                     continue
                 count = max(1, count)
@@ -157,9 +159,9 @@ class ValueSizes:
                 for path in varying:
                     totals[path] += int(lengths[path][first : first + count].sum())
                 first += count
-                if len(made) > most:
+                if len(made) > maximum:
                     return made
-        return [*made, Part(rows, totals)] if rows or not made else made
+        return [*made, Shard(rows, totals)] if rows or not made else made
 
 
 def lengths_of(block: Block, path: str) -> Array:
@@ -176,7 +178,7 @@ def value_nbytes(block: Block, schema: Schema) -> Array:
 
 
 def heap_nbytes(block: Block, schema: Schema) -> Array:
-    """Bytes that each row's values take in a heap, int64 ``[N]``; see `value_nbytes`."""
+    """Bytes of each row's values in a heap, int64 ``[N]``; see `value_nbytes`."""
     nbytes = np.zeros(len(block), np.int64)
     for path in schema.varying:
         inner = schema.fields[path].inner_nbytes
@@ -184,17 +186,19 @@ def heap_nbytes(block: Block, schema: Schema) -> Array:
     return nbytes
 
 
-def pieces(nbytes: Array, most: int = VALUES_NBYTES) -> Iterator[tuple[int, int]]:
+def split_by_bytes(
+    nbytes: Array, maximum: int = VALUES_NBYTES
+) -> Iterator[tuple[int, int]]:
     """Ranges ``[first, stop)`` of rows whose values take at most so many bytes each.
 
     Args:
         nbytes: int64 ``[N]``, of each row's values.
-        most: Bytes of a range, unless one row takes more.
+        maximum: Bytes of a range, unless one row takes more.
     """
     ends = np.cumsum(nbytes)
     first, before = 0, 0
     while first < len(ends):
-        stop = int(np.searchsorted(ends, before + most, "right"))
+        stop = int(np.searchsorted(ends, before + maximum, "right"))
         stop = max(first + 1, stop)
         yield first, stop
         first, before = stop, int(ends[stop - 1])

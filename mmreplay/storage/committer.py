@@ -176,9 +176,7 @@ class Committer:
             assert before is not None
             if target is not None:
                 limits = np.maximum(limits, target)
-            tails, heap_tails = heap.raised(
-                wanted, durable.limits, self.highest_tails
-            )
+            tails, heap_tails = heap.raised(wanted, durable.limits, self.highest_tails)
             if (
                 (limits > durable.limits).any()
                 or (tails > durable.tails).any()

@@ -253,7 +253,8 @@ def bases(format: str) -> list[Base]:
             for number, options in enumerate(OPTIONS[format]):
                 target = place / f"varying {number}" / f"a.{format}"
                 mr.export(buffer, target, **options)
-                held = {each.name: each.read_bytes() for each in target.parent.iterdir()}
+                made_files = target.parent.iterdir()
+                held = {each.name: each.read_bytes() for each in made_files}
                 whole = {target.name: held.pop(target.name), **held}
                 made.append(Base(f"varying {options}", whole, rows, varies=True))
         theirs = layouts(format, place / "buffer", place).items()

@@ -46,19 +46,19 @@ def make_buffer(path: Path) -> mr.ReplayBuffer:
         path, mr.Schema(SCHEMA), 12, 2, autoreset="disabled", heap_bytes=8192
     )
 
-    def each(make: Callable[[], Any]) -> list[Any]:
+    def values(make: Callable[[], Any]) -> list[Any]:
         return [make() for _ in range(2)]
 
     for _ in range(15):
         buffer.add(
             observation={
-                "points": each(lambda: rng.random((rng.integers(8), 2), np.float32)),
+                "points": values(lambda: rng.random((rng.integers(8), 2), np.float32)),
                 "speed": rng.random((2, 3), np.float32),
-                "mission": each(lambda: TEXTS[rng.integers(4)]),
+                "mission": values(lambda: TEXTS[rng.integers(4)]),
             },
-            tokens=each(lambda: rng.integers(-9, 9, rng.integers(31), np.int16)),
-            frame=each(lambda: rng.bytes(int(rng.integers(41)))),
-            seen=each(lambda: rng.random((rng.integers(5), 2, 3)) < 0.5),
+            tokens=values(lambda: rng.integers(-9, 9, rng.integers(31), np.int16)),
+            frame=values(lambda: rng.bytes(int(rng.integers(41)))),
+            seen=values(lambda: rng.random((rng.integers(5), 2, 3)) < 0.5),
             terminated=rng.random(2) < 0.2,
         )
     return buffer
@@ -171,8 +171,8 @@ def _parquet(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
     path = paths[int(rng.integers(len(paths)))]
     at = table.schema.get_field_index(path)
     column = table.column(at).combine_chunks()
-    texts = ["a" * int(rng.integers(99)) for _ in range(len(column))]
-    lists = [[int(n)] * int(rng.integers(99)) for n in rng.integers(99, size=len(table))]
+    texts = ["a" * int(rng.integers(99)) for _ in range(24)]
+    lists = [[n] * int(rng.integers(99)) for n in rng.integers(99, size=24).tolist()]
     noise = pa.array([rng.bytes(int(rng.integers(20))) for _ in texts], pa.binary())
     changes: dict[str, Callable[[], Any]] = {
         "long texts": lambda: pa.array(texts),
@@ -184,9 +184,7 @@ def _parquet(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
             [[each] for each in lists], pa.list_(pa.list_(pa.int16()))
         ),
         "wide lists": lambda: pa.array(lists, pa.list_(pa.float64())),
-        "no value": lambda: pa.array(
-            [None, *column.to_pylist()[1:]], column.type
-        ),
+        "no value": lambda: pa.array([None, *column.to_pylist()[1:]], column.type),
         "other order": lambda: column.take(pa.array(rng.permutation(len(column)))),
     }
     which = list(changes)[int(rng.integers(len(changes)))]
@@ -221,7 +219,8 @@ def _csv(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
     rows = list(csv.reader(io.StringIO(files[name].decode(), newline="")))
     paths = ["observation/points", "observation/mission", "tokens", "frame", "seen"]
     path = paths[int(rng.integers(len(paths)))]
-    row, cell = 1 + int(rng.integers(len(rows) - 1)), CELLS[int(rng.integers(len(CELLS)))]
+    row = 1 + int(rng.integers(len(rows) - 1))
+    cell = CELLS[int(rng.integers(len(CELLS)))]
     rows[row][rows[0].index(path)] = cell
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
