@@ -211,3 +211,103 @@ def test_what_hugging_face_datasets_writes_comes_in(rows, tmp_path):
     )
     found.to_parquet(str(tmp_path / "b.parquet"))
     came_back(tmp_path / "b.parquet", rows)
+
+
+TEXTS = ["=1+1", "", 'a "b",\n', "å"]
+VARYING = mr.Schema(
+    {
+        "text": mr.Field.text(max_bytes=20),
+        "frame": mr.Field.bytes(max_bytes=20),
+        "tokens": mr.Field((None,), "int32", max_length=9),
+        "points": mr.Field((None, 2), "float32", max_length=9),
+        "reward": mr.Field((), "float32"),
+    }
+)
+
+
+@pytest.fixture
+def varying(tmp_path):
+    """Rows of values of any length, as lists, and a file of them."""
+    made = {
+        "text": TEXTS,
+        "frame": [text.encode() for text in TEXTS],
+        "tokens": [list(range(n)) for n in (3, 0, 1, 9)],
+        "points": [[[0.5, n]] * n for n in (2, 0, 1, 3)],
+    }
+    with mr.ReplayBuffer.create(
+        tmp_path / "varying", VARYING, 8, heap_bytes=8192
+    ) as buffer:
+        for row in range(4):
+            points = np.array(made["points"][row], np.float32).reshape(-1, 2)
+            tokens = np.array(made["tokens"][row], np.int32)
+            buffer.add(
+                text=TEXTS[row], frame=made["frame"][row], tokens=tokens,
+                points=points, reward=float(row),
+            )  # fmt: skip
+        mr.export(buffer, tmp_path / "v.parquet")
+        mr.export(buffer, tmp_path / "v.csv")
+    return made
+
+
+def listed(cells):
+    """Cells as lists, whatever arrays the library made of them."""
+    if isinstance(cells, str | bytes | int | float):
+        return cells
+    return [listed(cell) for cell in getattr(cells, "tolist", lambda: cells)()]
+
+
+def test_pandas_reads_values_of_any_length(varying, tmp_path):
+    pandas = need("pandas")
+    frame = pandas.read_parquet(tmp_path / "v.parquet")
+    for name, cells in varying.items():
+        assert listed(list(frame[name])) == cells
+    table = pandas.read_csv(tmp_path / "v.csv", keep_default_na=False)
+    assert table["text"].tolist() == TEXTS
+
+
+def test_polars_and_duckdb_read_values_of_any_length(varying, tmp_path):
+    polars, duckdb = need("polars"), need("duckdb")
+    frame = polars.read_parquet(tmp_path / "v.parquet")
+    assert frame.schema["text"] == polars.String
+    for name, cells in varying.items():
+        assert listed(frame[name].to_list()) == cells
+    columns = ", ".join(varying)
+    rows = duckdb.sql(f"select {columns} from '{tmp_path / 'v.parquet'}'").fetchall()
+    for name, cells in zip(varying, zip(*rows, strict=True), strict=True):
+        assert listed(list(cells)) == varying[name], cells
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_face_datasets_read_and_write_values_of_any_length(varying, tmp_path):
+    datasets = need("datasets")
+    found = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "v.parquet"), split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert found.features["text"].dtype == "string"
+    for name, cells in varying.items():
+        assert listed(list(found[:][name])) == cells
+    columns = [*varying, "reward"]
+    found.select_columns(columns).to_parquet(str(tmp_path / "w.parquet"))
+    mr.load(tmp_path / "w.parquet", tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.schema["text"].kind == "text"
+        assert buffer.schema["frame"].kind == "bytes"
+        rows = buffer.gather_all()
+        assert rows["text"].text() == TEXTS
+        for name in ("tokens", "points"):
+            assert [each.tolist() for each in rows[name]] == varying[name]
+
+
+def test_what_pandas_and_polars_write_of_any_length_comes_in(varying, tmp_path):
+    pandas, polars = need("pandas"), need("polars")
+    columns = {name: varying[name] for name in ("text", "frame", "tokens")}
+    columns["reward"] = [0.0, 1.0, 2.0, 3.0]
+    pandas.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+    polars.DataFrame(columns).write_parquet(tmp_path / "b.parquet")
+    for name in ("a", "b"):
+        mr.load(tmp_path / f"{name}.parquet", tmp_path / name)
+        with mr.ReplayBuffer.open(tmp_path / name) as buffer:
+            rows = buffer.gather_all()
+        assert rows["text"].text() == TEXTS
+        assert [each.tolist() for each in rows["tokens"]] == varying["tokens"]
