@@ -60,7 +60,7 @@ from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.schema import refuse_varying, stated_num_envs
+from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
