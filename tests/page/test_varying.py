@@ -174,7 +174,7 @@ def test_curves_are_of_lengths(ask, path):
     )
 
 
-def test_a_damaged_value_says_so_beside_whole_ones(ask, path):
+def test_a_damaged_value_says_so_and_the_others_are_shown(ask, path):
     forge(path, 1, (1 << 40, 5, 0))
     values = ask(path).json("values", "env=0&first=0&count=3")["values"]
     first, damaged, last = values["observation/mission"]
