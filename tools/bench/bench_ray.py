@@ -1,30 +1,31 @@
-"""What do rings on Ray cost beside what Ray itself and RLlib have?
+"""What do rings on Ray cost beside TorchRL's Ray buffer, RLlib's, Ray Data, and Ray?
 
-Runs in the environment of ``make ray``. Two questions so far, each side in turns:
+Runs in the environment of ``make install-ray``. Sides of TorchRL need what is in
+ray_peers.txt: ``build/ray/bin/pip install --no-deps -r tools/bench/ray_peers.txt``.
+Each side in turns; vector rows are obs f32[17] and action f32[6], and
+`tools.bench.ray_runs` has the first four questions:
 
-- `rllib`: adding a step of 8 running episodes, and drawing 256 steps by priority and
-  updating them, both through the interface that RLlib calls, against RLlib's own
-  prioritized buffer. Vector rows (obs f32[17], action f32[6]); the ring is in files.
+- `same_node`: adding a step of 8 environments, and drawing 256 by priority with their
+  update, by a learner on the ring's node; TorchRL's actor draws uniformly.
+- `other_nodes`: batches from two other nodes, beside as many bytes moved by Ray.
+- `one_against_two`: the same steps in one ring and in two: how they are drawn.
+- `beyond_memory`: pixels, where the ring is four times larger than the memory.
+- `behind_rllib`: adding a step of 8 running episodes, and drawing 256 steps by priority
+  and updating them, both through the interface that RLlib calls, against RLlib's own
+  prioritized buffer. The ring is in files.
 - `epoch`: a shuffled epoch of batches of 256 transitions, ours from a ring through a
   DataLoader, as `mmreplay.ray.train_loader` makes it, and Ray Data's from parquet
   files that it wrote itself, with a local shuffle buffer of a tenth of the rows. Each
-  side runs in processes of its own, whose memory (anonymous and shared, which holds
-  Ray's object store) is added up while they run.
+  side runs in processes of its own, whose memory is added up while they run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,12 +35,28 @@ from typing import Any
 import numpy as np
 
 import mmreplay as mr
+from tools.bench.ray_runs import (
+    ACTION,
+    BATCH,
+    EPISODE,
+    NUM_ENVS,
+    OBSERVATION,
+    RLLIB,
+    RUN_FULL,
+    RUN_QUICK,
+    VECTORS,
+    OtherProcess,
+    RunSizes,
+    beyond_memory,
+    compared,
+    one_against_two,
+    other_nodes,
+    same_node,
+)
 from tools.bench.turns import (
     OURS,
     Side,
-    Times,
     arguments,
-    medians_us,
     race,
     report,
     rounded,
@@ -47,14 +64,7 @@ from tools.bench.turns import (
     speedups,
 )
 
-RLLIB, RAY_DATA = "rllib", "ray_data"
-OBSERVATION, ACTION = 17, 6
-NUM_ENVS = 8
-BATCH = 256
-EPISODE = 200
-MARK = "MMREPLAY_BENCH_RAY"
-"""Names the processes of one side, which Ray starts with the environment of theirs."""
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+RAY_DATA = "ray_data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +146,8 @@ def behind_rllib(folder: Path, sizes: Sizes) -> dict[str, object]:
     sizes_now = {name: buffer.get_num_timesteps() for name, buffer in buffers.items()}
     assert len(set(sizes_now.values())) == 1, sizes_now
 
-    def learning(name: str) -> Side:
-        buffer, rng = buffers[name], np.random.default_rng(1)
-
-        def turn() -> None:
-            drawn = buffer.sample(
-                num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, sample_episodes=True
-            )
-            assert len(drawn) == BATCH
-            buffer.update_priorities(rng.random(BATCH).astype(np.float32))
-
-        return turn
-
-    draws = race({name: learning(name) for name in buffers}, sizes.turns, sizes.calls)
+    sides = {name: _learning(buffer) for name, buffer in buffers.items()}
+    draws = race(sides, sizes.turns, sizes.calls)
     for episode in buffers[OURS].sample(
         num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, sample_episodes=True
     ):
@@ -156,26 +155,36 @@ def behind_rllib(folder: Path, sizes: Sizes) -> dict[str, object]:
     buffers[OURS].close()
     return {
         "steps": sizes.steps,
-        "add_8_steps": _compared(adds),
-        "sample_256_and_update": _compared(draws),
+        "add_8_steps": compared(adds),
+        "sample_256_and_update": compared(draws),
     }
 
 
-def _compared(times: Times) -> dict[str, object]:
-    return {"speedup": speedups(times), "median_us": medians_us(times)}
+def rllib_draws(steps: int) -> Side:
+    """Draws and updates of RLlib's own prioritized buffer, of so many steps."""
+    theirs = import_module("ray.rllib.utils.replay_buffers.prioritized_episode_buffer")
+    buffer = theirs.PrioritizedEpisodeReplayBuffer(4 * steps, alpha=0.6)
+    for together in chunks("only", steps // NUM_ENVS // 50, 50):
+        buffer.add(together)
+    return _learning(buffer)
+
+
+def _learning(buffer: Any) -> Side:
+    rng = np.random.default_rng(1)
+
+    def turn() -> None:
+        drawn = buffer.sample(
+            num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, sample_episodes=True
+        )
+        assert len(drawn) == BATCH
+        buffer.update_priorities(rng.random(BATCH).astype(np.float32))
+
+    return turn
 
 
 # A shuffled epoch.
 
-SCHEMA = mr.Schema(
-    {
-        "observation": mr.Field((OBSERVATION,), "float32"),
-        "action": mr.Field((ACTION,), "float32"),
-        "reward": mr.Field((), "float32"),
-        "terminated": mr.Field((), "bool"),
-        "number": mr.Field((), "int64"),
-    }
-)
+SCHEMA = mr.Schema({**VECTORS.fields, "number": mr.Field((), "int64")})
 
 
 def make_ring(path: Path, rows: int) -> None:
@@ -249,69 +258,6 @@ def write_parquet(ring: Path, parquet: Path) -> None:
     ray.shutdown()
 
 
-class OtherProcess:
-    """A side in processes of its own, which this one tells to go through an epoch."""
-
-    def __init__(self, side: str, *arguments: str) -> None:
-        """Start it."""
-        self.mark, self.peak = uuid.uuid4().hex, 0
-        self._folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")
-        environment = os.environ | SETTINGS
-        environment |= {MARK: self.mark, "RAY_TMPDIR": self._folder}
-        command = [
-            sys.executable,
-            "-m",
-            "tools.bench.bench_ray",
-            "--side",
-            side,
-            *arguments,
-        ]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment,
-        )  # fmt: skip
-        self._ask("")
-
-    def epoch(self) -> dict[str, float]:
-        """Seconds of one epoch, and its sum."""
-        return self._ask("go\n")
-
-    def _ask(self, text: str) -> dict[str, float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(text)
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise RuntimeError(f"a side ended with {self._process.wait()}")
-
-    def look(self) -> None:
-        """Note the memory of all its processes, where that is the most so far."""
-        self.peak = max(self.peak, memory_of(self.mark))
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def memory_of(mark: str) -> int:
-    """Bytes that the processes of a side hold for themselves: anonymous and shared."""
-    variable, total = f"{MARK}={mark}".encode(), 0
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        with suppress(OSError):
-            if variable not in (process / "environ").read_bytes().split(b"\0"):
-                continue
-            for line in (process / "smaps_rollup").read_text().splitlines():
-                # Divided by those that share it, so that each page counts once.
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                    total += int(line.split()[1]) << 10
-    return total
-
-
 @contextmanager
 def watched(sides: dict[str, OtherProcess]) -> Iterator[None]:
     """Look at the memory of each side, ten times a second."""
@@ -331,22 +277,27 @@ def watched(sides: dict[str, OtherProcess]) -> Iterator[None]:
         thread.join()
 
 
+def _side(name: str, *arguments: str) -> OtherProcess:
+    module = "tools.bench.bench_ray"
+    return OtherProcess(module, name, "--side", name, *arguments)
+
+
 def epochs(folder: Path, sizes: Sizes) -> dict[str, object]:
     """A shuffled epoch of each side, in turns."""
     ring, parquet = folder / "epoch", folder / "parquet"
     make_ring(ring, sizes.rows)
     rows = legal_rows(ring)
-    OtherProcess("parquet", str(ring), str(parquet)).close()
+    _side("parquet", str(ring), str(parquet)).close()
     sides = {
-        OURS: OtherProcess(OURS, str(ring)),
-        RAY_DATA: OtherProcess(RAY_DATA, str(parquet), str(rows)),
+        OURS: _side(OURS, str(ring)),
+        RAY_DATA: _side(RAY_DATA, str(parquet), str(rows)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     sums: dict[str, float] = {}
     with watched(sides):
         for turn in range(-1, sizes.epochs):
             for name, side in sides.items():
-                answer = side.epoch()
+                answer = side.ask("go\n")
                 sums[name] = answer["sum"]
                 if turn >= 0:
                     seconds[name].append(answer["seconds"])
@@ -381,9 +332,16 @@ def run_side(side: str, arguments: list[str]) -> None:
         report({"seconds": perf_counter() - start, "sum": total})
 
 
-def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
+def measure(folder: Path, sizes: Sizes, runs: RunSizes) -> dict[str, object]:
     """Measure everything; see the module."""
-    return {"behind_rllib": behind_rllib(folder, sizes), "epoch": epochs(folder, sizes)}
+    return {
+        "same_node": same_node(folder, runs, rllib_draws(runs.steps)),
+        "other_nodes": other_nodes(folder, runs),
+        "one_against_two": one_against_two(folder, runs),
+        "beyond_memory": beyond_memory(folder, runs),
+        "behind_rllib": behind_rllib(folder, sizes),
+        "epoch": epochs(folder, sizes),
+    }
 
 
 def _options() -> argparse.Namespace:
@@ -401,7 +359,11 @@ def main() -> None:
         return
     run_benchmark(
         __doc__,
-        lambda folder, options: measure(folder, QUICK if options.quick else FULL),
+        lambda folder, options: (
+            measure(folder, QUICK, RUN_QUICK)
+            if options.quick
+            else measure(folder, FULL, RUN_FULL)
+        ),
         options=options,
         one_torch_thread=True,
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.bench_ray import SETTINGS
+from tools.bench.ray_runs import SETTINGS
 from tools.bench.turns import OURS, report, rounded
 
 RLLIB = "rllib"

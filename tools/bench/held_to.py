@@ -192,6 +192,42 @@ VIEW = (
 )  # fmt: skip
 
 RAY = (
+    at_least("on Ray, add of 8 steps, over TorchRL", "bench_ray",
+          "same_node add_8_steps speedup torchrl", 50),
+    at_least("on Ray, owner of the priorities, sample(256) with its update, over "
+          "TorchRL's uniform", "bench_ray", "same_node alone speedup torchrl", 5),
+    at_least("on Ray, by the shard, 8 batches a call, over TorchRL's uniform",
+          "bench_ray", "same_node shard speedup torchrl", 5),
+    at_least("on Ray, owner of the priorities, over RLlib", "bench_ray",
+          "same_node alone speedup rllib", 10),
+    at_least("on Ray, by the shard, over RLlib", "bench_ray",
+          "same_node shard speedup rllib", 10),
+    *(
+        target
+        for what, words, bare, times in (
+            ("vectors", "vectors of two other nodes", 2.5, 2),
+            ("batch_of_1_mib", "1 MiB of two other nodes", 1.3, 1.2),
+            ("batch_of_7_mb", "7 MB of two other nodes", 1.3, 1.2),
+        )
+        for target in (
+            at_most(f"{words}, time over that of a bare transfer", "bench_ray",
+                    f"other_nodes {what} time_over_bare", bare),
+            at_least(f"{words}, over TorchRL", "bench_ray",
+                     f"other_nodes {what} speedup torchrl", times),
+        )
+    ),
+    at_least("two rings on Ray, rate over that of one", "bench_ray",
+          "one_against_two rate_of_two_over_one", 0.95),
+    *(
+        at_least(f"{words}, p", "bench_ray", f"one_against_two {which}_p", 0.001)
+        for which, words in (
+            ("rings-1_chi_squared", "one ring on Ray, steps drawn, chi-squared"),
+            ("rings-2_chi_squared", "two rings on Ray, steps drawn, chi-squared"),
+            ("kolmogorov_smirnov", "one and two rings on Ray, Kolmogorov-Smirnov"),
+        )
+    ),
+    at_least("pixels on Ray, ring 4 times memory, over TorchRL", "bench_ray",
+          "beyond_memory speedup torchrl", 50),
     at_least("RLlib's interface, add of 8 steps, over RLlib", "bench_ray",
           "behind_rllib add_8_steps speedup rllib", 3),
     at_least("RLlib's interface, sample(256) with its update, over RLlib", "bench_ray",

@@ -20,6 +20,7 @@ from tools.bench.questions import QUESTIONS, Figure, Question, Ratios
 ROOT = Path(__file__).resolve().parents[2]
 RAW, RECORDED = "benchmarks.json", "recorded.json"
 NAMES = {
+    "bare_ray": "bare Ray",
     "cpprb": "cpprb",
     "cpprb_mmap": "cpprb, mmap",
     "cpprb_step": "cpprb, a step at a time",

@@ -650,13 +650,37 @@ RAY = Question(
     "Rings on Ray",
     "bench_ray",
     "median µs",
-    """RLlib's own prioritized buffer (in RAM) and a ring (in files) behind the
-interface that RLlib calls: steps of 8 episodes that run, and draws with their
-updates of 256 of 48,000 steps of vectors. An epoch is of a million transitions in
-batches of 256: from a ring, and by Ray Data from parquet files that it wrote, with
-a local shuffle buffer of a tenth of the rows. The memory is that of all processes
-of a side, Ray's object store among it.""",
+    """Steps of 8 environments, and batches of 256 steps of 48,000, drawn by priority
+with their updates: by the owner of the priorities (`alone=True`), and by the shard, 8
+batches a call. Beside them TorchRL's `RayReplayBuffer`, one actor and a blocking call
+each, draws uniformly and updates nothing, and RLlib's prioritized buffer is a plain
+object of the learner. Then batches from two other nodes of this machine, two calls
+ahead, beside as many bytes returned by two actors and copied out of Ray's store; the
+same steps in one ring and in two; and pixels of a ring four times larger than the
+memory of all processes of a side, whose libraries do not count.
+
+Through the interface that RLlib calls: RLlib's own prioritized buffer (in RAM) and a
+ring (in files), steps of 8 episodes that run, and draws with their updates of 256 of
+48,000 steps of vectors. An epoch is of a million transitions in batches of 256: from a
+ring, and by Ray Data from parquet files that it wrote, with a local shuffle buffer of a
+tenth of the rows. The memory is that of all processes of a side, Ray's object store
+among it.""",
     (
+        Ratios("add of 8 steps", "same_node add_8_steps speedup",
+               "same_node add_8_steps median_us"),
+        Ratios("sample(256) with its update, owner of the priorities",
+               "same_node alone speedup", "same_node alone median_us"),
+        Ratios("sample(256) with its update, by the shard", "same_node shard speedup",
+               "same_node shard median_us", "mmreplay_shard"),
+        Ratios("256 vectors of two other nodes, 16 batches a call",
+               "other_nodes vectors speedup", "other_nodes vectors median_us"),
+        Ratios("256 rows of 4 KiB of two other nodes",
+               "other_nodes batch_of_1_mib speedup",
+               "other_nodes batch_of_1_mib median_us"),
+        Ratios("256 rows of 28 KB of two other nodes",
+               "other_nodes batch_of_7_mb speedup",
+               "other_nodes batch_of_7_mb median_us"),
+        Ratios("256 rows of 28 KB, ring 4 times the memory", "beyond_memory speedup"),
         Ratios("add of 8 steps, RLlib's interface",
                "behind_rllib add_8_steps speedup",
                "behind_rllib add_8_steps median_us"),
@@ -666,6 +690,11 @@ of a side, Ray's object store among it.""",
         Ratios("a shuffled epoch", "epoch speedup"),
     ),
     (
+        Figure("256 rows of 28 KB, ring 4 times the memory, MB/s",
+               "beyond_memory mb_per_s"),
+        Figure("the same rows read by 32 threads, MB/s",
+               "beyond_memory preadv_mb_per_s"),
+        Figure("one ring and two: a batch, median µs", "one_against_two median_us"),
         Figure("a shuffled epoch, s", "epoch seconds"),
         Figure("its memory, MiB", "epoch memory_mib"),
     ),
