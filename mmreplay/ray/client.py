@@ -34,7 +34,9 @@ from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import draws_from_several, refused_name
+from mmreplay.ray.draws import Wanted
 from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
+from mmreplay.ray.reply_blocks import from_blocks, num_blocks
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.shard_calls import (
     Call,
@@ -52,16 +54,20 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 
-NUM_COLUMNS = 4
-"""Of int64 in a batch: environments, positions, those of windows, and rings."""
-
-
 class RayCall:
     """A call of an actor; see `Call`."""
 
-    def __init__(self, reference: Any, shard: RayShard) -> None:
-        """Wait for what Ray will store at a reference; None where it cannot."""
-        self._reference, self._shard = reference, shard
+    def __init__(
+        self, reference: Any, shard: RayShard, wanted: Wanted | None = None
+    ) -> None:
+        """Wait for what Ray will store.
+
+        Args:
+            reference: Where; None where it cannot. References of a reply in blocks.
+            shard: That was called.
+            wanted: Where the reply comes in blocks, what was asked for.
+        """
+        self._reference, self._shard, self._wanted = reference, shard, wanted
 
     def result(self, timeout_s: float) -> Any:
         """Wait for the answer; see `Call.result`."""
@@ -69,7 +75,8 @@ class RayCall:
             raise CallLostError
         _require_cluster(self._shard.key)
         try:
-            return ray.get(self._reference, timeout=timeout_s)
+            answer = ray.get(self._reference, timeout=timeout_s)
+            return answer if self._wanted is None else from_blocks(answer, self._wanted)
         except GetTimeoutError as error:
             raise NotYetError from error
         except RayTaskError as error:
@@ -111,8 +118,14 @@ class RayShard:
                     raise cluster.stopped(self._name) from None
                 # Its node is gone: the registry makes it again when that is back.
                 return RayCall(None, self)
-        reference = getattr(self._handle, method).remote(*arguments)
-        return RayCall(reference, self)
+        call = getattr(self._handle, method)
+        if method == "exchange":
+            wanted: Wanted = arguments[2]
+            blocks = num_blocks(wanted)
+            if blocks:
+                references = call.options(num_returns=1 + blocks).remote(*arguments)
+                return RayCall(references, self, wanted)
+        return RayCall(call.remote(*arguments), self)
 
     def forget(self) -> None:
         """Look the actor up again: this one is dead for good."""
@@ -304,8 +317,7 @@ class ReplayClient(ReplayLoader):
                 num_threads=None,
                 read_ahead_nbytes=READ_AHEAD_NBYTES,
                 one_thread=one_thread,
-                # Columns of the draw are joined in the same memory.
-                equal_arrays=max_equal_arrays(schema) + NUM_COLUMNS,
+                equal_arrays=max_equal_arrays(schema),
                 pool_type=PowerOfTwoPool,
             )
         except BaseException:

@@ -110,6 +110,7 @@ class Wanted(TypedDict):
         rows: The rings whose rows the client needs, and not only which they are.
         epoch: Name and number of the frozen epoch that the shares are of, where the
             sampler draws epochs.
+        block_rows: Rows of each block, where they travel in blocks; see `reply_blocks`.
     """
 
     step: int
@@ -117,6 +118,7 @@ class Wanted(TypedDict):
     shares: dict[str, Array]
     rows: list[str]
     epoch: NotRequired[tuple[str, int]]
+    block_rows: NotRequired[int]
 
 
 class RingDraw(TypedDict):
@@ -131,6 +133,7 @@ class RingDraw(TypedDict):
         is_first: bool ``[k, T]``, likewise; None where it was not asked for.
         first_only: Paths of fields that a window holds of its first step only.
         fields: Arrays ``[k, *shape]`` by path, where rows were asked for.
+        blocks: The same in blocks, where they travelled so.
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
     """
 
@@ -142,6 +145,7 @@ class RingDraw(TypedDict):
     is_first: Array | None
     first_only: list[str]
     fields: NotRequired[dict[str, Array]]
+    blocks: NotRequired[list[dict[str, Array]]]
     bfloat16: NotRequired[list[str]]
 
 

@@ -25,7 +25,7 @@ from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.draws import Reply
 from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
 from mmreplay.ray.joined_batches import BatchJoiner
-from mmreplay.ray.requests import PlannedBatch, Request, Requests
+from mmreplay.ray.requests import PlannedBatch, Request, Requests, RingRows
 from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, RingTable
 from mmreplay.ray.shard_calls import CallLostError, NotYetError
 from mmreplay.samplers.base import State
@@ -198,17 +198,17 @@ class EpochDraws:
         share = planned.epoch_share
         assert share is not None
         answer = partial(self._answer, share)
-        batches: dict[int, list[Batch]] = {}
+        rows: dict[int, list[RingRows]] = {}
         for request, slices in planned.requests:
             answer(request)
             for name, own in slices.items():
                 ring = request.shard.rings[name]
-                batch = self._requests.rows(ring, request, own, planned, answer)
-                if batch is not None and len(batch):
-                    batches.setdefault(ring.number, []).append(batch)
+                found = self._requests.rows(ring, request, own, planned, answer)
+                if found is not None and len(found):
+                    rows.setdefault(ring.number, []).append(found)
         joined = None
-        if batches:
-            joined = self._joiner.join(planned, batches, planned.fractions)
+        if rows:
+            joined = self._joiner.join(planned, rows, planned.fractions)
         with self._table.lock:
             self._epochs.gathered(share, 0 if joined is None else len(joined))
         return joined

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.concatenation import join_batches
-from mmreplay.ragged import Ragged
-from mmreplay.ray.requests import PlannedBatch
+from mmreplay.ray.requests import PlannedBatch, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
@@ -40,7 +38,7 @@ class BatchJoiner:
     def join(
         self,
         planned: PlannedBatch,
-        by_ring: Mapping[int, Sequence[Batch]],
+        by_ring: Mapping[int, Sequence[RingRows]],
         fractions: Numbers,
         silent: Collection[int] = (),
     ) -> Batch:
@@ -52,20 +50,35 @@ class BatchJoiner:
             fractions: float64 ``[R]``, how much of all draws was each ring's.
             silent: Numbers of rings that gave nothing, and do not count.
         """
-        batches = []
-        for number in sorted(by_ring):
-            for batch in by_ring[number]:
-                batch.buffer_ids = np.full(len(batch), number)
-                batch.probabilities = batch.probabilities * fractions[number]
-                batches.append(batch)
-        joined = batches[0]
-        if len(batches) > 1 or not _is_writeable(joined):
-            joined = join_batches(batches, self._concatenate)
-        joined.key, joined.buffer = planned.key, b""
+        each = [rows for number in sorted(by_ring) for rows in by_ring[number]]
+        first, count = each[0], sum([len(rows) for rows in each])
+        probabilities = _joined(
+            [rows.probabilities * fractions[rows.number] for rows in each]
+        )
         if self._table.prioritized:
-            weights = self._weights(planned, fractions, silent)
-            joined.weights = weights.of(joined.probabilities)
-        return joined
+            weights = self._weights(planned, fractions, silent).of(probabilities)
+        else:
+            weights = np.ones(count, np.float32)
+        # Of all rings, or of none.
+        masks = [rows.mask for rows in each if rows.mask is not None]
+        windows = [rows.windows for rows in each if rows.windows is not None]
+        return Batch(
+            {
+                path: self._rows([a for rows in each for a in rows.fields[path]])
+                for path in first.fields
+            },
+            _joined([rows.env_ids for rows in each]),
+            _joined([rows.positions for rows in each]),
+            probabilities,
+            weights,
+            _joined(masks) if masks else None,
+            first.bfloat16,
+            planned.key,
+            _joined(windows) if windows else None,
+            buffer_ids=np.repeat(
+                [rows.number for rows in each], [len(rows) for rows in each]
+            ),
+        )
 
     def _weights(
         self, planned: PlannedBatch, fractions: Numbers, silent: Collection[int]
@@ -86,25 +99,22 @@ class BatchJoiner:
         sampler = cast(JointSampler, self._sampler)
         return sampler.joint_weights(planned.step, masses)
 
-    def _concatenate(
-        self, arrays: Sequence[NDArray[Any]], axis: int = 0
-    ) -> NDArray[Any]:
-        """Concatenate arrays in memory that is used again."""
+    def _rows(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Join rows of a field in memory that is used again.
+
+        What travelled is Ray's memory, read-only and not to be held, so that it is
+        copied even where it is one array.
+        """
         first = arrays[0]
         if len(arrays) == 1 and first.flags.writeable:
             return first
-        shape = list(first.shape)
-        shape[axis] = sum(array.shape[axis] for array in arrays)
-        out = self.pool.empty(tuple(shape), np.result_type(*arrays))
-        return np.concatenate(arrays, axis, out=out)
+        count = sum([len(array) for array in arrays])
+        out = self.pool.empty((count, *first.shape[1:]), first.dtype)
+        return np.concatenate(arrays, out=out)
 
 
-def _is_writeable(batch: Batch) -> bool:
-    """Whether no array is of Ray's memory, which is read-only and has to be left."""
-    arrays = [batch.env_ids, batch.positions, *batch.fields.values()]
-    return all(
-        array.values.flags.writeable and array.offsets.flags.writeable
-        if isinstance(array, Ragged)
-        else array.flags.writeable
-        for array in arrays
-    )
+def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Join columns of the draw, which learners seldom look at."""
+    if len(columns) == 1 and columns[0].flags.writeable:
+        return columns[0]
+    return np.concatenate(columns)

@@ -23,10 +23,16 @@ from mmreplay.batch import Batch
 from mmreplay.errors import EmptyError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.joined_batches import BatchJoiner
-from mmreplay.ray.requests import MAX_REDRAWS, PlannedBatch, Requests, RequestSlices
+from mmreplay.ray.requests import (
+    MAX_REDRAWS,
+    PlannedBatch,
+    Requests,
+    RequestSlices,
+    RingRows,
+)
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler, State
-from mmreplay.samplers.joint import JointSampler, Numbers, plan
+from mmreplay.samplers.joint import JointSampler, Numbers, plan, plan_batches
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, same, stored_integer
 
@@ -84,11 +90,13 @@ class MassDraws:
         if planned and planned[0].count != count:
             planned.clear()
         if not planned:
-            totals, batches = self._totals(count), []
-            for step in range(self._step, self._step + self._per_call):
-                fractions, shares = plan(totals, self._points(step, 0, count))
-                key = self._random.key(step)
-                batches.append(PlannedBatch(step, count, key, fractions, shares))
+            steps = range(self._step, self._step + self._per_call)
+            points = np.array([self._points(step, 0, count) for step in steps])
+            fractions, shares = plan_batches(self._totals(count), points)
+            batches = [
+                PlannedBatch(step, count, self._random.key(step), fractions, own)
+                for step, own in zip(steps, shares, strict=True)
+            ]
             self._requests.ask_for(batches)
             planned.extend(batches)
         self._step += 1
@@ -174,17 +182,17 @@ class MassDraws:
     def _collect(self, planned: PlannedBatch) -> Batch | None:
         """Collect the parts of a batch; None where no ring gave any."""
         fractions = planned.fractions
-        batches: dict[int, list[Batch]] = {}
-        silent = self._receive(planned, planned.requests, batches)
+        rows: dict[int, list[RingRows]] = {}
+        silent = self._receive(planned, planned.requests, rows)
         if not silent:
-            return self._joiner.join(planned, batches, fractions)
+            return self._joiner.join(planned, rows, fractions)
         points = np.array([len(own) for own in planned.shares])
         spent, failed = planned.count, silent
         while failed:
             # All points of a ring that gives nothing are drawn among the others.
             gone = list(silent)
             for number in gone:
-                batches.pop(number, None)
+                rows.pop(number, None)
             missing = int(points[gone].sum())
             points[gone] = 0
             rest = fractions.copy()
@@ -197,18 +205,18 @@ class MassDraws:
             _, shares = plan(rest, numbers)
             points += [len(own) for own in shares]
             requests = self._requests.ask_for_shares(planned, shares)
-            failed = self._receive(planned, requests, batches)
+            failed = self._receive(planned, requests, rows)
             silent |= failed
         phi = float(fractions[list(silent)].sum())
-        return self._joiner.join(planned, batches, fractions / (1.0 - phi), silent)
+        return self._joiner.join(planned, rows, fractions / (1.0 - phi), silent)
 
     def _receive(
         self,
         planned: PlannedBatch,
         requests: Sequence[RequestSlices],
-        batches: dict[int, list[Batch]],
+        rows: dict[int, list[RingRows]],
     ) -> set[int]:
-        """Add what shards gave to the batches; return the rings that gave nothing."""
+        """Add the rows that shards gave; return the rings that gave nothing."""
         failed: set[int] = set()
         late: list[RequestSlices] = []
         for straggler_s in (self._straggler_s, None):
@@ -221,15 +229,15 @@ class MassDraws:
                     failed |= {rings[name].number for name in slices}
                     continue
                 for name, own in slices.items():
-                    batch = self._requests.rows(
+                    found = self._requests.rows(
                         rings[name], request, own, planned, self._requests.answer
                     )
-                    if batch is None:
+                    if found is None:
                         failed.add(rings[name].number)
                     else:
                         failed.discard(rings[name].number)
-                        batches.setdefault(rings[name].number, []).append(batch)
-            if not late or batches:
+                        rows.setdefault(rings[name].number, []).append(found)
+            if not late or rows:
                 break
             # None is in time: wait for them all.
             requests, late = late, []

@@ -83,15 +83,19 @@ class PriorityUpdates:
         mask = None
         if numbers.ndim == 2 and batch.mask is not None:
             mask = as_numpy(batch.mask)
-        used = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        counts = np.bincount(ids) if len(ids) else np.zeros(0, np.int64)
+        used = np.flatnonzero(counts).tolist()
         if used and used[-1] >= len(rings):
             raise SchemaError(
                 f"buffer_ids must be in [0, {len(rings)}), got values up to "
                 f"{used[-1]}. Pass a batch of this client."
             )
+        # Batches are laid out ring by ring; what was made of them may not be.
+        in_order, stops = not (ids[1:] < ids[:-1]).any(), np.cumsum(counts).tolist()
         for number in used:
-            # Batches are laid out ring by ring; the others are in any order.
-            rows = np.flatnonzero(ids == number) if len(used) > 1 else slice(None)
+            rows: Any = slice(stops[number] - counts[number], stops[number])
+            if not in_order:
+                rows = np.flatnonzero(ids == number)
             update: Update = {
                 "env_ids": env_ids[rows],
                 "positions": positions[rows],

@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import RemovedError, ReplayError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
+from mmreplay.ray.reply_blocks import BlockSizes, has_rows, rows_of
 from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
 from mmreplay.samplers.base import Draw, Windows
 from mmreplay.samplers.joint import Numbers
 
+Array = NDArray[Any]
 MAX_REPEAT_S = 60.0
 """A request that ends its shard again and again is not repeated for longer."""
+TOGETHER_NBYTES = 1 << 20
+"""Rows of the batches of one call are gathered at once where they are no larger."""
 MAX_REDRAWS = 100
 """Tries to read a ring's rows before a writer overwrites them, as of a buffer."""
 
@@ -43,7 +49,9 @@ class Request:
         call: The call under way.
         at: When it was sent first.
         reply: The answer, once it is here.
-        lock: Held by who waits for it.
+        lock: Held by who waits for it, and by who gathers for several batches.
+        gathered: Rows for all of its batches, by ring of this node; None where some
+            were overwritten, and each batch gathers its own.
     """
 
     shard: KnownShard
@@ -52,6 +60,7 @@ class Request:
     at: float
     reply: Reply | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    gathered: dict[str, RingRows | None] = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, Numbers]:
@@ -88,6 +97,49 @@ class PlannedBatch:
     epoch_share: EpochShare | None = None
 
 
+@dataclass(slots=True, eq=False)
+class RingRows:
+    """The rows of one ring for a batch.
+
+    Attributes:
+        number: The ring's.
+        env_ids: int64 ``[k]``.
+        positions: int64 ``[k]``.
+        probabilities: float64 ``[k]``, of each step within the ring.
+        mask: bool ``[k, T]`` of windows, or None.
+        windows: int64 ``[k, T]``, their positions, or None.
+        fields: By path arrays of rows that follow each other. Those that travelled are
+            Ray's memory, which is read-only and has to be left.
+        bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
+    """
+
+    number: int
+    env_ids: Array
+    positions: Array
+    probabilities: Array
+    mask: Array | None
+    windows: Array | None
+    fields: dict[str, list[Array]]
+    bfloat16: frozenset[str]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.positions)
+
+    def of_batch(self, own: slice) -> RingRows:
+        """Some of the rows, of one array a field each."""
+        return RingRows(
+            self.number,
+            self.env_ids[own],
+            self.positions[own],
+            self.probabilities[own],
+            None if self.mask is None else self.mask[own],
+            None if self.windows is None else self.windows[own],
+            {path: [array[own]] for path, (array,) in self.fields.items()},
+            self.bfloat16,
+        )
+
+
 AwaitReply = Callable[[Request], Reply | None]
 """Waits for the reply to a request; None where there will be none in time."""
 
@@ -110,6 +162,7 @@ class Requests:
             stats: What is met is counted there.
         """
         self._table, self._stats = table, stats
+        self._block_sizes = BlockSizes()
 
     def ask_for(self, batches: Sequence[PlannedBatch]) -> None:
         """Ask every shard for its part of some batches."""
@@ -169,13 +222,17 @@ class Requests:
         wanted: Wanted = {"step": step, "key": key, "shares": shares, "rows": rows}
         if epoch_share is not None:
             wanted["epoch"] = epoch_share.name, epoch_share.epoch
+        block_rows = self._block_sizes.rows(sum(len(shares[name]) for name in rows))
+        if block_rows:
+            wanted["block_rows"] = block_rows
         if not shard.updates:
             return self._sent(shard, {}, wanted)
         self.settle(shard)
         with self._table.lock:
             updates: dict[str, list[Update]] = {}
             if shard.updating is None:
-                updates, shard.updates = shard.updates, updates
+                noted, shard.updates = shard.updates, updates
+                updates = {name: merged(own) for name, own in noted.items()}
             return self._sent(shard, updates, wanted)
 
     def _sent(
@@ -304,6 +361,7 @@ class Requests:
             self._stats.dropped += number_of(self._updates_of(request))
             raise
         request.reply = reply
+        self._block_sizes.learn(reply)
         if request.shard.updating is request:
             request.shard.updating = None
         self._table.note(request.shard, reply["masses"])
@@ -323,7 +381,7 @@ class Requests:
         own: slice,
         planned: PlannedBatch,
         answer: AwaitReply,
-    ) -> Batch | None:
+    ) -> RingRows | None:
         """The rows of one ring; None where it has nothing to draw.
 
         Args:
@@ -342,11 +400,12 @@ class Requests:
             drawn = None if reply is None else reply["draws"][ring.name]
             if drawn is None:
                 return None
-            if "fields" in drawn:
-                return _arrived(drawn, own, planned.key)
+            if has_rows(drawn):
+                wanted: Wanted = request.arguments[2]
+                return _arrived(ring.number, drawn, own, wanted)
             try:
                 if ring.buffer is not None:
-                    return ring.buffer.gather(draw_of(drawn, own, planned.key))
+                    return self._gather(ring.buffer, ring, request, drawn, own, planned)
             except StaleError:
                 self._stats.overwritten += 1
             except RemovedError:
@@ -365,6 +424,61 @@ class Requests:
             "overwrote drawn steps before they were read. Increase its capacity, or "
             "lower batch_size or prefetch."
         )
+
+    def _gather(
+        self,
+        buffer: ReplayBuffer,
+        ring: KnownRing,
+        request: Request,
+        drawn: RingDraw,
+        own: slice,
+        planned: PlannedBatch,
+    ) -> RingRows:
+        """Gather rows of a ring of this node.
+
+        Small rows are gathered for all batches of a call at once, which takes little
+        longer than for one. Rings that are drawn without a call have no such batches,
+        and may have transforms that are random by batch.
+
+        Raises:
+            StaleError: Some were overwritten.
+        """
+        count, name = len(drawn["positions"]), ring.name
+        nbytes = count * self._table.schema.row_nbytes
+        if drawn["windows"] is not None:
+            nbytes *= drawn["windows"].shape[1]
+        asks_for_one = own == slice(0, count) or own == slice(None)
+        if not asks_for_one and ring.shard.draws is None and nbytes <= TOGETHER_NBYTES:
+            with request.lock:
+                if name not in request.gathered:
+                    request.gathered[name] = None
+                    with suppress(StaleError):
+                        draw = draw_of(drawn, slice(None), planned.key)
+                        rows = _gathered(ring.number, buffer.gather(draw))
+                        request.gathered[name] = rows
+                together = request.gathered[name]
+            if together is not None:
+                return together.of_batch(own)
+        draw = draw_of(drawn, own, planned.key)
+        return _gathered(ring.number, buffer.gather(draw))
+
+
+def merged(updates: list[Update]) -> list[Update]:
+    """The same priorities in one update, where that is possible; the last ones win."""
+    if len(updates) < 2 or any(each["values"].ndim > 1 for each in updates):
+        return updates
+
+    def column(name: Literal["env_ids", "positions", "values"]) -> Array:
+        return np.concatenate([each[name] for each in updates])
+
+    return [
+        {
+            "env_ids": column("env_ids"),
+            "positions": column("positions"),
+            "values": column("values"),
+            "mask": None,
+        }
+    ]
 
 
 def number_of(updates: Mapping[str, Sequence[Update]]) -> int:
@@ -388,17 +502,25 @@ def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
     )  # fmt: skip
 
 
-def _arrived(drawn: RingDraw, own: slice, key: int) -> Batch:
-    """The rows of a ring on another node; arrays may be views of Ray's memory."""
-    positions, windows, mask = drawn["positions"][own], drawn["windows"], drawn["mask"]
-    return Batch(
-        {path: array[own] for path, array in drawn["fields"].items()},
+def _gathered(number: int, batch: Batch) -> RingRows:
+    """The rows of a ring of this node."""
+    fields = {path: [array] for path, array in batch.fields.items()}
+    return RingRows(
+        number, batch.env_ids, batch.positions, batch.probabilities, batch.mask,
+        batch.window_positions, fields, batch.bfloat16,
+    )  # fmt: skip
+
+
+def _arrived(number: int, drawn: RingDraw, own: slice, wanted: Wanted) -> RingRows:
+    """The rows of a ring of another node."""
+    mask, windows = drawn["mask"], drawn["windows"]
+    return RingRows(
+        number,
         drawn["env_ids"][own],
-        positions,
+        drawn["positions"][own],
         drawn["probabilities"][own],
-        np.ones(len(positions), np.float32),
         None if mask is None else mask[own],
-        frozenset(drawn["bfloat16"]),
-        key,
         None if windows is None else windows[own],
+        rows_of(drawn, own, wanted),
+        frozenset(drawn["bfloat16"]),
     )

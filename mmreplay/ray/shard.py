@@ -46,6 +46,7 @@ from mmreplay.ray.draws import (
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
 from mmreplay.ray.registry import described
+from mmreplay.ray.reply_blocks import in_blocks, num_blocks
 from mmreplay.storage.disk_space import free_nbytes
 
 RATE_S = 1.0
@@ -212,10 +213,17 @@ class Shard:
         updates: Mapping[str, Sequence[Update]],
         wanted: Wanted | None,
         highest: float,
-    ) -> Reply:
-        """Set priorities, then draw; see `ShardDraws.exchange`."""
+    ) -> Reply | list[object]:
+        """Set priorities, then draw; see `ShardDraws.exchange`.
+
+        Returns:
+            The reply, and the blocks of its rows where a client wants them.
+        """
         with self._until_stopped():
-            return self._draws.exchange(client, updates, wanted, highest)
+            reply = self._draws.exchange(client, updates, wanted, highest)
+            if wanted is None or not num_blocks(wanted):
+                return reply
+            return in_blocks(reply, wanted)
 
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""

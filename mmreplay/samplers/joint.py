@@ -116,22 +116,43 @@ def plan(totals: Numbers, points: Numbers) -> tuple[Numbers, list[Numbers]]:
         >>> fractions.tolist(), [each.round(3).tolist() for each in shares]
         ([0.25, 0.75], [[0.5], [0.333, 0.667]])
     """
+    fractions, shares = plan_batches(totals, points[np.newaxis])
+    return fractions, shares[0]
+
+
+def plan_batches(
+    totals: Numbers, points: Numbers
+) -> tuple[Numbers, list[list[Numbers]]]:
+    """Divide the points of several batches between buffers; see `plan`.
+
+    Args:
+        totals: float64 ``[R]``, sum of masses of each buffer, one of them above 0.
+        points: float64 ``[N, B]``, in ``[0, 1)``, of each batch.
+
+    Returns:
+        The share of each buffer in all mass, and for each batch what `plan` returns.
+    """
     if len(totals) == 1:
-        return np.ones(1), [points]
+        return np.ones(1), [[own] for own in points]
     fractions = totals / totals.sum()
     edges = np.concatenate([[0.0], np.cumsum(fractions)])
     # The end of the line by its definition: rounding would leave points without one.
     which = np.searchsorted(edges[1:-1], points, side="right")
-    # The edges of a buffer without a share are equal, so that no point lies between
-    # them, but one may lie on them.
     massive = np.flatnonzero(fractions > 0)
-    which = massive[np.minimum(np.searchsorted(massive, which), len(massive) - 1)]
-    shares = [
-        np.clip((points[which == number] - edges[number]) / fraction, 0.0, BELOW_ONE)
-        if fraction > 0
-        else np.empty(0)
-        for number, fraction in enumerate(fractions.tolist())
-    ]
+    if len(massive) < len(fractions):
+        # The edges of a buffer without a share are equal, so that no point lies between
+        # them, but one may lie on them.
+        which = massive[np.minimum(np.searchsorted(massive, which), len(massive) - 1)]
+    shares: list[list[Numbers]] = [[] for _ in points]
+    for number, fraction in enumerate(fractions.tolist()):
+        here = which == number
+        own = points[here] - edges[number]
+        if fraction > 0:
+            own = np.minimum(np.maximum(own / fraction, 0.0), BELOW_ONE)
+        first = 0
+        for batch, count in zip(shares, here.sum(1).tolist(), strict=True):
+            batch.append(own[first : first + count])
+            first += count
     return fractions, shares
 
 

@@ -1,5 +1,6 @@
 """Rings, shards and clients of one process, for tests without a cluster."""
 
+import pickle
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.epochs import freeze_rings
+from mmreplay.ray.reply_blocks import from_blocks, in_blocks, num_blocks
 from mmreplay.ray.shard_calls import CallLostError, NotYetError
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
@@ -45,6 +47,15 @@ def wanted_of(shares, step=0, key=0, rows=False):
     """What a request asks for."""
     shares = {name: np.asarray(own, np.float64) for name, own in shares.items()}
     return {"step": step, "key": key, "shares": shares, "rows": [*shares] * rows}
+
+
+def as_travelled(results):
+    """Results as Ray hands them over: copies, whose arrays cannot be written to."""
+    results = pickle.loads(pickle.dumps(results))
+    for block in results[1:]:
+        for array in block.values():
+            array.flags.writeable = False
+    return results
 
 
 class Shard:
@@ -122,7 +133,12 @@ class Call:
         draws = self.shard.draws
         target = self.shard if self.method == "info" else draws
         try:
-            self.reply = getattr(target, self.method)(*self.arguments)
+            reply = getattr(target, self.method)(*self.arguments)
+            wanted = self.arguments[2] if self.method == "exchange" else None
+            if wanted is not None and num_blocks(wanted):
+                self.shard.calls.append("blocks")
+                reply = from_blocks(as_travelled(in_blocks(reply, wanted)), wanted)
+            self.reply = reply
         except ReplayError:
             if self.shard.draws is not draws:
                 # Restarted in the middle of it, which no answer outlives.

@@ -1,5 +1,6 @@
 """Batches of several rings by one law, over shards of this process."""
 
+import pickle
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from mmreplay.errors import (
     FailedError,
     LockedError,
     SchemaError,
+    StaleError,
     StarvedError,
 )
 from mmreplay.loader.prefetch import PendingBatch
@@ -915,3 +917,127 @@ def test_fields_that_are_missing_are_named(tmp_path):
     with pytest.raises(SchemaError, match="reward"):
         RingsSource(run, mr.UniformSampler(0), [mr.NStep(3, gamma=0.9)])
     run.close()
+
+
+WIDE = mr.Schema({"n": mr.Field((), "int64"), "pixels": mr.Field((4096,), "uint8")})
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A source over two rings of rows of 4 KiB, each on a node of its own."""
+    shards, made = [], []
+    for name in ("a", "b"):
+        numbers = np.arange(300) + 1000 * (name == "b")
+        with mr.ReplayBuffer.create(
+            tmp_path / name, WIDE, 300, commit_every=None
+        ) as own:
+            own.extend(n=numbers, pixels=np.repeat(numbers[:, None] % 251, 4096, 1))
+        shards.append(Shard(name, {"r": tmp_path / name}))
+
+    def source(sampler, here="elsewhere", **options):
+        made.append(RingsSource(Run(*shards, key=here), sampler, (), **options))
+        return made[-1]
+
+    yield source, shards
+    for each in made:
+        each.close()
+    for shard in shards:
+        shard.draws.close()
+
+
+@pytest.mark.parametrize("per_call", [1, 3])
+@pytest.mark.parametrize("length", [1, 3])
+def test_rows_of_other_nodes_travel_in_blocks(wide, per_call, length):
+    make, shards = wide
+    sampler = mr.UniformSampler(seed=3)
+    if length > 1:
+        sampler = mr.SequenceSampler(length, sampler=sampler)
+    there = make(sampler, per_call=per_call, seed=3)
+    here = make(sampler, "a", per_call=per_call, seed=3)
+    for _ in range(3 * per_call):
+        one, other = sample(there, 150), sample(here, 150)
+        for path in ("n", "pixels", "next_n"):
+            if path in one.fields:
+                np.testing.assert_array_equal(one.fields[path], other.fields[path])
+        np.testing.assert_array_equal(one.positions, other.positions)
+        np.testing.assert_array_equal(
+            one.fields["pixels"][..., 17], one.fields["n"] % 251
+        )
+        assert all(array.flags.writeable for array in one.fields.values())
+    # The first reply taught how large a row is.
+    assert [shard.calls.count("blocks") > 0 for shard in shards] == [True, True]
+
+
+def test_blocks_hold_no_more_than_ray_sends_with_a_reply(wide):
+    make, _ = wide
+    source = make(mr.UniformSampler(seed=0))
+    for _ in range(2):
+        pending = draw(source, 200)
+        source.gather(pending)
+    (planned,) = pending.shares
+    for request, _ in planned.requests:
+        ((_, drawn),) = request.reply["draws"].items()
+        blocks = drawn["blocks"]
+        assert sum(len(block["n"]) for block in blocks) == len(drawn["positions"])
+        assert all(len(pickle.dumps(block)) < 100 << 10 for block in blocks)
+
+
+def test_few_rows_and_too_many_travel_as_one_result(wide):
+    make, shards = wide
+    source = make(mr.UniformSampler(seed=0))
+    for count in (200, 4, 5000):
+        for shard in shards:
+            shard.calls.clear()
+        source._draws._planned.clear()
+        source.gather(draw(source, count))
+        source.gather(draw(source, count))
+        used = any("blocks" in shard.calls for shard in shards)
+        assert used == (count == 200)
+
+
+def test_a_restart_in_the_middle_repeats_blocks(wide):
+    make, shards = wide
+    source = make(mr.PrioritizedSampler(seed=0), lost_s=60.0)
+    sample(source, 100)
+    before = draw(source, 100)
+    shards[0].state = "restarting"
+    threading.Timer(0.2, lambda: setattr(shards[0], "state", "alive")).start()
+    batch = source.gather(before)
+    assert len(batch) == 100
+    np.testing.assert_array_equal(batch.fields["pixels"][:, 0], batch.fields["n"] % 251)
+    assert "blocks" in shards[0].calls
+
+
+def test_rows_of_this_node_are_gathered_for_all_batches_of_a_call(make, monkeypatch):
+    numbers = [np.arange(500)]
+    source, _ = make(numbers, mr.PrioritizedSampler(seed=0), per_call=4, here="s0")
+    other, _ = make(numbers, mr.PrioritizedSampler(seed=0), per_call=4)
+    ring, gathers = source.table.rings[0], []
+    gather = ring.buffer.gather
+    monkeypatch.setattr(
+        ring.buffer, "gather", lambda draw: gathers.append(len(draw)) or gather(draw)
+    )
+    for _ in range(8):
+        one, two = sample(source, 32), sample(other, 32)
+        np.testing.assert_array_equal(one.fields["n"], two.fields["n"])
+        np.testing.assert_array_equal(one.fields["n"], one.positions)
+    assert gathers == [128, 128]
+
+
+def test_one_overwritten_row_leaves_the_other_batches_of_a_call(make, monkeypatch):
+    source, _ = make(
+        [np.arange(500)], mr.PrioritizedSampler(seed=0), per_call=4, here="s0"
+    )
+    ring = source.table.rings[0]
+    gather = ring.buffer.gather
+
+    def overtaken(drawn):
+        if len(drawn) > 32:
+            raise StaleError("overwritten")
+        return gather(drawn)
+
+    monkeypatch.setattr(ring.buffer, "gather", overtaken)
+    for _ in range(4):
+        batch = sample(source, 32)
+        np.testing.assert_array_equal(batch.fields["n"], batch.positions)
+    assert source.stats().overwritten == 0

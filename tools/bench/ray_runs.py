@@ -101,8 +101,8 @@ class RunSizes:
 
 RUN_FULL = RunSizes()
 RUN_QUICK = RunSizes(
-    steps=3200, turns=3, calls=4, large_nbytes=8 << 20, counted_batches=40, limit_mib=64,
-    beyond_turns=1, seconds=0.2,
+    steps=3200, turns=3, calls=4, large_nbytes=8 << 20, counted_batches=40,
+    limit_mib=64, beyond_turns=1, seconds=0.2,
 )  # fmt: skip
 
 
