@@ -107,8 +107,12 @@ RUN_QUICK = RunSizes(
 
 
 @contextmanager
-def cluster(nodes: int = 0) -> Iterator[list[str]]:
+def cluster(nodes: int = 0, head_cpus: int = 2) -> Iterator[list[str]]:
     """A head, where this process is, and more nodes.
+
+    Args:
+        nodes: How many more.
+        head_cpus: CPUs of the head for actors and tasks.
 
     Yields:
         Ids of the other nodes.
@@ -117,7 +121,7 @@ def cluster(nodes: int = 0) -> Iterator[list[str]]:
     os.environ.update(SETTINGS | {"RAY_TMPDIR": folder})
     ray = import_module("ray")
     head = {
-        "num_cpus": 2, "object_store_memory": STORE_NBYTES,
+        "num_cpus": head_cpus, "object_store_memory": STORE_NBYTES,
         "include_dashboard": False, "labels": {"mmreplay": "head"},
     }  # fmt: skip
     made = import_module("ray.cluster_utils").Cluster(
