@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count as counting
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -35,8 +36,16 @@ from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import draws_from_several, refused_name
 from mmreplay.ray.draws import Wanted
-from mmreplay.ray.limits import ClientLimiter, GrantedItems, client_limiter
+from mmreplay.ray.epochs import shuffled_in
+from mmreplay.ray.limits import (
+    ClientLimiter,
+    GrantedItems,
+    LateLimiter,
+    RingCounter,
+    client_limiter,
+)
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
+from mmreplay.ray.ring_table import refuse_shard
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.shard_calls import (
     Call,
@@ -54,6 +63,12 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 
+MAX_UNANSWERED = 16
+"""More calls without an answer are looked through for those that no one needs."""
+SETTLE_S = 1.0
+"""How long a client that is closed waits for answers that it does not need."""
+
+
 class RayCall:
     """A call of an actor; see `Call`."""
 
@@ -68,6 +83,9 @@ class RayCall:
             wanted: Where the reply comes in blocks, what was asked for.
         """
         self._reference, self._shard, self._wanted = reference, shard, wanted
+        self._number = -1
+        if reference is not None:
+            self._number = shard.unanswered.add(self, reference)
 
     def result(self, timeout_s: float) -> Any:
         """Wait for the answer; see `Call.result`."""
@@ -76,18 +94,65 @@ class RayCall:
         _require_cluster(self._shard.key)
         try:
             answer = ray.get(self._reference, timeout=timeout_s)
-            return answer if self._wanted is None else from_blocks(answer, self._wanted)
         except GetTimeoutError as error:
             raise NotYetError from error
-        except RayTaskError as error:
-            if isinstance(error.cause, ReplayError):
-                raise error.cause from None
-            raise
-        except (ActorDiedError, ActorUnschedulableError) as error:
-            self._shard.forget()
-            raise CallLostError from error
         except RayError as error:
+            self._shard.unanswered.remove(self._number)
+            if isinstance(error, RayTaskError):
+                if isinstance(error.cause, ReplayError):
+                    raise error.cause from None
+                raise
+            if isinstance(error, ActorDiedError | ActorUnschedulableError):
+                self._shard.forget()
             raise CallLostError from error
+        self._shard.unanswered.remove(self._number)
+        return answer if self._wanted is None else from_blocks(answer, self._wanted)
+
+
+class Unanswered:
+    """The calls of a shard whose answers were not looked at.
+
+    Ray prints an error that no one asked for, as where a run is stopped while calls
+    are under way. So a client asks for those of calls that it needs no more.
+
+    Threads: any may call.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a call."""
+        self._calls: dict[int, tuple[weakref.ref[RayCall], list[Any]]] = {}
+        self._numbers = counting()
+
+    def add(self, call: RayCall, reference: Any) -> int:
+        """Note a call that was sent, and return its number."""
+        if len(self._calls) >= MAX_UNANSWERED:
+            self._look(dropped=True)
+        number = next(self._numbers)
+        references = reference if isinstance(reference, list) else [reference]
+        self._calls[number] = weakref.ref(call), references
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a call whose answer was looked at."""
+        self._calls.pop(number, None)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for the answers of all calls, and look at those that came in time."""
+        references = [each for _, own in list(self._calls.values()) for each in own]
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=timeout_s)
+            self._look()
+
+    def _look(self, dropped: bool = False) -> None:
+        """Look at what is here; of calls alone that no one refers to, where dropped."""
+        for which, (call, references) in list(self._calls.items()):
+            if dropped and call() is not None:
+                continue
+            with suppress(GetTimeoutError):
+                # What is wrong with it concerns no one by now.
+                with suppress(RayError):
+                    ray.get(references, timeout=0.0)
+                self.remove(which)
 
 
 class RayShard:
@@ -95,11 +160,12 @@ class RayShard:
 
     Attributes:
         key: The node's.
+        unanswered: Its calls that were not looked at.
     """
 
     def __init__(self, run: str, key: str) -> None:
         """Look the actor up at the first call."""
-        self.key = key
+        self.key, self.unanswered = key, Unanswered()
         self._run, self._name = run, cluster.shard_name(run, key)
         self._handle: Any = None
 
@@ -130,6 +196,11 @@ class RayShard:
     def forget(self) -> None:
         """Look the actor up again: this one is dead for good."""
         self._handle = None
+
+    def settle(self) -> None:
+        """Look at answers that no one needs any more; see `ShardCalls.settle`."""
+        if ray.is_initialized():
+            self.unanswered.settle(SETTLE_S)
 
 
 def _require_cluster(key: str) -> None:
@@ -167,9 +238,9 @@ class RayRun:
         self._members_call: Any = None
         self._registry = cluster.Remote(cluster.registry_name(run))
 
-    def epoch_name(self, start: str, rank: int) -> str:
+    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
         """Name of the epochs of a group of learners; see `RunCalls.epoch_name`."""
-        return str(self._registry.call("epoch_name", start, rank))
+        return str(self._registry.call("epoch_name", start, rank, lasts))
 
     def epoch(self, client: Any, name: str, epoch: int) -> Mapping[str, Any]:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""
@@ -242,6 +313,7 @@ class ReplayClient(ReplayLoader):
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
+        group: str | None = None,
     ) -> None:
         """Make a client; its threads start when it is iterated over.
 
@@ -264,6 +336,8 @@ class ReplayClient(ReplayLoader):
             seed: Of the draws; by default that of the sampler.
             rank: Number of this learner; each draws other steps.
             num_ranks: How many learners share the run, and its epochs.
+            group: Name of the learners that share epochs, equal for all of them. By
+                default those of one seed that begin within 10 minutes of each other.
 
         Raises:
             SchemaError: An argument is not legal, there is no such run, or it has no
@@ -283,13 +357,23 @@ class ReplayClient(ReplayLoader):
                 f"rank must be below num_ranks, {num_ranks}, got {rank}. Ranks are "
                 "counted from 0."
             )
-        calls = RayRun(run) if isinstance(run, str) else run
         guard = ProcessGuard("this client was made", "Make one in the child")
         self._rings: RingsSource | None = None
         self._ring: ReplayBuffer | None = None
         own = checked(sampler)
+        if group is not None:
+            cluster.check_name("group", group)
+            if shuffled_in(own) is None:
+                raise SchemaError(
+                    f"group must be None with {type(own).__name__}, got "
+                    f"{group!r}. Learners share epochs, which ShuffledSampler draws."
+                )
+        calls = RayRun(run) if isinstance(run, str) else run
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
+        self._late_limiter = None
+        if limiter is None and isinstance(run, str):
+            self._late_limiter = LateLimiter(run, batch_size)
         limit = None
         if draws_from_several(own):
             limit = None if limiter is None else GrantedItems(limiter)
@@ -297,7 +381,7 @@ class ReplayClient(ReplayLoader):
                 self._rings = RingsSource(
                     calls, own, transforms, per_call=per_call, alone=alone,
                     straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
-                    num_ranks=num_ranks, limit=limit,
+                    num_ranks=num_ranks, group=group, limit=limit,
                 )  # fmt: skip
             except BaseException:
                 if limit is not None:
@@ -349,11 +433,36 @@ class ReplayClient(ReplayLoader):
         Warns:
             LostWarning: A node does not answer; batches go on without its rings.
         """
+        if self._late_limiter is not None:
+            self._follow_limiter(self._late_limiter)
         try:
             return super().__next__()
         finally:
             if self._rings is not None:
                 self._rings.warn()
+
+    def _follow_limiter(self, late: LateLimiter) -> None:
+        """Be held to the limiter that writers brought after this client was made.
+
+        Raises:
+            SchemaError: Its error buffer is too small for this client.
+        """
+        limiter = late.look()
+        if limiter is None:
+            return
+        if self._rings is not None:
+            self._rings.limit_by(self._granted(limiter))
+        elif self._ring is not None:
+            counter = RingCounter(limiter.limiter).bind_to(self._ring)
+            self._ring.limit = GrantedItems(limiter, counter)
+        self._late_limiter = None
+
+    def _granted(self, limiter: ClientLimiter) -> GrantedItems:
+        """What grants batches, beside those that rings have counted already."""
+        assert self._rings is not None
+        limit = GrantedItems(limiter)
+        limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
+        return limit
 
     def stats(self) -> ClientStats:
         """What the client has met: rings, nodes lost, calls and draws repeated."""
@@ -398,10 +507,13 @@ def _only_ring(
 
     Raises:
         SchemaError: The run has several, or its ring is on another node.
+        FailedError: A shard has another version of mmreplay.
+        ReplayError: What a shard met when it opened its rings.
     """
     found: list[tuple[str, bool, str]] = []
     for calls in run.shards():
         info = _info(calls, lost_s)
+        refuse_shard(calls.key, info)
         here = info["node_id"] == run.node_id
         found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
     name = refused_name(sampler)

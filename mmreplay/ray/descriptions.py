@@ -95,7 +95,7 @@ def describe_sampler(sampler: Sampler) -> Description:
         )
     # The text of the call that makes it again; a function in it is no Python.
     try:
-        call = ast.parse(repr(sampler), mode="eval").body
+        call = ast.parse(_call_of(sampler), mode="eval").body
         description: Description = _from_call(call)
     except (SyntaxError, ValueError) as error:
         raise SchemaError(
@@ -103,6 +103,16 @@ def describe_sampler(sampler: Sampler) -> Description:
             f"to draw from rings of a run, got {sampler!r}. Functions do not travel."
         ) from error
     return description
+
+
+def _call_of(sampler: Sampler) -> str:
+    """The call that makes a sampler again, where beta may be a function.
+
+    Weights are the learner's alone, and so is their exponent: it does not travel.
+    """
+    inner, text = sampler.parts[0] if sampler.parts else sampler, repr(sampler)
+    beta = (getattr(inner, "joint_settings", None) or {}).get("beta")
+    return text.replace(f"beta={beta!r}", "beta=1.0") if callable(beta) else text
 
 
 def _from_call(node: ast.expr) -> Any:

@@ -47,6 +47,7 @@ class EpochDraws:
         table: RingTable,
         requests: Requests,
         joiner: BatchJoiner,
+        group: str | None = None,
     ) -> None:
         """Begin before the first epoch.
 
@@ -55,10 +56,14 @@ class EpochDraws:
             table: The rings that are known.
             requests: To their shards.
             joiner: Of their batches.
+            group: Name of the learners that share epochs; None for those of one seed.
         """
         self._epochs, self._table = epochs, table
         self._requests, self._joiner = requests, joiner
+        self._group = group
         self._start_of_name = f"{table.client['name']} {epochs.seed}"
+        if group is not None:
+            self._start_of_name += f" {group}"
         self._name = ""
         self._beginning = threading.RLock()
 
@@ -168,7 +173,8 @@ class EpochDraws:
             start = f"{zlib.crc32(self._start_of_name.encode()):08x}"
             if epochs.num_ranks > 1:
                 start = f"{start}.{epochs.num_ranks}"
-                self._name = run.epoch_name(start, epochs.rank)
+                lasts = self._group is not None
+                self._name = run.epoch_name(start, epochs.rank, lasts)
             else:
                 self._name = f"{start}/{uuid4().hex}"
         warned = False

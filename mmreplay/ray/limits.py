@@ -7,8 +7,10 @@ waits for a single ring. Writers and clients wait for grants of the registry.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,8 @@ from mmreplay.ray.grants import (
     limiter_from,
 )
 
+LOOK_S = 1.0
+"""A client without a limiter asks so often whether its run has one by now."""
 GRANT_S = 3.0
 """How long an asker waits for an answer, before it asks again."""
 
@@ -274,6 +278,46 @@ def client_limiter(run: str, batch_size: int) -> ClientLimiter | None:
     if settings is None:
         return None
     return ClientLimiter(run, limiter_from(settings), batch_size)
+
+
+class LateLimiter:
+    """Looks whether a run has a limiter by now, for a client that was made before it.
+
+    Its writers bring it, and tell the registry.
+    """
+
+    def __init__(self, run: str, batch_size: int) -> None:
+        """Begin to look.
+
+        Args:
+            run: The run.
+            batch_size: Items of a batch of the client.
+        """
+        self._run, self._batch_size = run, batch_size
+        self._registry = Remote(cluster.registry_name(run))
+        self._call: Any = None
+        self._asked_at = time.monotonic()
+
+    def look(self) -> ClientLimiter | None:
+        """Return the limiter; None while there is none. Nothing is waited for."""
+        now = time.monotonic()
+        if self._call is None:
+            if now - self._asked_at >= LOOK_S and ray.is_initialized():
+                self._asked_at = now
+                # Where the run was stopped the next draw says so.
+                with suppress(FailedError):
+                    self._call = self._registry.send("known_bound")
+            return None
+        try:
+            settings = self._registry.receive(self._call, 0.0)
+        except UnansweredError:
+            if now - self._asked_at > GRANT_S:
+                self._call = None
+            return None
+        self._call = None
+        if settings is None:
+            return None
+        return ClientLimiter(self._run, limiter_from(settings), self._batch_size)
 
 
 def ask_registry(

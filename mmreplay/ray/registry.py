@@ -217,7 +217,7 @@ class Registry:
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
 
-    def epoch_name(self, start: str, rank: int) -> str:
+    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
         """Return the name of the epochs of a group of learners.
 
         The first learner of a group makes it. A rank that asks again belongs to
@@ -226,18 +226,20 @@ class Registry:
         Args:
             start: Equal for the learners of a group.
             rank: Of the learner in its group.
+            lasts: Learners join it whenever they begin, as it was given a name.
 
         Raises:
             StarvedError: A shard is away.
         """
         name, ranks = self._groups.get(start, ("", set()))
-        if name and time.time() - _began_s(name) >= GROUP_S:
+        since_s = 0.0 if lasts else time.time() - GROUP_S
+        if name and _began_s(name) <= since_s:
             name, ranks = "", set()
         if not name:
             # A registry that was restarted finds a group that began a moment ago.
             for key in self._keys():
                 for each in self._shard(key).call("epoch_names", f"{start}/"):
-                    if time.time() - _began_s(each) < GROUP_S:
+                    if _began_s(each) > since_s:
                         name = max(name, each)
         if not name or rank in ranks:
             name = f"{start}/{int(time.time())}-{uuid.uuid4().hex[:8]}"
@@ -301,6 +303,11 @@ class Registry:
             if all_answered or time.monotonic() >= stop:
                 break
             time.sleep(PAUSE_S)
+        return self._bound
+
+    def known_bound(self) -> list[float] | None:
+        """Return the same where it is known; no shard is asked."""
+        self._load_facts()
         return self._bound
 
     def limit(self, who: str, side: Side, count: int, settings: list[float]) -> None:

@@ -266,12 +266,9 @@ class RingTable:
         """Open what is on this node, and number the rings that are new.
 
         Raises:
-            ReplayError: What the shard met when it opened its rings.
+            ReplayError: See `refuse_shard`.
         """
-        if info["error"] is not None:
-            kind = getattr(errors, info["error"]["kind"], FailedError)
-            raise kind(info["error"]["message"])
-        check_version(f"the shard {shard.remote.key!r}", info["version"])
+        refuse_shard(shard.remote.key, info)
         found: Mapping[str, RingInfo] = info["rings"]
         here = info["node_id"] == self.run.node_id
         buffers: Mapping[str, ReplayBuffer] = {}
@@ -426,13 +423,32 @@ class RingTable:
             raise FailedError(f"run {self.run.run!r}: the client is closed.")
 
     def close(self) -> None:
-        """Close the rings of this node."""
+        """Close the rings of this node, and leave no answer behind."""
         for shard in list(self.shards.values()):
+            if not shard.lost:
+                shard.remote.settle()
             if shard.draws is not None:
                 shard.draws.close()
         for ring in self.rings:
             if ring.buffer is not None:
                 ring.buffer.close()
+
+
+def refuse_shard(key: str, info: Mapping[str, Any]) -> None:
+    """Refuse a shard that says it cannot serve its rings, or not this client.
+
+    Args:
+        key: Its node's.
+        info: What it says of itself.
+
+    Raises:
+        FailedError: It has another version of mmreplay.
+        ReplayError: What it met when it opened its rings.
+    """
+    check_version(f"the shard {key!r}", info["version"])
+    if info["error"] is not None:
+        kind = getattr(errors, info["error"]["kind"], FailedError)
+        raise kind(info["error"]["message"])
 
 
 def _opened(info: RingInfo, transforms: Sequence[Transform]) -> ReplayBuffer | None:

@@ -63,6 +63,12 @@ class ShardCalls(Protocol):
     def send(self, method: str, *arguments: Any) -> Call:
         """Begin a call of ``info``, ``masses`` or ``exchange``; see `ShardDraws`."""
 
+    def settle(self) -> None:
+        """Look at answers that no one needs any more, before the client is closed.
+
+        Ray prints the errors among them otherwise.
+        """
+
 
 class RunCalls(Protocol):
     """The shards of a run.
@@ -78,7 +84,7 @@ class RunCalls(Protocol):
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
 
-    def epoch_name(self, start: str, rank: int) -> str:
+    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
         """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
 
     def epoch(self, client: Client, name: str, epoch: int) -> Mapping[str, Any]:
@@ -112,3 +118,6 @@ class LocalCalls:
             return CompletedCall(getattr(self._draws, method)(*arguments[1:]))
         except Exception as error:
             return CompletedCall(None, error)
+
+    def settle(self) -> None:
+        """Do nothing: nothing is under way."""

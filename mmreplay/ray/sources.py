@@ -59,6 +59,7 @@ class RingsSource:
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
+        group: str | None = None,
         limit: Limit | None = None,
     ) -> None:
         """Find the rings.
@@ -74,6 +75,7 @@ class RingsSource:
             seed: Of the draws; that of the sampler by default.
             rank: Each rank draws other steps.
             num_ranks: Learners that share epochs.
+            group: Their name.
             limit: Grants batches, and is closed with this; None for no limit.
 
         Raises:
@@ -97,7 +99,9 @@ class RingsSource:
         )
         self._draws: MassDraws | EpochDraws
         if epochs is not None:
-            self._draws = EpochDraws(epochs, self.table, self._requests, self._joiner)
+            self._draws = EpochDraws(
+                epochs, self.table, self._requests, self._joiner, group
+            )
         else:
             self._draws = MassDraws(
                 sampler, self.table, self._requests, self._joiner, self._stats,
@@ -132,6 +136,10 @@ class RingsSource:
     def limits(self) -> Sequence[Limit]:
         """What grants batches, where the run has a limiter."""
         return () if self._limit is None else (self._limit,)
+
+    def limit_by(self, limit: Limit) -> None:
+        """Have batches granted from here on; it is closed with this."""
+        self._limit = limit
 
     def begin(self) -> None:
         """Start the thread that looks after the shards."""

@@ -86,6 +86,10 @@ class Shard:
         self.calls.append(method)
         return Call(self, method, arguments, self.state == "restarting")
 
+    def settle(self):
+        """Note that the client is closed."""
+        self.calls.append("settle")
+
     def restart(self):
         """Lose all but the rings."""
         self.draws.close()
@@ -159,7 +163,7 @@ class Run:
         """The shards that are known now."""
         return list(self.known)
 
-    def epoch_name(self, start, rank):
+    def epoch_name(self, start, rank, lasts=False):
         """The name of a group of learners."""
         return f"{start}/group"
 

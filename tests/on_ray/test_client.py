@@ -142,6 +142,7 @@ def test_other_samplers_are_refused_by_name_over_several_rings(run, sampler):
         ({"rank": 2, "num_ranks": 2}, "rank must be below num_ranks, 2, got 2"),
         ({"num_ranks": 0}, "num_ranks must be"),
         ({"device": "tpu9"}, "device must be"),
+        ({"group": "a"}, "group must be None with UniformSampler, got 'a'"),
     ],
 )
 def test_wrong_arguments_are_refused(run, options, match):
@@ -167,11 +168,30 @@ def test_a_client_without_epochs_has_no_length(run):
         len(client)
 
 
-def test_a_shard_of_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize("sampler", [mr.UniformSampler(), mr.DistinctSampler()])
+def test_a_shard_of_another_version_is_refused(tmp_path, sampler):
     shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(50))})
     shard.version = "9.9.9"
     with pytest.raises(mr.FailedError, match=r"the shard 's0' has 9\.9\.9\. Install"):
-        ReplayClient(Run(shard), mr.UniformSampler())
+        ReplayClient(Run(shard, key="s0"), sampler)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", 3])
+def test_a_group_has_a_name(run, name):
+    with pytest.raises(SchemaError, match="group must be a name of letters"):
+        ReplayClient(run, mr.ShuffledSampler(seed=0), group=name)
+
+
+def test_a_function_of_the_step_weighs_batches(run):
+    sampler = mr.PrioritizedSampler(1.0, lambda step: min(step / 16, 1.0), seed=0)
+    with ReplayClient(run, sampler, batch_size=64) as client:
+        for step in range(12):
+            batch = next(client)
+            expected = (1 / batch.probabilities) ** (step / 16)
+            np.testing.assert_allclose(batch.weights, expected / max(expected), 1e-4)
+            client.update_priorities(batch, np.asarray(batch["n"]) + 1.0)
+    assert batch.weights.min() < 0.9
+
 
 
 def test_a_forked_child_sends_nothing_when_it_closes(run):

@@ -37,6 +37,18 @@ def test_learners_that_differ_on_their_own_side_share_a_description():
     assert text_of(describe_sampler(one)) != text_of(describe_sampler(third))
 
 
+def test_a_beta_that_is_a_function_is_the_learner_s_own():
+    one = mr.PrioritizedSampler(0.6, lambda step: 0.4 + step, seed=1)
+    other = mr.PrioritizedSampler(0.6, 0.4, seed=2)
+    for of_one, of_other in (
+        (one, other),
+        (mr.SequenceSampler(4, one), mr.SequenceSampler(4, other)),
+    ):
+        described = describe_sampler(of_one)
+        assert text_of(described) == text_of(describe_sampler(of_other))
+        assert type(make(described)) is type(of_one)
+
+
 @pytest.mark.parametrize(
     "sampler",
     [

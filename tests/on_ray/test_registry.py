@@ -13,6 +13,7 @@ from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
+from tests.on_ray.rings import client_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block  # noqa: E402
 
 LIMITER = mr.RateLimiter(1.0, 1, 1000.0)
@@ -142,6 +143,32 @@ def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
     late = registry.epoch_name("start", 2)
     assert late != first
     assert registry.epoch_name("start", 0) == late
+
+
+def test_learners_of_a_named_group_join_it_whenever_they_begin(nodes, monkeypatch):
+    nodes.join(registry := Registry("run"), "a")
+    now = 1e9
+    monkeypatch.setattr(registry_module.time, "time", lambda: now)
+    first = registry.epoch_name("start", 0, True)
+    now += 10 * registry_module.GROUP_S
+    assert registry.epoch_name("start", 1, True) == first
+    # A rank that has lost its state begins another group, as ever.
+    again = registry.epoch_name("start", 1, True)
+    assert again != first
+    # A restarted registry finds what the rings have frozen.
+    client = client_of(mr.ShuffledSampler(seed=0))
+    registry.epoch(client, again, 0)
+    now += 10 * registry_module.GROUP_S
+    assert Registry("run").epoch_name("start", 0, True) == again
+    assert Registry("run").epoch_name("start", 0) != again
+
+
+def test_a_limiter_is_known_once_a_writer_brought_it(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    assert registry.known_bound() is None
+    registry.limit("insert 1", "insert", 64, list(LIMITER.settings))
+    assert registry.known_bound() == list(LIMITER.settings)
+    assert Registry("run").known_bound() == list(LIMITER.settings)
 
 
 def test_a_shard_of_another_version_does_not_join(nodes, monkeypatch):
