@@ -33,7 +33,7 @@ from mmreplay.format.ray_files import IDLE_S, Lease, Leases
 from mmreplay.limiter import RateLimiter
 from mmreplay.nesting import unflatten
 from mmreplay.ray.limits import RingCounter, limiter_of
-from mmreplay.ray.registry import described, differing
+from mmreplay.ray.registry import check_same, described, differing
 from mmreplay.schema import Schema
 
 THIN = "thin"
@@ -109,18 +109,11 @@ def create_lanes(
             folder, schema, capacity, num_lanes, limiter=counter, **create
         ).close()
     with ReplayBuffer.open(folder, limiter=counter) as ring:
-        _check_schema(schema, ring)
-        facts = {"capacity": ring.capacity, "num_envs": ring.num_envs}
+        check_same(ring, schema, capacity, num_lanes, create)
         if ring.heads.any() and not has_lanes(folder):
             raise SchemaError(
                 f"{folder} is a ring with a writer of its own. Give the ring of thin "
                 "writers another folder."
-            )
-    for name, wanted in (("capacity", capacity), ("num_envs", num_lanes)):
-        if facts[name] != wanted:
-            raise SchemaError(
-                f"{name} must be {facts[name]}, as of {folder}, got {wanted}. Pass "
-                "what it was made with, or give the ring another name."
             )
     if not has_lanes(folder):
         # What makes it a ring of thin writers.

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from typing import Any
 from ray.exceptions import RayError
 
 from mmreplay.buffer.limiting import Counts
+from mmreplay.buffer.opening import describe
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import first_difference
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
@@ -514,6 +517,52 @@ def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
         )
     refuse_varying(schema, "a run on Ray")
     return schema.to_json(), dict(schema.roles)
+
+
+def check_same(
+    buffer: ReplayBuffer,
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    create: Mapping[str, Any],
+) -> None:
+    """Refuse arguments that are not those of a ring that was made before.
+
+    Args:
+        buffer: The ring.
+        schema: Of its writer.
+        capacity: Rows of each environment.
+        num_envs: Environments.
+        create: More arguments of `ReplayBuffer.create`.
+
+    Raises:
+        SchemaError: One differs.
+    """
+    way_out = "Pass what it was made with, or give the ring another name."
+    if buffer.schema != schema:
+        raise SchemaError(
+            f"{buffer.path} has another schema: "
+            f"{differing(schema, buffer.schema)}. {way_out}"
+        )
+    engine, autoreset = create.get("engine"), create.get("autoreset")
+    wanted = describe(
+        schema, capacity, num_envs, engine or buffer.metadata.engine, None,
+        autoreset or buffer.autoreset, None,
+    )  # fmt: skip
+    facts: dict[str, tuple[object, object]] = {
+        "capacity": (buffer.capacity, capacity),
+        "num_envs": (buffer.num_envs, num_envs),
+        "engine": (buffer.metadata.engine, wanted.engine),
+        "autoreset": (buffer.autoreset, wanted.autoreset),
+    }
+    if create.get("layout") is not None:
+        facts["layout"] = buffer.layout, create["layout"]
+    for argument, (there, got) in facts.items():
+        if there != got:
+            raise SchemaError(
+                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. "
+                f"{way_out}"
+            )
 
 
 def _began_s(name: str) -> float:

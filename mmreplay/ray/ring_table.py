@@ -231,6 +231,10 @@ class RingTable:
                 self._take_in(shard, info)
         self.ask_all()
 
+    def look_again(self) -> None:
+        """Have the next look find rings as if some were new."""
+        self._new_rings = True
+
     def find_new_rings(self) -> None:
         """Look every `LOOK_S` for shards or rings that are new; nothing is waited for.
 

@@ -7,7 +7,6 @@ Ray: the shard of the node, a process beside it, sees new rows through its mappi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -17,7 +16,6 @@ from mmreplay.buffer.opening import (
     RESUMES,
     StrPath,
     absolute,
-    describe,
     holds_buffer,
 )
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -28,7 +26,7 @@ from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.lanes import THIN
 from mmreplay.ray.limits import RunLimiter, refuse_other_limiters
-from mmreplay.ray.registry import described, differing
+from mmreplay.ray.registry import check_same, described
 from mmreplay.schema import Schema
 
 LOCKED_S = 10.0
@@ -192,7 +190,7 @@ def _open(
                 continue
             raise
         try:
-            _check_same(buffer, schema, capacity, num_envs, create)
+            check_same(buffer, schema, capacity, num_envs, create)
         except BaseException:
             buffer.close()
             raise
@@ -200,41 +198,6 @@ def _open(
     raise LockedError(
         f"all of {MAX_RINGS} rings in {folder} have a writer. Give this writer a name."
     )
-
-
-def _check_same(
-    buffer: ReplayBuffer,
-    schema: Schema,
-    capacity: int,
-    num_envs: int,
-    create: Mapping[str, Any],
-) -> None:
-    """Refuse arguments that are not those of the ring that is opened again."""
-    way_out = "Pass what it was made with, or give the ring another name."
-    if buffer.schema != schema:
-        raise SchemaError(
-            f"{buffer.path} has another schema: "
-            f"{differing(schema, buffer.schema)}. {way_out}"
-        )
-    engine, autoreset = create.get("engine"), create.get("autoreset")
-    wanted = describe(
-        schema, capacity, num_envs, engine or buffer.metadata.engine, None,
-        autoreset or buffer.autoreset, None,
-    )  # fmt: skip
-    facts: dict[str, tuple[object, object]] = {
-        "capacity": (buffer.capacity, capacity),
-        "num_envs": (buffer.num_envs, num_envs),
-        "engine": (buffer.metadata.engine, wanted.engine),
-        "autoreset": (buffer.autoreset, wanted.autoreset),
-    }
-    if create.get("layout") is not None:
-        facts["layout"] = buffer.layout, create["layout"]
-    for argument, (there, got) in facts.items():
-        if there != got:
-            raise SchemaError(
-                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. "
-                f"{way_out}"
-            )
 
 
 class RingWriter:

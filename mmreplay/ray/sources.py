@@ -139,6 +139,8 @@ class RingsSource:
 
     def limit_by(self, limit: Limit) -> None:
         """Have batches granted from here on; it is closed with this."""
+        # Rings that this process draws from itself are to count, too.
+        self.table.look_again()
         self._limit = limit
 
     def begin(self) -> None:

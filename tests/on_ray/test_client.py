@@ -193,7 +193,6 @@ def test_a_function_of_the_step_weighs_batches(run):
     assert batch.weights.min() < 0.9
 
 
-
 def test_a_forked_child_sends_nothing_when_it_closes(run):
     client = ReplayClient(run, mr.PrioritizedSampler(seed=0), batch_size=8)
     (pending,) = islice(client, 1)

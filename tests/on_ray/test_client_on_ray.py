@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -14,6 +16,7 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, LockedError, SchemaError  # noqa: E402
+from mmreplay.ray.client import RayShard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
@@ -105,6 +108,69 @@ def test_rows_of_other_nodes_are_copied_into_memory_that_is_used_again(two, batc
             assert (batch["number"] == numbers).all()
 
 
+def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
+    two, monkeypatch
+):
+    run, _ = two
+    sent, send = [], RayShard.send
+
+    def noted(shard, method, *arguments):
+        call = send(shard, method, *arguments)
+        sent.append((method, call._reference))
+        return call
+
+    monkeypatch.setattr(RayShard, "send", noted)
+    # As much as Ray would store of each node: 8,192 rows of 22 bytes.
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ray.ReplayClient(run, sampler, batch_size=16_384) as client:
+        for batch in islice(client, 10):
+            check(batch)
+            client.update_priorities(batch, np.ones(len(batch)))
+        drawn = [each for method, each in sent if method == "exchange"]
+        replies = [each for each in drawn if isinstance(each, list)]
+        assert len(replies) >= len(drawn) - 8
+        blocks = [block for reply in replies for block in reply[1:]]
+        assert len(blocks) >= 2 * len(replies)
+        ray.wait(blocks, num_returns=len(blocks), timeout=30)
+        where = ray.experimental.get_object_locations(blocks)
+        assert not any(each["node_ids"] for each in where.values())
+
+
+STOPPED = """
+import logging, sys, time, warnings
+import numpy as np
+import ray
+import mmreplay as mr
+address, run = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+sampler = mr.PrioritizedSampler(seed=0)
+client = mr.ray.ReplayClient(run, sampler, batch_size=64, prefetch=16)
+batches = iter(client)
+for _ in range(5):
+    batch = next(batches)
+    client.update_priorities(batch, np.ones(64))
+mr.ray.stop(run)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    client.close()
+# Ray looks for errors that no one asked for every few seconds.
+time.sleep(8)
+"""
+
+
+def test_a_client_of_a_stopped_run_leaves_no_error_to_ray(two, cluster):
+    run, _ = two
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, cluster.address, run],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Unhandled error" not in done.stderr + done.stdout
+
+
 def test_priorities_are_set_where_the_ring_is_and_outlive_its_shard(two):
     run, _ = two
     sampler = mr.PrioritizedSampler(1.0, eps=0.0, seed=0)
@@ -167,7 +233,8 @@ def test_a_node_without_a_label_comes_back_under_its_host(run_name, cluster, tmp
         assert firsts(client, 3) == {0}
         cluster.remove_node(node)
         with pytest.warns(mr.ray.LostWarning), pytest.raises(mr.StarvedError):
-            firsts(client, 1000)
+            # Its workers answer until they find that their node is gone.
+            until(lambda: firsts(client, 50) != {0})
         node = cluster.add(None)
         try:
             until(lambda: firsts(client, 3) == {0}, mr.StarvedError)

@@ -201,6 +201,13 @@ def test_a_ring_of_thin_writers_is_made_once(tmp_path):
     ):
         with pytest.raises(SchemaError, match=message):
             create_lanes(path, *arguments)
+    create_lanes(path, SCHEMA, 100, 2, engine="memmap", autoreset="disabled")
+    for given, message in (
+        ({"engine": "zarr"}, "engine must be 'memmap', as of .*ring, got 'zarr'"),
+        ({"autoreset": "next_step"}, "autoreset must be 'disabled', as of .*ring"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            create_lanes(path, SCHEMA, 100, 2, **given)
     with pytest.raises(SchemaError, match="idle_s must be a finite number above 0"):
         create_lanes(path, SCHEMA, 100, 2, idle_s=0)
     with mr.ReplayBuffer.create(

@@ -244,6 +244,30 @@ def test_one_program_writes_and_draws_by_turns(run_name, tmp_path, per_call):
     assert len(rounds) == 31
 
 
+@pytest.mark.parametrize("sampler", ["UniformSampler", "DistinctSampler"])
+def test_a_client_follows_a_limiter_that_comes_after_it(run_name, tmp_path, sampler):
+    limiter = mr.RateLimiter(1.0, 100, 2_000.0, patience=1.0)
+    options = {"root": tmp_path, "name": "ring"}
+    with mr.ray.writer(run_name, SCHEMA, 1_000, **options) as writer:
+        writer.extend(block(0, 0, 500))
+    own = getattr(mr, sampler)(seed=0)
+    with mr.ray.ReplayClient(run_name, own, batch_size=64) as client:
+        for _ in range(20):
+            check(next(client))
+        # Those of before the limiter do not count.
+        with mr.ray.writer(run_name, SCHEMA, 1_000, limiter=limiter, **options) as own:
+            counts = own.buffer.limit.counts
+            until(lambda: next(client) and counts().samples > 0)
+            with pytest.raises(StarvedError):
+                until(lambda: check(next(client)))
+            drawn = counts().samples
+            # With 500 rows, an error buffer of 2,000 and the batches under way.
+            assert drawn <= 500 + 2_000 + 64 * 10
+            own.extend(block(0, 500, 500))
+            for _ in range(4):
+                check(next(client))
+
+
 def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
     limiter = mr.RateLimiter(4.0, 100, 200.0)
     with pytest.raises(SchemaError, match="limiter of a run must be a RateLimiter"):

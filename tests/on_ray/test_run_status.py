@@ -1,12 +1,14 @@
 """The end of a run, over a cluster of this process."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
-from mmreplay.errors import FailedError  # noqa: E402
+import mmreplay as mr  # noqa: E402
+from mmreplay.errors import FailedError, SchemaError  # noqa: E402
 from mmreplay.ray import cluster, run_status  # noqa: E402
 
 
@@ -48,3 +50,35 @@ def test_a_run_is_stopped_registry_first_with_the_shards_that_it_made_last(monke
         "mmreplay/run", "stop mmreplay/run/a", "stop mmreplay/run/b",
         "mmreplay/run/a", "mmreplay/run/b", "forget",
     ]  # fmt: skip
+
+
+def test_the_page_shows_the_rings_of_this_node_whatever_its_shard_is_called(
+    monkeypatch, capsys
+):
+    from mmreplay.cli.view import rings_here
+
+    def shard_status(key, node_id):
+        ring = run_status.RingStatus(
+            "ring-000", f"/data/{key}", 100, 1, 60, 60, (60,), None, None, None, {}
+        )
+        return run_status.ShardStatus(
+            key, "host", "/data", 1, True, None, (ring,), node_id
+        )
+
+    shards = (shard_status("disk-7", "here"), shard_status("host", "there"))
+    status = run_status.RunStatus("run", shards)
+    monkeypatch.setattr(mr.ray, "status", lambda run: status)
+    monkeypatch.setattr(cluster, "connected", nullcontext)
+    # Another node of the same host has the name that this one would have.
+    monkeypatch.setattr(
+        cluster, "this_node", lambda: cluster.Node("here", "host", None)
+    )
+    monkeypatch.setattr(cluster, "this_node_id", lambda: "here")
+    assert rings_here("run", "auto") == [Path("/data/disk-7")]
+    printed = capsys.readouterr().out
+    assert "/data/host" in printed
+    assert "/data/disk-7" not in printed
+    monkeypatch.setattr(cluster, "this_node_id", lambda: "nowhere")
+    message = r"the run 'run' has no ring on this node \(host\)\. .* disk-7, host\.$"
+    with pytest.raises(SchemaError, match=message):
+        rings_here("run", "auto")
