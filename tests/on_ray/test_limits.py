@@ -255,15 +255,15 @@ def test_a_client_follows_a_limiter_that_comes_after_it(run_name, tmp_path, samp
         for _ in range(20):
             check(next(client))
         # Those of before the limiter do not count.
-        with mr.ray.writer(run_name, SCHEMA, 1_000, limiter=limiter, **options) as own:
-            counts = own.buffer.limit.counts
+        with mr.ray.writer(run_name, SCHEMA, 1_000, limiter=limiter, **options) as held:
+            counts = held.buffer.limit.counts
             until(lambda: next(client) and counts().samples > 0)
             with pytest.raises(StarvedError):
                 until(lambda: check(next(client)))
             drawn = counts().samples
             # With 500 rows, an error buffer of 2,000 and the batches under way.
             assert drawn <= 500 + 2_000 + 64 * 10
-            own.extend(block(0, 500, 500))
+            held.extend(block(0, 500, 500))
             for _ in range(4):
                 check(next(client))
 
