@@ -11,6 +11,7 @@ from itertools import count as counting
 from typing import TYPE_CHECKING, Any
 
 import ray
+from numpy.typing import ArrayLike
 from ray.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
@@ -21,7 +22,7 @@ from ray.exceptions import (
 
 from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.loader.prefetch import Drawable, Prefetcher
 from mmreplay.loader.replay_loader import READ_AHEAD_NBYTES, ReplayLoader
@@ -368,6 +369,9 @@ class ReplayClient(ReplayLoader):
                     f"group must be None with {type(own).__name__}, got "
                     f"{group!r}. Learners share epochs, which ShuffledSampler draws."
                 )
+        if not hasattr(run, "shards"):
+            cluster.check_name("run", run)
+        transforms = listed(transforms)
         calls = RayRun(run) if isinstance(run, str) else run
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
@@ -463,6 +467,27 @@ class ReplayClient(ReplayLoader):
         limit = GrantedItems(limiter)
         limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
         return limit
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Have the priorities of a batch's steps set; see `ReplayLoader`.
+
+        They are sent with the next draws, and the last ones by `close`.
+
+        Returns:
+            How many were dropped, of rings whose priorities this process owns; see
+            ``stats().dropped`` for others.
+
+        Raises:
+            SchemaError: The sampler has no priorities, the batch is not of a client, or
+                values do not fit.
+            FailedError: The client is closed.
+        """
+        if self.closed:
+            raise FailedError(
+                "update_priorities: this client is closed, and sends nothing any more. "
+                "Update before close."
+            )
+        return super().update_priorities(batch, values)
 
     def stats(self) -> ClientStats:
         """What the client has met: rings, nodes lost, calls and draws repeated."""

@@ -75,9 +75,7 @@ class BatchJoiner:
             first.bfloat16,
             planned.key,
             _joined(windows) if windows else None,
-            buffer_ids=np.repeat(
-                [rows.number for rows in each], [len(rows) for rows in each]
-            ),
+            buffer_ids=_numbers(each, count),
         )
 
     def _weights(
@@ -111,6 +109,15 @@ class BatchJoiner:
         count = sum([len(array) for array in arrays])
         out = self.pool.empty((count, *first.shape[1:]), first.dtype)
         return np.concatenate(arrays, out=out)
+
+
+def _numbers(each: Sequence[RingRows], count: int) -> NDArray[np.int64]:
+    """The number of the ring of each row."""
+    numbers, first = np.empty(count, np.int64), 0
+    for rows in each:
+        numbers[first : first + len(rows)] = rows.number
+        first += len(rows)
+    return numbers
 
 
 def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -150,6 +150,25 @@ def test_wrong_arguments_are_refused(run, options, match):
         ReplayClient(run, mr.UniformSampler(0), **options)
 
 
+@pytest.mark.parametrize("name", [None, 5, "a/b", ""])
+def test_a_run_has_a_name(name):
+    with pytest.raises(SchemaError, match="run must be a name of letters"):
+        ReplayClient(name, mr.UniformSampler(0))
+
+
+@pytest.mark.parametrize("transforms", [None, mr.Cast("float32")])
+def test_transforms_are_a_list(run, transforms):
+    with pytest.raises(SchemaError, match="transforms must be a list of transforms"):
+        ReplayClient(run, mr.UniformSampler(0), transforms)
+
+
+def test_a_closed_client_takes_no_priorities(run):
+    with ReplayClient(run, mr.PrioritizedSampler(seed=0), batch_size=8) as client:
+        batch = next(client)
+    with pytest.raises(FailedError, match="update_priorities: this client is closed"):
+        client.update_priorities(batch, np.ones(8))
+
+
 def test_a_dropped_client_ends(run):
     client = ReplayClient(run, mr.UniformSampler(0), batch_size=8)
     next(iter(client))
