@@ -35,6 +35,7 @@ from mmreplay.errors import (
     EmptyError,
     FailedError,
     FormatError,
+    FullError,
     LockedError,
     RemovedError,
     StaleError,
@@ -381,9 +382,11 @@ class RingDraws:
             )
         if isinstance(cause, LockedError):
             raise LockedError(str(cause), pid=cause.pid, host=cause.host)
-        raise FailedError(
-            f"the priorities of {ring.folder} must be on disk, but are in {where}. "
-            "Pass PrioritizedSampler(name=None) to have them in memory."
+        kind = FullError if isinstance(cause, FullError) else FailedError
+        raise kind(
+            f"the priorities of {ring.folder} must be on disk, but are in "
+            f"{(where or '').rstrip('.')}. Or pass PrioritizedSampler(name=None) to "
+            "have them in memory."
         )
 
     def _draw(

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, LockedError, SchemaError, StarvedError
+from mmreplay.errors import (
+    FailedError,
+    FullError,
+    LockedError,
+    SchemaError,
+    StarvedError,
+)
 from mmreplay.format.ray_files import read_epochs
 from mmreplay.ray import draws
 from mmreplay.ray.draws import RingDraws, ShardDraws
 from mmreplay.ray.shard import Shard
+from mmreplay.testing.disks import FaultyDisk, using
 from tests.on_ray.rings import client_of, ring, update_of, wanted_of
 
 
@@ -179,6 +186,26 @@ def test_priorities_of_another_process_are_refused_with_its_pid(shard, folders):
         end.set()
         holder.join()
     assert shard.masses(client, 0, 0.0)["a"][1] == 30.0
+
+
+def test_a_full_disk_refuses_priorities_and_frozen_epochs_and_draws_go_on(shard):
+    prioritized = client_of(mr.PrioritizedSampler())
+    shuffled = client_of(mr.ShuffledSampler(seed=0))
+    uuids = shard.freeze(shuffled, "0/none", 0, None)
+    no_space = OSError(28, "No space left on device")
+    with using(FaultyDisk(no_space, 0, 99, names=("allocate", "pwrite"))):
+        message = r"the priorities of .*a must be on disk, but are in RAM: .* No space"
+        for _ in range(2):
+            with pytest.raises(FullError, match=message):
+                shard.masses(prioritized, 0, 0.0)
+        with pytest.raises(FullError, match=r"epochs\.json: No space left"):
+            shard.freeze(shuffled, "0/some", 0, list(uuids))
+        uniform = client_of(mr.UniformSampler())
+        reply = shard.exchange(uniform, {}, wanted_of({"a": [0.5]}, rows=True), 0.0)
+        assert len(reply["draws"]["a"]["fields"]["n"]) == 1
+    assert shard.masses(prioritized, 0, 0.0)["a"][1] == 30.0
+    frozen = shard.freeze(shuffled, "0/some", 0, list(uuids))
+    assert all(each is not None for each in frozen.values())
 
 
 def test_clients_that_differ_need_samplers_of_different_names(shard):
