@@ -487,7 +487,7 @@ def _updating(client: Any, counts: NDArray[np.int64]) -> Side:
 
 
 class OtherProcess:
-    """A side in processes of its own, which this one tells what to do, line by line.
+    """A side in processes of its own, which does what this one writes, by line.
 
     Attributes:
         side: Its name.
@@ -619,7 +619,7 @@ def beyond_memory(folder: Path, sizes: RunSizes) -> dict[str, object]:
 
 
 def beyond_side(side: str, folder: Path, rows: int) -> None:
-    """Be a side: warm up, fill when told, then draw for so many seconds a line."""
+    """Be a side: warm up, fill at the first line, draw for so many seconds a line."""
     make = {OURS: _ours_beyond, TORCHRL: _torchrl_beyond}[side]
     with cluster():
         extend, draw, close = make("small", folder / "small", BATCH)
