@@ -111,10 +111,10 @@ class BatchJoiner:
         return np.concatenate(arrays, out=out)
 
 
-def _numbers(parts: Sequence[RingRows], count: int) -> NDArray[np.int64]:
+def _numbers(rings: Sequence[RingRows], count: int) -> NDArray[np.int64]:
     """The number of the ring of each row."""
     numbers, first = np.empty(count, np.int64), 0
-    for rows in parts:
+    for rows in rings:
         numbers[first : first + len(rows)] = rows.number
         first += len(rows)
     return numbers
