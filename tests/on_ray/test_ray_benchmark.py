@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray.rllib", reason="RLlib is not installed: see make ray")
 
-from tools.bench import bench_ray, dqn_returns, ray_runs
+from tools.bench import bench_ray, ray_runs
 from tools.bench.turns import OURS
 
 pytestmark = [
@@ -29,12 +29,15 @@ print(json.dumps(question(folder, ray_runs.RUN_QUICK, *arguments)))
 """
 
 
-def answer(question, folder):
+def printed(*words):
     # Each has a cluster of its own, to which this process cannot connect as well.
-    command = [sys.executable, "-c", QUESTIONS, question, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def answer(question, folder):
+    return printed("-c", QUESTIONS, question, str(folder))
 
 
 def test_adds_and_draws_on_one_node_are_measured(tmp_path):
@@ -94,6 +97,7 @@ def test_both_epochs_have_the_same_rows(tmp_path):
 
 
 def test_a_killed_run_of_dqn_goes_on_with_its_ring():
-    result = dqn_returns.measure(seeds=1, iterations=2, kill=True)
+    options = ("--seeds", "1", "--iterations", "2", "--kill")
+    result = printed("-m", "tools.bench.dqn_returns", *options)
     assert result["kills"] == 1
     assert all(value > 0 for value in result["mean_return"].values())
