@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count as counting
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -64,41 +63,34 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 
-MAX_UNANSWERED = 16
-"""More calls without an answer are looked through for those that no one needs."""
-SETTLE_S = 1.0
-"""How long a client that is closed waits for answers that it does not need."""
-
-
 class RayCall:
     """A call of an actor; see `Call`."""
 
     def __init__(
-        self, reference: Any, shard: RayShard, wanted: Wanted | None = None
+        self, shard: RayShard, references: list[Any], wanted: Wanted | None = None
     ) -> None:
         """Wait for what Ray will store.
 
         Args:
-            reference: Where; None where it cannot. References of a reply in blocks.
             shard: That was called.
+            references: To the results; none where it cannot be called.
             wanted: Where the reply comes in blocks, what was asked for.
         """
-        self._reference, self._shard, self._wanted = reference, shard, wanted
-        self._number = -1
-        if reference is not None:
-            self._number = shard.unanswered.add(self, reference)
+        self._shard, self._references, self._wanted = shard, references, wanted
+        if references:
+            shard.unanswered.add(references[0], references, weakref.ref(self))
 
     def result(self, timeout_s: float) -> Any:
         """Wait for the answer; see `Call.result`."""
-        if self._reference is None:
+        if not self._references:
             raise CallLostError
         _require_cluster(self._shard.key)
         try:
-            answer = ray.get(self._reference, timeout=timeout_s)
+            results = ray.get(self._references, timeout=timeout_s)
         except GetTimeoutError as error:
             raise NotYetError from error
         except RayError as error:
-            self._shard.unanswered.remove(self._number)
+            self._shard.unanswered.remove(self._references[0])
             if isinstance(error, RayTaskError):
                 if isinstance(error.cause, ReplayError):
                     raise error.cause from None
@@ -106,54 +98,9 @@ class RayCall:
             if isinstance(error, ActorDiedError | ActorUnschedulableError):
                 self._shard.forget()
             raise CallLostError from error
-        self._shard.unanswered.remove(self._number)
-        return answer if self._wanted is None else from_blocks(answer, self._wanted)
-
-
-class Unanswered:
-    """The calls of a shard whose answers were not looked at.
-
-    Ray prints an error that no one asked for, as where a run is stopped while calls
-    are under way. So a client asks for those of calls that it needs no more.
-
-    Threads: any may call.
-    """
-
-    def __init__(self) -> None:
-        """Begin without a call."""
-        self._calls: dict[int, tuple[weakref.ref[RayCall], list[Any]]] = {}
-        self._numbers = counting()
-
-    def add(self, call: RayCall, reference: Any) -> int:
-        """Note a call that was sent, and return its number."""
-        if len(self._calls) >= MAX_UNANSWERED:
-            self._look(dropped=True)
-        number = next(self._numbers)
-        references = reference if isinstance(reference, list) else [reference]
-        self._calls[number] = weakref.ref(call), references
-        return number
-
-    def remove(self, number: int) -> None:
-        """Forget a call whose answer was looked at."""
-        self._calls.pop(number, None)
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait for the answers of all calls, and look at those that came in time."""
-        references = [each for _, own in list(self._calls.values()) for each in own]
-        if references:
-            ray.wait(references, num_returns=len(references), timeout=timeout_s)
-            self._look()
-
-    def _look(self, dropped: bool = False) -> None:
-        """Look at what is here; of calls alone that no one refers to, where dropped."""
-        for which, (call, references) in list(self._calls.items()):
-            if dropped and call() is not None:
-                continue
-            with suppress(GetTimeoutError):
-                # What is wrong with it concerns no one by now.
-                with suppress(RayError):
-                    ray.get(references, timeout=0.0)
-                self.remove(which)
+        self._shard.unanswered.remove(self._references[0])
+        wanted = self._wanted
+        return results[0] if wanted is None else from_blocks(results, wanted)
 
 
 class RayShard:
@@ -166,7 +113,7 @@ class RayShard:
 
     def __init__(self, run: str, key: str) -> None:
         """Look the actor up at the first call."""
-        self.key, self.unanswered = key, Unanswered()
+        self.key, self.unanswered = key, cluster.Unanswered()
         self._run, self._name = run, cluster.shard_name(run, key)
         self._handle: Any = None
 
@@ -184,15 +131,15 @@ class RayShard:
                 if not cluster.run_exists(self._run):
                     raise cluster.stopped(self._name) from None
                 # Its node is gone: the registry makes it again when that is back.
-                return RayCall(None, self)
+                return RayCall(self, [])
         call = getattr(self._handle, method)
         if method == "exchange":
             wanted: Wanted = arguments[2]
             blocks = num_blocks(wanted)
             if blocks:
                 references = call.options(num_returns=1 + blocks).remote(*arguments)
-                return RayCall(references, self, wanted)
-        return RayCall(call.remote(*arguments), self)
+                return RayCall(self, references, wanted)
+        return RayCall(self, [call.remote(*arguments)])
 
     def forget(self) -> None:
         """Look the actor up again: this one is dead for good."""
@@ -201,7 +148,7 @@ class RayShard:
     def settle(self) -> None:
         """Look at answers that no one needs any more; see `ShardCalls.settle`."""
         if ray.is_initialized():
-            self.unanswered.settle(SETTLE_S)
+            self.unanswered.settle()
 
 
 def _require_cluster(key: str) -> None:

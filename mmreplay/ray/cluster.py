@@ -17,7 +17,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -54,6 +54,10 @@ ANSWER_S = 60.0
 """Within which a call is answered, restarts of its actor included."""
 PAUSE_S = 0.05
 """Between two tries of a call."""
+SETTLE_S = 1.0
+"""How long those who end wait for answers that they do not need."""
+MAX_UNANSWERED = 16
+"""More calls without an answer are looked through for those that no one needs."""
 
 SHARD_THREADS = {"draw": 2, "write": 1, "control": 1, "count": 1}
 """Threads of a shard by the kind of call, so that none waits for one of another kind.
@@ -337,6 +341,59 @@ def forget_facts(run: str) -> None:
     _internal_kv_del(registry_name(run), namespace=NAMESPACE)
 
 
+class Unanswered:
+    """The calls of an actor whose answers were not looked at.
+
+    Ray prints an error that no one asked for, as where a run is stopped while calls
+    are under way. So those who need an answer no more look at it all the same.
+
+    Threads: any may call.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a call."""
+        self._calls: dict[Any, tuple[list[Any], Callable[[], object]]] = {}
+
+    def add(
+        self, key: Any, references: list[Any], needed: Callable[[], object]
+    ) -> None:
+        """Note a call that was sent.
+
+        Args:
+            key: Names it.
+            references: Of its results.
+            needed: Returns None once no one looks at the answer any more.
+        """
+        if len(self._calls) >= MAX_UNANSWERED:
+            self._look(dropped=True)
+        self._calls[key] = references, needed
+
+    def remove(self, key: Any) -> None:
+        """Forget a call whose answer was looked at."""
+        self._calls.pop(key, None)
+
+    def settle(self) -> None:
+        """Wait a moment for the answers of all calls, and look at those."""
+        every = [each for own, _ in list(self._calls.values()) for each in own]
+        if every:
+            ray.wait(every, num_returns=len(every), timeout=SETTLE_S)
+            self._look()
+
+    def _look(self, dropped: bool = False) -> None:
+        """Look at the answers that are here; where dropped, only those of no one."""
+        for key, (references, needed) in list(self._calls.items()):
+            if dropped and needed() is not None:
+                continue
+            try:
+                ray.get(references, timeout=0.0)
+            except GetTimeoutError:
+                continue
+            except RayError:
+                # What is wrong with it concerns no one by now.
+                pass
+            self.remove(key)
+
+
 class Remote:
     """A named actor of a run, and calls of it.
 
@@ -348,6 +405,7 @@ class Remote:
         """Remember the name; the actor is looked up at the first call."""
         self.name = name
         self._handle: Any = None
+        self._unanswered = Unanswered()
 
     def __repr__(self) -> str:
         """Show the name."""
@@ -363,7 +421,14 @@ class Remote:
             self._handle = _actor(self.name)
             if self._handle is None:
                 raise stopped(self.name)
-        return getattr(self._handle, method).remote(*arguments)
+        reference = getattr(self._handle, method).remote(*arguments)
+        self._unanswered.add(reference, [reference], lambda: None)
+        return reference
+
+    def settle(self) -> None:
+        """Look at answers that no one needs any more: Ray prints errors else."""
+        if ray.is_initialized():
+            self._unanswered.settle()
 
     def receive(self, reference: Any, timeout_s: float) -> Any:
         """Return the answer of a call.
@@ -378,24 +443,27 @@ class Remote:
             FailedError: It raised an error of another kind.
         """
         try:
-            return ray.get(reference, timeout=timeout_s)
-        except RayTaskError as error:
-            if isinstance(error.cause, ReplayError):
-                raise error.cause from None
-            raise FailedError(
-                f"a call of {self.name} failed by {type(error.cause).__name__}: "
-                f"{_line(error.cause)}. See its log."
-            ) from error
-        except (ActorDiedError, ActorUnschedulableError) as error:
-            # Dead for good; there may be another actor of the name.
-            self._handle = None
-            raise UnansweredError(f"{self.name} ended: {_line(error)}") from error
+            answer = ray.get(reference, timeout=timeout_s)
         except GetTimeoutError as error:
             raise UnansweredError(
                 f"{self.name} did not answer for {timeout_s:g} seconds"
             ) from error
         except RayError as error:
+            self._unanswered.remove(reference)
+            if isinstance(error, RayTaskError):
+                if isinstance(error.cause, ReplayError):
+                    raise error.cause from None
+                raise FailedError(
+                    f"a call of {self.name} failed by {type(error.cause).__name__}: "
+                    f"{_line(error.cause)}. See its log."
+                ) from error
+            if isinstance(error, ActorDiedError | ActorUnschedulableError):
+                # Dead for good; there may be another actor of the name.
+                self._handle = None
+                raise UnansweredError(f"{self.name} ended: {_line(error)}") from error
             raise UnansweredError(f"{self.name}: {_line(error)}") from error
+        self._unanswered.remove(reference)
+        return answer
 
     def call(self, method: str, *arguments: object, timeout_s: float = ANSWER_S) -> Any:
         """Call until it is answered; only for calls that may run twice.

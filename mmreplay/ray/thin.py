@@ -225,6 +225,9 @@ class Shard(Protocol):
     def call(self, method: str, *arguments: object, timeout_s: float = ...) -> Any:
         """Call again until there is an answer."""
 
+    def settle(self) -> None:
+        """Look at answers that no one needs any more."""
+
 
 def _close_asker(guard: ProcessGuard, asker: Asker) -> None:
     """End the asking of a writer that was forgotten, in its own process."""
@@ -544,6 +547,7 @@ class ThinWriter:
         self._closed = True
         if asker is not None:
             asker.close()
+        self._shard.settle()
         self._warn_of_loss()
 
     def __enter__(self) -> Self:
@@ -741,11 +745,13 @@ class ThinWriter:
         except FullError:
             self._forget_calls()
             if self._on_full == "raise":
+                self._shard.settle()
                 raise
             time.sleep(FULL_S)
             return
         except ReplayError:
             self._forget_calls()
+            self._shard.settle()
             raise
         block.call = None
         if answer["state"] == "holds" and answer["heads"] == block.after.tolist():

@@ -19,7 +19,7 @@ from mmreplay.errors import FailedError, LockedError, SchemaError  # noqa: E402
 from mmreplay.ray.client import RayShard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
-from tests.on_ray.rows import check  # noqa: E402
+from tests.on_ray.rows import SCHEMA, check  # noqa: E402
 
 
 class Learning:
@@ -116,7 +116,7 @@ def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
 
     def noted(shard, method, *arguments):
         call = send(shard, method, *arguments)
-        sent.append((method, call._reference))
+        sent.append((method, call._references))
         return call
 
     monkeypatch.setattr(RayShard, "send", noted)
@@ -127,7 +127,7 @@ def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
             check(batch)
             client.update_priorities(batch, np.ones(len(batch)))
         drawn = [each for method, each in sent if method == "exchange"]
-        replies = [each for each in drawn if isinstance(each, list)]
+        replies = [each for each in drawn if len(each) > 1]
         assert len(replies) >= len(drawn) - 8
         blocks = [block for reply in replies for block in reply[1:]]
         assert len(blocks) >= 2 * len(replies)
@@ -149,17 +149,31 @@ batches = iter(client)
 for _ in range(5):
     batch = next(batches)
     client.update_priorities(batch, np.ones(64))
+thin = mr.ray.thin_writer(run, client._rings.schema, num_envs=2)
+for number in range(200):
+    row = {"number": [number] * 2, "writer": [0] * 2, "crc": [0] * 2}
+    thin.add(**row, terminated=[False] * 2, truncated=[False] * 2)
 mr.ray.stop(run)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     client.close()
+try:
+    thin.extend(
+        **{name: np.zeros((300, 2)) for name in ("number", "writer", "crc")},
+        terminated=np.zeros((300, 2)), truncated=np.zeros((300, 2)),
+    )
+    thin.close()
+except mr.FailedError as error:
+    print("refused:", error)
+del thin
 # Ray looks for errors that no one asked for every few seconds.
 time.sleep(8)
 """
 
 
-def test_a_client_of_a_stopped_run_leaves_no_error_to_ray(two, cluster):
+def test_those_who_use_a_stopped_run_leave_no_error_to_ray(two, cluster, tmp_path):
     run, _ = two
+    mr.ray.thin_ring(run, SCHEMA, 1_000, root=tmp_path / "head", num_envs=2)
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, cluster.address, run],
         capture_output=True,
@@ -168,6 +182,7 @@ def test_a_client_of_a_stopped_run_leaves_no_error_to_ray(two, cluster):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert f"refused: the run '{run}' was stopped" in done.stdout
     assert "Unhandled error" not in done.stderr + done.stdout
 
 
