@@ -1041,3 +1041,21 @@ def test_one_overwritten_row_leaves_the_other_batches_of_a_call(make, monkeypatc
         batch = sample(source, 32)
         np.testing.assert_array_equal(batch.fields["n"], batch.positions)
     assert source.stats().overwritten == 0
+
+
+def test_blocks_of_an_epoch_leave_out_what_was_overwritten(wide, tmp_path):
+    make, shards = wide
+    source = make(mr.ShuffledSampler(seed=0))
+    drawn = list(sample(source, 100).fields["n"])
+    with mr.ReplayBuffer.open(tmp_path / "a", "r+", commit_every=None) as own:
+        numbers = np.arange(300, 500)
+        own.extend(n=numbers, pixels=np.repeat(numbers[:, None] % 251, 4096, 1))
+    while (batch := sample(source, 200)) is not None:
+        np.testing.assert_array_equal(
+            batch.fields["pixels"], np.repeat(batch.fields["n"][:, None] % 251, 4096, 1)
+        )
+        drawn += list(batch.fields["n"])
+    assert len(drawn) == len(set(drawn))
+    assert set(range(1000, 1299)) <= set(drawn)
+    assert source.stats().skipped > 100
+    assert shards[0].calls.count("blocks") > 0
