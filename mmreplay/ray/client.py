@@ -330,9 +330,9 @@ class ReplayClient(ReplayLoader):
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
-                    calls, own, transforms, per_call=per_call, alone=alone,
-                    straggler_s=straggler_s, lost_s=lost_s, seed=seed, rank=rank,
-                    num_ranks=num_ranks, group=group, limit=limit,
+                    calls, own, transforms, per_call=per_call, ahead=prefetch,
+                    alone=alone, straggler_s=straggler_s, lost_s=lost_s, seed=seed,
+                    rank=rank, num_ranks=num_ranks, group=group, limit=limit,
                 )  # fmt: skip
             except BaseException:
                 if limit is not None:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
 
 from mmreplay.batch import Batch
-from mmreplay.errors import EmptyError, StarvedError
+from mmreplay.errors import EmptyError, ReplayError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.joined_batches import BatchJoiner
 from mmreplay.ray.requests import (
@@ -52,6 +53,7 @@ class MassDraws:
         stats: ClientStats,
         *,
         per_call: int,
+        ahead: int,
         straggler_s: float | None,
         seed: int | None,
     ) -> None:
@@ -64,12 +66,14 @@ class MassDraws:
             joiner: Of their batches.
             stats: What is met is counted there.
             per_call: Batches that one call asks for.
+            ahead: Calls under way for a learner that gathers its batches itself.
             straggler_s: Seconds after which a batch goes without a late ring.
             seed: Of the draws.
         """
         self._sampler, self._table, self._stats = sampler, table, stats
         self._requests, self._joiner = requests, joiner
         self._per_call, self._straggler_s = per_call, straggler_s
+        self._max_planned = (ahead - 1) * per_call
         self._random = StepGenerator(seed)
         self._step = 0
         self._planned: deque[PlannedBatch] = deque()
@@ -90,18 +94,36 @@ class MassDraws:
         if planned and planned[0].count != count:
             planned.clear()
         if not planned:
-            steps = range(self._step, self._step + self._per_call)
-            points = np.array([self._points(step, 0, count) for step in steps])
-            fractions, shares = plan_batches(self._totals(count), points)
-            batches = [
-                PlannedBatch(step, count, self._random.key(step), fractions, own)
-                for step, own in zip(steps, shares, strict=True)
-            ]
-            self._requests.ask_for(batches)
-            planned.extend(batches)
+            self._ask(count)
         self._step += 1
         self._table.step = self._step
         return planned.popleft()
+
+    def ask_ahead(self, count: int) -> None:
+        """Ask for batches that a learner will want who gathers them itself."""
+        if len(self._planned) <= self._max_planned:
+            # What is wrong is raised where the batches are wanted.
+            with self._table.lock, suppress(ReplayError):
+                self._ask(count)
+
+    def _ask(self, count: int) -> None:
+        """Plan the batches of one call, after those that are planned.
+
+        Raises:
+            EmptyError: There is no mass.
+            StarvedError: No shard answers.
+        """
+        planned = self._planned
+        first = planned[-1].step + 1 if planned else self._step
+        steps = range(first, first + self._per_call)
+        points = np.array([self._points(step, 0, count) for step in steps])
+        fractions, shares = plan_batches(self._totals(count), points)
+        batches = [
+            PlannedBatch(step, count, self._random.key(step), fractions, own)
+            for step, own in zip(steps, shares, strict=True)
+        ]
+        self._requests.ask_for(batches)
+        planned.extend(batches)
 
     def _totals(self, count: int) -> Numbers:
         """Masses of the rings as they are known; 0 of those that are lost.

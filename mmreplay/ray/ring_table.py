@@ -446,13 +446,13 @@ def refuse_shard(key: str, info: Mapping[str, Any]) -> None:
         info: What it says of itself.
 
     Raises:
-        FailedError: It has another version of mmreplay.
         ReplayError: What it met when it opened its rings.
+        FailedError: It has another version of mmreplay.
     """
-    check_version(f"the shard {key!r}", info["version"])
     if info["error"] is not None:
         kind = getattr(errors, info["error"]["kind"], FailedError)
         raise kind(info["error"]["message"])
+    check_version(f"the shard {key!r}", info["version"])
 
 
 def _opened(info: RingInfo, transforms: Sequence[Transform]) -> ReplayBuffer | None:

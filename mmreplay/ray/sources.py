@@ -53,6 +53,7 @@ class RingsSource:
         transforms: Sequence[Transform],
         *,
         per_call: int = 1,
+        ahead: int = 0,
         alone: bool = False,
         straggler_s: float | None = None,
         lost_s: float = 5.0,
@@ -69,6 +70,7 @@ class RingsSource:
             sampler: What they are drawn by.
             transforms: Of every ring.
             per_call: Batches that one call asks for.
+            ahead: Calls under way for a learner that gathers its batches itself.
             alone: Own the priorities of this node's rings.
             straggler_s: Seconds after which a batch goes without a late ring.
             lost_s: Seconds without an answer after which a shard is lost.
@@ -105,7 +107,7 @@ class RingsSource:
         else:
             self._draws = MassDraws(
                 sampler, self.table, self._requests, self._joiner, self._stats,
-                per_call=per_call, straggler_s=straggler_s,
+                per_call=per_call, ahead=ahead, straggler_s=straggler_s,
                 seed=_seed_of_rank(sampler, seed, rank),
             )  # fmt: skip
         self._worker: Worker[None] | None = None
@@ -195,6 +197,8 @@ class RingsSource:
     def sample(self, pending: PendingBatch, count: int) -> Batch | None:
         """Draw and gather; None where the epoch is over."""
         while self.draw(pending, count):
+            if isinstance(self._draws, MassDraws):
+                self._draws.ask_ahead(count)
             batch = self.gather(pending)
             if batch is not None:
                 return batch
@@ -211,9 +215,13 @@ class RingsSource:
         return planned.count * self.window_length * self.schema.row_nbytes
 
     def prefetch(self, pending: PendingBatch) -> int:
-        """Ask the disk for rows that are known; those that travel count as missing."""
+        """Ask the disk for rows that are known.
+
+        Of shards that draw nothing is known yet. Those of an epoch are asked for by
+        threads alone, so that they count as missing.
+        """
         if not self._in_process:
-            return self.nbytes(pending)
+            return 0 if isinstance(self._draws, MassDraws) else self.nbytes(pending)
         planned: PlannedBatch = pending.shares[0]
         missing = 0
         for request, slices in planned.requests:

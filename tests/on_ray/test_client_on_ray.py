@@ -159,8 +159,8 @@ with warnings.catch_warnings():
     client.close()
 try:
     thin.extend(
-        **{name: np.zeros((300, 2)) for name in ("number", "writer", "crc")},
-        terminated=np.zeros((300, 2)), truncated=np.zeros((300, 2)),
+        **{name: np.zeros((300, 2), int) for name in ("number", "writer", "crc")},
+        terminated=np.zeros((300, 2), bool), truncated=np.zeros((300, 2), bool),
     )
     thin.close()
 except mr.FailedError as error:

@@ -250,22 +250,38 @@ def test_a_client_follows_a_limiter_that_comes_after_it(run_name, tmp_path, samp
     options = {"root": tmp_path, "name": "ring"}
     with mr.ray.writer(run_name, SCHEMA, 1_000, **options) as writer:
         writer.extend(block(0, 0, 500))
-    own = getattr(mr, sampler)(seed=0)
-    with mr.ray.ReplayClient(run_name, own, batch_size=64) as client:
-        for _ in range(20):
-            check(next(client))
-        # Those of before the limiter do not count.
-        with mr.ray.writer(run_name, SCHEMA, 1_000, limiter=limiter, **options) as held:
-            counts = held.buffer.limit.counts
-            until(lambda: next(client) and counts().samples > 0)
-            with pytest.raises(StarvedError):
-                until(lambda: check(next(client)))
-            drawn = counts().samples
-            # With 500 rows, an error buffer of 2,000 and the batches under way.
-            assert drawn <= 500 + 2_000 + 64 * 10
-            held.extend(block(0, 500, 500))
-            for _ in range(4):
-                check(next(client))
+    client = mr.ray.ReplayClient(run_name, getattr(mr, sampler)(seed=0), batch_size=64)
+    for _ in range(20):
+        check(next(client))
+    error = []
+
+    def draw():
+        try:
+            for batch in client:
+                check(batch)
+        except Exception as caught:
+            error.append(caught)
+
+    # What was drawn before the limiter does not count.
+    with mr.ray.writer(run_name, SCHEMA, 1_000, limiter=limiter, **options) as held:
+        thread = threading.Thread(target=draw)
+        thread.start()
+        drawn = [-1]
+
+        def stays():
+            time.sleep(1.0)
+            drawn.append(held.buffer.limit.counts().samples)
+            return drawn[-1] == drawn[-2] > 0
+
+        until(stays)
+        # By one grant at most, and by what was asked for before.
+        assert drawn[-1] <= 500 + 2_000 + 64 * 8
+        held.extend(block(0, 500, 500))
+        until(lambda: held.buffer.limit.counts().samples > drawn[-1])
+        client.close()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert all(isinstance(each, mr.FailedError) for each in error), error
 
 
 def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
