@@ -169,6 +169,12 @@ def test_a_closed_client_takes_no_priorities(run):
         client.update_priorities(batch, np.ones(8))
 
 
+def test_a_client_that_is_closed_leaves_no_answer_to_ray(run):
+    with ReplayClient(run, mr.UniformSampler(0), batch_size=8) as client:
+        next(client)
+    assert [shard.calls.count("settle") for shard in run.known] == [1, 1]
+
+
 def test_a_dropped_client_ends(run):
     client = ReplayClient(run, mr.UniformSampler(0), batch_size=8)
     next(iter(client))

@@ -137,23 +137,32 @@ def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
 
 
 STOPPED = """
-import logging, sys, time, warnings
+import sys, threading, time, warnings
 import numpy as np
 import ray
 import mmreplay as mr
+from tests.on_ray.rows import SCHEMA
 address, run = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
-sampler = mr.PrioritizedSampler(seed=0)
-client = mr.ray.ReplayClient(run, sampler, batch_size=64, prefetch=16)
-batches = iter(client)
-for _ in range(5):
-    batch = next(batches)
-    client.update_priorities(batch, np.ones(64))
-thin = mr.ray.thin_writer(run, client._rings.schema, num_envs=2)
+thin = mr.ray.thin_writer(run, SCHEMA, num_envs=2)
 for number in range(200):
     row = {"number": [number] * 2, "writer": [0] * 2, "crc": [0] * 2}
     thin.add(**row, terminated=[False] * 2, truncated=[False] * 2)
+sampler = mr.PrioritizedSampler(seed=0)
+client = mr.ray.ReplayClient(run, sampler, batch_size=64, prefetch=8, per_call=4)
+
+def learn():
+    try:
+        for batch in client:
+            client.update_priorities(batch, np.ones(64))
+    except mr.FailedError:
+        pass
+
+learner = threading.Thread(target=learn)
+learner.start()
+time.sleep(3)
 mr.ray.stop(run)
+learner.join()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     client.close()

@@ -82,3 +82,44 @@ def test_the_page_shows_the_rings_of_this_node_whatever_its_shard_is_called(
     message = r"the run 'run' has no ring on this node \(host\)\. .* disk-7, host\.$"
     with pytest.raises(SchemaError, match=message):
         rings_here("run", "auto")
+
+
+class Answers:
+    """Stands for Ray: what was asked for, and which results are there."""
+
+    def __init__(self, monkeypatch, there):
+        self.there, self.asked = set(there), []
+        monkeypatch.setattr(ray, "wait", lambda every, num_returns, timeout: None)
+        monkeypatch.setattr(ray, "get", self.get)
+
+    def get(self, references, timeout):
+        if not self.there.issuperset(references):
+            raise ray.exceptions.GetTimeoutError("late")
+        self.asked += references
+        raise ray.exceptions.RayTaskError("exchange", "lines", FailedError("stopped"))
+
+
+def test_errors_under_way_are_looked_at_in_the_end(monkeypatch):
+    answers = Answers(monkeypatch, there=["a", "b", "b1"])
+    calls = cluster.Unanswered()
+    calls.add("a", ["a"], lambda: calls)
+    calls.add("b", ["b", "b1"], lambda: None)
+    calls.add("late", ["late"], lambda: None)
+    calls.add("seen", ["seen"], lambda: None)
+    calls.remove("seen")
+    calls.settle()
+    assert answers.asked == ["a", "b", "b1"]
+    answers.there.add("late")
+    calls.settle()
+    assert answers.asked == ["a", "b", "b1", "late"]
+
+
+def test_calls_that_no_one_needs_do_not_add_up(monkeypatch):
+    answers = Answers(monkeypatch, there=range(200))
+    calls = cluster.Unanswered()
+    for number in range(100):
+        # Every second one is still waited for.
+        needed = (lambda: calls) if number % 2 and number < 20 else (lambda: None)
+        calls.add(number, [number], needed)
+    assert set(answers.asked).isdisjoint(range(1, 20, 2))
+    assert len(calls._calls) <= cluster.MAX_UNANSWERED + 10
