@@ -1248,8 +1248,8 @@ class GenerationReader(StartView):
             for path, field in zip(paths, fields, strict=True)
         }
 
-    def lengths(self, path: str, env_ids: ArrayLike, positions: ArrayLike) -> Ids:
-        """Lengths of the values of a field that varies, read without the values.
+    def get_lengths(self, path: str, env_ids: ArrayLike, positions: ArrayLike) -> Ids:
+        """Lengths of the values of a field that varies, of damaged ones too.
 
         Args:
             path: The field.
