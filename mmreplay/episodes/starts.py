@@ -1,11 +1,12 @@
 """Legal starts: the steps that may be drawn, as samplers see them.
 
 The buffer shows its samplers a `StartView`: what is alive, where episodes begin and
-end, and which steps are legal starts. Three views narrow another one:
+end, and which steps are legal starts. Four views narrow another one:
 
 - `WindowStarts`: starts of windows and episodes, for sequence and episode samplers;
 - `RangeStarts`: a range of the starts of each environment, for recent steps;
-- `SubsetStarts`: the starts of a part that `split` made.
+- `SubsetStarts`: the starts of a part that `split` made;
+- `ListedStarts`: starts that are listed, such as those used less often than they may.
 
 The *rank* of a legal start is its number among all of a view: environment by
 environment, oldest first.
@@ -261,6 +262,55 @@ class NarrowedStarts(StartView):
     def check_windows(self) -> None:
         """Refuse windows where the base does."""
         self.base.check_windows()
+
+
+class ListedStarts(NarrowedStarts):
+    """Some legal starts of another view, listed."""
+
+    def __init__(self, base: StartView, env_ids: Ids, positions: Ids) -> None:
+        """Narrow a view.
+
+        Args:
+            base: The buffer now.
+            env_ids: int64 ``[N]``, never falling.
+            positions: int64 ``[N]``, legal starts, rising within an environment.
+        """
+        super().__init__(base)
+        self._env_ids, self._positions = env_ids, positions
+        # Steps since the oldest row alive, environment by environment, never fall.
+        self._first, slots = base.span.first, base.home.ring.slots
+        self._slots = slots
+        self._keys = env_ids * slots + (positions - self._first[env_ids])
+        stop = base.span.first.copy()
+        np.maximum.at(stop, env_ids, positions + 1)
+        first = stop.copy()
+        np.minimum.at(first, env_ids, positions)
+        self._starts = Span(first, stop)
+        self.num_illegal = int(self._starts.lengths.sum()) - len(positions)
+
+    @property
+    def starts(self) -> Span:
+        """Where the legal starts lie."""
+        return self._starts
+
+    def legal(self, env_ids: Ids, positions: Ids) -> Bools:
+        """Bool ``[B]``: the positions, within `starts`, that are legal starts."""
+        if not len(self._keys):
+            return np.zeros(len(positions), bool)
+        keys = env_ids * self._slots + (positions - self._first[env_ids])
+        places = np.searchsorted(self._keys, keys)
+        result: Bools = self._keys[np.minimum(places, len(self._keys) - 1)] == keys
+        return result
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by rank, int64 ``[B]`` each."""
+        return self._env_ids[ranks], self._positions[ranks]
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Legal starts, of all environments in rank order, before positions."""
+        inside = np.clip(positions - self._first[env_ids], 0, self._slots)
+        before: Ids = np.searchsorted(self._keys, env_ids * self._slots + inside)
+        return before
 
 
 class RangeStarts(NarrowedStarts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,23 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import require_path
-from mmreplay.episodes.starts import nothing_to_draw, num_legal
+from mmreplay.episodes.starts import ListedStarts, nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, shown
 from mmreplay.samplers import states
-from mmreplay.samplers.base import Draw, State, View, call_repr, single
+from mmreplay.samplers.base import (
+    GROUPS,
+    Draw,
+    Sampler,
+    State,
+    View,
+    call_repr,
+    checked,
+    form_of,
+)
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.uses import UseCounter
 
 MAX_ROUNDS = 32
 """Draws of the inner sampler for one batch."""
@@ -43,6 +54,10 @@ class StalenessSampler(Wrapper):
     times ``1 / (1 - left_out)``. Where few steps are left, a uniform sampler finds them
     by the values of the field instead. A batch of another sampler is shorter where
     nearly all of what it draws is left out.
+
+    With a `GroupSampler` inside, groups are drawn whose rows are all recent enough: it
+    is shown those alone, by the values of the field, at a cost of O(rows that are
+    recent enough). Its probabilities are those among these rows.
 
     Attributes:
         current: Version of the learner's policy.
@@ -82,8 +97,9 @@ class StalenessSampler(Wrapper):
             weight: Returns how likely a step is kept, ``[N]`` in ``[0, 1]``, by the
                 versions that it is behind, int64 ``[N]``; those ahead count as 0. None
                 keeps all.
-            sampler: Draws the steps to choose from, of single steps; `UniformSampler`
-                with the same seed by default.
+            sampler: Draws the steps to choose from, single steps or groups;
+                `UniformSampler` with the same seed by default. A `UseCounter` goes
+                around this sampler, as it would count steps that are left out.
             seed: Seed of its own generator; None takes one from the system.
 
         Raises:
@@ -104,7 +120,7 @@ class StalenessSampler(Wrapper):
         self._looked_at = self._left_out = 0
         self.move_to(current)
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
-        super().__init__([single(inner, "StalenessSampler")])
+        super().__init__([self._part(inner)])
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -112,6 +128,33 @@ class StalenessSampler(Wrapper):
             self, field=self._field, current=self.current, maximum=self._maximum,
             weight=self._weight, sampler=self.parts[0], seed=self._random.given_seed,
         )  # fmt: skip
+
+    def _part(self, sampler: Any) -> Sampler:
+        """Return the sampler to draw with.
+
+        Raises:
+            SchemaError: It cannot be inside of this one.
+        """
+        form = form_of(checked(sampler))
+        if form not in (None, GROUPS):
+            raise SchemaError(
+                "the sampler inside a StalenessSampler must draw single steps or "
+                f"groups, got the {type(sampler).__name__}, of {form}. Put the "
+                "StalenessSampler inside of it."
+            )
+        if isinstance(sampler, UseCounter):
+            raise SchemaError(
+                "the sampler inside a StalenessSampler must not count uses, got a "
+                "UseCounter. Put the StalenessSampler inside of it: steps that are "
+                "left out are not used."
+            )
+        if form == GROUPS and self._weight is not None:
+            raise SchemaError(
+                f"weight must be None where groups are drawn, got {shown(self._weight)}"
+                ". Pass maximum, or select groups by where= of the GroupSampler."
+            )
+        own: Sampler = sampler
+        return own
 
     def _seed(self, random: StepGenerator) -> None:
         self._random = random
@@ -157,6 +200,8 @@ class StalenessSampler(Wrapper):
         return draw
 
     def _draw(self, view: View, batch_size: int) -> Draw:
+        if self.form == GROUPS:
+            return self._draw_groups(view, batch_size)
         drawn: list[Draw] = []
         count, size = 0, batch_size
         for round_number in range(MAX_ROUNDS):
@@ -171,13 +216,29 @@ class StalenessSampler(Wrapper):
                 count += len(drawn[-1])
                 break
         if not count:
-            behind = "" if self._maximum is None else f" at most {self._maximum}"
-            raise EmptyError(
-                f"cannot draw {batch_size} steps of field {self._field!r}{behind} "
-                f"versions behind {self.current}. Add newer steps, or raise maximum."
-            )
+            raise self._nothing_recent(f"{batch_size} steps")
         some = [draw for draw in drawn if len(draw)]
         return joined(some, self._random.key(self._step))
+
+    def _draw_groups(self, view: View, batch_size: int) -> Draw:
+        """Draw groups of steps that are recent enough."""
+        env_ids, positions, _ = self._recent_starts(view)
+        # After the look for them, which is one at the writer, too.
+        total = num_legal(view)
+        if not len(positions):
+            raise self._nothing_recent(f"{batch_size} groups")
+        recent = ListedStarts(view, env_ids, positions)
+        draw = self.parts[0].draw(recent, batch_size)
+        self._looked_at += total
+        self._left_out += max(0, total - len(positions))
+        return replace(draw, key=self._random.key(self._step))
+
+    def _nothing_recent(self, asked: str) -> EmptyError:
+        behind = "" if self._maximum is None else f" at most {self._maximum}"
+        return EmptyError(
+            f"cannot draw {asked} of field {self._field!r}{behind} versions behind "
+            f"{self.current}. Add newer steps, or raise maximum."
+        )
 
     def _recent(self, view: View, draw: Draw, round_number: int, maximum: int) -> Draw:
         """Leave out what is too old, and by chance what `weight` says."""
@@ -196,16 +257,8 @@ class StalenessSampler(Wrapper):
 
     def _listed(self, view: View, count: int) -> Draw:
         """Draw from the steps that the index lists as recent enough."""
-        index = view.column_index(self._field)
-        low = 0 if self._maximum is None else self.current - self._maximum
-        env_ids, positions, versions = index.in_range(low, (1 << 63) - 1)
-        starts = view.starts
-        legal = positions >= starts.first[env_ids]
-        legal &= positions < starts.stop[env_ids]
-        inside = np.flatnonzero(legal)
-        legal[inside] = view.legal(env_ids[inside], positions[inside])
-        env_ids, positions = env_ids[legal], positions[legal]
-        chances = self._chances(versions[legal])
+        env_ids, positions, versions = self._recent_starts(view)
+        chances = self._chances(versions)
         total = float(chances.sum())
         if not total > 0:
             none = np.empty(0, np.int64)
@@ -216,6 +269,18 @@ class StalenessSampler(Wrapper):
         shares = chances[which] / num_legal(view)
         ones = np.ones(count, np.float32)
         return Draw(env_ids[which], positions[which], shares, ones)
+
+    def _recent_starts(self, view: View) -> tuple[Ids, Ids, NDArray[Any]]:
+        """List the legal starts that are recent enough, with their versions."""
+        index = view.column_index(self._field)
+        low = -(1 << 63) if self._maximum is None else self.current - self._maximum
+        env_ids, positions, versions = index.in_range(low, (1 << 63) - 1)
+        starts = view.starts
+        legal = positions >= starts.first[env_ids]
+        legal &= positions < starts.stop[env_ids]
+        inside = np.flatnonzero(legal)
+        legal[inside] = view.legal(env_ids[inside], positions[inside])
+        return env_ids[legal], positions[legal], versions[legal]
 
     def _chances(self, versions: NDArray[Any]) -> NDArray[np.float64]:
         """How likely steps are kept, float64 ``[N]``."""

@@ -49,6 +49,9 @@ SAMPLERS = {
     "priorities of recent versions": lambda seed: mr.StalenessSampler(
         "pair", 9, sampler=mr.PrioritizedSampler(seed=seed), seed=seed
     ),
+    "groups of recent versions": lambda seed: mr.StalenessSampler(
+        "pair", 9, sampler=mr.GroupSampler("pair", seed=seed), seed=seed
+    ),
     "uses": lambda seed: mr.UseCounter(
         60_000, mr.UniformSampler(seed), name=None, seed=seed
     ),
@@ -61,6 +64,7 @@ OPTIONS = {
     "shuffled, ranks": {"draws_every_start": False},
     "ignore earliest": {"draws_every_start": False},
     "groups": {"draws_every_start": False},
+    "groups of recent versions": {"draws_every_start": False},
     "leases of groups": {"draws_every_start": False},
 }
 # `batches` is the number of batches of an epoch, whatever their size.

@@ -145,6 +145,75 @@ def test_unsigned_versions_beyond_int64_are_no_recent_ones():
             assert found == ({1} if maximum == 3 else {0, 1})
 
 
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=30
+    ),
+    capacity=st.integers(2, 20),
+    current=st.integers(0, 8),
+    maximum=st.sampled_from([None, 0, 2]),
+    counts=st.booleans(),
+)
+def test_groups_are_drawn_whose_rows_are_all_recent(
+    rows, capacity, current, maximum, counts
+):
+    fields = FIELDS | {"prompt": mr.Field((), "int16")}
+    groups = mr.GroupSampler("prompt", rows=2, seed=1)
+    recent = mr.StalenessSampler("version", current, maximum, sampler=groups, seed=0)
+    sampler = mr.UseCounter(1, recent, name=None, seed=0) if counts else recent
+    with mr.ReplayBuffer.create(
+        None, mr.Schema(fields), capacity, engine="memory", autoreset="same_step",
+        sampler=sampler,
+    ) as buffer:  # fmt: skip
+        for prompt, version in rows:
+            buffer.add(prompt=prompt, version=version, observation=0, terminated=True)
+        members = {}
+        for at in range(max(0, len(rows) - capacity), len(rows)):
+            members.setdefault(rows[at][0], []).append(at)
+        expected = {
+            prompt: places
+            for prompt, places in members.items()
+            if len(places) == 2
+            and all(
+                maximum is None or current - rows[at][1] <= maximum for at in places
+            )
+        }
+        found = []
+        for size in (2, 9):
+            if len(found) == len(expected) if counts else not expected:
+                with pytest.raises(EmptyError, match="cannot draw"):
+                    buffer.sample(size)
+                continue
+            batch = buffer.sample(size)
+            drawn = batch["prompt"][::2].tolist()
+            assert len(drawn) == min(size, len(expected) - len(found))
+            for prompt, places in zip(drawn, batch.positions.reshape(-1, 2)):
+                assert places.tolist() == expected[prompt]
+            found += drawn if counts else []
+        assert len(set(found)) == len(found)
+        assert len(found) == len(expected) or not counts
+
+
+def test_what_is_left_out_of_groups_is_counted():
+    groups = mr.GroupSampler("observation", rows=1, seed=0)
+    with ring([1, 4, 5, 6]) as buffer:
+        sampler = mr.StalenessSampler("version", 6, 2, sampler=groups, seed=0)
+        with pytest.raises(EmptyError, match="cannot draw 1 groups"):
+            sampler.draw(buffer.view, 1)
+        assert sampler.left_out == 0
+        sampler.move_to(20)
+        with pytest.raises(
+            EmptyError, match="draw 1 groups of field 'version' at most 2 versions beh"
+        ):
+            sampler.draw(buffer.view, 1)
+    groups = mr.GroupSampler("version", rows=1, seed=0)
+    with ring([1, 4, 5, 6]) as buffer:
+        sampler = mr.StalenessSampler("version", 6, 2, sampler=groups, seed=0)
+        assert len(sampler.draw(buffer.view, 9)) == 3
+        assert sampler.left_out == 0.25
+
+
 def test_priorities_of_the_inner_sampler_count():
     inner = mr.PrioritizedSampler(alpha=1.0, beta=0.0, eps=0.0, name=None, seed=0)
     sampler = mr.StalenessSampler("version", 3, 1, sampler=inner, seed=0)
@@ -210,8 +279,19 @@ def test_fields_and_views_without_versions_are_refused():
         mr.StalenessSampler("version", 1).draw(ListedView(["s"]), 1)
     with pytest.raises(EmptyError, match="none of 0 published rows is a legal start"):
         mr.StalenessSampler("version", 1).draw(ListedView([""]), 1)
-    with pytest.raises(SchemaError, match="inside a StalenessSampler must draw single"):
-        mr.StalenessSampler("version", 1, sampler=mr.SequenceSampler(2))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (mr.SequenceSampler(2), "must draw single steps or groups, got the Sequence"),
+        (mr.UseCounter(1, name=None), "must not count uses, got a UseCounter"),
+        (mr.GroupSampler("version"), "weight must be None where groups are drawn, got"),
+    ],
+)
+def test_samplers_that_cannot_be_inside_are_refused(sampler, message):
+    with pytest.raises(SchemaError, match=message):
+        mr.StalenessSampler("version", 1, weight=np.ones_like, sampler=sampler)
 
 
 def test_draws_continue_exactly_from_a_state():

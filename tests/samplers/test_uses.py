@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
+from mmreplay.episodes.starts import ListedStarts
 from mmreplay.errors import (
     EmptyError,
     FormatError,
@@ -21,7 +22,7 @@ from mmreplay.errors import (
 )
 from mmreplay.samplers import uses
 from mmreplay.samplers.priority_file import SYNCED
-from mmreplay.samplers.uses import ListedStarts, _occurrences
+from mmreplay.samplers.uses import _occurrences
 from tests.contracts.sampler import ListedView
 
 FIELDS = {
