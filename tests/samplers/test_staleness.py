@@ -188,7 +188,9 @@ def test_groups_are_drawn_whose_rows_are_all_recent(
             batch = buffer.sample(size)
             drawn = batch["prompt"][::2].tolist()
             assert len(drawn) == min(size, len(expected) - len(found))
-            for prompt, places in zip(drawn, batch.positions.reshape(-1, 2)):
+            for prompt, places in zip(
+                drawn, batch.positions.reshape(-1, 2), strict=True
+            ):
                 assert places.tolist() == expected[prompt]
             found += drawn if counts else []
         assert len(set(found)) == len(found)
