@@ -265,13 +265,13 @@ class Appender:
         # Refused before the lock: in a forked child another thread of the parent may
         # have held it, for good.
         self.check()
-        if self._values is not None:
-            # Values that vary are always converted.
-            return None
         with self._add_lock:
             self._recover_interrupted()
             if after is not None and self._heads is not after:
                 return None
+            if self._values is not None:
+                heads = self._try_add_values(data)
+                return heads  # noqa: RET504  as below
             head, flags = self._common_head, self._flags
             # A step without flags, below the limits: one call of C does all the rest,
             # in 2 us (1.4 in a first lap) instead of 5, three of which were three
@@ -294,6 +294,28 @@ class Appender:
             # return would leave the lock taken.
             heads = self._add_prepared(ends)
             return heads  # noqa: RET504
+
+    def _try_add_values(self, data: Mapping[str, object]) -> Heads | None:
+        """Add one step with values that vary; see `try_add`."""
+        values, fast, flags = self._values, self._fast_append, self._flags
+        head = self._common_head
+        assert values is not None
+        if fast is None or not fast.stores or not flags.no_boundary():
+            return None
+        if not 0 <= head < self._refill_at:
+            return None
+        stored = values.store_plain(data)
+        if stored is None:
+            return None
+        # Where this is no plain step after all, its values are written again: nothing
+        # names them yet.
+        heads = fast.add(stored[0], head, stored[1])
+        if heads is not None:
+            flags.note_no_flags()
+            self._common_head = head + 1
+            self._heads = heads
+            values.wake()
+        return heads
 
     def add(
         self,
@@ -321,7 +343,7 @@ class Appender:
             if final_observation is None and ids is None and self._common_head >= 0:
                 heap_heads = None
                 # In a final row most values stay empty, and its flags come first.
-                if values is None or self._autoreset != "next_step":
+                if values is None or not self._flags.final_is_next():
                     if values is not None:
                         columns, heap_heads = self._store_values(columns)
                     ends = self._store.prepare(columns)
@@ -834,16 +856,25 @@ class FastAppend:
         self._stride = store.placement.stride
         self._envs, self._slots = store.ring.num_envs, store.ring.slots
         self._limits = self._tails = NONE
+        self._heap_tails: Array | None = None
         self._low, self._high, self._until = 0, 0, 0.0
         self._fresh_of, self._fresh = NONE, 0
         self._first, self._next_heads = -NUM_HEADS, [NONE] * NUM_HEADS
 
-    def add(self, data: Mapping[str, object], head: int) -> Array | None:
+    @property
+    def stores(self) -> bool:
+        """Whether steps may be stored at all."""
+        return not self._commit.closed and files.disk.__class__ is Disk
+
+    def add(
+        self, data: Mapping[str, object], head: int, heap_heads: Array | None = None
+    ) -> Array | None:
         """Store and publish a step that ends no episode and needs no conversion.
 
         Args:
             data: A nested or flat mapping of values, not validated yet.
             head: The step's position, in every environment.
+            heap_heads: int64 ``[E]``, published with it where there is a heap.
 
         Returns:
             int64 ``[E]``, the heads published; None where nothing was stored.
@@ -863,6 +894,7 @@ class FastAppend:
         reserved = (
             self._limits is commit.limits
             and self._tails is commit.tails
+            and self._heap_tails is commit.heap_tails
             and self._low <= row <= self._high - self._envs
         )
         if not reserved and not self._reserve(row):
@@ -870,19 +902,22 @@ class FastAppend:
         at, live = head - self._first, commit.next_live
         heads = self._next_heads[at] if 0 <= at < NUM_HEADS else self._heads_after(head)
         offset = commit.size * live
+        bounds = (heads,) if heap_heads is None else (heads, heap_heads)
         try:
             # C looks at the clock itself: the pages stay ready for a second, and a step
             # takes 2 us. A number that was drawn for nothing leaves a gap, which
             # readers accept: they compare, and count nothing.
-            added = self._add(data, row, offset, next(commit.numbers), heads)
+            added = self._add(data, row, offset, next(commit.numbers), *bounds)
             if not added and monotonic() >= self._until and self._reserve(row):
-                added = self._add(data, row, offset, next(commit.numbers), heads)
+                added = self._add(data, row, offset, next(commit.numbers), *bounds)
             if not added:
                 return None
             # The slot first: if Ctrl-C comes before the heads are noted, `recall` finds
             # the publication in the file, and the next one goes to the other slot.
             commit.next_live = BOTH_LIVE - live
-            commit.heads, commit.published = heads, (heads, commit.tails, None)
+            # Heap heads before heads; see `CommitState`.
+            commit.heap_heads = heap_heads
+            commit.heads, commit.published = heads, (heads, commit.tails, heap_heads)
         except BaseException:
             # Ctrl-C may come between the publication and its note: as in
             # `CommitWriter.publish`, the file says what was published.
@@ -912,8 +947,8 @@ class FastAppend:
         """
         commit, stride, stop = self._commit, self._stride, row + flags.size
         if (
-            commit.closed
-            or files.disk.__class__ is not Disk  # as in `add`
+            not self.stores
+            or self._heap_tails is not None
             or stop > self._slots * self._envs
         ):
             return False
@@ -962,7 +997,7 @@ class FastAppend:
     def _reserve(self, row: int) -> bool:
         """Reserve rows from one on, as far as their pages are ready."""
         commit, stride, stop = self._commit, self._stride, row + self._envs
-        limits, tails = commit.limits, commit.tails
+        limits, tails, heap_tails = commit.limits, commit.tails, commit.heap_tails
         fresh = self._fresh_rows()
         # Both files or none: a step is two stores, and a row without its flags would be
         # published with those of the last lap.
@@ -982,9 +1017,10 @@ class FastAppend:
         until = min(records.until, flags.until)
         self._kernel.reserve(
             records.mapping, flags.mapping, commit.mapping, limits, tails,
-            low, high, until,
+            low, high, until, *(() if heap_tails is None else (heap_tails,)),
         )  # fmt: skip
         self._low, self._high, self._until = low, high, until
+        self._heap_tails = heap_tails
         self._limits, self._tails = limits, tails
         return True
 
@@ -995,7 +1031,7 @@ def fast_append_of(store: Store, commit: WritableCommitState) -> FastAppend | No
         return None
     records, flags = store.writers
     ring = store.ring
-    if store.heap is not None or records is None:
+    if records is None or (store.heap is not None and ring.num_envs > 1):
         return None
     if store.placement.large or not len(store.packer.rows):
         return None

@@ -160,6 +160,10 @@ class EpisodeFlags:
             return not self.before.item() & (END | FINAL)
         return self.before is self._no_ends
 
+    def final_is_next(self) -> bool:
+        """Whether the next row of some environment is a final row."""
+        return self._final_follows and bool((self.before & END).any())
+
     def note_no_flags(self) -> None:
         """Take in that a step without any flag was published."""
         self.before = self._none

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,10 @@ from mmreplay.format.heap import (
     nbytes_of,
 )
 from mmreplay.format.metadata import heap_reserve_nbytes
+from mmreplay.nesting import SEPARATOR
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Schema
-from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE
+from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _copies = kernels.load("copies")
 
 _REFERENCE = struct.Struct("<qII")
-EMPTY = np.zeros(1, REFERENCE)
+EMPTY = bytes(REFERENCE.itemsize)
 """The reference of a value without items."""
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
@@ -78,6 +79,10 @@ class ValueWriter:
         self._before_overwrite: BeforeOverwrite | None = None
         self._capacity = store.ring.capacity
         self._free_until = 0
+        # Of one step of the only environment.
+        self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
+        self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
+        self._references = [np.frombuffer(b, REFERENCE) for b in self._reference_bytes]
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
 
@@ -132,21 +137,61 @@ class ValueWriter:
         Returns:
             As `store`; None where tails must be raised first.
         """
+        values = []
+        for path in self._fields:
+            items: NDArray[np.generic] = columns[path].values  # type: ignore[attr-defined]  # of fields that vary
+            values.append((len(items), items.reshape(-1).view(np.uint8).data))
+        heap_heads = self._put_step(values)
+        if heap_heads is None:
+            return None
+        references = zip(self._fields, self._references, strict=True)
+        return {**columns, **dict(references)}, heap_heads
+
+    def store_plain(
+        self, data: Mapping[str, object]
+    ) -> tuple[dict[str, object], Array] | None:
+        """Write the values of one step of the only environment as they were given.
+
+        Args:
+            data: A nested or flat mapping of values, not validated yet.
+
+        Returns:
+            The mapping with references in place of values, which hold until the next
+            call, and the heap heads after them; None where a value needs a look or a
+            conversion, or tails must be raised first.
+        """
+        if data.__class__ is not dict:
+            return None
+        stored, values = dict(data), []
+        for plain, reference in zip(self._plain, self._references, strict=True):
+            found = plain.take(stored, reference)
+            if found is None:
+                return None
+            values.append(found)
+        heap_heads = self._put_step(values)
+        return None if heap_heads is None else (stored, heap_heads)
+
+    def _put_step(self, values: list[tuple[int, memoryview]]) -> Array | None:
+        """Write the values of one step of the only environment, if they fit.
+
+        Args:
+            values: Of each field that varies its items and its bytes.
+
+        Returns:
+            int64 ``[1]``, the heap head after them, with `_references` set; None where
+            tails must be raised first.
+        """
         heap, heap_head = self._heap, int(self.heap_heads[0])
         size, written = heap.nbytes, []
-        stored: dict[str, NDArray[np.generic]] = dict(columns)
-        for path in self._fields:
-            values: NDArray[np.generic] = columns[path].values  # type: ignore[attr-defined]  # of fields that vary
-            nbytes = values.nbytes
+        for (length, data), into in zip(values, self._reference_bytes, strict=True):
+            nbytes = len(data)
             if not nbytes:
-                stored[path] = EMPTY
+                into[:] = EMPTY
                 continue
             if heap_head % size + nbytes > size:
                 heap_head += -heap_head % size
-            data = values.reshape(-1).view(np.uint8).data
             written.append((heap_head, data))
-            reference = _REFERENCE.pack(heap_head, len(values), crc32c(data))
-            stored[path] = np.frombuffer(reference, REFERENCE)
+            _REFERENCE.pack_into(into, 0, heap_head, length, crc32c(data))
             heap_head += nbytes + -nbytes % HEAP_ALIGNMENT
         if heap_head > self._free_until:
             # What was allowed once stays so: tails never fall.
@@ -155,7 +200,7 @@ class ValueWriter:
                 return None
         for position, data in written:
             heap.write(0, position, data)
-        return stored, np.array([heap_head])
+        return np.array([heap_head])
 
     def without_values(self, columns: Columns, flags: NDArray[np.uint8]) -> Columns:
         """Leave out values that have no meaning: of final rows all but observations.
@@ -368,6 +413,71 @@ class ValueWriter:
         self._wake_at = heap_heads + self._space.reserve // 2
         if self._space.raise_due or self._space.commit_due:
             self._committer.wake()
+
+
+class PlainValue:
+    """Takes the value of one field of one step where it needs no conversion."""
+
+    def __init__(self, path: str, field: Field) -> None:
+        """Take values of a field that varies."""
+        assert field.max_length is not None
+        self._path, self._names = path, path.split(SEPARATOR)
+        self._maximum, self._kind = field.max_length, field.kind
+        # Arrays of text are looked at, and so are those of floats with 16 bits that
+        # numpy does not know.
+        self._is_array = field.kind != "text" and field.dtype != "bfloat16"
+        self._dtype, self._inner = field.numpy, field.inner
+        self._ndim = 1 + len(field.inner)
+
+    def take(
+        self, data: dict[str, Any], reference: References
+    ) -> tuple[int, memoryview] | None:
+        """Replace the value by a reference; return its items and bytes.
+
+        Args:
+            data: Flat, or nested: a branch that the value is in is copied.
+            reference: Put in its place.
+
+        Returns:
+            None where the value is not there, or needs a look.
+        """
+        branch, name = data, self._path
+        if name not in data:
+            *names, name = self._names
+            for each in names:
+                below = branch.get(each)
+                if below.__class__ is not dict:
+                    return None
+                branch[each] = below = dict(below)
+                branch = below
+        value = branch.get(name)
+        kind = value.__class__
+        if kind is np.ndarray:
+            if (
+                not self._is_array
+                or value.ndim != self._ndim
+                or value.dtype != self._dtype
+                or value.shape[1:] != self._inner
+                or not value.flags.c_contiguous
+            ):
+                return None
+            length = len(value)
+            content = memoryview(value).cast("B") if value.size else memoryview(b"")
+        elif kind is str and self._kind == "text":
+            try:
+                content = memoryview(value.encode())
+            except UnicodeEncodeError:
+                return None
+            length = len(content)
+        elif kind is bytes and self._kind == "bytes":
+            content = memoryview(value)
+            length = len(content)
+        else:
+            return None
+        if length > self._maximum:
+            return None
+        branch[name] = reference
+        return length, content
 
 
 class ValueCopier:

@@ -2,7 +2,7 @@
 
 #include <time.h>
 
-enum { RECORDS, FLAGS, COMMIT, LIMITS, TAILS, NUM_VIEWS };
+enum { RECORDS, FLAGS, COMMIT, LIMITS, TAILS, HEAP_TAILS, NUM_VIEWS };
 
 typedef struct {
     PyObject_HEAD
@@ -94,21 +94,25 @@ reservation_fits(const Append *self)
            self->packer->together &&
            self->high <= self->views[FLAGS].len &&
            self->high <= self->views[RECORDS].len / stride &&
-           self->views[LIMITS].len == 8 * envs && self->views[TAILS].len == 8 * envs;
+           self->views[LIMITS].len == 8 * envs && self->views[TAILS].len == 8 * envs &&
+           (!has_heap(self->slot) || self->views[HEAP_TAILS].len == 8 * envs);
 }
 
 static PyObject *
 Append_reserve(Append *self, PyObject *args)
 {
-    PyObject *nargs[NUM_VIEWS];
+    PyObject *nargs[NUM_VIEWS] = {NULL};
     Py_ssize_t low, high;
     double until;
-    if (!PyArg_ParseTuple(args, "OOOOOnnd:reserve", &nargs[RECORDS], &nargs[FLAGS],
+    if (!PyArg_ParseTuple(args, "OOOOOnnd|O:reserve", &nargs[RECORDS], &nargs[FLAGS],
                           &nargs[COMMIT], &nargs[LIMITS], &nargs[TAILS], &low, &high,
-                          &until))
+                          &until, &nargs[HEAP_TAILS]))
         return NULL;
     release_views(self);
-    for (int i = 0; i < NUM_VIEWS; i++)
+    int num_views = has_heap(self->slot) ? NUM_VIEWS : HEAP_TAILS;
+    if (num_views == NUM_VIEWS && nargs[HEAP_TAILS] == NULL)
+        return PyErr_Format(PyExc_ValueError, "reserve: heap tails must be given");
+    for (int i = 0; i < num_views; i++)
         if (contiguous(nargs[i], &self->views[i], i <= COMMIT) < 0) {
             release_views(self);
             return NULL;
@@ -185,8 +189,9 @@ Append_add(Append *self, PyObject *const *args, Py_ssize_t nargs)
 {
     RecordPacker *packer = self->packer;
     Slot *slot = self->slot;
-    if (nargs != 5)
-        return PyErr_Format(PyExc_TypeError, "add takes 5 arguments, got %zd",
+    int heap = has_heap(slot);
+    if (nargs != 5 + heap)
+        return PyErr_Format(PyExc_TypeError, "add takes %d arguments, got %zd", 5 + heap,
                             nargs);
     Py_ssize_t row = PyLong_AsSsize_t(args[1]), offset = PyLong_AsSsize_t(args[2]);
     unsigned long long number = PyLong_AsUnsignedLongLong(args[3]);
@@ -203,12 +208,14 @@ Append_add(Append *self, PyObject *const *args, Py_ssize_t nargs)
     if (ends || !self->reserved || row < self->low ||
         row > self->high - packer->num_envs)
         Py_RETURN_FALSE;
-    if (put_column(slot, 0, args[4]) < 0)
+    if (put_column(slot, 0, args[4]) < 0 || (heap && put_column(slot, 4, args[5]) < 0))
         return NULL;
     char *columns = (char *)slot->view.buf + slot->columns;
     Py_ssize_t nbytes = 8 * slot->num_envs;
     memcpy(columns + nbytes, self->views[LIMITS].buf, (size_t)nbytes);
     memcpy(columns + 2 * nbytes, self->views[TAILS].buf, (size_t)nbytes);
+    if (heap)
+        memcpy(columns + 5 * nbytes, self->views[HEAP_TAILS].buf, (size_t)nbytes);
     seal(slot, (uint64_t)number);
     store_step(self, row, offset);
     Py_RETURN_TRUE;
@@ -265,6 +272,8 @@ Append_extend(Append *self, PyObject *const *args, Py_ssize_t nargs)
     static const int at[FILES] = {[RECORDS] = 3, [FLAGS] = 5, [COMMIT] = 6};
     Py_buffer flags, files[FILES];
     int acquired = 0, done = -1;
+    if (has_heap(self->slot))
+        return PyErr_Format(PyExc_ValueError, "extend: it publishes no heap");
     if (nargs != NUM_ARGS)
         return PyErr_Format(PyExc_TypeError, "extend takes %d arguments, got %zd",
                             NUM_ARGS, nargs);

@@ -9,6 +9,13 @@ typedef struct {
     uint32_t zeros[4][256];
 } Slot;
 
+/* Whether publications have the bounds of a heap, too. */
+static int
+has_heap(const Slot *slot)
+{
+    return slot->num_columns > 4;
+}
+
 static int
 slot_fits(Slot *self)
 {
@@ -133,12 +140,20 @@ Slot_data(Slot *self, void *closure)
     return self->data;
 }
 
+static PyObject *
+Slot_has_heap(Slot *self, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(has_heap(self));
+}
+
 static PyMethodDef Slot_methods[] = {
     {"publish", (PyCFunction)(void (*)(void))Slot_publish, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef Slot_attributes[] = {
     {"data", (getter)(void (*)(void))Slot_data, NULL, NULL, NULL},
+    {"has_heap", (getter)(void (*)(void))Slot_has_heap, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot Slot_slots[] = {

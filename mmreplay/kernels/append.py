@@ -35,7 +35,7 @@ class AppendKernel(Protocol):
 
     def reserve(
         self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
-        low: int, high: int, until: float, /,
+        low: int, high: int, until: float, heap_tails: Array | None = None, /,
     ) -> None:  # fmt: skip
         """Allow steps into some rows until a time; the former reservation ends.
 
@@ -48,9 +48,11 @@ class AppendKernel(Protocol):
             low: The first row.
             high: The row after the last one.
             until: In seconds of `time.monotonic`.
+            heap_tails: int64 ``[E]``, published likewise where there is a heap.
 
         Raises:
-            ValueError: There are no such rows, or a step is too long to be packed.
+            ValueError: There are no such rows, a step is too long to be packed, or heap
+                tails are missing.
         """
 
     def release(self) -> None:
@@ -58,7 +60,7 @@ class AppendKernel(Protocol):
 
     def add(
         self, data: Mapping[str, object], row: int, offset: int, number: int,
-        heads: Array, /,
+        heads: Array, heap_heads: Array | None = None, /,
     ) -> bool:  # fmt: skip
         """Store a step that ends no episode and needs no conversion, and publish it.
 
@@ -68,12 +70,14 @@ class AppendKernel(Protocol):
             offset: Where its publication goes in the COMMIT file.
             number: The publication's sequence number.
             heads: int64 ``[E]``, published with it.
+            heap_heads: int64 ``[E]``, likewise, where there is a heap.
 
         Returns:
             Whether the step was added; if not, nothing was stored.
 
         Raises:
             ValueError: The offset lies outside the COMMIT file.
+            TypeError: Heap heads are missing, or there is no heap.
         """
 
     def extend(
@@ -100,8 +104,8 @@ class AppendKernel(Protocol):
             tails: int64 ``[E]``, likewise.
 
         Raises:
-            ValueError: There are no such rows, or the offset lies outside the COMMIT
-                file.
+            ValueError: There are no such rows, the offset lies outside the COMMIT file,
+                or there is a heap.
         """
 
 
@@ -120,17 +124,24 @@ class Append:
 
     def reserve(
         self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
-        low: int, high: int, until: float, /,
+        low: int, high: int, until: float, heap_tails: Array | None = None, /,
     ) -> None:  # fmt: skip
         """See `AppendKernel.reserve`."""
         self._reserved = ()
+        if not self._slot.has_heap:
+            heap_tails = None
+        elif heap_tails is None:
+            raise ValueError("reserve: heap tails must be given")
         packer = self._packer
         stride = packer.stride
         fits = 0 <= low <= high <= len(flags) and stride > 0
         fits = fits and high <= len(records) // stride and len(packer.rows) > 0
-        if not fits or not len(limits) == len(tails) == packer.num_envs:
+        bounds = limits, tails, tails if heap_tails is None else heap_tails
+        if not fits or {len(bound) for bound in bounds} != {packer.num_envs}:
             raise ValueError("reserve: rows must be in the files, packed together")
-        self._reserved = records, flags, commit, limits, tails, low, high, until
+        self._reserved = (
+            records, flags, commit, limits, tails, low, high, until, heap_tails,
+        )  # fmt: skip
 
     def release(self) -> None:
         """See `AppendKernel.release`."""
@@ -138,12 +149,16 @@ class Append:
 
     def add(
         self, data: Mapping[str, object], row: int, offset: int, number: int,
-        heads: Array, /,
+        heads: Array, heap_heads: Array | None = None, /,
     ) -> bool:  # fmt: skip
         """See `AppendKernel.add`."""
+        if (heap_heads is not None) != self._slot.has_heap:
+            raise TypeError("add takes heap heads exactly where there is a heap")
         if not self._reserved:
             return False
-        records, flags, commit, limits, tails, low, high, until = self._reserved
+        records, flags, commit, limits, tails, low, high, until, heap_tails = (
+            self._reserved
+        )
         packer, envs = self._packer, self._packer.num_envs
         if not low <= row <= high - envs or monotonic() >= until:
             return False
@@ -151,7 +166,9 @@ class Append:
             raise ValueError("add: offset must be of a publication")
         if packer.prepare(data) != 0:
             return False
-        publication = self._slot.publish(number, heads, limits, tails)
+        publication = self._slot.publish(
+            number, heads, limits, tails, heap_heads, heap_tails
+        )
         first = row * packer.stride
         records[first : first + len(packer.rows)] = packer.rows
         flags[row : row + envs] = bytes(envs)
@@ -164,6 +181,8 @@ class Append:
         heads: Array, limits: Array, tails: Array, /,
     ) -> None:  # fmt: skip
         """See `AppendKernel.extend`."""
+        if self._slot.has_heap:
+            raise ValueError("extend: it publishes no heap")
         stride, count = self._packer.stride, flags.size
         fits = stride > 0 and count > 0 and first >= 0
         fits = fits and 0 <= row <= min(len(marks), len(records) // stride) - count

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.int64]
+HEAP_COLUMN = 4
+"""Where the columns of a heap begin."""
 
 
 class SlotKernel(Protocol):
@@ -17,9 +19,11 @@ class SlotKernel(Protocol):
 
     Attributes:
         data: The last publication's bytes; they change with the next.
+        has_heap: Whether records have columns for a heap.
     """
 
     data: bytearray
+    has_heap: bool
 
     def publish(
         self, number: int, heads: Array, limits: Array, tails: Array,
@@ -62,6 +66,7 @@ class Slot:
         self._sequence = sequence
         body = np.frombuffer(self.data, "<i8", num_columns * num_envs, columns)
         self._columns = body.reshape(num_columns, num_envs)
+        self.has_heap = num_columns > HEAP_COLUMN
 
     def publish(
         self, number: int, heads: Array, limits: Array, tails: Array,
@@ -71,7 +76,7 @@ class Slot:
         given = [(0, heads), (1, limits), (2, tails)]
         if heap_heads is not None and heap_tails is not None:
             # After the cuts, which stay.
-            given += [(4, heap_heads), (5, heap_tails)]
+            given += [(HEAP_COLUMN, heap_heads), (HEAP_COLUMN + 1, heap_tails)]
         if len(self._columns) < given[-1][0]:
             raise ValueError("Slot: the record has no columns for a heap")
         for which, values in given:

@@ -44,8 +44,8 @@ def appended(monkeypatch):
     """Positions of the steps that it took."""
     found, add = [], FastAppend.add
 
-    def note(self, data, head):
-        heads = add(self, data, head)
+    def note(self, data, head, *heap_heads):
+        heads = add(self, data, head, *heap_heads)
         if heads is not None:
             found.append(head)
         return heads
@@ -121,6 +121,109 @@ def test_it_leaves_what_other_ways_leave(
     assert found[0] == found[1]
     assert shares[0] > 0.4
     assert shares[1] == 0
+
+
+VALUES = FIELDS | {
+    "state": {
+        "mission": mr.Field.text(max_bytes=40),
+        "cloud": mr.Field((None, 2), "float16", max_length=9),
+    },
+    "image": mr.Field.bytes(max_bytes=30),
+    "tokens": mr.Field((None,), "int32", max_length=50),
+}
+
+
+def values_of(rng, chance):
+    """Values of a step, now and then in a form that must be looked at."""
+    count = int(rng.integers(51))
+    tokens = rng.integers(1 << 20, size=count, dtype=np.int32)
+    mission = "für dich " * int(rng.integers(4))
+    if chance < 0.1:
+        tokens, mission = tokens.tolist(), mission.encode()
+    elif chance < 0.15:
+        tokens = np.repeat(tokens, 2)[::2]
+    elif chance < 0.2:
+        tokens = tokens.astype(np.int64)
+    return {
+        "state": {
+            "mission": mission,
+            "cloud": rng.random((int(rng.integers(10)), 2)).astype(np.float16),
+        },
+        "image": rng.bytes(int(rng.integers(31))),
+        "tokens": tokens,
+    }
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_values_that_vary_are_left_as_other_ways_leave_them(
+    tmp_path, appended, autoreset
+):
+    """Over laps of rows and of the heap, with odd values, ends, clears, commits."""
+    found, shares = [], []
+    for way in ("fast", "watched"):
+        rng, path = np.random.default_rng(5), tmp_path / way
+        appended.clear()
+        with using(WatchedDisk()) if way == "watched" else using(files.disk):
+            buffer = mr.ReplayBuffer.create(
+                path, mr.Schema(VALUES), SLOTS, heap_bytes=40_960, commit_every=None,
+                autoreset=autoreset,
+            )  # fmt: skip
+            for number in range(6 * SLOTS):
+                ends = rng.random(2) < 0.03
+                step = step_of(number, 1, ends.tolist())
+                step |= values_of(rng, rng.random())
+                chance = rng.random()
+                if chance < 0.02:
+                    buffer.end_episodes()
+                elif chance < 0.03:
+                    buffer.clear()
+                elif chance < 0.05:
+                    buffer.commit()
+                if rng.random() < 0.2:
+                    step["state/mission"] = step["state"]["mission"]
+                    step["state/cloud"] = step.pop("state")["cloud"]
+                buffer.add(step)
+            rows = buffer.gather_all()
+            found.append(
+                [files_of(path), state_of(buffer), rows["state/mission"].text(),
+                 rows["tokens"].values.tolist()]
+            )  # fmt: skip
+            buffer.close()
+        shares.append(len(appended) / (6 * SLOTS))
+        assert verify_buffer(path).ok
+    assert found[0] == found[1]
+    assert shares[0] > 0.3
+    assert shares[1] == 0
+
+
+def test_what_varies_and_is_no_plain_value_is_looked_at(tmp_path, appended):
+    schema = mr.Schema(VALUES | {"brain": mr.Field((None,), "bfloat16", max_length=5)})
+    rng = np.random.default_rng(0)
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, SLOTS, heap_bytes=40_960, commit_every=None
+    ) as buffer:
+        for number in range(2 * SLOTS):
+            brain = rng.random(int(rng.integers(6)))
+            buffer.add(step_of(number) | values_of(rng, 1) | {"brain": brain})
+        # numpy does not know numbers of this kind.
+        assert appended == []
+    with mr.ReplayBuffer.create(
+        tmp_path / "c", mr.Schema(VALUES), SLOTS, heap_bytes=40_960, commit_every=None
+    ) as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(step_of(number) | values_of(rng, 1))
+        assert appended
+        for change, message in (
+            ({"tokens": np.zeros(51, np.int32)}, "at most 50 items, got 51"),
+            ({"image": b"x" * 31}, "at most 30 bytes, got 31"),
+            ({"image": "text"}, "field 'image'"),
+            ({"tokens": np.zeros((2, 2), np.int32)}, "field 'tokens'"),
+            ({"tokens": None}, "field 'tokens'"),
+        ):
+            heads = buffer.heads
+            with pytest.raises(mr.SchemaError, match=message):
+                buffer.add(step_of(7) | values_of(rng, 1) | change)
+            assert buffer.heads is heads
 
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)

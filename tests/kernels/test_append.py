@@ -285,3 +285,66 @@ def test_an_append_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch
             rows.Append(*given)
     with pytest.raises(TypeError, match="add takes 5 arguments, got 1"):
         one.append.add({})
+
+
+class HeapBench(Bench):
+    """One whose publications have the bounds of a heap."""
+
+    def __init__(self, rows, monkeypatch, rng):
+        super().__init__(rows, 1, monkeypatch, rng)
+        self.heap_tails = np.array([24])
+        self.first = record(
+            1, rng, heap_tails=self.heap_tails, heap_heads=np.array([40])
+        )
+        self.slot = self.new_slot()
+        self.append = rows.Append(self.packer, self.slot)
+        self.size = commit.record_nbytes(1, 4096)
+        self.limits, self.tails = self.first.limits, self.first.tails
+
+    def new_slot(self):
+        columns = 4 if self.first.heap_heads is None else 6
+        return self.rows.Slot(self.first.encode(), 16, 128, 1, columns)
+
+    def reserve(self, **changes):
+        given = [getattr(self, n) for n in ("records", "flags", "commit")]
+        given += [self.limits, self.tails, 0, ROWS, 1e18]
+        heap_tails = changes.get("heap_tails", self.heap_tails)
+        self.append.reserve(*given, *(() if heap_tails is None else (heap_tails,)))
+
+
+def test_a_step_is_published_with_the_bounds_of_its_heap(rows, monkeypatch, rng):
+    bench = HeapBench(rows, monkeypatch, rng)
+    assert bench.slot.has_heap
+    bench.reserve()
+    other = bench.new_slot()
+    for number in range(1, 9):
+        heads, heap_heads = np.array([50 + number]), np.array([8 * number])
+        step = bench.step(rng)
+        assert bench.append.add(step, number, 0, number, heads, heap_heads) is True
+        told = other.publish(
+            number, heads, bench.limits, bench.tails, heap_heads, bench.heap_tails
+        )
+        assert bench.commit[: bench.size] == bytes(told)
+
+
+def test_bounds_of_a_heap_are_given_where_there_is_one(rows, monkeypatch, rng):
+    heads = np.array([50])
+    bench = HeapBench(rows, monkeypatch, rng)
+    with pytest.raises(ValueError, match="reserve: heap tails must be given"):
+        bench.reserve(heap_tails=None)
+    with pytest.raises(ValueError, match="reserve: rows must be in the files"):
+        bench.reserve(heap_tails=np.array([1, 2]))
+    bench.reserve()
+    with pytest.raises(TypeError, match="add takes"):
+        bench.append.add(bench.step(rng), 0, 0, 7, heads)
+    with pytest.raises(ValueError, match="values must be int64"):
+        bench.append.add(bench.step(rng), 0, 0, 7, heads, np.array([1, 2]))
+    with pytest.raises(ValueError, match="extend: it publishes no heap"):
+        extend(bench, block(bench, rng, 8), 0, np.zeros(8, np.uint8), 0)
+    assert bench.untouched()
+    plain = Bench(rows, 1, monkeypatch, rng)
+    assert not plain.slot.has_heap
+    plain.reserve()
+    with pytest.raises(TypeError, match="add takes"):
+        plain.append.add(plain.step(rng), 0, 0, 7, heads, heads)
+    assert plain.untouched()
