@@ -59,8 +59,8 @@ from mmreplay.errors import (
     StaleError,
     StarvedError,
 )
+from mmreplay.format.heap import References, legal, nbytes_of
 from mmreplay.format.heap import checksums as value_checksums
-from mmreplay.format.heap import legal, nbytes_of
 from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
@@ -69,7 +69,7 @@ from mmreplay.samplers.base import Draw, Sampler, ask, draws_once
 from mmreplay.samplers.uses import UseCounter
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
-from mmreplay.schema.field import REFERENCE
+from mmreplay.schema.field import REFERENCE, Field
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
 from mmreplay.storage.gather import (
     SPLIT_ROWS,
@@ -92,6 +92,7 @@ MAX_REDRAWS = 100
 SCAN_ROWS = 8192
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 _kernel = kernels.load("steps")
+_copies = kernels.load("copies")
 
 
 class ReplacedError(FailedError):
@@ -808,7 +809,15 @@ class GenerationReader(StartView):
             path, ahead = self._varying[name]
             field, references = self._schema.fields[path], column.reshape(-1)
             count = len(env_ids)
-            ids = np.repeat(env_ids, len(references) // count if count else 1)
+            each = len(references) // count if count else 1
+            ids = env_ids if each == 1 else np.repeat(env_ids, each)
+            if not self.files.policy.check_values:
+                values = self._plain_values(
+                    field, references, ids, heap_heads, heap_tails
+                )
+                if values is not None:
+                    result[name] = values.reshape(*column.shape)
+                    continue
             # Checked before the heap is touched: it may lead anywhere.
             illegal = ~legal(
                 references, field, heap.nbytes, heap_tails[ids], heap_heads[ids]
@@ -834,6 +843,36 @@ class GenerationReader(StartView):
             values = data.view(field.numpy).reshape(-1, *field.inner)
             result[name] = Ragged(values, offsets, column.shape)
         return result
+
+    def _plain_values(
+        self, field: Field, references: References, ids: Ids, heap_heads: Ids,
+        heap_tails: Ids,
+    ) -> Ragged | None:  # fmt: skip
+        """Copy values whose references are all legal; None where one is not.
+
+        Args:
+            field: What they are of.
+            references: ``[N]``.
+            ids: int64 ``[N]``, their environments.
+            heap_heads: int64 ``[E]``, of the record that they were read under.
+            heap_tails: int64 ``[E]``, likewise.
+        """
+        heap, count = self._heap, len(references)
+        assert heap is not None
+        assert field.max_length is not None
+        begins, nbytes = np.empty((2, count), np.int64)
+        offsets = np.empty(count + 1, np.int64)
+        # Checked before the heap is touched: it may lead anywhere.
+        if _copies.find_values(
+            references, ids, heap_tails, heap_heads, heap.nbytes,
+            field.max_length, field.inner_nbytes, begins, nbytes, offsets,
+        ):  # fmt: skip
+            return None
+        total = int(offsets[-1]) * field.inner_nbytes
+        data = self._value_buffers.empty_bytes(total)
+        heap.take(begins, nbytes, data)
+        values = data.view(field.numpy).reshape(-1, *field.inner)
+        return Ragged(values, offsets)
 
     def _refuse_overlaps(self, fields: Fields, env_ids: Ids, positions: Ids) -> None:
         """Refuse references of rows in order whose values do not rise without overlap.

@@ -16,7 +16,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { MAX_ARRAYS = 5 };
+enum { MAX_ARRAYS = 7 };
 
 #include "_buffers.h"
 
@@ -100,6 +100,9 @@ copy_rows(PyObject *module, PyObject *args)
 
 /* ---- copy_spans -------------------------------------------------------------- */
 
+/* Requested of a span while the one before is copied. */
+enum { NEXT_NBYTES = 1024 };
+
 /* Whether spans of some bytes lie inside of as many as there are. */
 static int
 inside(const int64_t *begins, const int64_t *nbytes, Py_ssize_t count, Py_ssize_t there)
@@ -136,11 +139,102 @@ copy_spans(PyObject *module, PyObject *args)
         !inside(target, size, count, out_nbytes))
         return refuse(&buffers, "spans must lie inside of source and out");
     PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count; i++) {
+        /* The processor foresees a span's lines from its first ones on; it does not foresee
+         * where the next span begins. */
+        if (i + 1 < count)
+            for (int at = 0; at < NEXT_NBYTES && at < size[i + 1]; at += LINE)
+                __builtin_prefetch(from + begin[i + 1] + at);
         memcpy(to + target[i], from + begin[i], (size_t)size[i]);
+    }
     if (state)
         PyEval_RestoreThread(state);
     return release(&buffers, Py_NewRef(Py_None));
+}
+
+/* ---- find_values ------------------------------------------------------------- */
+
+/* What a row holds of a value that varies, as it stands in the record. */
+typedef struct {
+    int64_t position;
+    uint32_t length, crc;
+} Reference;
+
+enum { HEAP_ALIGNMENT = 8 };
+
+typedef struct {
+    int64_t nbytes, longest, item;
+    Py_ssize_t num_envs;
+    const int64_t *tails, *heads;
+} Heap;
+
+/* Whether a reference names bytes that the heap's bounds let be read; see format/heap.py. */
+static int
+is_legal(const Reference *reference, const Heap *heap, int64_t env_id, int64_t nbytes)
+{
+    int64_t position = reference->position;
+    if (reference->length < 1)
+        return position == 0 && reference->crc == 0;
+    return reference->length <= heap->longest && position >= heap->tails[env_id] &&
+           position >= 0 && position % HEAP_ALIGNMENT == 0 && nbytes <= heap->nbytes &&
+           position <= heap->heads[env_id] - nbytes &&
+           position % heap->nbytes <= heap->nbytes - nbytes;
+}
+
+static PyObject *
+find_values(PyObject *module, PyObject *args)
+{
+    PyObject *references, *envs, *tails, *heads, *begins, *sizes, *offsets;
+    Buffers buffers = {.name = "find_values"};
+    Py_ssize_t counts[5], num_heads;
+    Heap heap;
+    const int64_t *env;
+    int64_t *begin, *size, *offset;
+    long illegal = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOLLLOOO:find_values", &references, &envs, &tails,
+                          &heads, &heap.nbytes, &heap.longest, &heap.item, &begins, &sizes,
+                          &offsets))
+        return NULL;
+    Py_buffer *view = &buffers.views[0];
+    if (PyObject_GetBuffer(references, view, PyBUF_STRIDED_RO) < 0)
+        return NULL;
+    buffers.count++;
+    if (!(env = acquire(&buffers, envs, 0, &counts[0], 8)) ||
+        !(heap.tails = acquire(&buffers, tails, 0, &heap.num_envs, 8)) ||
+        !(heap.heads = acquire(&buffers, heads, 0, &num_heads, 8)) ||
+        !(begin = acquire(&buffers, begins, 1, &counts[1], 8)) ||
+        !(size = acquire(&buffers, sizes, 1, &counts[2], 8)) ||
+        !(offset = acquire(&buffers, offsets, 1, &counts[3], 8)))
+        return release(&buffers, NULL);
+    if (view->ndim != 1 || view->itemsize != (Py_ssize_t)sizeof(Reference) ||
+        heap.nbytes < 1 || heap.item < 0 || heap.longest < 1 || heap.longest > UINT32_MAX ||
+        heap.item > (INT64_MAX >> 1) / heap.longest || num_heads != heap.num_envs)
+        return refuse(&buffers, "references must be of a heap");
+    Py_ssize_t count = view->shape[0];
+    if (counts[0] != count || counts[1] != count || counts[2] != count ||
+        counts[3] != count + 1)
+        return refuse(&buffers, "arrays must have as many numbers as there are references");
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (env[i] < 0 || env[i] >= heap.num_envs)
+            return refuse(&buffers, "environments must exist");
+    offset[0] = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Reference reference;
+        memcpy(&reference, (const char *)view->buf + i * view->strides[0],
+               sizeof reference);
+        int fits = reference.length <= heap.longest;
+        int64_t nbytes = fits ? reference.length * heap.item : 0;
+        if (!fits || !is_legal(&reference, &heap, env[i], nbytes)) {
+            reference.position = reference.length = 0;
+            nbytes = 0;
+            illegal++;
+        }
+        begin[i] = env[i] * heap.nbytes + reference.position % heap.nbytes;
+        size[i] = nbytes;
+        offset[i + 1] = offset[i] + reference.length;
+    }
+    return release(&buffers, PyLong_FromLong(illegal));
 }
 
 /* ---- read_rows --------------------------------------------------------------- */
@@ -304,6 +398,7 @@ populate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 static PyMethodDef functions[] = {
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"copy_spans", copy_spans, METH_VARARGS, NULL},
+    {"find_values", find_values, METH_VARARGS, NULL},
     {"read_rows", read_rows, METH_VARARGS, NULL},
     {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

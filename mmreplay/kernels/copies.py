@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Array = NDArray[np.generic]
 
+HEAP_ALIGNMENT = 8
+_REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 ASKED_NBYTES = 128 << 10
 POPULATE_WRITE = 23
 
@@ -72,6 +74,67 @@ def copy_spans(
     spans = zip(begins.tolist(), nbytes.tolist(), targets.tolist(), strict=True)
     for begin, size, target in spans:
         taken[target : target + size] = given[begin : begin + size]
+
+
+def find_values(
+    references: Array, env_ids: Ids, heap_tails: Ids, heap_heads: Ids, heap_nbytes: int,
+    longest: int, item_nbytes: int, begins: Ids, nbytes: Ids, offsets: Ids, /,
+) -> int:  # fmt: skip
+    """Find the bytes that references name, and check that those may be read.
+
+    docs/format.md has the rules. An illegal reference is taken for one of an empty
+    value, and counted.
+
+    Args:
+        references: int64, uint32 and uint32 ``[N]``, 16 bytes each, from anywhere.
+        env_ids: int64 ``[N]``.
+        heap_tails: int64 ``[E]``, at least 0.
+        heap_heads: int64 ``[E]``, at least the tails.
+        heap_nbytes: Bytes of each environment's heap.
+        longest: Items of the longest value.
+        item_nbytes: Bytes of an item.
+        begins: int64 ``[N]``, written: where each value begins in the whole heap.
+        nbytes: int64 ``[N]``, written: its bytes.
+        offsets: int64 ``[N + 1]``, written: the items before it, and those of all.
+
+    Returns:
+        The number of illegal references.
+
+    Raises:
+        ValueError: The arrays do not fit each other.
+    """
+    if (
+        references.ndim != 1
+        or references.dtype.itemsize != _REFERENCE.itemsize
+        or heap_nbytes < 1
+        or item_nbytes < 0
+        or not 1 <= longest <= np.iinfo(np.uint32).max
+        or item_nbytes * longest > np.iinfo(np.int64).max >> 1
+        or len(heap_heads) != len(heap_tails)
+    ):
+        raise ValueError("find_values: references must be of a heap")
+    count = len(references)
+    if {len(env_ids), len(begins), len(nbytes), len(offsets) - 1} != {count}:
+        raise ValueError(
+            "find_values: arrays must have as many numbers as there are references"
+        )
+    if count and not 0 <= env_ids.min() <= env_ids.max() < len(heap_heads):
+        raise ValueError("find_values: environments must exist")
+    known = np.ascontiguousarray(references).view(_REFERENCE)
+    positions, lengths = known["position"], known["length"].astype(np.int64)
+    fits = lengths <= longest
+    # No sum wraps around: a product of a length that fits does not.
+    sizes = np.where(fits, lengths, 0) * item_nbytes
+    inside = (heap_tails[env_ids] <= positions) & (positions >= 0)
+    inside &= positions <= heap_heads[env_ids] - sizes
+    whole = positions % heap_nbytes <= heap_nbytes - sizes
+    there = fits & (lengths >= 1) & inside & whole & (positions % HEAP_ALIGNMENT == 0)
+    legal = there | ((positions == 0) & (lengths == 0) & (known["crc"] == 0))
+    nbytes[:] = np.where(legal, sizes, 0)
+    begins[:] = env_ids * heap_nbytes + np.where(legal, positions, 0) % heap_nbytes
+    offsets[0] = 0
+    np.cumsum(np.where(legal, lengths, 0), out=offsets[1:])
+    return int(np.count_nonzero(~legal))
 
 
 def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool:

@@ -263,3 +263,90 @@ def test_rows_are_read_where_the_system_has_no_thread_left(tmp_path):
         capture_output=True, text=True, check=True,
     ).stdout.split("\n")  # fmt: skip
     assert told[:3] == ["no thread", "True", str(table.sum())]
+
+
+REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
+HEAP_NBYTES, LONGEST, ITEM = 4096, 60, 12
+EDGES = [
+    0, 1, 7, 8, 16, 4080, 4088, 4096, 4104, 8192, -8, -1, 1 << 61, (1 << 63) - 8,
+    (1 << 63) - 1, -(1 << 63),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(EDGES) | st.integers(0, 1200).map(lambda n: 8 * n),
+            st.sampled_from([0, 1, 3, LONGEST, LONGEST + 1, (1 << 32) - 1]),
+            st.sampled_from([0, 5]),
+            st.integers(0, 1),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([(0, 0), (8, 4096), (800, 4896), (4096, 8184)]),
+)
+def test_only_references_that_may_be_read_are_found(kernel, each_one, bounds):
+    records = np.zeros(len(each_one), np.dtype([("value", REFERENCE), ("more", "V8")]))
+    env_ids = np.array([env for *_, env in each_one], np.int64)
+    records["value"] = np.array([each[:3] for each in each_one], REFERENCE)
+    tails, heads = np.array([bounds[0], 0]), np.array([bounds[1], 4096])
+    begins, nbytes = np.full((2, len(each_one)), -7)
+    offsets = np.full(len(each_one) + 1, -7)
+    illegal = kernel.find_values(
+        records["value"], env_ids, tails, heads, HEAP_NBYTES, LONGEST, ITEM, begins,
+        nbytes, offsets,
+    )  # fmt: skip
+    wrong, items = 0, 0
+    assert offsets[0] == 0
+    for at, (position, length, crc, env) in enumerate(each_one):
+        size = length * ITEM
+        empty = (position, length, crc) == (0, 0, 0)
+        legal = (
+            1 <= length <= LONGEST
+            and position % 8 == 0
+            and tails[env] <= position <= position + size <= heads[env]
+            and position % HEAP_NBYTES + size <= HEAP_NBYTES
+        )
+        wrong += not (legal or empty)
+        items += length if legal else 0
+        assert nbytes[at] == (size if legal else 0)
+        assert offsets[at + 1] == items
+        if legal:
+            assert begins[at] == env * HEAP_NBYTES + position % HEAP_NBYTES
+        else:
+            assert begins[at] == env * HEAP_NBYTES
+    assert illegal == wrong
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"references": np.zeros(3, "V8")}, "references must be of a heap"),
+        ({"references": np.zeros((1, 3), REFERENCE)}, "references must be of a heap"),
+        ({"heap_nbytes": 0}, "references must be of a heap"),
+        ({"longest": 0}, "references must be of a heap"),
+        ({"longest": 1 << 32}, "references must be of a heap"),
+        ({"item_nbytes": -1}, "references must be of a heap"),
+        ({"item_nbytes": 1 << 62}, "references must be of a heap"),
+        ({"heads": np.zeros(1, np.int64)}, "references must be of a heap"),
+        ({"env_ids": np.zeros(2, np.int64)}, "as many numbers as there are refer"),
+        ({"begins": np.zeros(2, np.int64)}, "as many numbers as there are refer"),
+        ({"nbytes": np.zeros(4, np.int64)}, "as many numbers as there are refer"),
+        ({"offsets": np.zeros(3, np.int64)}, "as many numbers as there are refer"),
+        ({"env_ids": np.array([0, 2, 0])}, "environments must exist"),
+        ({"env_ids": np.array([0, -1, 0])}, "environments must exist"),
+    ],
+)
+def test_references_that_are_of_no_heap_are_refused(kernel, change, message):
+    arguments = {
+        "references": np.zeros(3, REFERENCE), "env_ids": np.zeros(3, np.int64),
+        "tails": np.zeros(2, np.int64), "heads": np.zeros(2, np.int64),
+        "heap_nbytes": 4096, "longest": 60, "item_nbytes": 12,
+        "begins": np.zeros(3, np.int64), "nbytes": np.zeros(3, np.int64),
+        "offsets": np.zeros(4, np.int64),
+    }  # fmt: skip
+    assert kernel.find_values(*arguments.values()) == 0
+    with pytest.raises(ValueError, match=f"find_values: .*{message}"):
+        kernel.find_values(*(arguments | change).values())
