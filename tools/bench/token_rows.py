@@ -1,8 +1,8 @@
 """Token sequences of 40 to 8,000 items that the benchmarks add and draw.
 
 Their lengths are log-normal, of 660 int32 on average, as prompts with their answers
-are. The first item of row n is n, and everything else follows from n, so that any row
-drawn from any side can be checked.
+are. The first item of row n is n, and everything else follows from n modulo the length of a
+table, so that any row drawn from any side can be checked.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TABLE = 4096
 _rng = np.random.default_rng(11)
 _drawn = _rng.lognormal(np.log(MEAN) - SPREAD**2 / 2, SPREAD, TABLE)
 LENGTHS: NDArray[np.int64] = np.clip(_drawn, SHORTEST, LONGEST).astype(np.int64)
-_ITEMS = _rng.integers(1 << 31, size=2 * LONGEST, dtype=np.int32)
+_ITEMS = _rng.integers(1 << 31, size=TABLE + LONGEST, dtype=np.int32)
 
 
 def row(number: int) -> Tokens:
     """One sequence by its number, int32 ``[length]``."""
-    begin = number % LONGEST
-    tokens = _ITEMS[begin : begin + int(LENGTHS[number % TABLE])].copy()
+    begin = number % TABLE
+    tokens = _ITEMS[begin : begin + int(LENGTHS[begin])].copy()
     tokens[0] = number
     return tokens
 

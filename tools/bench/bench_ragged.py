@@ -1,0 +1,264 @@
+"""What do token sequences of 40 to 8,000 items cost, stored as long as they are?
+
+Log-normal lengths, 660 int32 on average: added one by one and in blocks of 256, drawn
+256 at a time, and their size on disk. Beside our ring the same rows padded to the
+longest in a field of one shape, LMDB and SQLite with a value a row, TorchRL's buffer
+over a list of tensors, and TransferQueue's default store, in turns. What is on disk is
+made durable once a second. The bare gather is our kernel's copy of as many rows of as
+many bytes, found beforehand, to one array. Cold draws are raced against rows of
+uint8[2640], as large as the average sequence; files of values were dropped, and the
+references of 16 bytes a row are in memory, as flags are, or dropped too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from mmreplay import Field, ReplayBuffer, Schema, UniformSampler, kernels
+from tools.bench import cold, ragged_peers, token_rows
+from tools.bench.bench_cold import COLD, REST_S
+from tools.bench.ragged_peers import BATCH, MAKERS, ON_DISK, PADDED, SLOW, Ours
+from tools.bench.turns import (
+    OURS,
+    Times,
+    medians_us,
+    race,
+    rounded,
+    run_benchmark,
+    speedups,
+)
+
+_copies = kernels.load("copies")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much to measure.
+
+    Attributes:
+        rows: Of each ring, filled once before anything is timed.
+        turns: Of each race.
+        calls: Adds and draws of a turn.
+        slow_calls: The same of sides whose calls take milliseconds.
+        cold_turns: Batches of each cold side.
+    """
+
+    rows: int = 49_152
+    turns: int = 21
+    calls: int = 1024
+    slow_calls: int = 16
+    cold_turns: int = 15
+
+
+QUICK = Sizes(rows=2048, turns=2, calls=64, slow_calls=2, cold_turns=2)
+
+
+def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, Any]:
+    """Measure all sides."""
+    found: dict[str, Any] = {
+        "bytes_a_row": rounded(token_rows.nbytes(sizes.rows) / sizes.rows)
+    }
+    # One after another: each ring is filled, and given back, by itself where it can be.
+    fast = [OURS, *(name for name in names if name not in SLOW)]
+    found |= race_sides(folder / "fast", fast, sizes, sizes.calls)
+    for name in SLOW:
+        if name in names:
+            slow = race_sides(folder / name, [OURS, name], sizes, sizes.slow_calls)
+            for kind in ("add_1", "add_256", "draw_256"):
+                for figure in ("speedup", "median_us"):
+                    found[kind][figure][name] = slow[kind][figure][name]
+        else:
+            found.setdefault("not_installed", []).append(name)
+    found["cold"] = race_cold(folder / "cold", sizes)
+    return found
+
+
+def race_sides(
+    folder: Path, names: Sequence[str], sizes: Sizes, calls: int
+) -> dict[str, Any]:
+    """Race sides at adding and drawing, once their rings are full."""
+    folder.mkdir()
+    with ExitStack() as stack:
+        sides: dict[str, Any] = {}
+        for name in names:
+            side = sides[name] = MAKERS[name](folder / name, sizes.rows)
+            stack.callback(side.close)
+            for first in range(0, sizes.rows, BATCH):
+                side.extend(first, token_rows.rows(first, BATCH))
+        for name, side in sides.items():
+            check_draw(side, name)
+        found = {
+            "add_1": figures_of(race_adds(sides, sizes, calls)),
+            "add_256": figures_of(race_blocks(sides, sizes, max(2, calls // BATCH))),
+            "draw_256": race_draws(sides, sizes, max(2, calls // 16)),
+        }
+        for name, side in sides.items():
+            check_draw(side, name)
+    found["disk_over_values"] = {
+        name: rounded(disk_nbytes(folder / name) / token_rows.nbytes(sizes.rows))
+        for name in names
+        if name in ON_DISK
+    }
+    return found
+
+
+def check_draw(side: Any, name: str) -> None:
+    """Refuse a batch that does not hold rows as they were added."""
+    values, lengths = side.draw()
+    values, lengths = np.asarray(values), np.asarray(lengths)
+    if name == PADDED:
+        rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
+    else:
+        rows = np.split(values, np.cumsum(lengths)[:-1])
+    token_rows.check(rows, name)
+
+
+def race_adds(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
+    """Add single rows, over the oldest ones."""
+    rows = token_rows.rows(0, token_rows.TABLE)
+    numbers = dict.fromkeys(sides, sizes.rows)
+
+    def adder(name: str, side: Any) -> Any:
+        def add() -> None:
+            number = numbers[name]
+            numbers[name] = number + 1
+            row = rows[number % token_rows.TABLE]
+            row[0] = number
+            side.add(number, row)
+
+        return add
+
+    return race({n: adder(n, s) for n, s in sides.items()}, sizes.turns, calls)
+
+
+def race_blocks(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
+    """Add blocks of 256 rows, over the oldest ones."""
+    blocks = [token_rows.rows(at, BATCH) for at in range(0, token_rows.TABLE, BATCH)]
+    numbers = dict.fromkeys(sides, 2 * sizes.rows)
+
+    def adder(name: str, side: Any) -> Any:
+        def add() -> None:
+            first = numbers[name]
+            numbers[name] = first + BATCH
+            block = blocks[first // BATCH % len(blocks)]
+            for number, row in enumerate(block, first):
+                row[0] = number
+            side.extend(first, block)
+
+        return add
+
+    return race({n: adder(n, s) for n, s in sides.items()}, sizes.turns, calls)
+
+
+def race_draws(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> dict[str, Any]:
+    """Draw batches, beside the bare gather."""
+    drawers = {name: side.draw for name, side in sides.items()}
+    times = race({"bare_gather": bare(sizes), **drawers}, sizes.turns, calls)
+    over = float(np.median(times[OURS] / times.pop("bare_gather")))
+    return {**figures_of(times), "over_the_bare_gather": rounded(over)}
+
+
+def bare(sizes: Sizes) -> Any:
+    """Copy as many rows of as many bytes out of one array, found beforehand."""
+    lengths = 4 * token_rows.LENGTHS[np.arange(sizes.rows) % token_rows.TABLE]
+    begins = np.cumsum(lengths) - lengths
+    source = np.ones(int(lengths.sum()), np.uint8)
+    rng, turn, batches = np.random.default_rng(0), [0], []
+    for _ in range(64):
+        rows = rng.integers(sizes.rows, size=BATCH)
+        nbytes = lengths[rows]
+        batches.append((begins[rows], nbytes, np.cumsum(nbytes) - nbytes))
+    out = np.empty(4 * BATCH * token_rows.LONGEST, np.uint8)
+
+    def side() -> None:
+        turn[0] = (turn[0] + 1) % len(batches)
+        begin, nbytes, targets = batches[turn[0]]
+        _copies.copy_spans(source, begin, nbytes, out, targets, False)
+
+    return side
+
+
+def figures_of(times: Times) -> dict[str, Any]:
+    """Speedups over the other sides, and the times of all."""
+    return {"speedup": speedups(times), "median_us": medians_us(times)}
+
+
+def disk_nbytes(folder: Path) -> int:
+    """Bytes that the files of a folder take on the disk."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sum(512 * path.stat().st_blocks for path in files)
+
+
+def race_cold(folder: Path, sizes: Sizes) -> dict[str, Any]:
+    """Race batches that are read from the disk against those of pixels."""
+    folder.mkdir()
+    nbytes = int(token_rows.LENGTHS.mean()) * 4
+    pixels = Schema({"pixels": Field((nbytes,), "uint8")})
+    with ExitStack() as stack:
+        tokens = Ours(folder / "tokens", sizes.rows)
+        stack.callback(tokens.close)
+        frames = stack.enter_context(
+            ReplayBuffer.create(
+                folder / "pixels", pixels, sizes.rows, sampler=UniformSampler(seed=0)
+            )
+        )
+        block = np.ones((BATCH, nbytes), np.uint8)
+        for first in range(0, sizes.rows, BATCH):
+            tokens.extend(first, token_rows.rows(first, BATCH))
+            frames.extend(pixels=block)
+        for buffer in (tokens.buffer, frames):
+            # What a later commit would read for its checksums would not stay cold.
+            buffer.commit()
+        heap, references = ((folder / "tokens").rglob(n) for n in ("heap.bin", "rec*"))
+        (rows,) = (folder / "pixels").rglob("rec*")
+        values = [*heap]
+        sides = {
+            "pixels": (lambda: frames.sample(BATCH), [rows]),
+            "tokens": (tokens.draw, values),
+            "tokens_without_references": (tokens.draw, [*values, *references]),
+        }
+        times: Times = {name: np.empty(sizes.cold_turns) for name in sides}
+        for turn in range(-1, sizes.cold_turns):
+            for name in list(sides) if turn % 2 else reversed(sides):
+                draw, files = sides[name]
+                seconds = iced(draw, files)
+                if turn >= 0:
+                    times[name][turn] = seconds
+    return {
+        "over_pixels": speedups(times, "pixels"),
+        "median_us": medians_us(times),
+    }
+
+
+def iced(draw: Any, files: Sequence[Path]) -> float:
+    """Seconds of a batch of which no value is in memory."""
+    for path in files:
+        cold.drop(path)
+        if cold.resident(path) > COLD:
+            raise AssertionError(f"{path} did not leave the page cache")
+    sleep(REST_S)
+    start = perf_counter()
+    draw()
+    return perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print one line of JSON."""
+
+    def all_of(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+        names = ragged_peers.installed(options.peers)
+        return measure(folder, QUICK if options.quick else Sizes(), names)
+
+    run_benchmark(__doc__, all_of, one_torch_thread=True)
+
+
+if __name__ == "__main__":
+    main()
