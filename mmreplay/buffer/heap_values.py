@@ -47,6 +47,8 @@ _copies = kernels.load("copies")
 _REFERENCE = struct.Struct("<qII")
 EMPTY = bytes(REFERENCE.itemsize)
 """The reference of a value without items."""
+MAX_CHUNK_NBYTES = 16 << 20
+"""Longer blocks get new memory each time, which takes little of their time."""
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
 """Per path the bytes of the values that its spans name."""
@@ -79,6 +81,7 @@ class ValueWriter:
         self._before_overwrite: BeforeOverwrite | None = None
         self._capacity = store.ring.capacity
         self._free_until = 0
+        self._chunk = np.zeros(0, np.uint8)
         # Of one step of the only environment.
         self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
@@ -390,7 +393,7 @@ class ValueWriter:
             chosen = there & (laps == lap)
             base = int(starts[rows][chosen].min())
             end = int((starts[rows] + nbytes[rows])[chosen].max())
-            chunk = np.zeros(end - base, np.uint8)
+            chunk = self._chunk_of(end - base)
             for number, (source, begins) in enumerate(sources):
                 which = chosen[:, number]
                 if which.any():
@@ -399,6 +402,17 @@ class ValueWriter:
                         chunk, starts[rows][which, number] - base, False,
                     )  # fmt: skip
             self._heap.write(env_id, base, chunk.data)
+
+    def _chunk_of(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return memory to put values together in, used again and at first zeros.
+
+        What lies between values goes to the disk with them.
+        """
+        if len(self._chunk) < nbytes:
+            if nbytes > MAX_CHUNK_NBYTES:
+                return np.zeros(nbytes, np.uint8)
+            self._chunk = np.zeros(nbytes, np.uint8)
+        return self._chunk[:nbytes]
 
     def wake(self) -> None:
         """Have tails raised, or a commit made, before an add must wait for it."""

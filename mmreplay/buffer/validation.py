@@ -16,7 +16,7 @@ from mmreplay.nesting import flatten, meant
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
-from mmreplay.schema.varying import convert_varying, leading_axes
+from mmreplay.schema.varying import convert_varying, join_plain, leading_axes
 from mmreplay.storage.layout import packer, record_layout
 
 Columns = dict[str, Any]
@@ -256,8 +256,11 @@ class StepValidator:
 
     def _ragged_block(self, path: str, value: Any, count: int) -> Ragged:
         """Check T steps of a field that varies; return shape ``(T, count)``."""
-        lead = leading_axes(self._schema.fields[path], value)
         single = self._num_envs == 1
+        plain = join_plain(self._schema.fields[path], value) if single else None
+        if plain is not None:
+            return plain.reshape(len(plain), count)
+        lead = leading_axes(self._schema.fields[path], value)
         steps = len(value) if hasattr(value, "__len__") else -1
         # Lists without an item are values where the buffer has one environment.
         lists = isinstance(value, list | tuple) and (lead == 0 or not single)

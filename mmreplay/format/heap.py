@@ -7,11 +7,18 @@ position* counts the bytes of one environment and never wraps; position q is byt
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.checksums import crc32c
+from mmreplay import kernels
 from mmreplay.schema.field import HEAP_ALIGNMENT, Field
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import RowsKernel
+
+_rows = cast("RowsKernel", kernels.load("rows"))
 
 FILE_NAME = "heap.bin"
 Array = NDArray[np.int64]
@@ -105,9 +112,8 @@ def checksums(
         begins: int64 ``[N]``, their first bytes in it.
         nbytes: int64 ``[N]``, their bytes.
     """
-    view = data.data
-    sums = [
-        crc32c(view[begin : begin + count]) if count else 0
-        for begin, count in zip(begins.tolist(), nbytes.tolist(), strict=True)
-    ]
-    return np.array(sums, np.uint32)
+    sums = np.empty(len(begins), np.uint32)
+    _rows.sum_spans(
+        data, np.ascontiguousarray(begins), np.ascontiguousarray(nbytes), sums
+    )
+    return sums

@@ -51,6 +51,7 @@ contiguous(PyObject *value, Py_buffer *view, int writable)
 #include "_rows_slot.h"
 #include "_rows_packer.h"
 #include "_rows_append.h"
+#include "_rows_values.h"
 
 /* ---- mark ------------------------------------------------------------------ */
 
@@ -209,6 +210,9 @@ execute(PyObject *module)
 static PyMethodDef functions[] = {
     {"mark", mark, METH_VARARGS, NULL},
     {"crc32c", crc32c, METH_VARARGS, NULL},
+    {"sum_spans", sum_spans, METH_VARARGS, NULL},
+    {"measure_values", measure_values, METH_VARARGS, NULL},
+    {"join_values", join_values, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

@@ -2,10 +2,11 @@
 
 static uint32_t table[8][256];
 
-/* Bytes of each of the three spans that are folded side by side, and what as many zeros
- * do to a checksum. */
+/* Bytes of each of the three spans that are folded side by side, of long data and of
+ * what is left of it, and what as many zeros do to a checksum. */
 #define SPAN_NBYTES 4096
-static uint32_t span_zeros[4][256];
+#define SHORT_SPAN_NBYTES 256
+static uint32_t span_zeros[4][256], short_span_zeros[4][256];
 
 /* Computes what `count` zeros do to each byte of a checksum so far. */
 static void
@@ -50,6 +51,7 @@ fill_tables(void)
             table[k][byte] =
                 (table[k - 1][byte] >> 8) ^ table[0][table[k - 1][byte] & 255];
     learn_zeros(span_zeros, SPAN_NBYTES);
+    learn_zeros(short_span_zeros, SHORT_SPAN_NBYTES);
 }
 
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -76,6 +78,20 @@ fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes)
         }
         second ^= over_zeros(span_zeros, (uint32_t)wide);
         wide = third ^ over_zeros(span_zeros, (uint32_t)second);
+    }
+    for (; nbytes >= 3 * SHORT_SPAN_NBYTES;
+         nbytes -= 3 * SHORT_SPAN_NBYTES, data += 3 * SHORT_SPAN_NBYTES) {
+        second = third = 0;
+        for (size_t at = 0; at < SHORT_SPAN_NBYTES; at += 8) {
+            memcpy(&words[0], data + at, 8);
+            memcpy(&words[1], data + at + SHORT_SPAN_NBYTES, 8);
+            memcpy(&words[2], data + at + 2 * SHORT_SPAN_NBYTES, 8);
+            wide = __builtin_ia32_crc32di(wide, words[0]);
+            second = __builtin_ia32_crc32di(second, words[1]);
+            third = __builtin_ia32_crc32di(third, words[2]);
+        }
+        second ^= over_zeros(short_span_zeros, (uint32_t)wide);
+        wide = third ^ over_zeros(short_span_zeros, (uint32_t)second);
     }
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         memcpy(&words[0], data, 8);

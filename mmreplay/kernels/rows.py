@@ -18,6 +18,9 @@ from mmreplay.kernels.append import Append as Append
 from mmreplay.kernels.append import AppendKernel
 from mmreplay.kernels.slot import Slot as Slot
 from mmreplay.kernels.slot import SlotKernel
+from mmreplay.kernels.values import join_values as join_values
+from mmreplay.kernels.values import measure_values as measure_values
+from mmreplay.kernels.values import sum_spans as sum_spans
 
 START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
 END = TERMINATED | TRUNCATED
@@ -160,6 +163,21 @@ class RowsKernel(Protocol):
 
     def crc32c(self, data: crc.Buffer, before: int = 0, /) -> int:
         """Sum bytes; see `crc32c`."""
+
+    def sum_spans(
+        self, data: NDArray[np.uint8], begins: NDArray[np.int64],
+        nbytes: NDArray[np.int64], out: NDArray[np.uint32], /,
+    ) -> None:  # fmt: skip
+        """Sum spans of bytes; see `values.sum_spans`."""
+
+    def measure_values(
+        self, cells: Sequence[Any], array: type, dtype: Any, inner: tuple[int, ...],
+        maximum: int, lengths: NDArray[np.int64], /,
+    ) -> bool:  # fmt: skip
+        """Count the items of plain values; see `values.measure_values`."""
+
+    def join_values(self, cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
+        """Copy values one after another; see `values.join_values`."""
 
 
 crc32c = crc.crc32c

@@ -11,17 +11,22 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.errors import SchemaError, shown
 from mmreplay.ragged import Ragged
 from mmreplay.schema.convert import as_numpy, convert
 from mmreplay.schema.dtypes import from_bfloat16_bits
 from mmreplay.schema.field import Field
 
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import RowsKernel
+
+_rows = cast("RowsKernel", kernels.load("rows"))
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -82,6 +87,28 @@ def convert_varying(
     np.cumsum(lengths, out=offsets[1:])
     _check_lengths(field, offsets, path, lead)
     return Ragged(values, offsets, lead)
+
+
+def join_plain(field: Field, values: object) -> Ragged | None:
+    """Put values together that are arrays as they are stored, one after another.
+
+    Returns:
+        `Ragged` of shape ``(N,)`` in memory of its own; None where they are not in a
+        list or tuple, or one needs a look.
+    """
+    if field.kind == "text" or (type(values) is not list and type(values) is not tuple):
+        return None
+    offsets = np.zeros(len(values) + 1, np.int64)
+    lengths = np.empty(len(values), np.int64)
+    if not _rows.measure_values(
+        values, np.ndarray, field.numpy, field.inner, cast("int", field.max_length),
+        lengths,
+    ):  # fmt: skip
+        return None
+    np.cumsum(lengths, out=offsets[1:])
+    items = np.empty((int(offsets[-1]), *field.inner), field.numpy)
+    _rows.join_values(values, items.reshape(-1).view(np.uint8))
+    return Ragged(items, offsets)
 
 
 def leading_axes(field: Field, value: object) -> int:

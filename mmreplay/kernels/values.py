@@ -1,0 +1,102 @@
+"""Values that vary: summed, measured and joined; the twin of ``_rows_values.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.kernels.crc import crc32c
+
+Ids = NDArray[np.int64]
+
+
+def sum_spans(
+    data: NDArray[np.uint8], begins: Ids, nbytes: Ids, out: NDArray[np.uint32], /
+) -> None:
+    """Compute the CRC-32C of each of some spans; 0 of empty ones.
+
+    Args:
+        data: Contiguous bytes.
+        begins: int64 ``[N]``, the first byte of each span.
+        nbytes: int64 ``[N]``, its bytes.
+        out: uint32 ``[N]``, written.
+
+    Raises:
+        ValueError: There are no such spans.
+    """
+    there, fits = data.nbytes, len(begins) == len(nbytes) == len(out)
+    if fits:
+        fits = bool(((nbytes >= 0) & (begins >= 0) & (begins <= there)).all())
+        fits = fits and bool((nbytes <= there - begins).all())
+    if not fits:
+        raise ValueError(
+            "sum_spans: spans must lie inside of data, and out must hold their sums"
+        )
+    view = memoryview(data).cast("B")
+    for at, (begin, size) in enumerate(
+        zip(begins.tolist(), nbytes.tolist(), strict=True)
+    ):
+        out[at] = crc32c(view[begin : begin + size]) if size else 0
+
+
+def measure_values(
+    cells: Sequence[Any], array: type, dtype: Any, inner: tuple[int, ...], maximum: int,
+    lengths: Ids, /,
+) -> bool:  # fmt: skip
+    """Count the items of values, if each is a contiguous array that is stored as it is.
+
+    Args:
+        cells: A list or tuple of N values.
+        array: The type of arrays.
+        dtype: Of the field.
+        inner: Shape of an item.
+        maximum: Items of the longest value.
+        lengths: int64 ``[N]``, written.
+
+    Returns:
+        Whether all are; if not, lengths mean nothing.
+
+    Raises:
+        ValueError: Lengths are of another number of values.
+        TypeError: The values are in something else.
+    """
+    if type(cells) is not list and type(cells) is not tuple:
+        raise TypeError("values must be in a list or tuple")
+    if len(lengths) != len(cells):
+        raise ValueError(f"measure_values: lengths must be int64 [{len(cells)}]")
+    for at, cell in enumerate(cells):
+        if (
+            type(cell) is not array
+            or cell.dtype != dtype
+            or cell.ndim != 1 + len(inner)
+            or cell.shape[1:] != inner
+            or not cell.flags.c_contiguous
+            or len(cell) > maximum
+        ):
+            return False
+        lengths[at] = len(cell)
+    return True
+
+
+def join_values(cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
+    """Copy the bytes of contiguous arrays one after another.
+
+    Args:
+        cells: A list or tuple of arrays.
+        out: As many bytes, written.
+
+    Raises:
+        ValueError: They are more, or fewer.
+        TypeError: The arrays are in something else.
+    """
+    if type(cells) is not list and type(cells) is not tuple:
+        raise TypeError("values must be in a list or tuple")
+    if sum(cell.nbytes for cell in cells) != out.nbytes:
+        raise ValueError("join_values: out must have the bytes of all values")
+    done = 0
+    for cell in cells:
+        out[done : done + cell.nbytes] = cell.reshape(-1).view(np.uint8)
+        done += cell.nbytes

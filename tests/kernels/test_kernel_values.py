@@ -1,0 +1,105 @@
+"""Values are summed, measured and joined alike by C and by its twin."""
+
+import google_crc32c
+import numpy as np
+import pytest
+
+ARRAYS = {
+    "list": [[1, 2, 3], [], [4]],
+    "one": [[7]],
+    "none": [],
+}
+
+
+def cells_of(values, inner=(), dtype=np.int32):
+    return [np.asarray(value, dtype).reshape(-1, *inner) for value in values]
+
+
+def measured(rows, cells, inner=(), maximum=9, dtype=np.int32):
+    lengths = np.full(len(cells), -1)
+    done = rows.measure_values(
+        cells, np.ndarray, np.dtype(dtype), inner, maximum, lengths
+    )
+    return done, lengths.tolist()
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("make", [list, tuple])
+def test_plain_values_are_measured_and_joined(rows, kind, make):
+    cells = make(cells_of(ARRAYS[kind]))
+    done, lengths = measured(rows, cells)
+    assert done is True
+    assert lengths == [len(value) for value in ARRAYS[kind]]
+    out = np.full(4 * sum(lengths), 9, np.uint8)
+    rows.join_values(cells, out)
+    assert out.view(np.int32).tolist() == [n for value in ARRAYS[kind] for n in value]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [1, 2], (1, 2), 3, None, "text", np.float32(1), np.zeros(2, np.int64),
+        np.zeros(2, ">i4"), np.zeros((2, 1), np.int32), np.zeros((), np.int32),
+        np.zeros(8, np.int32)[::2], np.zeros(10, np.int32),
+        np.ma.zeros(2, np.int32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_need_a_look_are_left(rows, odd):
+    for at in (0, 1):
+        cells = cells_of([[1], [2, 3]])
+        cells[at] = odd
+        assert measured(rows, cells)[0] is False
+
+
+def test_items_have_the_shape_of_the_field(rows):
+    cells = cells_of([[1, 2, 3, 4], []], (2,), np.float32)
+    assert measured(rows, cells, (2,), dtype=np.float32) == (True, [2, 0])
+    for inner in ((), (3,), (2, 1), (1,)):
+        assert measured(rows, cells, inner, dtype=np.float32)[0] is False
+
+
+def test_arguments_that_do_not_fit_are_refused(rows):
+    cells = cells_of([[1], [2, 3]])
+    for other in (np.zeros(1, np.int64), np.zeros(3, np.int64)):
+        with pytest.raises(
+            ValueError, match=r"measure_values: lengths must be int64 \["
+        ):
+            rows.measure_values(cells, np.ndarray, np.dtype(np.int32), (), 9, other)
+    for nbytes in (0, 4, 11, 13, 16):
+        with pytest.raises(ValueError, match="join_values: out must have the bytes of"):
+            rows.join_values(cells, np.zeros(nbytes, np.uint8))
+    for call in (
+        lambda: rows.join_values({1: 2}, np.zeros(4, np.uint8)),
+        lambda: measured(rows, {1: 2}),
+    ):
+        with pytest.raises(TypeError, match="values must be in a list or tuple"):
+            call()
+
+
+def test_spans_are_summed_as_by_the_library(rows, rng):
+    source = rng.integers(256, size=9000).astype(np.uint8)
+    for _ in range(40):
+        count = int(rng.integers(9))
+        begins = rng.integers(6000, size=count)
+        # Around the lengths at which C folds spans side by side.
+        sizes = [0, 1, 7, 8, 255, 767, 768, 769, 1536, 2640]
+        nbytes = rng.choice(sizes, count) + rng.integers(2, size=count)
+        out = np.full(count, 7, np.uint32)
+        rows.sum_spans(source, begins, nbytes, out)
+        assert out.tolist() == [
+            google_crc32c.value(source[begin : begin + size].tobytes()) if size else 0
+            for begin, size in zip(begins, nbytes, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("begin", "size", "sums"),
+    [(-1, 2, 2), (0, -1, 2), (15, 2, 2), (17, 0, 2), (1 << 62, 1, 2), (0, 1, 3)],
+)
+def test_spans_outside_of_the_data_are_not_summed(rows, begin, size, sums):
+    out = np.zeros(sums, np.uint32)
+    with pytest.raises(ValueError, match="sum_spans: spans must lie inside of data"):
+        rows.sum_spans(
+            np.zeros(16, np.uint8), np.array([0, begin]), np.array([3, size]), out
+        )
