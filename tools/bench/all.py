@@ -31,6 +31,7 @@ from tools.bench import (
     peers,
     plots,
     prioritized_peers,
+    ragged_peers,
     slices,
     transform_peers,
 )
@@ -54,6 +55,7 @@ PEERS_OF: dict[str, Collection[str]] = {
     "bench_convert": (),
     "bench_pixels": ("torchrl",),
     "bench_prioritized": prioritized_peers.MODULES,
+    "bench_ragged": ragged_peers.MODULES,
     "bench_sample": peers.MODULES,
     "bench_sequences": slices.MAKERS,
     "bench_transforms": transform_peers.MODULES,
@@ -64,9 +66,9 @@ PEERS_OF: dict[str, Collection[str]] = {
 ENVIRONMENTS = {"bench_ray": make_peers.ROOT / "build/ray"}
 """Scripts that run in an environment of their own, which `make ray` makes."""
 LIBRARIES = (
-    "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "ray",
+    "cpprb", "flashbax", "h5py", "jax", "lmdb", "numpy", "pandas", "pyarrow", "ray",
     "safetensors", "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch",
-    "torchrl", "zarr",
+    "torchrl", "transferqueue", "zarr",
 )  # fmt: skip
 RAW = page.RAW
 

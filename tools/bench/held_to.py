@@ -237,6 +237,20 @@ RAY = (
          "epoch memory_of_ours_over_ray_data", 0.25),
 )  # fmt: skip
 
+RAGGED = (
+    at_most("sequences of any length, disk over their bytes", "bench_ragged",
+         "disk_over_values mmreplay", 1.1),
+    at_least("sequences, add 1, over LMDB", "bench_ragged", "add_1 speedup lmdb", 1),
+    at_least("sequences, add 256, over LMDB", "bench_ragged",
+          "add_256 speedup lmdb", 5),
+    at_least("sequences, draw 256, over LMDB", "bench_ragged",
+          "draw_256 speedup lmdb", 5),
+    at_most("sequences, draw 256, time over that of a bare gather", "bench_ragged",
+         "draw_256 over_the_bare_gather", 1.5),
+    at_most("sequences, draw 256 cold, time over that of pixels", "bench_ragged",
+         "cold over_pixels tokens", 1),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     at_least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     at_least("add 1, over Stable-Baselines3", "bench_add",
@@ -267,6 +281,7 @@ TARGETS: tuple[Target, ...] = (
     *COLD,
     *BEYOND,
     *CONVERT,
+    *RAGGED,
     *SHARDS,
     *RAY,
     *SEALED,

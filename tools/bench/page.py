@@ -25,15 +25,18 @@ NAMES = {
     "cpprb_mmap": "cpprb, mmap",
     "cpprb_step": "cpprb, a step at a time",
     "h5py": "h5py",
+    "lmdb": "LMDB",
     "mmreplay_memmap": "mmreplay's mapped files",
     "np_memmap": "np.memmap",
     "np_savez": "np.savez",
     "original": "the original",
+    "padded": "padded rows",
     "pandas_inexact": "pandas, inexact",
     "pyarrow_alone": "pyarrow alone",
     "ray_data": "Ray Data",
     "rllib": "RLlib",
     "save_file": "safetensors",
+    "sqlite": "SQLite",
     "stable_baselines3": "Stable-Baselines3",
     "synced_copy": "a synced copy",
     "tensorstore_cached": "tensorstore, cached",
@@ -41,6 +44,7 @@ NAMES = {
     "torch_save": "torch.save",
     "torchrl": "TorchRL",
     "torchrl_lazy_memmap": "TorchRL, LazyMemmapStorage",
+    "transfer_queue": "TransferQueue",
     "zarr_python": "zarr-python",
 }
 OTHER_COMMANDS = {
@@ -118,6 +122,7 @@ build/peers/bin/python -m tools.bench.bench_transforms   # 3 GB of memory
 build/peers/bin/python -m tools.bench.bench_pixels       # 3 GB of disk
 build/peers/bin/python -m tools.bench.bench_cold         # 4 GB of disk
 build/peers/bin/python -m tools.bench.bench_beyond       # 10 GB of disk
+build/peers/bin/python -m tools.bench.bench_ragged       # 3 GB of disk; starts Ray
 ```
 
 `--quick` is small and takes seconds, `--folder` says where the files go (a real

@@ -633,6 +633,37 @@ are timed in the page. A watched writer shares its two cores with the server;
     ),
 )
 
+RAGGED = Question(
+    "Sequences of any length",
+    "bench_ragged",
+    "median µs",
+    """Token sequences of 40 to 8,000 int32, log-normal, 660 on average; 49,152 of them,
+and rings that are full. *Padded* is mmreplay with each row as long as the longest. LMDB
+and SQLite hold a value a row, and store an add or a block in one transaction; LMDB's
+draws read values where they lie and copy them once. What is on disk is made durable
+once a second; between two of these, LMDB does not sync, by which a power cut may damage
+its file. TorchRL (a list of tensors) and TransferQueue (its default store, processes of
+a Ray cluster on this machine) hold RAM. All but *padded* give the items of a batch in
+one array, with the length of each.
+
+The bare gather copies as many values of as many bytes, found beforehand, in C. Cold
+batches are of values that are not in memory, beside rows of uint8[2640] in a ring;
+references, 16 bytes a row, stay in memory as flags do, or are read as well.""",
+    tuple(
+        Ratios(label, f"{key} speedup", f"{key} median_us")
+        for label, key in (
+            ("add 1", "add_1"), ("add 256", "add_256"), ("draw 256", "draw_256"),
+        )
+    ),
+    (
+        Figure("draw 256: time over that of a bare gather",
+               "draw_256 over_the_bare_gather"),
+        Figure("disk, over the bytes of the values", "disk_over_values"),
+        Figure("draw 256 cold: time over that of pixels", "cold over_pixels"),
+        Figure("draw 256 cold, µs", "cold median_us"),
+    ),
+)  # fmt: skip
+
 LIMITS = Question(
     "What the machine gives",
     "bench_limits",
@@ -719,7 +750,7 @@ TorchRL's replay buffer (`LazyMemmapStorage`, repeated `dumps`): how many of
 
 QUESTIONS = (
     KILLS, ADD, SAMPLE, PRIORITIZED, TREE, SEQUENCES, TRANSFORMS, SHUFFLED, PIXELS,
-    COLD, BEYOND, BEYOND_8, BEYOND_SMALL, MEMORY, LOADER, CONVERT, BYTES, ZARR,
+    COLD, RAGGED, BEYOND, BEYOND_8, BEYOND_SMALL, MEMORY, LOADER, CONVERT, BYTES, ZARR,
     ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, RAY, DURABILITY, LOOKING, VIEW,
     LIMITS,
 )  # fmt: skip

@@ -245,7 +245,10 @@ class TransferQueue:
         self._tensordict = import_module("tensordict").TensorDict
         self._capacity, self._held = capacity, 0
         ray = import_module("ray")
-        ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4)
+        # Not a cluster that someone else started here.
+        ray.init(
+            address="local", include_dashboard=False, log_to_driver=False, num_cpus=4
+        )
         self._queue = import_module("transfer_queue")
         self._queue.init()
         self._shutdown: Callable[[], object] = ray.shutdown

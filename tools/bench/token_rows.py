@@ -1,8 +1,8 @@
 """Token sequences of 40 to 8,000 items that the benchmarks add and draw.
 
 Their lengths are log-normal, of 660 int32 on average, as prompts with their answers
-are. The first item of row n is n, and everything else follows from n modulo the length of a
-table, so that any row drawn from any side can be checked.
+are. The first item of row n is n, and everything else follows from n modulo the length
+of a table, so that any row drawn from any side can be checked.
 """
 
 from __future__ import annotations
