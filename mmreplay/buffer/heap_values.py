@@ -464,7 +464,7 @@ class PlainValue:
                     return None
                 branch[each] = below = dict(below)
                 branch = below
-        value = branch.get(name)
+        value: Any = branch.get(name)
         kind = value.__class__
         if kind is np.ndarray:
             if (
@@ -476,7 +476,7 @@ class PlainValue:
             ):
                 return None
             length = len(value)
-            content = memoryview(value).cast("B") if value.size else memoryview(b"")
+            content = value.data.cast("B") if value.size else memoryview(b"")
         elif kind is str and self._kind == "text":
             try:
                 content = memoryview(value.encode())

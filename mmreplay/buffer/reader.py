@@ -812,11 +812,11 @@ class GenerationReader(StartView):
             each = len(references) // count if count else 1
             ids = env_ids if each == 1 else np.repeat(env_ids, each)
             if not self.files.policy.check_values:
-                values = self._plain_values(
+                plain = self._plain_values(
                     field, references, ids, heap_heads, heap_tails
                 )
-                if values is not None:
-                    result[name] = values.reshape(*column.shape)
+                if plain is not None:
+                    result[name] = plain.reshape(*column.shape)
                     continue
             # Checked before the heap is touched: it may lead anywhere.
             illegal = ~legal(

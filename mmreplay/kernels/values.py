@@ -35,7 +35,7 @@ def sum_spans(
         raise ValueError(
             "sum_spans: spans must lie inside of data, and out must hold their sums"
         )
-    view = memoryview(data).cast("B")
+    view = data.data.cast("B")
     for at, (begin, size) in enumerate(
         zip(begins.tolist(), nbytes.tolist(), strict=True)
     ):
@@ -63,13 +63,13 @@ def measure_values(
         ValueError: Lengths are of another number of values.
         TypeError: The values are in something else.
     """
-    if type(cells) is not list and type(cells) is not tuple:
+    if cells.__class__ not in (list, tuple):
         raise TypeError("values must be in a list or tuple")
     if len(lengths) != len(cells):
         raise ValueError(f"measure_values: lengths must be int64 [{len(cells)}]")
     for at, cell in enumerate(cells):
         if (
-            type(cell) is not array
+            cell.__class__ is not array
             or cell.dtype != dtype
             or cell.ndim != 1 + len(inner)
             or cell.shape[1:] != inner
@@ -92,7 +92,7 @@ def join_values(cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
         ValueError: They are more, or fewer.
         TypeError: The arrays are in something else.
     """
-    if type(cells) is not list and type(cells) is not tuple:
+    if cells.__class__ not in (list, tuple):
         raise TypeError("values must be in a list or tuple")
     if sum(cell.nbytes for cell in cells) != out.nbytes:
         raise ValueError("join_values: out must have the bytes of all values")

@@ -17,6 +17,7 @@ from mmreplay.nesting import (
     unflatten,
 )
 from mmreplay.notebook import html_table
+from mmreplay.schema.env_forms import space_of, values_of
 from mmreplay.schema.field import Field, field_from_json, field_to_json
 from mmreplay.schema.spaces import (
     Autoreset,
@@ -31,6 +32,7 @@ from mmreplay.schema.spaces import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gymnasium.spaces import Space
     from numpy.typing import DTypeLike
 
 
@@ -195,6 +197,89 @@ class Schema:
         schema = cls.__new__(cls)
         schema._declare(flat, None)
         return schema
+
+    def to_spaces(self) -> tuple[Space[Any], Space[Any]]:
+        """Return Gymnasium spaces that hold the observations and actions stored here.
+
+        What `from_spaces` read comes back with the widest bounds: Box, and of fields
+        that vary Text, Sequence (stacked) and Graph; a branch with the names ``0``,
+        ``1``, ... is a Tuple, any other a Dict. Text has printable ASCII characters.
+
+        Returns:
+            The observation and the action space of one environment.
+
+        Raises:
+            SchemaError: The schema has no observation or no action.
+            ModuleNotFoundError: Gymnasium is not installed.
+
+        Example:
+            >>> import mmreplay as mr
+            >>> mission = mr.Field.text(max_bytes=40)
+            >>> fields = {"observation": mission, "action": mr.Field((), "int64")}
+            >>> mr.Schema(fields).to_spaces()[0].max_length
+            40
+        """
+        observation, action = (
+            space_of(*self._of_role(role)) for role in ("observation", "action")
+        )
+        return observation, action
+
+    def to_env(self, batch: Mapping[str, Any], role: str = "observation") -> Any:
+        """Return values of a batch as a vector environment gives those of its B.
+
+        Such as to ask a policy about them that reads ``VectorEnv.step``. Gymnasium puts
+        texts, sequences and graphs of several environments into tuples.
+
+        Args:
+            batch: Of steps, from a buffer of this schema; or a mapping of paths to its
+                arrays.
+            role: ``"observation"``, ``"action"`` or ``"next_observation"``.
+
+        Returns:
+            An array ``[B, *shape]``; a tuple of `str`, of arrays, or of
+            ``GraphInstance``; or a dict or tuple of these.
+
+        Raises:
+            SchemaError: The schema has no such role, or the batch lacks a field.
+
+        Example:
+            >>> import mmreplay as mr
+            >>> schema = mr.Schema({"observation": mr.Field.text(max_bytes=40)})
+            >>> buffer = mr.ReplayBuffer.create(
+            ...     None, schema, 9, heap_bytes=4096, engine="memory"
+            ... )
+            >>> buffer.extend(observation=["go", "stop"])
+            >>> schema.to_env(buffer.gather_all())
+            ('go', 'stop')
+        """
+        following = role == "next_observation" and not self.role_paths(role)
+        fields, root = self._of_role("observation" if following else role)
+        if following:
+            # Batches derive them; their paths begin with the role's name.
+            fields = {
+                f"{role}{path.removeprefix(root)}": field
+                for path, field in fields.items()
+            }
+            root = role
+        missing = [path for path in fields if path not in batch]
+        if missing:
+            raise SchemaError(
+                f"batch must have field {missing[0]!r}, got only {listing(batch)}. "
+                "Pass a batch of a buffer with this schema."
+            )
+        return values_of(fields, batch, root)
+
+    def _of_role(self, role: str) -> tuple[dict[str, Field], str]:
+        """Return the fields that play a role, by path, and the path of the role."""
+        paths = self.role_paths(role)
+        if not paths:
+            raise SchemaError(
+                f"the schema must have the role {role!r}, got {listing(self.roles)}. "
+                "Name the field that plays it in roles."
+            )
+        root = self.role(role)
+        assert root is not None
+        return {path: self.fields[path] for path in paths}, root
 
     @classmethod
     def from_env(

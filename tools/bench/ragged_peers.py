@@ -132,7 +132,7 @@ class Lmdb:
         """See `Side`."""
         with self._env.begin(write=True) as transaction:
             for number, row in enumerate(rows, first):
-                transaction.put(self._key(number), memoryview(row).cast("B"))
+                transaction.put(self._key(number), row.data.cast("B"))
         self._held = min(self._capacity, max(self._held, first + len(rows)))
         if monotonic() - self._synced > COMMIT_S:
             self._env.sync(True)
@@ -179,7 +179,7 @@ class Sqlite:
     def extend(self, first: int, rows: list[Tokens]) -> None:
         """See `Side`."""
         values = [
-            ((first + at) % self._capacity, memoryview(row).cast("B"))
+            ((first + at) % self._capacity, row.data.cast("B"))
             for at, row in enumerate(rows)
         ]
         self._db.execute("BEGIN")
