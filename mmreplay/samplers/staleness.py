@@ -120,7 +120,7 @@ class StalenessSampler(Wrapper):
         self._looked_at = self._left_out = 0
         self.move_to(current)
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
-        super().__init__([self._part(inner)])
+        super().__init__([self._inner(inner)])
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -129,7 +129,7 @@ class StalenessSampler(Wrapper):
             weight=self._weight, sampler=self.parts[0], seed=self._random.given_seed,
         )  # fmt: skip
 
-    def _part(self, sampler: Any) -> Sampler:
+    def _inner(self, sampler: Any) -> Sampler:
         """Return the sampler to draw with.
 
         Raises:

@@ -56,7 +56,7 @@ def values_of(
     """
     values = {path: _values(field, columns[path]) for path, field in fields.items()}
     if root in values:
-        return values[root].given
+        return values[root].batched
     below = {path.removeprefix(f"{root}/"): value for path, value in values.items()}
     return _nested_values(unflatten(below))
 
@@ -124,8 +124,8 @@ def _is_numbered(tree: Mapping[str, Any]) -> bool:
 class _Values:
     """Values of one field: what a vector environment gives, and a value a step."""
 
-    def __init__(self, field: Field, given: Any, each: list[Any]) -> None:
-        self.field, self.given, self.each = field, given, each
+    def __init__(self, field: Field, batched: Any, steps: list[Any]) -> None:
+        self.field, self.batched, self.steps = field, batched, steps
 
 
 def _values(field: Field, column: Any) -> _Values:
@@ -153,7 +153,7 @@ def _nested_values(tree: Mapping[str, Any]) -> Any:
     if len(flat) == len(tree) and is_graph(flat):
         return _graphs(tree)
     inner = {
-        name: each.given if isinstance(each, _Values) else _nested_values(each)
+        name: each.batched if isinstance(each, _Values) else _nested_values(each)
         for name, each in tree.items()
     }
     return tuple(inner.values()) if _is_numbered(inner) else inner
@@ -162,11 +162,11 @@ def _nested_values(tree: Mapping[str, Any]) -> Any:
 def _graphs(tree: Mapping[str, _Values]) -> tuple[Any, ...]:
     from gymnasium.spaces import GraphInstance
 
-    nodes = tree[NODES].each
+    nodes = tree[NODES].steps
     none = [None] * len(nodes)
     # Gymnasium has None for no edges.
     edges, links = (
-        [each if len(each) else None for each in tree[name].each]
+        [each if len(each) else None for each in tree[name].steps]
         if name in tree
         else none
         for name in (EDGES, EDGE_LINKS)

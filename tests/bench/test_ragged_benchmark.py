@@ -19,7 +19,7 @@ def measured(folder, names):
     return bench_ragged.race_sides(folder / "fast", [OURS, *names], SMALL, 8)
 
 
-def test_sequences_are_measured_beside_padded_rows_and_sqlite(tmp_path):
+def test_sequences_are_measured_against_padded_rows_and_sqlite(tmp_path):
     found = measured(tmp_path, ["padded", "sqlite"])
     for kind in ("add_1", "add_256", "draw_256"):
         assert set(found[kind]["speedup"]) == {"padded", "sqlite"}
@@ -34,7 +34,7 @@ def test_sequences_are_measured_beside_padded_rows_and_sqlite(tmp_path):
 
 @pytest.mark.peer
 @pytest.mark.parametrize("name", ["lmdb", "torchrl", "transfer_queue"])
-def test_sequences_are_measured_beside_others(tmp_path, name):
+def test_sequences_are_measured_against_others(tmp_path, name):
     if find_spec(ragged_peers.MODULES[name]) is None:
         pytest.skip(f"{name} is not installed; see tools/bench/peers.txt")
     found = bench_ragged.race_sides(tmp_path / "b", [OURS, name], SMALL, 2)

@@ -113,7 +113,7 @@ class Lmdb:
     def __init__(self, folder: Path, capacity: int) -> None:
         """Create it."""
         folder.mkdir()
-        self._capacity, self._held = capacity, 0
+        self._capacity, self._count = capacity, 0
         # A row that is overwritten takes other pages until older readers have gone.
         size = 4 * (token_rows.nbytes(capacity) + 4096 * capacity)
         self._env = import_module("lmdb").open(
@@ -133,14 +133,14 @@ class Lmdb:
         with self._env.begin(write=True) as transaction:
             for number, row in enumerate(rows, first):
                 transaction.put(self._key(number), row.data.cast("B"))
-        self._held = min(self._capacity, max(self._held, first + len(rows)))
+        self._count = min(self._capacity, max(self._count, first + len(rows)))
         if monotonic() - self._synced > COMMIT_S:
             self._env.sync(True)
             self._synced = monotonic()
 
     def draw(self) -> tuple[Any, Any]:
         """See `Side`: values are read where they lie, and copied once."""
-        keys = self._rng.integers(self._held, size=BATCH).tolist()
+        keys = self._rng.integers(self._count, size=BATCH).tolist()
         with self._env.begin(buffers=True) as transaction:
             found = [
                 np.frombuffer(transaction.get(self._key(key)), np.int32) for key in keys
@@ -159,7 +159,7 @@ class Sqlite:
     def __init__(self, folder: Path, capacity: int) -> None:
         """Create it."""
         folder.mkdir()
-        self._capacity, self._held = capacity, 0
+        self._capacity, self._count = capacity, 0
         self._db = sqlite3.connect(folder / "rows.db", isolation_level=None)
         for pragma in (
             "journal_mode=WAL",
@@ -185,14 +185,14 @@ class Sqlite:
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", values)
         self._db.execute("COMMIT")
-        self._held = min(self._capacity, max(self._held, first + len(rows)))
+        self._count = min(self._capacity, max(self._count, first + len(rows)))
         if monotonic() - self._synced > COMMIT_S:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             self._synced = monotonic()
 
     def draw(self) -> tuple[Any, Any]:
         """See `Side`; of rows that are drawn twice each counts once."""
-        keys = self._rng.integers(self._held, size=BATCH).tolist()
+        keys = self._rng.integers(self._count, size=BATCH).tolist()
         found = [
             np.frombuffer(tokens, np.int32)
             for _, tokens in self._db.execute(self._select, keys)
@@ -243,7 +243,7 @@ class TransferQueue:
         """Start it on this machine."""
         self._torch = import_module("torch")
         self._tensordict = import_module("tensordict").TensorDict
-        self._capacity, self._held = capacity, 0
+        self._capacity, self._count = capacity, 0
         ray = import_module("ray")
         # Not a cluster that someone else started here.
         ray.init(
@@ -260,7 +260,7 @@ class TransferQueue:
             key=str(number % self._capacity), partition_id="rows",
             fields={"tokens": self._torch.from_numpy(row)},
         )  # fmt: skip
-        self._held = min(self._capacity, max(self._held, number + 1))
+        self._count = min(self._capacity, max(self._count, number + 1))
 
     def extend(self, first: int, rows: list[Tokens]) -> None:
         """See `Side`."""
@@ -272,11 +272,11 @@ class TransferQueue:
             partition_id="rows",
             fields=self._tensordict({"tokens": nested}, batch_size=len(rows)),
         )
-        self._held = min(self._capacity, max(self._held, first + len(rows)))
+        self._count = min(self._capacity, max(self._count, first + len(rows)))
 
     def draw(self) -> tuple[Any, Any]:
         """See `Side`."""
-        keys = self._rng.choice(self._held, BATCH, replace=False).tolist()
+        keys = self._rng.choice(self._count, BATCH, replace=False).tolist()
         found = self._queue.kv_batch_get(
             keys=list(map(str, keys)), partition_id="rows", select_fields="tokens"
         )["tokens"]
