@@ -43,7 +43,7 @@ def sum_spans(
 
 
 def measure_values(
-    cells: Sequence[Any], array: type, dtype: Any, inner: tuple[int, ...], maximum: int,
+    cells: Sequence[Any], array: Any, dtype: Any, inner: tuple[int, ...], maximum: int,
     lengths: Ids, /,
 ) -> bool:  # fmt: skip
     """Count the items of values, if each is a contiguous array that is stored as it is.
