@@ -47,8 +47,9 @@ _copies = kernels.load("copies")
 _REFERENCE = struct.Struct("<qII")
 EMPTY = bytes(REFERENCE.itemsize)
 """The reference of a value without items."""
-MAX_CHUNK_NBYTES = 16 << 20
-"""Longer blocks get new memory each time, which takes little of their time."""
+CHUNK_STEP_NBYTES, MAX_CHUNK_NBYTES = 256 << 10, 16 << 20
+"""Memory for values that are put together is taken in multiples of the former, and
+given back after a block that needs more than the latter."""
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
 """Per path the bytes of the values that its spans name."""
@@ -394,6 +395,9 @@ class ValueWriter:
             base = int(starts[rows][chosen].min())
             end = int((starts[rows] + nbytes[rows])[chosen].max())
             chunk = self._chunk_of(end - base)
+            # What lies between values is zeros: at most the end of their last words.
+            lasts = (starts[rows] + nbytes[rows])[chosen] - 1 - base
+            self._chunk.view(np.uint64)[lasts // HEAP_ALIGNMENT] = 0
             for number, (source, begins) in enumerate(sources):
                 which = chosen[:, number]
                 if which.any():
@@ -402,16 +406,16 @@ class ValueWriter:
                         chunk, starts[rows][which, number] - base, False,
                     )  # fmt: skip
             self._heap.write(env_id, base, chunk.data)
+        if len(self._chunk) > MAX_CHUNK_NBYTES:
+            self._chunk = np.zeros(0, np.uint8)
 
     def _chunk_of(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return memory to put values together in, used again and at first zeros.
-
-        What lies between values goes to the disk with them.
-        """
+        """Return the first bytes of `_chunk`, in which values are put together."""
         if len(self._chunk) < nbytes:
-            if nbytes > MAX_CHUNK_NBYTES:
-                return np.zeros(nbytes, np.uint8)
-            self._chunk = np.zeros(nbytes, np.uint8)
+            # In steps, so that blocks of about the same size take new memory once.
+            self._chunk = np.zeros(
+                -(-nbytes // CHUNK_STEP_NBYTES) * CHUNK_STEP_NBYTES, np.uint8
+            )
         return self._chunk[:nbytes]
 
     def wake(self) -> None:
