@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.array_file import ArrayColumn, Scan, mapped
+from mmreplay.convert.array_file import ArrayColumn, Scan, VaryingColumn, mapped
 from mmreplay.convert.base import (
     Block,
     Columns,
@@ -33,18 +33,21 @@ from mmreplay.convert.base import (
 from mmreplay.convert.description import (
     ENV_ID,
     FLAGS,
+    OFFSETS,
     POSITION,
     RESERVED,
     RESERVED_NAMES,
+    VALUES,
     Description,
     plain,
 )
 from mmreplay.convert.episode_ends import Marks
 from mmreplay.disk.files import File
 from mmreplay.episodes import ALL_FLAGS, END, FINAL
-from mmreplay.errors import SourceError
+from mmreplay.errors import CorruptError, SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.field import MAX_LENGTH
 from mmreplay.schema.naming import InferredColumns
 
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
@@ -78,18 +81,32 @@ class PlainReader(Reader):
         self.report = notes
         self._written = written
         self._file = file
-        self._rows = _common_rows(columns, notes, file)
+        varying = {} if written is not None else _varying(columns, file)
+        pairs = {path + end for path in varying for end in (OFFSETS, VALUES)}
+        single = {name: c for name, c in columns.items() if name not in pairs}
+        self._rows = _common_rows(single, notes, file, varying)
+        self._varying = {
+            path: each
+            for path, each in varying.items()
+            if path not in single and each.offsets.shape == (self._rows + 1,)
+        }
+        for path in varying.keys() - self._varying.keys():
+            for name in (path + OFFSETS, path + VALUES):
+                single[name] = columns[name]
         self._columns = {
             name: column
-            for name, column in columns.items()
+            for name, column in single.items()
             if column.shape and column.shape[0] == self._rows
         }
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         self._placed = written is None and has_position_columns(kinds)
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
-            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed
-        )
+            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
+            varying={path: each.field for path, each in self._varying.items()},
+        )  # fmt: skip
+        for path, each in self._varying.items():
+            notes.note(f"{path!r} varies from row to row: {each.field.description}")
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
         self._episodes = episode_column(kinds) if one_env else ""
@@ -116,13 +133,17 @@ class PlainReader(Reader):
             *self._plain.schema.paths,
             *(POSITION_COLUMNS if self._placed else ()),
         )
-        used = {path: self._columns[path] for path in wanted}
+        used = {path: self._columns[path] for path in wanted if path in self._columns}
+        varying = {
+            path: self._varying[path] for path in wanted if path in self._varying
+        }
+        scan = Scan(used, rows, self._rows, varying)
         if self._placed:
-            for found in Scan(used, rows, self._rows).blocks():
+            for found in scan.blocks():
                 yield placed_block(self._plain.take(found, 0)[0], found)
             return
         marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
-        for found in Scan(used, rows, self._rows).blocks():
+        for found in scan.blocks():
             values = self._blanked(found, done)
             columns, terminated, truncated = self._plain.take(values, done)
             positions = np.arange(done, done + len(terminated))
@@ -151,9 +172,52 @@ class PlainReader(Reader):
         self._file.close()
 
 
-def _common_rows(columns: Mapping[str, ArrayColumn], notes: Notes, file: File) -> int:
+def _varying(
+    columns: Mapping[str, ArrayColumn], file: File
+) -> dict[str, VaryingColumn]:
+    """Pairs of arrays that hold values of any length, and where each begins.
+
+    Those are offsets that rise from 0 to the number of items.
+    """
+    pairs = {}
+    for name, offsets in columns.items():
+        path = name.removesuffix(OFFSETS)
+        values = columns.get(path + VALUES)
+        if not name.endswith(OFFSETS) or values is None or not values.shape:
+            continue
+        if offsets.dtype != "int64" or len(offsets.shape) != 1 or not offsets.shape[0]:
+            continue
+        if 0 in values.shape[1:]:
+            continue
+        what, longest = f"{file.path}: field {path!r}", 1
+        any_length = Field(
+            (None, *values.shape[1:]), values.dtype, max_length=MAX_LENGTH
+        )
+        column = VaryingColumn(any_length, offsets, values, what)
+        count = offsets.shape[0] - 1
+        scan = Scan({}, SURVEYED_ROWS, count, {path: column}, lengths_only=True)
+        try:
+            for block in scan.blocks():
+                longest = max(longest, int(block[path].max(initial=0)))
+        except CorruptError:
+            # Two arrays of these names that mean something else.
+            continue
+        # The next values may be a little longer.
+        limit = 1 << (longest - 1).bit_length()
+        field = Field(any_length.shape, values.dtype, max_length=limit)
+        pairs[path] = VaryingColumn(field, offsets, values, what)
+    return pairs
+
+
+def _common_rows(
+    columns: Mapping[str, ArrayColumn],
+    notes: Notes,
+    file: File,
+    varying: Mapping[str, VaryingColumn],
+) -> int:
     """The number of rows of most arrays; others can be no fields, which is noted."""
     lengths = Counter(column.shape[0] for column in columns.values() if column.shape)
+    lengths.update(each.offsets.shape[0] - 1 for each in varying.values())
     if not lengths:
         reasons = "; ".join([*notes.doubts, *notes.notes])[:300]
         raise SourceError(

@@ -1,10 +1,15 @@
-"""LeRobot's datasets, v2 and v3: parquet files of frames, episodes by their numbers."""
+"""LeRobot's datasets, v2 and v3: parquet files of frames, episodes by their numbers.
+
+The text of a frame's task, which a file beside the frames has by its ``task_index``,
+becomes a field of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
-from mmreplay.convert.base import Notes, refuse_expansion
+from mmreplay.convert.base import Block, Notes, refuse_expansion
+from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
-from mmreplay.convert.parquet import ParquetFile
+from mmreplay.convert.parquet import ParquetFile, decode_values, is_text
+from mmreplay.convert.values import split_by_bytes
 from mmreplay.datasets.arrow import ROWS, Window, flat, image_rows, number_rows
 from mmreplay.datasets.common.fields import (
     Flags,
@@ -29,6 +36,8 @@ from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of, sc
 from mmreplay.datasets.images import LOSSY, VideoRows
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field, Schema
 from mmreplay.schema.naming import left_out
 from mmreplay.strict_json import Json
 
@@ -36,12 +45,18 @@ INFO = Path("meta") / "info.json"
 MAX_NBYTES = 16 << 20
 MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
+TASK, TASK_INDEX = "task", "task_index"
+TASKS = (Path("meta") / "tasks.jsonl", Path("meta") / "tasks.parquet")
+"""Texts of tasks by their numbers, of v2 and v3."""
+TASK_COLUMNS = (TASK, "__index_level_0__")
+"""Columns of the texts in v3, where they are the index of a table of pandas."""
 COUNTED = (EPISODE, "frame_index", "index")
 """Columns that positions and flags make redundant."""
 DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
+NO_TEXT = Ragged(np.zeros(0, np.uint8), np.zeros(2, np.int64))
 METADATA_KEYS = ("codebase_version", "fps", "robot_type")
 """Keys of info.json that become user metadata ``lerobot``."""
 
@@ -138,6 +153,57 @@ class LerobotReader(FragmentReader):
             frames.close,
             user_metadata={"lerobot": selected},
         )
+        self._tasks = None
+        if TASK_INDEX in schema and TASK not in schema:
+            self._tasks = read_tasks(frames.folder)
+        self._described = self._with_tasks(allow_expansion)
+
+    def _with_tasks(self, allow_expansion: bool) -> Description:
+        """The description, with the field of tasks if there are some."""
+        described = super().describe()
+        if self._tasks is None:
+            return described
+        longest = int(self._tasks.lengths.max(initial=0))
+        refuse_expansion(
+            self._frames.folder, self._frames.count * longest, self._frames.nbytes,
+            allow_expansion,
+        )  # fmt: skip
+        self._notes.note(
+            f"{TASK!r} is the text of the {len(self._tasks)} tasks that "
+            f"{TASK_INDEX!r} names"
+        )
+        # The next task may be a little longer.
+        field = Field.text(1 << max(0, longest - 1).bit_length())
+        schema = described.schema
+        fields = {**schema.fields, TASK: field}
+        return replace(described, schema=Schema.from_flat(fields, schema.roles))
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._described
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        tasks = self._tasks
+        for block in super().blocks(rows_per_block):
+            if tasks is None:
+                yield block
+                continue
+            numbers = block.columns[TASK_INDEX].reshape(-1).astype(np.int64)
+            known = (numbers >= 0) & (numbers < len(tasks))
+            if not known.all():
+                self._notes.doubt(
+                    f"{TASK_INDEX!r} {numbers[~known][0]} has no text, and such frames "
+                    f"have an empty {TASK!r}"
+                )
+            # An empty text stands behind the others.
+            numbers = np.where(known, numbers, len(tasks))
+            every = Ragged.concatenate([tasks, NO_TEXT])
+            for first, stop in split_by_bytes(every.lengths[numbers]):
+                rows = block.rows(first, stop)
+                texts: Any = every[numbers[first:stop]]
+                columns = {**rows.columns, TASK: texts}
+                yield Block(columns, rows.env_ids, rows.positions, rows.flags)
 
     def _videos(self, video: str) -> list[str]:
         """Return the names of the videos to decode."""
@@ -263,6 +329,86 @@ class LerobotReader(FragmentReader):
                     f"{INFO} says {key} {str(info.get(key))[:40]}, and the data has "
                     f"{got}"
                 )
+
+
+def read_tasks(folder: Path) -> Ragged | None:
+    """Texts of the tasks of a dataset by their numbers, or None if it has none.
+
+    Raises:
+        FormatError: They are no texts, or take too much memory.
+    """
+    lines, table = (folder / name for name in TASKS)
+    if table.is_file():
+        return _tasks_of_table(table)
+    if lines.is_file():
+        return _tasks_of_lines(lines)
+    return None
+
+
+def _tasks_of_lines(path: Path) -> Ragged:
+    texts: dict[int, str] = {}
+    for number, line in enumerate(files.read_bytes(path, MAX_NBYTES).splitlines(), 1):
+        if not line.strip():
+            continue
+        value = strict_json.parse(line, f"{path}, line {number}")
+        index, text = value.get(TASK_INDEX), value.get(TASK)
+        if type(index) is not int or not isinstance(text, str):
+            raise FormatError(
+                f"{path}, line {number} must have a number {TASK_INDEX!r} and a text "
+                f"{TASK!r}, got {line[:60]!r}. Download the dataset again."
+            )
+        texts[index] = text
+    return _numbered(path, list(texts), [text.encode() for text in texts.values()])
+
+
+def _tasks_of_table(path: Path) -> Ragged:
+    with closing(ParquetFile(path)) as table:
+        named = [name for name in TASK_COLUMNS if name in table.schema.names]
+        if not named or TASK_INDEX not in table.schema.names:
+            raise FormatError(
+                f"{path} must have columns {TASK_INDEX!r} and {TASK!r}, got "
+                f"{table.schema.names[:20]}. Download the dataset again."
+            )
+        column = named[0]
+        if not is_text(table.schema.field(column).type) or table.nbytes > MAX_NBYTES:
+            raise FormatError(
+                f"{path}: column {column!r} must be text in at most {MAX_NBYTES} bytes,"
+                f" got {table.schema.field(column).type} in {table.nbytes}. Download "
+                "the dataset again."
+            )
+        numbers: list[int] = []
+        texts: list[bytes] = []
+        nbytes = 0
+        for batch in table.split_batches(ROWS, [TASK_INDEX, column], [column]):
+            if batch[TASK_INDEX].null_count or batch[column].null_count:
+                raise FormatError(
+                    f"{path} must have a number and a text in each row, got none in "
+                    "some. Download the dataset again."
+                )
+            found = decode_values(batch[column], Field.text(MAX_NBYTES))
+            numbers += batch[TASK_INDEX].to_pylist()
+            texts += [text.tobytes() for text in found]
+            nbytes += len(found.values)
+            if nbytes > MAX_NBYTES:
+                raise FormatError(
+                    f"{path}: texts must take at most {MAX_NBYTES} bytes, got more. "
+                    "Shorten them."
+                )
+    return _numbered(path, numbers, texts)
+
+
+def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> Ragged:
+    """Texts in the order of their numbers, which begin with 0."""
+    placed: list[bytes] = [b""] * len(texts)
+    for number, text in zip(numbers, texts, strict=True):
+        if type(number) is not int or not 0 <= number < len(texts):
+            raise FormatError(
+                f"{path}: {TASK_INDEX!r} must number {len(texts)} tasks from 0 on, got "
+                f"{str(number)[:40]}. Download the dataset again."
+            )
+        placed[number] = text
+    offsets = np.cumsum([0, *map(len, placed)], dtype=np.int64)
+    return Ragged(np.frombuffer(b"".join(placed), np.uint8), offsets)
 
 
 def _renamed(name: str) -> str:

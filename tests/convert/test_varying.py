@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -660,6 +662,71 @@ def test_long_cells_come_back_and_are_explained(tmp_path):
         mr.load(tmp_path / "a.csv", tmp_path / "again", overwrite=True)
 
 
+# Files without a description.
+
+
+def save(path, arrays):
+    """Arrays as a library saves them."""
+    if path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **arrays)
+    elif path.suffix == ".pt":
+        torch = pytest.importorskip("torch")
+        torch.save({name: torch.from_numpy(a) for name, a in arrays.items()}, path)
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(arrays, path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
+def test_values_and_offsets_of_others_become_a_field_that_varies(suffix, tmp_path):
+    arrays = {
+        "observation": np.arange(12.0).reshape(4, 3),
+        "tokens.values": np.arange(10, dtype=np.int32),
+        "tokens.offsets": np.array([0, 3, 3, 9, 10]),
+        "terminated": np.array([False, True, False, True]),
+    }
+    save(tmp_path / f"a{suffix}", arrays)
+    report = mr.load(tmp_path / f"a{suffix}", tmp_path / "again", strict=True)
+    assert "'tokens' varies from row to row: int32[up to 8]" in report.notes
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        tokens = loaded.gather_all()["tokens"]
+    assert [each.tolist() for each in tokens] == [[0, 1, 2], [], [*range(3, 9)], [9]]
+
+
+@pytest.mark.parametrize(
+    "offsets", [np.array([0, 9, 3, 4]), np.array([1, 2, 3, 4]), np.array([0, 1, 2, 3])]
+)
+def test_arrays_that_only_have_such_names_are_fields_as_before(offsets, tmp_path):
+    arrays = {
+        "observation": np.arange(12.0).reshape(4, 3),
+        "x.values": np.arange(4.0),
+        "x.offsets": offsets,
+        "terminated": np.array([False, True, False, True]),
+    }
+    save(tmp_path / "a.npz", arrays)
+    mr.load(tmp_path / "a.npz", tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        assert loaded.schema["x.offsets"].shape == ()
+        assert loaded.gather_all()["x.offsets"].tolist() == offsets.tolist()
+
+
+def test_values_come_back_where_the_description_is_lost(tmp_path):
+    with make(tmp_path / "source") as source:
+        expected = source.gather_all()
+        mr.export(source, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as loaded:
+        arrays = {name: loaded[name] for name in loaded if name != "mmreplay.json"}
+    save(tmp_path / "b.npz", arrays)
+    report = mr.load(tmp_path / "b.npz", tmp_path / "again")
+    assert "a buffer whose description is lost" in " ".join(report.doubts)
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        rows = loaded.gather_all()
+    for path in ("tokens", "text", "points"):
+        assert rows[path].values.tobytes() == expected[path].values.tobytes()
+        assert rows[path].offsets.tolist() == expected[path].offsets.tolist()
+
+
 # Foreign parquet files.
 
 
@@ -770,6 +837,55 @@ def test_memory_does_not_grow_with_the_values(name, tmp_path):
     assert file.stat().st_size > 80 << 20
     assert exported < 72 << 20
     assert loaded < 72 << 20
+
+
+ANONYMOUS = """
+import sys, threading, time
+import pyarrow
+import mmreplay as mr
+
+def anonymous():
+    status = open("/proc/self/status").read()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
+
+source, file, target = sys.argv[1:]
+mr.export(source, file, rows=slice(0, 2), overwrite=True)
+mr.load(file, target, overwrite=True)
+before, highest, over = anonymous(), [0], threading.Event()
+
+def watch():
+    while not over.wait(0.002):
+        highest[0] = max(highest[0], anonymous() - before)
+
+thread = threading.Thread(target=watch)
+thread.start()
+mr.export(source, file, overwrite=True)
+mr.load(file, target, overwrite=True)
+over.set()
+thread.join()
+print(highest[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["npz", "csv", "parquet"])
+def test_the_process_does_not_grow_with_the_values(name, tmp_path):
+    """Also what Arrow allocates is bounded: 400 MiB of values go out and in."""
+    rng = np.random.default_rng(0)
+    with mr.ReplayBuffer.create(
+        tmp_path / "source", mr.Schema(LARGE), 4500, heap_bytes="512 MiB"
+    ) as source:
+        for _ in range(4500):
+            text = rng.integers(32, 127, rng.integers(1 << 17), np.uint8)
+            tokens = rng.integers(-9, 9, rng.integers(1 << 14), np.int32)
+            source.add(text=text.tobytes().decode(), tokens=tokens, reward=0.0)
+    files_ = [tmp_path / "source", tmp_path / f"a.{name}", tmp_path / "again"]
+    ran = subprocess.run(
+        [sys.executable, "-c", ANONYMOUS, *map(str, files_)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (tmp_path / f"a.{name}").stat().st_size > 250 << 20
+    assert int(ran.stdout) < 224 << 20
 
 
 def test_ranges_of_rows_are_complete_and_bound_their_bytes():

@@ -305,3 +305,63 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng):
         if error is not None:
             assert str(folder) in text_of(error)
             assert not target.exists()
+
+
+TASKS = ["pick up the cup", "=1+å", ""]
+
+
+def write_tasks(folder, version, tasks=TASKS, numbers=(0, 1, 2)):
+    """Texts of tasks in the layout of a version."""
+    if version == "v2.1":
+        lines = [
+            json.dumps({"task_index": number, "task": text})
+            for number, text in zip(numbers, tasks, strict=True)
+        ]
+        (folder / "meta" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+        return
+    # As pandas writes an index without a name.
+    table = pa.table({"task_index": list(numbers), "__index_level_0__": list(tasks)})
+    pq.write_table(table, folder / "meta" / "tasks.parquet")
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_the_text_of_a_task_is_a_field(version, tmp_path):
+    data = frames(np.random.default_rng(0))
+    data["task_index"] = np.arange(11) % 3
+    write(tmp_path / "set", data, version)
+    write_tasks(tmp_path / "set", version)
+    report = mr.load(tmp_path / "set", tmp_path / "buffer")
+    assert "'task' is the text of the 3 tasks that 'task_index' names" in report.notes
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.schema["task"] == mr.Field.text(max_bytes=16)
+        texts = buffer.gather_all()["task"].text()
+    assert texts == [TASKS[number % 3] for number in range(11)]
+
+
+def test_a_frame_of_no_task_has_an_empty_text_and_is_a_doubt(tmp_path):
+    data = frames(np.random.default_rng(0))
+    data["task_index"] = np.arange(11) % 4
+    write(tmp_path / "set", data)
+    write_tasks(tmp_path / "set", "v3.0")
+    report = mr.load(tmp_path / "set", tmp_path / "buffer")
+    assert any("'task_index' 3 has no text" in doubt for doubt in report.doubts)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.gather_all()["task"].text()[:4] == [*TASKS, ""]
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "message"),
+    [
+        ("v3.0", {"numbers": (0, 1, 7)}, "'task_index' must number 3 tasks from 0 on"),
+        ("v2.1", {"numbers": (0, 1, -1)}, "'task_index' must number 3 tasks from 0 on"),
+        ("v2.1", {"tasks": [1, 2, 3]}, "line 1 must have a number 'task_index'"),
+        ("v3.0", {"tasks": [1, 2, 3]}, "must be text in at most"),
+        ("v3.0", {"tasks": [None, "a", "b"]}, "a number and a text in each row"),
+    ],
+)
+def test_tasks_that_are_no_texts_are_refused(version, change, message, tmp_path):
+    write(tmp_path / "set", frames(np.random.default_rng(0)), version)
+    write_tasks(tmp_path / "set", version, **change)
+    with pytest.raises(FormatError, match=message):
+        mr.load(tmp_path / "set", tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
