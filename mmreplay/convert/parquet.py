@@ -722,7 +722,8 @@ class ParquetFile:
             batches = parquet.iter_batches(rows, columns=list(names))
         done = 0
         for batch in self._counted(batches, names):
-            sizes = [row_nbytes_of(batch[name]) for name in varying]
+            with parquet_errors(self.path):
+                sizes = [row_nbytes_of(batch[name]) for name in varying]
             nbytes: NDArray[np.int64] = np.sum(sizes, axis=0)
             for first, stop in split_by_bytes(nbytes):
                 refuse_large(int(nbytes[first]), f"{self.path}: row {done + first}")
@@ -1301,12 +1302,21 @@ def _offsets(array: Any) -> NDArray[np.int64]:
 
 
 def row_nbytes_of(array: Any) -> NDArray[np.int64]:
-    """Bytes of each value of strings, bytes or lists, int64 ``[N]``."""
+    """Bytes of each value of strings, bytes or lists, int64 ``[N]``.
+
+    Raises:
+        ValueError: A value is an entry that its dictionary does not have.
+    """
     if pa.types.is_dictionary(array.type):
         entries = np.diff(_offsets(array.dictionary))
-        numbers = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        nbytes: NDArray[np.int64] = entries[numbers] if len(entries) else 0 * numbers
-        return nbytes.astype(np.int64)
+        nbytes = np.zeros(len(array), np.int64)
+        there = array.indices.is_valid().to_numpy(zero_copy_only=False)
+        numbers = array.indices.drop_null().to_numpy(zero_copy_only=False)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(entries):
+            # Arrow reads them unchecked, and would follow them anywhere.
+            raise ValueError(f"an entry beyond the {len(entries)} of its dictionary")
+        nbytes[there] = entries[numbers]
+        return nbytes
     lengths = np.diff(_offsets(_storage(array)))
     if is_bytes(array.type):
         return lengths

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mmreplay as mr
 from mmreplay.checksums import crc32c
-from mmreplay.convert import csv_values
+from mmreplay.convert import csv_values, parquet
 from mmreplay.convert.values import split_by_bytes
 from mmreplay.disk import files
 from mmreplay.errors import (
@@ -806,6 +806,20 @@ def test_a_text_that_a_few_bytes_repeat_is_bounded(tmp_path):
     report = mr.load(delta, tmp_path / "again", overwrite=True, allow_expansion=True)
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert loaded.gather_all()["text"].text() == [text] * 9
+
+
+def test_an_entry_that_a_dictionary_lacks_is_damage():
+    pa = pytest.importorskip("pyarrow")
+    buffers = [None, pa.py_buffer(np.array([0, 1, 3], np.int32))]
+    numbers = pa.Array.from_buffers(pa.int32(), 3, buffers)
+    entries = pa.array(["a", "bb", "c"])
+    kind = pa.dictionary(pa.int32(), pa.string())
+    array = pa.DictionaryArray.from_arrays(numbers, entries, safe=False)
+    assert array.type == kind
+    with pytest.raises(ValueError, match="beyond the 3 of its dictionary"):
+        parquet.row_nbytes_of(array)
+    array = pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), entries)
+    assert parquet.row_nbytes_of(array).tolist() == [2, 0, 1]
 
 
 # Memory.
