@@ -304,7 +304,7 @@ class Appender:
             return None
         if not 0 <= head < self._refill_at:
             return None
-        stored = values.store_plain(data)
+        stored = values.store_mapped(data) or values.store_plain(data)
         if stored is None:
             return None
         # Where this is no plain step after all, its values are written again: nothing

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +36,15 @@ from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
+from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
 from mmreplay.storage.store import Columns, Store
 
 if TYPE_CHECKING:
     from mmreplay.buffer.reader import GenerationReader
+    from mmreplay.kernels.rows import RowsKernel
 
 _copies = kernels.load("copies")
+_rows = cast("RowsKernel", kernels.load("rows"))
 
 _REFERENCE = struct.Struct("<qII")
 EMPTY = bytes(REFERENCE.itemsize)
@@ -87,6 +89,12 @@ class ValueWriter:
         self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
         self._references = [np.frombuffer(b, REFERENCE) for b in self._reference_bytes]
+        heap = self._heap
+        self._stores = heap.window if isinstance(heap, FileHeap) else None
+        fields = [plain.arguments for plain in self._plain]
+        self._mapped = list(
+            zip(fields, self._references, self._reference_bytes, strict=True)
+        )
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
 
@@ -150,6 +158,31 @@ class ValueWriter:
             return None
         references = zip(self._fields, self._references, strict=True)
         return {**columns, **dict(references)}, heap_heads
+
+    def store_mapped(
+        self, data: Mapping[str, object]
+    ) -> tuple[dict[str, object], Array] | None:
+        """Store the values of one step as `store_plain` does, into ready pages.
+
+        Each by one call of C, from a mapping of whole paths.
+        """
+        if self._stores is None or data.__class__ is not dict:
+            return None
+        window = self._stores()
+        if window is None:
+            return None
+        head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
+        for plain, reference, into in self._mapped:
+            path, *field = plain
+            if path not in stored:
+                return None
+            head = _rows.store_value(
+                stored[path], *field, head, size, self._free_until, *window, into
+            )
+            if head < 0:
+                return None
+            stored[path] = reference
+        return stored, np.array([head])
 
     def store_plain(
         self, data: Mapping[str, object]
@@ -446,6 +479,15 @@ class PlainValue:
         self._is_array = field.kind != "text" and field.dtype != "bfloat16"
         self._dtype, self._inner = field.numpy, field.inner
         self._ndim = 1 + len(field.inner)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Path, and what `store_value` takes of the field."""
+        known = self._kind == "text" or self._is_array
+        return (
+            self._path, np.ndarray, self._dtype, self._inner, self._maximum,
+            ord(self._kind[0]) if known else 0,
+        )  # fmt: skip
 
     def take(
         self, data: dict[str, Any], reference: References

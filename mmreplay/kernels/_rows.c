@@ -213,6 +213,7 @@ static PyMethodDef functions[] = {
     {"sum_spans", sum_spans, METH_VARARGS, NULL},
     {"measure_values", measure_values, METH_VARARGS, NULL},
     {"join_values", join_values, METH_VARARGS, NULL},
+    {"store_value", (PyCFunction)(void (*)(void))store_value, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

@@ -162,3 +162,112 @@ join_values(PyObject *module, PyObject *args)
                             "join_values: out must have the bytes of all values");
     return Py_NewRef(Py_None);
 }
+
+enum { VALUE_ALIGNMENT = 8 };
+
+/* The bytes of a value that needs no look, with its items; 0 where it needs one, -1 with
+ * an error set. `kind` is that of the field, by its first letter. */
+static int
+plain_bytes(PyObject *value, PyObject *const *field, long kind, Py_ssize_t maximum,
+            Py_buffer *view, Py_ssize_t *items)
+{
+    if (kind == 't' && PyUnicode_CheckExact(value)) {
+        Py_ssize_t nbytes;
+        const char *text = PyUnicode_AsUTF8AndSize(value, &nbytes);
+        if (text == NULL) {
+            PyErr_Clear();
+            return 0;
+        }
+        *items = nbytes;
+        return nbytes <= maximum &&
+                       PyBuffer_FillInfo(view, value, (void *)text, nbytes, 1,
+                                         PyBUF_SIMPLE) == 0
+                   ? 1
+                   : 0;
+    }
+    if (kind == 'b' && PyBytes_CheckExact(value)) {
+        if (contiguous(value, view, 0) < 0)
+            return -1;
+        *items = view->len;
+    }
+    else if (kind == 'a' || kind == 'b') {
+        *items = items_of(value, field[0], field[1], field[2], maximum);
+        if (*items < 0)
+            return PyErr_Occurred() ? -1 : 0;
+        if (contiguous(value, view, 0) < 0)
+            return -1;
+    }
+    else
+        return 0;
+    if (*items <= maximum)
+        return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+static PyObject *
+store_value(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { VALUE, ARRAY, DTYPE, INNER, MAXIMUM, KIND, HEAD, SIZE, FREE, MAPPING, NEAR, FAR,
+           REFERENCE, NUM_ARGS };
+    Py_buffer value, mapping, reference;
+    Py_ssize_t items;
+    (void)module;
+    if (nargs != NUM_ARGS)
+        return PyErr_Format(PyExc_TypeError, "store_value takes %d arguments, got %zd",
+                            NUM_ARGS, nargs);
+    Py_ssize_t maximum = PyLong_AsSsize_t(args[MAXIMUM]);
+    long kind = PyLong_AsLong(args[KIND]);
+    Py_ssize_t head = PyLong_AsSsize_t(args[HEAD]), size = PyLong_AsSsize_t(args[SIZE]);
+    Py_ssize_t until = PyLong_AsSsize_t(args[FREE]);
+    Py_ssize_t near = PyLong_AsSsize_t(args[NEAR]), far = PyLong_AsSsize_t(args[FAR]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!PyTuple_Check(args[INNER]) || head < 0 || head > PY_SSIZE_T_MAX / 4 || size < 1 ||
+        size > PY_SSIZE_T_MAX / 4)
+        return PyErr_Format(PyExc_ValueError, "store_value: the place must be in a heap");
+    int plain = plain_bytes(args[VALUE], &args[ARRAY], kind, maximum, &value, &items);
+    if (plain < 0)
+        return NULL;
+    if (!plain)
+        return PyLong_FromLong(-1);
+    if (contiguous(args[MAPPING], &mapping, 1) < 0) {
+        PyBuffer_Release(&value);
+        return NULL;
+    }
+    if (contiguous(args[REFERENCE], &reference, 1) < 0) {
+        PyBuffer_Release(&value);
+        PyBuffer_Release(&mapping);
+        return NULL;
+    }
+    Py_ssize_t after = -1, nbytes = value.len;
+    int fits = reference.len == 16 && far <= mapping.len && far <= size;
+    if (fits && nbytes == 0) {
+        memset(reference.buf, 0, 16);
+        after = head;
+    }
+    else if (fits && nbytes <= size) {
+        /* A value that would cross the ring's end begins behind it. */
+        if (head % size > size - nbytes)
+            head += size - head % size;
+        Py_ssize_t offset = head % size, stop = head + nbytes;
+        stop += (VALUE_ALIGNMENT - stop % VALUE_ALIGNMENT) % VALUE_ALIGNMENT;
+        if (stop <= until && offset >= near && offset <= far - nbytes) {
+            uint32_t length = (uint32_t)items;
+            uint32_t crc = ~fold(~(uint32_t)0, value.buf, (size_t)nbytes);
+            int64_t position = head;
+            memcpy((char *)mapping.buf + offset, value.buf, (size_t)nbytes);
+            memcpy(reference.buf, &position, 8);
+            memcpy((char *)reference.buf + 8, &length, 4);
+            memcpy((char *)reference.buf + 12, &crc, 4);
+            after = stop;
+        }
+    }
+    PyBuffer_Release(&value);
+    PyBuffer_Release(&mapping);
+    PyBuffer_Release(&reference);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError,
+                            "store_value: the place must be in a heap");
+    return PyLong_FromSsize_t(after);
+}

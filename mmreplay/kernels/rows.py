@@ -20,6 +20,7 @@ from mmreplay.kernels.slot import Slot as Slot
 from mmreplay.kernels.slot import SlotKernel
 from mmreplay.kernels.values import join_values as join_values
 from mmreplay.kernels.values import measure_values as measure_values
+from mmreplay.kernels.values import store_value as store_value
 from mmreplay.kernels.values import sum_spans as sum_spans
 
 START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
@@ -178,6 +179,13 @@ class RowsKernel(Protocol):
 
     def join_values(self, cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
         """Copy values one after another; see `values.join_values`."""
+
+    def store_value(
+        self, value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int,
+        kind: int, head: int, size: int, free_until: int, mapping: Any, near: int,
+        far: int, reference: Any, /,
+    ) -> int:  # fmt: skip
+        """Store a value into a heap's mapping; see `values.store_value`."""
 
 
 crc32c = crc.crc32c

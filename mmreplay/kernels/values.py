@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from mmreplay.kernels.crc import crc32c
 
 Ids = NDArray[np.int64]
+ALIGNMENT = 8
+_REFERENCE = struct.Struct("<qII")
 
 
 def sum_spans(
@@ -100,3 +103,71 @@ def join_values(cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
     for cell in cells:
         out[done : done + cell.nbytes] = cell.reshape(-1).view(np.uint8)
         done += cell.nbytes
+
+
+def store_value(
+    value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int, kind: int,
+    head: int, size: int, free_until: int, mapping: Any, near: int, far: int,
+    reference: Any, /,
+) -> int:  # fmt: skip
+    """Store a value of the only environment into a heap's mapping.
+
+    Args:
+        value: Of one step.
+        array: The type of arrays.
+        dtype: Of the field.
+        inner: Shape of an item.
+        maximum: Items of the longest value.
+        kind: ``ord`` of the first letter of the field's kind; 0 where every value must
+            be looked at.
+        head: The heap head, where the value may begin.
+        size: Bytes of the heap.
+        free_until: Heap positions below may be written.
+        mapping: Of the heap's file.
+        near: The first byte of it that may be stored into.
+        far: The byte after the last one.
+        reference: 16 bytes, written.
+
+    Returns:
+        The heap head after the value; -1, and nothing was stored, where the value needs
+        a look, or does not go there.
+
+    Raises:
+        ValueError: The mapping has no such bytes, or there is no such heap.
+    """
+    if head < 0 or size < 1 or not isinstance(inner, tuple):
+        raise ValueError("store_value: the place must be in a heap")
+    letter = chr(kind)
+    if letter == "t" and value.__class__ is str:
+        try:
+            data = value.encode()
+        except UnicodeEncodeError:
+            return -1
+        items = len(data)
+    elif letter == "b" and value.__class__ is bytes:
+        data, items = value, len(value)
+    elif letter in "ab":
+        lengths = np.zeros(1, np.int64)
+        if not measure_values([value], array, dtype, inner, maximum, lengths):
+            return -1
+        data, items = value.tobytes(), int(lengths[0])
+    else:
+        return -1
+    if items > maximum:
+        return -1
+    if len(reference) != _REFERENCE.size or far > len(mapping) or far > size:
+        raise ValueError("store_value: the place must be in a heap")
+    nbytes = len(data)
+    if not nbytes:
+        reference[:] = bytes(_REFERENCE.size)
+        return head
+    if nbytes > size:
+        return -1
+    if head % size > size - nbytes:
+        head += size - head % size
+    offset, stop = head % size, head + nbytes + -nbytes % ALIGNMENT
+    if stop > free_until or not near <= offset <= far - nbytes:
+        return -1
+    mapping[offset : offset + nbytes] = data
+    _REFERENCE.pack_into(reference, 0, head, items, crc32c(data))
+    return stop

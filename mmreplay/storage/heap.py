@@ -8,6 +8,7 @@ write on: values of one environment rise with its rows, so those are always its 
 from __future__ import annotations
 
 import mmap
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -119,6 +120,17 @@ class FileHeap:
             offsets.tolist(), nbytes.tolist(), stops, strict=True
         ):
             self._file.pread_into(out[stop - size : stop].data, offset)
+
+    def window(self) -> tuple[mmap.mmap, int, int] | None:
+        """Return the file's mapping, and which bytes may be stored into now.
+
+        Those of pages that were made ready, for the values to come; None where there
+        are none.
+        """
+        writer = self._writer
+        if writer.mapping is None or monotonic() >= writer.until:
+            return None
+        return writer.mapping, writer.near, writer.far
 
     @property
     def mapping(self) -> mmap.mmap | None:

@@ -103,3 +103,99 @@ def test_spans_outside_of_the_data_are_not_summed(rows, begin, size, sums):
         rows.sum_spans(
             np.zeros(16, np.uint8), np.array([0, begin]), np.array([3, size]), out
         )
+
+
+HEAP, LIMIT = 4096, 1 << 40
+
+
+def stored(rows, value, head=40, kind="array", inner=(), **changes):
+    """The heap head after a value, the mapping and the reference."""
+    mapping, reference = bytearray(b"\xee" * 5000), bytearray(16)
+    dtype = np.dtype(np.uint8 if kind != "array" else np.int32)
+    given = {
+        "maximum": 9, "code": ord(kind[0]), "head": head, "size": HEAP,
+        "free": LIMIT, "mapping": mapping, "near": 0, "far": HEAP,
+        "reference": reference,
+    } | changes  # fmt: skip
+    after = rows.store_value(value, np.ndarray, dtype, inner, *given.values())
+    return after, mapping, reference
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "items"),
+    [
+        (np.arange(3, dtype=np.int32), "array", 3),
+        ("für", "text", 4),
+        (b"abc", "bytes", 3),
+        (np.arange(3, dtype=np.uint8), "bytes", 3),
+    ],
+)
+# The last two would cross the ring's end, and begin behind it.
+@pytest.mark.parametrize(
+    ("head", "begin"),
+    [(0, 0), (40, 40), (8 * HEAP + 8, 8 * HEAP + 8), (HEAP - 2, HEAP),
+     (9 * HEAP - 1, 9 * HEAP)],
+)  # fmt: skip
+def test_a_plain_value_is_stored_with_its_reference(
+    rows, value, kind, items, head, begin
+):
+    data = value.encode() if isinstance(value, str) else bytes(memoryview(value))
+    after, mapping, reference = stored(rows, value, head, kind)
+    assert after == begin + len(data) + -len(data) % 8
+    at = begin % HEAP
+    assert mapping[at : at + len(data)] == data
+    assert set(mapping[:at] + mapping[at + len(data) :]) == {0xEE}
+    position, length, crc = np.frombuffer(reference, "<i8,<u4,<u4")[0].tolist()
+    assert (position, length, crc) == (begin, items, google_crc32c.value(data))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(np.zeros(0, np.int32), "array"), ("", "text"), (b"", "bytes")],
+)
+def test_an_empty_value_takes_no_bytes(rows, value, kind):
+    after, mapping, reference = stored(rows, value, kind=kind, reference=bytearray(16))
+    assert after == 40
+    assert set(mapping) == {0xEE}
+    assert bytes(reference) == bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "changes"),
+    [
+        (np.zeros(10, np.int32), "array", {}),
+        (np.zeros(3, np.int64), "array", {}),
+        (np.zeros((3, 1), np.int32), "array", {}),
+        (np.zeros(6, np.int32)[::2], "array", {}),
+        ([1, 2], "array", {}),
+        ("abc", "array", {}),
+        ("abc", "bytes", {}),
+        (b"abc", "text", {}),
+        ("öäüßö", "text", {}),
+        ("\ud800", "text", {}),
+        (b"0123456789", "bytes", {}),
+        (np.zeros(3, np.uint8), "text", {}),
+        (np.zeros(3, np.int32), "array", {"code": 0}),
+        (np.zeros(3, np.int32), "array", {"free": 48}),
+        (np.zeros(3, np.int32), "array", {"near": 48}),
+        (np.zeros(3, np.int32), "array", {"far": 48}),
+        (np.zeros(3, np.int32), "array", {"size": 8, "far": 8}),
+    ],
+)
+def test_a_value_that_needs_a_look_is_not_stored(rows, value, kind, changes):
+    after, mapping, reference = stored(rows, value, kind=kind, **changes)
+    assert after == -1
+    assert set(mapping) == {0xEE}
+    assert bytes(reference) == bytes(16)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head": -1}, {"size": 0}, {"far": 5001, "size": 1 << 20}, {"far": HEAP + 1},
+        {"reference": bytearray(15)}, {"inner": [3]},
+    ],
+)  # fmt: skip
+def test_places_that_are_in_no_heap_are_refused(rows, changes):
+    with pytest.raises(ValueError, match="store_value: the place must be in a heap"):
+        stored(rows, np.zeros(3, np.int32), **changes)
