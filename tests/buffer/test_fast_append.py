@@ -698,3 +698,106 @@ def test_rows_and_flags_are_stored_before_their_publication(
         assert records[row * stride : (row + 1) * stride].count(reward) == 6
     if way == "block":
         assert (flags[rows.start : rows.stop] & TERMINATED != 0).all()
+
+
+TOKENS = FIELDS | {
+    "tokens": mr.Field((None,), "int32", max_length=50),
+    "prompt": mr.Field.text(max_bytes=40),
+}
+
+
+def make_tokens(path, **options):
+    return mr.ReplayBuffer.create(
+        path, mr.Schema(TOKENS), SLOTS, heap_bytes=40_960,
+        **({"commit_every": None, "autoreset": "disabled"} | options),
+    )  # fmt: skip
+
+
+def tokens_of(number):
+    """A step whose values follow from its number."""
+    tokens = np.arange(number, number + number % 51, dtype=np.int32)
+    return step_of(number) | {"tokens": tokens, "prompt": f"Nö {number}"}
+
+
+def holds_what_was_added(batch):
+    """Whether each step's values are those of its number."""
+    for reward, tokens, prompt in zip(
+        batch["reward"], batch["tokens"], batch["prompt"].text(), strict=True
+    ):
+        expected = tokens_of(round(float(reward)) // 10)
+        if prompt != expected["prompt"] or tokens.tolist() != expected[
+            "tokens"
+        ].tolist():  # fmt: skip
+            return False
+    return True
+
+
+TOKENS_CHILD = """
+import sys
+from tests.buffer.test_fast_append import FastAppend, make_tokens, tokens_of
+
+took, add = [], FastAppend.add
+
+def note(self, *args):
+    heads = add(self, *args)
+    took.append(heads is not None)
+    return heads
+
+FastAppend.add = note
+buffer = make_tokens(sys.argv[1], commit_every=0.02)
+for number in range(99_999):
+    buffer.add(tokens_of(number))
+    if number % 64 == 0 or number > 200:
+        print(number, sum(took), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [60, 333, 2500])
+def test_kill_9_loses_no_value_that_was_acknowledged(tmp_path, lines):
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", TOKENS_CHILD, str(tmp_path / "b")],
+        stdout=subprocess.PIPE, text=True, cwd=root,
+    ) as child:  # fmt: skip
+        for _ in range(lines):
+            last, taken = map(int, child.stdout.readline().split())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split("\n")
+    last = max([last, *(int(each.split()[0]) for each in rest[:-1])])
+    assert taken > last // 4
+    with mr.ReplayBuffer.open(
+        tmp_path / "b", "r+", commit_every=None, check_values=True
+    ) as buffer:
+        assert int(buffer.heads[0]) > last
+        batch = buffer.gather_all()
+        assert batch.positions[-1] == buffer.heads[0] - 1
+        assert (batch["reward"] == 10 * batch.positions).all()
+        assert holds_what_was_added(batch)
+        buffer.add(tokens_of(1))
+    assert verify_buffer(tmp_path / "b").ok
+
+
+def test_readers_beside_it_see_whole_values_while_the_heap_wraps(tmp_path, appended):
+    torn, stop, seen = [], threading.Event(), []
+    with make_tokens(tmp_path / "b") as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(tokens_of(number))
+        reader = mr.ReplayBuffer.open(tmp_path / "b", sampler=mr.UniformSampler(seed=0))
+
+        def look():
+            while not stop.is_set():
+                batch = reader.sample(64)
+                seen.append(len(batch))
+                if not holds_what_was_added(batch):
+                    torn.append(batch)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for number in range(2 * SLOTS, 12_000):
+            buffer.add(tokens_of(number))
+        stop.set()
+        thread.join()
+        reader.close()
+    assert torn == []
+    assert seen
+    assert len(appended) > 3000
