@@ -171,14 +171,16 @@ class ValueWriter:
         window = self._stores()
         if window is None:
             return None
+        mapping, near, far = window
         head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         for plain, reference, into in self._mapped:
             path, *field = plain
             if path not in stored:
                 return None
             head = _rows.store_value(
-                stored[path], *field, head, size, self._free_until, *window, into
-            )
+                stored[path], *field, head, size, self._free_until, mapping, near, far,
+                into,
+            )  # fmt: skip
             if head < 0:
                 return None
             stored[path] = reference

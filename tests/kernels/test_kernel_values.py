@@ -196,6 +196,6 @@ def test_a_value_that_needs_a_look_is_not_stored(rows, value, kind, changes):
         {"reference": bytearray(15)}, {"inner": [3]},
     ],
 )  # fmt: skip
-def test_places_that_are_in_no_heap_are_refused(rows, changes):
+def test_positions_that_are_in_no_heap_are_refused(rows, changes):
     with pytest.raises(ValueError, match="store_value: the place must be in a heap"):
         stored(rows, np.zeros(3, np.int32), **changes)
