@@ -174,12 +174,12 @@ class ValueWriter:
         mapping, near, far = window
         head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         for plain, reference, into in self._mapped:
-            path, *field = plain
+            path, array, dtype, inner, maximum, kind = plain
             if path not in stored:
                 return None
             head = _rows.store_value(
-                stored[path], *field, head, size, self._free_until, mapping, near, far,
-                into,
+                stored[path], array, dtype, inner, maximum, kind, head, size,
+                self._free_until, mapping, near, far, into,
             )  # fmt: skip
             if head < 0:
                 return None
