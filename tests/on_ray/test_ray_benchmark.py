@@ -68,6 +68,7 @@ def test_one_ring_is_held_against_two(tmp_path):
     assert result["rings-2_chi_squared_p"] > 1e-6
     assert result["kolmogorov_smirnov_p"] > 1e-6
     assert result["rate_of_two_over_one"] > 0
+    assert result["rate_of_two_over_one_4_a_call"] > 0
 
 
 def test_a_ring_beyond_memory_is_measured(tmp_path):

@@ -116,7 +116,8 @@ def measure(seeds: int, iterations: int, kill: bool) -> dict[str, object]:
                 at = iterations // 2 if kill and side == OURS else 0
                 returns, killed = _trained(side, seed, iterations, at, address)
                 kills += killed
-                last[side].append(float(np.mean(returns[-LAST:])))
+                # Of an iteration in which no episode ended there is none.
+                last[side].append(float(np.nanmean(returns[-LAST:])))
                 print(f"seed {seed}, {side}: {last[side][-1]:.0f}", file=sys.stderr)
     return {
         "seeds": seeds,
