@@ -26,8 +26,9 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasink, Datasource, ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mmreplay.buffer.opening import StrPath
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.arguments import flag
+from mmreplay.buffer.opening import StrPath, holds_buffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.episode_ends import EpisodeSpans
 from mmreplay.convert.select import bounds_of, paths_of
@@ -47,6 +48,7 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import load as load_metadata
 from mmreplay.nesting import unflatten
 from mmreplay.ray.cluster import require_connection
+from mmreplay.ray.registry import described
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import EpochSnapshot
 from mmreplay.schema import Schema
@@ -157,7 +159,9 @@ def read_as(
         live: See there.
     """
     require_connection()
-    look = partial(look_at, transforms=tuple(transforms), episodes=episodes, live=live)
+    transforms = listed(transforms)
+    flag("live", live)
+    look = partial(look_at, transforms=transforms, episodes=episodes, live=live)
     named = _named(paths)
     total = sum(len(group) for group in named.values())
     if total == 0:
@@ -444,7 +448,9 @@ def read_rows(
             if finish is not None:
                 block = finish(buffer, block)
             else:
-                block = {name: block[name] for name in columns}
+                # Rows that are only counted need a column, too.
+                names = columns or ("position",)
+                block = {name: block[name] for name in names}
             yield BlockAccessor.batch_to_arrow_block(block)
     if lost:
         warnings.warn(
@@ -670,6 +676,11 @@ def write(dataset: ray.data.Dataset, path: StrPath, schema: Schema) -> list[str]
         rings = mr.ray.write(dataset, "runs/expert", schema)
         batch = mr.concat(rings).sample(256)
     """
+    if not isinstance(dataset, ray.data.Dataset):
+        raise SchemaError(
+            f"dataset must be a ray.data.Dataset, got {type(dataset).__name__}. Pass "
+            "what mr.ray.read or ray.data made."
+        )
     sink = RingDatasink(path, schema)
     sink.refuse_old()
     dataset.write_datasink(sink)
@@ -687,6 +698,7 @@ class RingDatasink(Datasink):
 
     def __init__(self, path: StrPath, schema: Schema) -> None:
         """Describe the rings."""
+        described(schema)
         refuse_varying(schema, "a ring that Ray Data writes")
         self.path, self.schema = files.absolute(path), schema
         self.rings: list[str] = []
@@ -717,6 +729,10 @@ class RingDatasink(Datasink):
         """
         if not self.path.is_dir():
             return
+        if holds_buffer(self.path):
+            raise FormatError(
+                f"{self.path} is a ring itself. Pass a folder in which rings may lie."
+            )
         old = [name for name in files.names(self.path) if name.startswith("part-")]
         if old:
             raise FormatError(

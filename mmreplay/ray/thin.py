@@ -202,11 +202,21 @@ def thin_writer(
 
 
 def _shards(run: str, to: str | None) -> list[str]:
-    """Keys of the nodes with a ring of thin writers, most free environments first."""
-    if to is not None:
-        return [cluster.check_name("to", to)]
+    """Keys of the nodes with a ring of thin writers, most free environments first.
+
+    Raises:
+        SchemaError: The run has no node of that key.
+    """
     free: dict[str, int] = {}
-    for key, member in Remote(cluster.registry_name(run)).call("members").items():
+    members = Remote(cluster.registry_name(run)).call("members")
+    if to is not None:
+        if cluster.check_name("to", to) not in members:
+            raise SchemaError(
+                f"to must be a node of the run {run!r}, {sorted(members)}, got "
+                f"{to!r}. None takes the one with the most free environments."
+            )
+        return [to]
+    for key, member in members.items():
         ring = (member["info"] or {"rings": {}})["rings"].get(THIN)
         if member["alive"] and ring is not None and ring["free"] is not None:
             free[key] = ring["free"]

@@ -146,6 +146,8 @@ def test_rows_can_be_counted_without_columns(cluster, rings):
     count = len(legal(rings[0])["action"])
     assert read(rings[0]).count() == count
     assert read(rings[0]).map_batches(lambda b: b).count() == count
+    # Of a ring that may be written, tasks alone know how many there are.
+    assert read(rings[0], live=True).count() == count
 
 
 @pytest.mark.parametrize("chosen", [slice(0, 1), slice(2, 9), slice(-3, None)])
@@ -322,6 +324,22 @@ def test_a_folder_with_rings_is_refused(cluster, rings, tmp_path):
     write(read(rings[0]), tmp_path / "out", SCHEMA)
     with pytest.raises(mr.FormatError, match="holds part-00000 already"):
         write(read(rings[0]), tmp_path / "out", SCHEMA)
+
+
+def test_what_is_no_dataset_no_schema_and_no_folder_for_rings_is_refused(
+    cluster, rings, tmp_path
+):
+    dataset = read(rings[0])
+    with pytest.raises(mr.SchemaError, match="dataset must be a ray"):
+        write(None, tmp_path / "out", SCHEMA)
+    with pytest.raises(mr.SchemaError, match="schema must be a Schema, got NoneType"):
+        write(dataset, tmp_path / "out", None)
+    with pytest.raises(mr.FormatError, match="is a ring itself"):
+        write(dataset, rings[0], SCHEMA)
+    with pytest.raises(mr.SchemaError, match="transforms must be a list of transforms"):
+        read(rings[0], transforms=mr.Cast("float32"))
+    with pytest.raises(mr.SchemaError, match="live must be"):
+        read(rings[0], live="yes")
 
 
 def blocks_of(path):
