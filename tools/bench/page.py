@@ -34,6 +34,8 @@ NAMES = {
     "pandas_inexact": "pandas, inexact",
     "pyarrow_alone": "pyarrow alone",
     "ray_data": "Ray Data",
+    "rings-1": "one ring",
+    "rings-2": "two rings",
     "rllib": "RLlib",
     "save_file": "safetensors",
     "sqlite": "SQLite",

@@ -688,7 +688,8 @@ each, draws uniformly and updates nothing, and RLlib's prioritized buffer is a p
 object of the learner. Then batches from two other nodes of this machine, two calls
 ahead, beside as many bytes returned by two actors and copied out of Ray's store; the
 same steps in one ring and in two; and pixels of a ring four times larger than the
-memory of all processes of a side, whose libraries do not count.
+memory of all processes of a side, whose libraries do not count. A side that the kernel
+ends for its memory has no ratio.
 
 Through the interface that RLlib calls: RLlib's own prioritized buffer (in RAM) and a
 ring (in files), steps of 8 episodes that run, and draws with their updates of 256 of
