@@ -816,7 +816,9 @@ class GenerationReader(StartView):
                     field, references, ids, heap_heads, heap_tails
                 )
                 if plain is not None:
-                    result[name] = plain.reshape(*column.shape)
+                    if column.ndim != 1:
+                        plain = plain.reshape(*column.shape)
+                    result[name] = plain
                     continue
             # Checked before the heap is touched: it may lead anywhere.
             illegal = ~legal(
