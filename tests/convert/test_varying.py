@@ -27,6 +27,7 @@ from mmreplay.testing.formats import peak
 from mmreplay.verify import verify_buffer
 from tests.convert.contract import error_of
 from tests.convert.support import retold
+from tests.convert.test_kills import after, in_a_child
 from tools.torture import forged_values
 
 FORMATS = {
@@ -944,6 +945,42 @@ def test_each_row_whose_bytes_are_needed_is_in_one_file(engine, every, tmp_path)
         texts, tokens = rows[position]
         assert row["text"].tobytes().decode() == texts[env_id]
         assert row["tokens"].tobytes() == tokens[env_id].tobytes()
+
+
+@pytest.mark.crash
+def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(tmp_path):
+    """Rows end as their bytes are needed, long before the capacity is reached."""
+    rng = np.random.default_rng(5)
+    exported = 0
+    for turn in range(12):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+
+        def write(folder=folder):
+            fields = {"text": mr.Field.text(max_bytes=400)}
+            buffer = mr.ReplayBuffer.create(
+                folder / "buffer", mr.Schema(fields), 500, heap_bytes=8192,
+                commit_every=0.005,
+            )  # fmt: skip
+            with mr.AutoExport(buffer, folder / "files"):
+                for number in range(100_000):
+                    buffer.add(text=f"{number} " * (number % 60))
+
+        assert in_a_child(after(float(rng.uniform(0.05, 0.3))), write)
+        if not (folder / "buffer" / "metadata.json").exists():
+            continue
+        texts = {}
+        for path in folder.glob("files/[!t]*.npz"):
+            with np.load(path) as file:
+                values = mr.Ragged(file["text.values"], file["text.offsets"]).text()
+                texts |= zip(file["_position"].tolist(), values, strict=True)
+        exported += len(texts)
+        with mr.ReplayBuffer.open(folder / "buffer") as buffer:
+            alive = buffer.gather_all()
+            stop = int(buffer.span.stop[0])
+            texts |= zip(alive.positions.tolist(), alive["text"].text(), strict=True)
+        assert texts == {n: f"{n} " * (n % 60) for n in range(stop)}
+    assert exported
 
 
 def test_rows_whose_bytes_are_needed_wait_for_a_callback_that_holds_them(tmp_path):
