@@ -37,6 +37,7 @@ from mmreplay.errors import (
     ReplayError,
     SchemaError,
 )
+from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import DTYPES
 from mmreplay.testing.buffers import (
     difference_of_metadata,
@@ -56,6 +57,13 @@ HISTORIES = 25
 """Random buffers that are exported and loaded."""
 TRUNCATIONS = (0, 0.001, 0.3, 0.7, 0.98, 0.999)
 """Shares of a file that are left."""
+TEXTS = (
+    "",
+    "=1+1",
+    'a"b,c\r\n',
+    "\0\x1b[31m",
+    "\N{LATIN SMALL LETTER A WITH RING ABOVE}",
+)
 KILLED = """
 import os, signal, sys
 import mmreplay as mr
@@ -219,6 +227,46 @@ def every_dtype_comes_back(case: FormatCase) -> None:
             f"{report.doubts} and {report.nbytes} bytes. Guess nothing in files that "
             "the format itself wrote"
         )
+
+
+def values_of_any_length_come_back(case: FormatCase) -> None:
+    """Values of fields that vary come back, of a format that says it takes them."""
+    if not case.format.reads or not case.format.varies:
+        return
+    fields = {
+        "text": Field.text(max_bytes=40),
+        "frame": Field.bytes(max_bytes=40),
+        "points": Field((None, 2), "int16", max_length=6),
+        "reward": Field((), "float32"),
+    }
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer.create(
+        case.folder / "varying", Schema(fields), 20, 2, heap_bytes=8192,
+        autoreset="disabled",
+    )  # fmt: skip
+    with buffer:
+        for _ in range(30):
+            buffer.add(
+                text=[TEXTS[int(rng.integers(len(TEXTS)))] for _ in range(2)],
+                frame=[rng.bytes(int(rng.integers(41))) for _ in range(2)],
+                points=[
+                    rng.integers(-9, 9, (int(rng.integers(7)), 2), np.int16)
+                    for _ in range(2)
+                ],
+                reward=rng.random(2, np.float32),
+            )
+        case.export(buffer, case.path("file"), **case.options)
+        case.load(case.path("file"), case.folder / "target")
+        expected = buffer.gather_all()
+    with ReplayBuffer.open(case.folder / "target") as target:
+        result = target.gather_all()
+    for path in ("text", "frame", "points"):
+        differs = result[path].offsets.tobytes() != expected[path].offsets.tobytes()
+        if differs or result[path].values.tobytes() != expected[path].values.tobytes():
+            raise ContractError(
+                f"values of field {path!r} came back as others, or of other lengths. "
+                "Write the values of each row, and where each begins"
+            )
 
 
 def rings_go_on_at_their_positions(case: FormatCase) -> None:
@@ -575,6 +623,7 @@ def peak(call: Callable[[], object]) -> int:
 RULES = by_name(
     random_buffers_come_back,
     every_dtype_comes_back,
+    values_of_any_length_come_back,
     rings_go_on_at_their_positions,
     empty_buffers_come_back,
     equal_buffers_give_equal_files,

@@ -171,8 +171,20 @@ def test_values_that_look_alike_are_reported_with_their_bytes(imported, tmp_path
         check_format(JSONL, tmp_path, rules=["every_dtype_comes_back"])
 
 
+VALUES = "values_of_any_length_come_back"
+
+
+def test_a_format_that_mixes_values_up_is_refused(tmp_path):
+    """The example has no fields that vary, so this is another."""
+    broken = Format(
+        "shifted", "tests.testing.shifted", "npz", (".shifted",), varies=True
+    )
+    with pytest.raises(ContractError, match=f"(?s)breaks rule '{VALUES}' .*of field"):
+        check_format(broken, tmp_path, rules=[VALUES])
+
+
 def test_every_rule_has_a_format_that_breaks_it():
-    assert set(FORMAT_RULES) == {rule for _, rule, _ in BROKEN}
+    assert set(FORMAT_RULES) == {VALUES, *(rule for _, rule, _ in BROKEN)}
 
 
 def test_a_format_that_only_reads_is_refused():
