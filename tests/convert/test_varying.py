@@ -316,6 +316,26 @@ def test_the_heap_is_the_sources_or_planned_or_passed(tmp_path, cli):
     assert "heap_bytes is 65,536 per environment" in out
 
 
+def test_a_plan_says_what_values_take(tmp_path, cli):
+    with make(tmp_path / "source") as source:
+        nbytes = sum(
+            each.values.nbytes
+            for each in source.gather_all().values()
+            if isinstance(each, mr.Ragged)
+        )
+    for name in ("a.npz", "a.pt", "a.safetensors"):
+        code, out, _ = cli(tmp_path / "source", tmp_path / name, "-n", "--json")
+        assert code == 0
+        planned = json.loads(out)
+        assert planned["nbytes"] > nbytes
+        assert not (tmp_path / name).exists()
+        cli(tmp_path / "source", tmp_path / name)
+        assert planned["target_nbytes"] == (tmp_path / name).stat().st_size
+    code, out, _ = cli(tmp_path / "source", tmp_path / "b", "-n")
+    assert code == 0
+    assert "[up to 4, 2, 3]" in out
+
+
 def test_a_heap_that_is_too_small_for_a_row_is_refused(tmp_path):
     fields = {"text": mr.Field.text(max_bytes=3000)}
     with make(tmp_path / "source", fields, num_envs=1) as source:
