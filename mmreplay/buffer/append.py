@@ -894,7 +894,7 @@ class FastAppend:
         reserved = (
             self._limits is commit.limits
             and self._tails is commit.tails
-            and self._heap_tails is commit.heap_tails
+            and (heap_heads is None or self._heap_tails is commit.heap_tails)
             and self._low <= row <= self._high - self._envs
         )
         if not reserved and not self._reserve(row):
@@ -902,21 +902,28 @@ class FastAppend:
         at, live = head - self._first, commit.next_live
         heads = self._next_heads[at] if 0 <= at < NUM_HEADS else self._heads_after(head)
         offset = commit.size * live
-        bounds = (heads,) if heap_heads is None else (heads, heap_heads)
+        # A call for each: a step without a heap makes no tuple of its arguments.
         try:
             # C looks at the clock itself: the pages stay ready for a second, and a step
             # takes 2 us. A number that was drawn for nothing leaves a gap, which
             # readers accept: they compare, and count nothing.
-            added = self._add(data, row, offset, next(commit.numbers), *bounds)
-            if not added and monotonic() >= self._until and self._reserve(row):
+            if heap_heads is None:
+                added = self._add(data, row, offset, next(commit.numbers), heads)
+                if not added and monotonic() >= self._until and self._reserve(row):
+                    added = self._add(data, row, offset, next(commit.numbers), heads)
+            else:
+                bounds = heads, heap_heads
                 added = self._add(data, row, offset, next(commit.numbers), *bounds)
+                if not added and monotonic() >= self._until and self._reserve(row):
+                    added = self._add(data, row, offset, next(commit.numbers), *bounds)
             if not added:
                 return None
             # The slot first: if Ctrl-C comes before the heads are noted, `recall` finds
             # the publication in the file, and the next one goes to the other slot.
             commit.next_live = BOTH_LIVE - live
-            # Heap heads before heads; see `CommitState`.
-            commit.heap_heads = heap_heads
+            if heap_heads is not None:
+                # Heap heads before heads; see `CommitState`.
+                commit.heap_heads = heap_heads
             commit.heads, commit.published = heads, (heads, commit.tails, heap_heads)
         except BaseException:
             # Ctrl-C may come between the publication and its note: as in
