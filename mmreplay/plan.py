@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
 from mmreplay.buffer import opening
@@ -17,10 +17,11 @@ from mmreplay.errors import SchemaError
 from mmreplay.format import commit
 from mmreplay.format.metadata import planned_heap_nbytes
 from mmreplay.format.sharding import Codec
+from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
 from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, RecordLayout, record_layout
-from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr import group, values
 from mmreplay.storage.zarr.group import ShardedArray
 
 SAMPLE_NBYTES = 4 << 20
@@ -256,35 +257,48 @@ def estimate(
             return None
         # As `compact` keeps it; chunks of other environments pack otherwise.
         layout = buffer.layout if num_envs == buffer.num_envs else None
+        heap_bytes = None
+        if buffer.schema.varying:
+            layout, heap_bytes = None, buffer.metadata.heap_nbytes
         metadata = opening.describe(
             buffer.schema, capacity, num_envs, "zarr", layout, buffer.autoreset, None,
-            codec, level,
+            codec, level, heap_bytes=heap_bytes,
         )  # fmt: skip
         assert metadata.sharding is not None
         rows, sampled, nbytes = capacity * num_envs, 0, 0.0
         ratios = {}
         arrays = group.arrays_of(metadata)
         for name, array in arrays.items():
-            raw, packed = _packed(buffer, array)
+            raw, packed, steps = _packed(buffer, array, name)
             sampled += raw
             ratios[name] = raw / packed
-            nbytes += rows * array.row_nbytes * packed / raw
+            nbytes += rows * packed / steps
         for name, field in buffer.schema.fields.items():
             if name not in arrays:
                 ratios[name] = 1.0
                 nbytes += rows * field.nbytes
     del ratios[group.FLAGS_NAME]
+    for name in buffer.schema.varying:
+        del ratios[group.references_of(name)]
     sharding = metadata.sharding
     return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled)
 
 
-def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
-    """Bytes of a sample of chunks as they are, and packed with their indices."""
+def _packed(
+    buffer: ReplayBuffer, array: ShardedArray, name: str
+) -> tuple[int, int, int]:
+    """Bytes of a sample of chunks as they are, and packed with their indices, and rows.
+
+    Args:
+        buffer: What it is of.
+        array: Whose chunks.
+        name: Of the array among `group.arrays_of`.
+    """
     span = buffer.span
     held = np.flatnonzero(span.lengths)
     chunk_nbytes = max(1, array.chunk_rows * array.row_nbytes)
     count = max(1, min(MAX_SAMPLED, SAMPLE_NBYTES // chunk_nbytes))
-    raw = packed = 0
+    raw = packed = sampled = 0
     for sample in range(count):
         ids = np.roll(held, -sample)[: array.chunk[0]]
         steps = min(array.chunk[1], int(span.lengths[ids].min()))
@@ -292,13 +306,23 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
         firsts = span.first[ids] + room * (2 * sample + 1) // (2 * count)
         positions = firsts[:, None] + np.arange(steps)
         if array.path == group.FLAGS_NAME:
-            rows: NDArray[np.generic] = buffer.flags(ids[:, None], positions)
+            rows: Any = buffer.flags(ids[:, None], positions)
+        elif name != array.path:
+            # References, which are numbers of heap positions, lengths and checksums.
+            given = np.repeat(ids, steps), positions.ravel()
+            rows = buffer.view.references((array.path,), *given)[array.path]
         else:
             rows = buffer.get_field(array.path, ids[:, None], positions)
-        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        if isinstance(rows, Ragged):
+            items = np.ascontiguousarray(rows.values).reshape(-1).view(np.uint8)
+            nbytes = np.diff(rows.offsets) * (len(items) // max(1, len(rows.values)))
+            data = values.encode(items, np.cumsum(nbytes) - nbytes, nbytes)
+        else:
+            data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         raw += data.nbytes
         packed += memoryview(array.codec.pack(data)).nbytes + INDEX_NBYTES
-    return raw, packed
+        sampled += positions.size
+    return raw, packed, sampled
 
 
 def _field_plan(

@@ -589,4 +589,11 @@ def _blocks(
             columns = {path: values[steps] for path, values in columns.items()}
         first = stop
         counter.add(len(which))
-        yield which, {p: widen(v, fields[p]) for p, v in columns.items()}
+        # Of values that vary only the lengths count.
+        yield (
+            which,
+            {
+                path: values if fields[path].varies else widen(values, fields[path])
+                for path, values in columns.items()
+            },
+        )

@@ -317,9 +317,38 @@ def frames(folder: Path) -> mr.ReplayBuffer:
     return buffer
 
 
+def prompts(folder: Path) -> mr.ReplayBuffer:
+    """Two environments out of step, in shards and heaps that wrap; killed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/text": mr.Field.text(max_bytes=40),
+            "number": mr.Field((), "int64"),
+            "marks": mr.Field((None, 2), "bfloat16", max_length=9),
+            **ENDS,
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 32, 2, engine="zarr", codec="none", heap_bytes=4096,
+        autoreset="same_step", commit_every=None,
+    )  # fmt: skip
+    for number in range(170):
+        ids = [0, 1] if number % 5 else [1]
+        ended = {
+            "terminated": [number % 9 == 8 and e == 0 for e in ids],
+            "truncated": [number % 17 == 16 for _ in ids],
+        }
+        numbers = [1000 * e + number for e in ids]
+        last = {"text": [value(schema["observation/text"], 9000 + n) for n in numbers]}
+        buffer.add(step(buffer, numbers, ended), final_observation=last, env_ids=ids)
+        _seal(buffer)
+        if number in (60, 165):
+            buffer.commit()
+    return buffer
+
+
 MAKERS = {
     "v1": (env_major, time_major, large, shards, packed),
-    "v1_1": (texts, frames),
+    "v1_1": (texts, frames, prompts),
 }
 
 

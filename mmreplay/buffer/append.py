@@ -54,11 +54,11 @@ from mmreplay.storage.commit_state import (
 )
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
-from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.write_path import MappedWriter
+from mmreplay.storage.zarr.heap_space import space_of
 
 if TYPE_CHECKING:
     from mmreplay.kernels.rows import RowsKernel
@@ -128,7 +128,7 @@ class Appender:
         heap = getattr(store, "heap", None)
         self._values: ValueWriter | None = None
         if heap is not None:
-            space = HeapSpace(store, heap, commit)
+            space = space_of(store, heap, commit)
             self._values = ValueWriter(store, space, commit, committer)
         # Environments whose end was asked for by `end_episodes`, and not by an opening.
         self._ended = np.zeros(ring.num_envs, bool)

@@ -48,6 +48,7 @@ from mmreplay.errors import (
     system_error,
 )
 from mmreplay.format import metadata as metadata_file
+from mmreplay.format.heap import legal, nbytes_of
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import (
@@ -61,6 +62,7 @@ from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ShardStates
 
 Array = NDArray[np.int64]
@@ -462,6 +464,7 @@ class ShardCopy(FileCopy):
         self._shard_rows = self._steps * wide
         self._count = ring.num_rows // self._shard_rows
         self._arrays = group.arrays_of(metadata)
+        self._rows = opened.store
         self._source = opened.path / metadata.folder
         self._target = store.files[0].path.parent
         self._staged: set[int] = set()
@@ -526,6 +529,74 @@ class ShardCopy(FileCopy):
             # The shard may hold newer rows than those copied before.
             self._recheck(self._begins, self.heads)
         (self._sealed if sealed else self._staged).add(number)
+
+    def _copy_heap(self, source: File, target: File) -> None:
+        """Write the values of rows that the copy may be written on from.
+
+        Those are the rows that no linked shard holds, and the newest ones of a shard
+        that is not full. The writer may have sealed them since: they are read wherever
+        they are, and written where their references lead.
+        """
+        assert self.heap_heads is not None
+        heap_tails = self.heap_heads.copy()
+        for env_id, head in enumerate(self.heads.tolist()):
+            first = int(self.tails[env_id]) // self._steps
+            while first < head // self._steps and self._is_linked(env_id, first):
+                first += 1
+            for at in range(first * self._steps, head, self._steps):
+                stop = min(at + self._steps, head)
+                begin = self._copy_values(env_id, at, stop)
+                heap_tails[env_id] = min(heap_tails[env_id], begin)
+        self.heap_tails = heap_tails
+
+    def _is_linked(self, env_id: int, number: int) -> bool:
+        """Whether linked shards hold the rows of an environment's n-th range."""
+        per_env = self._ring.slots // self._steps
+        return env_id * per_env + number % per_env in self._sealed
+
+    def _copy_values(self, env_id: int, first: int, stop: int) -> int:
+        """Write the values of some rows; return where the first one begins."""
+        source, target, commit = self._rows, self._store.heap, self._commit
+        assert isinstance(source, ZarrStore)
+        assert target is not None
+        assert self.heap_heads is not None
+        head = int(self.heap_heads[env_id])
+        ids = np.full(stop - first, env_id)
+        rows = self._ring.rows(ids, np.arange(first, stop))
+        begin = head
+        for path in source.schema.varying:
+            commit.refresh()
+            assert commit.heap_heads is not None
+            assert commit.heap_tails is not None
+            references, data, illegal = source.take_values(
+                path, rows, commit.heap_tails[ids], commit.heap_heads[ids],
+                lambda nbytes: np.empty(nbytes, np.uint8),
+            )  # fmt: skip
+            # Only those that were not overwritten before now are this lap's.
+            env = np.array([env_id])
+            self._recheck(np.array([first]), np.array([stop]), env)
+            oldest = max(0, int(self.tails[env_id]) - first)
+            field, zeros = source.schema.fields[path], np.zeros(len(ids), np.int64)
+            heads = np.full(len(ids), head)
+            illegal |= ~legal(references, field, target.nbytes, zeros, heads)
+            damaged = oldest + np.flatnonzero(illegal[oldest:])
+            if len(damaged):
+                raise CorruptError(
+                    f"field {path!r} is damaged in position {first + damaged[0]} of "
+                    f"environment {env_id}. Run mmreplay verify."
+                )
+            nbytes = nbytes_of(references, field)
+            ends = np.cumsum(nbytes)
+            for row in (oldest + np.flatnonzero(nbytes[oldest:])).tolist():
+                position = int(references["position"][row])
+                value = data[ends[row] - nbytes[row] : ends[row]]
+                target.write(env_id, position, value.data)
+                begin = min(begin, position)
+                self.nbytes += len(value)
+        return begin
+
+    def _recheck_values(self) -> None:
+        """Note nothing: the values of rows were checked as they were read."""
 
     def _link(self, number: int) -> None:
         """Link the shards of this number, one of each array, into the target."""

@@ -43,6 +43,7 @@ from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
 from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.engine import ZarrStore
 
 SCAN_NBYTES = 64 << 20
 """Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
@@ -136,10 +137,10 @@ def replace_generation(
     try:
         try:
             with NewGeneration(former.path, metadata) as new:
-                tails, heap_heads = copy_rows(reader, new.store, fill)
+                tails, *heap = copy_rows(reader, new.store, fill)
                 new.sum_blocks(tails, reader.span.stop)
                 # The group is for the writer that goes on with this generation.
-                new.finish(reader.span.stop, tails, heap_heads, seal=None)
+                new.finish(reader.span.stop, tails, *heap, seal=None)
             fresh = opening.open_next(former, metadata, commit_every)
             target = former.path / metadata_file.FILE_NAME
             staged = files.stage_bytes(target, new.encoded)
@@ -179,7 +180,7 @@ def _replace_in_memory(
     reader: GenerationReader, metadata: Metadata, fill: Fill
 ) -> OpenFiles:
     fresh = opening.create_memory(metadata)
-    tails, heap_heads = copy_rows(reader, fresh.store, fill)
+    tails, heap_heads, _ = copy_rows(reader, fresh.store, fill)
     assert fresh.appender is not None
     assert reader.files.appender is not None
     fresh.appender.start_from(reader.span.stop, tails, heap_heads)
@@ -223,7 +224,7 @@ def copy_rows(
     store: Store,
     fill: Fill = None,
     progress: Progress | None = None,
-) -> tuple[Ids, Ids | None]:
+) -> tuple[Ids, Ids | None, Ids | None]:
     """Copy the newest rows that fit into the ring and, with their values, the heap.
 
     The newest row of each environment comes along also where it was given up: if an
@@ -239,7 +240,7 @@ def copy_rows(
 
     Returns:
         int64 ``[E]``, the first position of each environment, and int64 ``[E]``, the
-        heap heads; None where no field varies.
+        heap heads and the heap tails; None where no field varies.
     """
     span = reader.span
     ring = store.ring
@@ -247,10 +248,18 @@ def copy_rows(
     values = None
     if store.heap is not None:
         values = ValueCopier(store)
-        nbytes = store.heap.nbytes
-        firsts = first_fitting(reader, store.schema, nbytes, firsts, span.stop)
+        # Shards take the values from the heap, which so bounds no row's life.
+        if not isinstance(store, ZarrStore):
+            nbytes = store.heap.nbytes
+            firsts = first_fitting(reader, store.schema, nbytes, firsts, span.stop)
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
-    size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
+    row_nbytes, most = store.schema.row_nbytes, SCAN_ROWS
+    if values is not None and isinstance(store, ZarrStore):
+        # Values of a shard's rows fit into the heap beside those that wait for theirs.
+        row_nbytes += store.schema.max_heap_nbytes
+        most = min(most, store.sealing.steps)
+        values.begin(oldest)
+    size = max(1, min(most, SCAN_NBYTES // max(1, row_nbytes)))
     done, rows = 0, int((span.stop - oldest).sum())
     first = 0
     # One environment may be any number of steps ahead of another: stretches that hold
@@ -272,14 +281,18 @@ def copy_rows(
                     else np.broadcast_to(value, (len(ids), *value.shape))
                 )
             if values is not None:
-                columns = values.store(columns, ids, positions >= firsts[env_id])
+                fits = positions >= firsts[env_id]
+                columns = values.store(columns, ids, positions, fits)
             flags = reader.flags(ids, positions)
             store.write(runs(ring.rows(ids, positions)), columns, flags)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, rows)
         first += size
-    return firsts, None if values is None else values.heap_heads
+    if values is None:
+        return firsts, None, None
+    values.end(span.stop)
+    return firsts, values.heap_heads, values.heap_tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +370,7 @@ def compact(
         # All rows that are to be copied are alive here, or the copy is refused below.
         span = reader.span
         with NewGeneration(target_path, metadata) as new:
-            tails, heap_heads = copy_rows(reader, new.store, progress=progress)
+            tails, *heap = copy_rows(reader, new.store, progress=progress)
             refuse_discarded(opened.commit)
             reader.refresh()
             overwritten = (reader.span.first > tails) & (tails < span.stop)
@@ -368,7 +381,7 @@ def compact(
                     "snapshot first."
                 )
             new.sum_blocks(tails, span.stop)
-            new.finish(span.stop, tails, heap_heads)
+            new.finish(span.stop, tails, *heap)
         if (source_path / STATISTICS).exists():
             write_statistics(target_path, read_statistics(source_path))
         new.publish()
@@ -387,7 +400,10 @@ def _described(
 ) -> Metadata:
     """The metadata of the same buffer in another engine."""
     old, row_nbytes = metadata.ring, metadata.schema.row_nbytes
-    ring = Ring.sized(old.capacity, old.num_envs, old.layout, row_nbytes)
+    layout = old.layout
+    if codec is not None and metadata.schema.varying:
+        layout = "env_major"
+    ring = Ring.sized(old.capacity, old.num_envs, layout, row_nbytes)
     engine: Engine = "memmap"
     sharding = None
     if codec is None and (level is not None or chunk_crc32c):
@@ -398,7 +414,10 @@ def _described(
     if codec is not None:
         group.check_names(metadata.schema)
         engine = "zarr"
-        sharding = Sharding.sized(codec, ring, row_nbytes, level, chunk_crc32c)
+        heap_rows = metadata_file.rows_of_heap(metadata.heap_nbytes, metadata.schema)
+        sharding = Sharding.sized(
+            codec, ring, row_nbytes, level, chunk_crc32c, heap_rows
+        )
         ring = sharding.fit(ring)
     return replace(
         metadata, uuid=secrets.token_bytes(16), generation=1, engine=engine,

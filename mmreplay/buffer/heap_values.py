@@ -32,12 +32,20 @@ from mmreplay.format.heap import (
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.nesting import SEPARATOR
 from mmreplay.ragged import Ragged
+from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
-from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
+from mmreplay.storage.commit_state import (
+    CommitWriter,
+    MemoryCommitState,
+    WritableCommitState,
+)
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
 from mmreplay.storage.store import Columns, Store
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.heap_space import space_of
+from mmreplay.storage.zarr.shards import Bounds
 
 if TYPE_CHECKING:
     from mmreplay.buffer.reader import GenerationReader
@@ -314,9 +322,11 @@ class ValueWriter:
         highest = None
         if self._before_overwrite is not None:
             highest = self._held_tails(self._before_overwrite, needed, wanted)
-        if self._committer is not None:
-            self._committer.highest_tails = highest
-            tails, heap_tails = self._committer.durable_heap_tails(needed, wanted)
+        committer = self._committer
+        space.await_shards(needed, None if committer is None else committer.commit)
+        if committer is not None:
+            committer.highest_tails = highest
+            tails, heap_tails = committer.durable_heap_tails(needed, wanted)
         else:
             tails, heap_tails = space.raised(wanted, commit.limits, highest)
         assert commit.heap_tails is not None
@@ -554,14 +564,33 @@ class ValueCopier:
         assert store.heap is not None
         # What is published of the copy while it is made: nothing but heap heads.
         self._commit = MemoryCommitState(store.ring.num_envs, store.heap.nbytes)
-        self._space = HeapSpace(store, store.heap, self._commit)
+        self._space = space_of(store, store.heap, self._commit)
         self._writer = ValueWriter(store, self._space, self._commit, None)
         self._schema = store.schema
+        self._heads = self._commit.heads.copy()
+        self._sealed = isinstance(store, ZarrStore)
+        if isinstance(store, ZarrStore):
+            store.sealing.read_values_by(lambda: bounds_of(self._commit, store.ring))
+
+    def begin(self, oldest: Array) -> None:
+        """Note where each environment's rows begin, int64 ``[E]``."""
+        self._heads = oldest.copy()
+        self._commit.publish(oldest, self._commit.limits, oldest)
+
+    def end(self, heads: Array) -> None:
+        """Note that all rows were written, up to heads, int64 ``[E]``."""
+        self._commit.publish(heads, self._commit.limits, self._commit.tails)
 
     @property
     def heap_heads(self) -> Array:
         """int64 ``[E]``, after the values so far."""
         return self._writer.heap_heads
+
+    @property
+    def heap_tails(self) -> Array:
+        """int64 ``[E]``, below which only shards hold the values."""
+        assert self._commit.heap_tails is not None
+        return self._commit.heap_tails
 
     def store_rows(
         self, columns: Columns, env_ids: Array, flags: NDArray[np.uint8]
@@ -578,21 +607,33 @@ class ValueCopier:
         return self._publish(env_ids, spans, data)
 
     def store(
-        self, columns: Columns, env_ids: Array, fits: NDArray[np.bool_]
-    ) -> Columns:
+        self, columns: Columns, env_ids: Array, positions: Array,
+        fits: NDArray[np.bool_],
+    ) -> Columns:  # fmt: skip
         """Write values of one environment's rows, and return columns with references.
 
         Args:
             columns: Per path ``[N, ...]``, `Ragged` of fields that vary.
             env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``, of which those before were written.
             fits: bool ``[N]``, the rows whose values are copied; others have none.
         """
+        commit = self._commit
+        # Rows given before were written by now, and shards may be made of them.
+        commit.publish(self._heads.copy(), commit.limits, commit.tails)
+        self._heads[env_ids[0]] = positions[-1] + 1
         spans, data = self._writer.spans(columns)
         without = dict(spans)
         for path in self._schema.varying:
             column: References = spans[path].copy()  # type: ignore[assignment]  # made by `spans`
             column[~fits] = np.zeros((), REFERENCE)
             without[path] = column
+        if self._sealed:
+            # The longest values of a shard take a quarter of the heap at most.
+            fitting = self._writer.count_fitting(
+                env_ids, np.zeros_like(env_ids), without
+            )
+            assert fitting
         return self._publish(env_ids, without, data)
 
     def _publish(self, env_ids: Array, spans: Columns, data: Bytes) -> Columns:
@@ -632,7 +673,7 @@ def first_fitting(
             begin = max(first, stop - SCANNED_ROWS)
             positions = np.arange(begin, stop)
             ids = np.full(len(positions), env_id)
-            rows = reader.read(tuple(fields), ids, positions)
+            rows = reader.references(tuple(fields), ids, positions)
             sizes = [
                 aligned(nbytes_of(rows[path], field)) for path, field in fields.items()
             ]
@@ -643,6 +684,19 @@ def first_fitting(
                 break
             left, stop = left - int(used[-1]), begin
     return fitting
+
+
+def bounds_of(commit: WritableCommitState, ring: Ring) -> Bounds:
+    """What is published, for shards that are made of it."""
+    heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
+    if isinstance(commit, CommitWriter):
+        # A power cut brings rows back that were removed and not committed since.
+        tails = np.minimum(tails, commit.committed.tails)
+    tails = np.maximum(tails, commit.limits - ring.slots)
+    heap_tails = commit.heap_tails
+    assert heap_heads is not None
+    assert heap_tails is not None
+    return Bounds(heads, tails, heap_heads, heap_tails)
 
 
 def _by_env(env_ids: Array) -> list[tuple[int, slice]]:

@@ -21,6 +21,7 @@ import numpy as np
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
 from mmreplay.buffer.append import Appender
+from mmreplay.buffer.heap_values import bounds_of
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
@@ -178,13 +179,18 @@ def describe(
                 f"{name}={shown(value)} needs engine='zarr', got "
                 f"engine={shown(engine)}. Leave it out, or pass that engine."
             )
+    if engine == "zarr" and schema.varying and layout is None:
+        # Each environment has a heap of its own, which its own shards must follow.
+        layout = "env_major"
     ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
+    heap_nbytes = heap_nbytes_of(heap_bytes, ring, schema)
     sharding = None
     if engine == "zarr":
         group.check_names(schema)
         sharding = Sharding.sized(
-            codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c
-        )
+            codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c,
+            metadata_file.rows_of_heap(heap_nbytes, schema),
+        )  # fmt: skip
         ring = sharding.fit(ring)
     return Metadata(
         uuid=secrets.token_bytes(16),
@@ -196,11 +202,7 @@ def describe(
         schema=schema,
         user=user_metadata or {},
         sharding=sharding,
-        heap_nbytes=(
-            heap_nbytes_of(heap_bytes, ring, schema)
-            if engine in metadata_file.VARYING or not schema.varying
-            else 0
-        ),
+        heap_nbytes=heap_nbytes,
     )
 
 
@@ -433,6 +435,7 @@ def _open_locked(
     if isinstance(store, ZarrStore):
         store.sealing.give_up(commit.limits)
         store.sealing.refuse_removed = watch.refuse_removed
+        store.sealing.read_values_by(lambda: bounds_of(commit, metadata.ring))
     committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"

@@ -811,7 +811,9 @@ class GenerationReader(StartView):
             count = len(env_ids)
             each = len(references) // count if count else 1
             ids = env_ids if each == 1 else np.repeat(env_ids, each)
-            if not self.files.policy.check_values:
+            store = self._store
+            sealed = store if isinstance(store, ZarrStore) else None
+            if sealed is None and not self.files.policy.check_values:
                 plain = self._plain_values(
                     field, references, ids, heap_heads, heap_tails
                 )
@@ -820,17 +822,23 @@ class GenerationReader(StartView):
                         plain = plain.reshape(*column.shape)
                     result[name] = plain
                     continue
-            # Checked before the heap is touched: it may lead anywhere.
-            illegal = ~legal(
-                references, field, heap.nbytes, heap_tails[ids], heap_heads[ids]
-            )
+            bounds = heap_tails[ids], heap_heads[ids]
+            if sealed is not None:
+                references, data, illegal = sealed.take_values(
+                    path, references["position"], *bounds,
+                    self._value_buffers.empty_bytes,
+                )  # fmt: skip
+            else:
+                # Checked before the heap is touched: it may lead anywhere.
+                illegal = ~legal(references, field, heap.nbytes, *bounds)
             if illegal.any():
                 steps = illegal.reshape(count, -1).any(axis=1)
                 self._refuse_damaged(path, env_ids[steps], positions[steps], ahead)
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
-            data = self._value_buffers.empty_bytes(int(nbytes.sum()))
-            heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
+            if sealed is None:
+                data = self._value_buffers.empty_bytes(int(nbytes.sum()))
+                heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
             if self.files.policy.check_values:
                 sums = value_checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
                 differs = sums != references["crc"]
@@ -892,6 +900,13 @@ class GenerationReader(StartView):
         """
         paths, commit = self._schema.varying, self._commit
         heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
+        store = self._store
+        if isinstance(store, ZarrStore):
+            # Of values in shards the chunks say how long they are.
+            fields = self.references(paths, env_ids, positions)
+            sealed = store.sealed(self._ring.rows(env_ids, positions))
+            for path in paths:
+                fields[path][sealed] = np.zeros((), REFERENCE)
         assert self._heap is not None
         assert heap_heads is not None
         assert heap_tails is not None
@@ -915,6 +930,14 @@ class GenerationReader(StartView):
                 which = rows[row[at : at + 1]]
                 path = paths[int(number[at])]
                 self._refuse_damaged(path, env_ids[which], positions[which], 0)
+
+    def references(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> Fields:
+        """References that rows store, of fields that vary."""
+        rows, store = self._ring.rows(env_ids, positions), self._store
+        gather = store.stored if isinstance(store, ZarrStore) else store.gather
+        return gather(rows, paths)
 
     def _refuse_damaged(
         self, path: str, env_ids: Ids, positions: Ids, ahead: int,

@@ -172,7 +172,8 @@ def heap_facts(buffer: ReplayBuffer) -> dict[str, Any] | None:
     free = nbytes - heap_reserve_nbytes(metadata.schema, nbytes)
     held = (rows > 0) & (used > 0)
     fit = None
-    if held.any():
+    # In a compressed buffer shards take the values, and no row ends with them.
+    if held.any() and metadata.sharding is None:
         fit = int((free * rows[held] // used[held]).min())
     return {
         "heap_bytes": nbytes,

@@ -117,7 +117,8 @@ def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: str | None) -> 
     heap_nbytes = buffer.metadata.heap_nbytes
     if heap_bytes is not None:
         heap_nbytes = heap_nbytes_of(heap_bytes, buffer.metadata.ring, schema)
-    if heap_nbytes:
+    # Shards take the values of a compressed buffer from its heap.
+    if heap_nbytes and buffer.metadata.sharding is None:
         firsts = first_fitting(buffer.view, schema, heap_nbytes, firsts, span.stop)
     return int((firsts - span.first).sum())
 

@@ -169,6 +169,8 @@ def _heap(facts: dict[str, Any]) -> list[tuple[str, str]]:
         f"{show.count(capacity)} rows ({rows / capacity:.0%}), in the fullest "
         "environment"
     )
+    if facts["engine"] == "zarr":
+        text += "; shards take them, and no row ends for want of them"
     fit = heap["rows_that_fit"]
     if fit is not None and fit >= capacity:
         text += "; all rows fit: capacity is the tighter bound"

@@ -41,6 +41,7 @@ from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Span
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
@@ -507,6 +508,8 @@ def _metadata(
     Raises:
         SchemaError: A number or choice is not legal.
     """
+    if engine == "zarr":
+        refuse_varying(description.schema, "a load with engine='zarr'")
     if engine not in ON_DISK:
         raise SchemaError(
             f"engine must be one of {list(ON_DISK)}, got {shown(engine)}. Leave it out "

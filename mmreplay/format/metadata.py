@@ -25,11 +25,10 @@ from mmreplay.errors import (
     SchemaError,
     VersionError,
 )
-from mmreplay.format.sharding import Sharding
+from mmreplay.format.sharding import HEAP_SHARDS, Sharding
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.schema.spaces import AUTORESETS as AUTORESETS
 from mmreplay.schema.spaces import Autoreset as Autoreset
 from mmreplay.strict_json import Json
@@ -38,8 +37,6 @@ Engine = Literal["memmap", "zarr", "memory"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 ON_DISK = tuple(engine for engine in ENGINES if engine != "memory")
 """Engines whose buffers lie in a folder; `storage.engines` has their stores."""
-VARYING: frozenset[Engine] = frozenset({"memmap", "memory"})
-"""Engines that store fields which vary from step to step."""
 
 FILE_NAME = "metadata.json"
 MAGIC = "mmreplay"
@@ -88,7 +85,7 @@ class Metadata:
         heap_nbytes: Bytes of each environment's heap; 0 where no field varies.
 
     Raises:
-        SchemaError: A field varies, and the engine cannot store it.
+        SchemaError: A field varies, and the shards or the layout do not suit it.
     """
 
     uuid: bytes
@@ -104,8 +101,8 @@ class Metadata:
     heap_nbytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.engine not in VARYING:
-            refuse_varying(self.schema, f"engine {self.engine!r}")
+        if self.sharding is not None and self.schema.varying:
+            _check_shards(self.sharding, self.ring, self.schema, self.heap_nbytes)
 
     @property
     def folder(self) -> str:
@@ -128,13 +125,14 @@ class Metadata:
             heap_nbytes: Bytes of each environment's heap; those of this one by default.
         """
         sharding = self.sharding
+        nbytes = self.heap_nbytes if heap_nbytes is None else heap_nbytes
         if sharding is not None:
-            sharding = sharding.resized(ring, schema.row_nbytes)
+            heap_rows = rows_of_heap(nbytes, schema)
+            sharding = sharding.resized(ring, schema.row_nbytes, heap_rows)
             ring = sharding.fit(ring)
         return replace(
             self, generation=self.generation + 1, ring=ring, schema=schema,
-            sharding=sharding,
-            heap_nbytes=self.heap_nbytes if heap_nbytes is None else heap_nbytes,
+            sharding=sharding, heap_nbytes=nbytes,
         )  # fmt: skip
 
 
@@ -391,6 +389,38 @@ def check_heap_nbytes(heap_nbytes: int, ring: Ring, schema: Schema) -> None:
         raise SchemaError(
             f"heap_bytes: {ring.num_envs} heaps of {heap_nbytes} bytes must take fewer "
             f"than {MAX_HEAPS_NBYTES} together. Pass less."
+        )
+
+
+def rows_of_heap(heap_nbytes: int, schema: Schema) -> int | None:
+    """Rows whose longest values a heap holds; None where no field varies."""
+    return heap_nbytes // schema.max_heap_nbytes if schema.varying else None
+
+
+def _check_shards(
+    sharding: Sharding, ring: Ring, schema: Schema, heap_nbytes: int
+) -> None:
+    """Refuse shards that values could not wait for, as the heap is needed.
+
+    Raises:
+        SchemaError: The layout, the heap or the slots do not suit them.
+    """
+    if ring.layout != "env_major":
+        raise SchemaError(
+            f"layout must be 'env_major' with engine='zarr', as field "
+            f"{schema.varying[0]!r} varies, got {ring.layout!r}. Leave it out."
+        )
+    least = HEAP_SHARDS * sharding.shard_rows * schema.max_heap_nbytes
+    if heap_nbytes < least:
+        raise SchemaError(
+            f"heap_bytes must be at least {least} for shards of {sharding.shard_rows} "
+            f"rows, got {heap_nbytes}. Pass more, or lower max_length."
+        )
+    needed = ring.capacity + ring.reserve + ring.block_rows + sharding.shard_rows
+    if ring.slots < needed:
+        raise SchemaError(
+            f"slots must be at least {needed} where a field varies, got {ring.slots}. "
+            "The file is damaged: restore it from a copy."
         )
 
 

@@ -19,6 +19,12 @@ STEP_NBYTES = 64 << 20
 MAX_SHARD_ROWS = 1 << 15
 CHUNK_NBYTES = 16 << 10
 LARGE_NBYTES = 4096
+VALUES_NBYTES = 128 << 10
+"""A chunk of values that vary holds those of as many rows as take no more than this if
+each is the longest; most values are much shorter."""
+HEAP_SHARDS = 4
+"""The heap holds the longest values of so many shards: one that is being filled, and
+others that wait to be sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Sharding:
         row_nbytes: int,
         level: int | None = None,
         chunk_crc32c: bool = False,
+        heap_rows: int | None = None,
     ) -> Sharding:
         """Choose the shard's rows for a ring.
 
@@ -74,18 +81,24 @@ class Sharding:
             row_nbytes: Bytes of one row.
             level: The codec's; None for its own.
             chunk_crc32c: See the attribute.
+            heap_rows: Rows whose longest values a heap holds; None where no field
+                varies. A shard has a quarter of them at most.
         """
         max_rows = STEP_NBYTES // max(1, row_nbytes * ring.num_envs)
         rows = max(1, min(max_rows, ring.capacity // 4, MAX_SHARD_ROWS))
+        if heap_rows is not None:
+            rows = max(1, min(rows, heap_rows // HEAP_SHARDS))
         # What is no codec, and may be no key either, is refused by the class itself.
         known = codec if codec in CODECS else "none"
         chosen = LEVELS.get(known, 0) if level is None else level
         return cls(codec, chosen, 1 << (rows.bit_length() - 1), chunk_crc32c)
 
-    def resized(self, ring: Ring, row_nbytes: int) -> Sharding:
+    def resized(
+        self, ring: Ring, row_nbytes: int, heap_rows: int | None = None
+    ) -> Sharding:
         """The same for another ring."""
         return Sharding.sized(
-            self.codec, ring, row_nbytes, self.level, self.chunk_crc32c
+            self.codec, ring, row_nbytes, self.level, self.chunk_crc32c, heap_rows
         )
 
     def fit(self, ring: Ring) -> Ring:
@@ -110,6 +123,15 @@ class Sharding:
             envs = ring.num_envs
         steps = min(self.shard_rows, max(1, CHUNK_NBYTES // (envs * nbytes)))
         return envs, 1 << (steps.bit_length() - 1)
+
+    def value_chunk(self, max_nbytes: int) -> tuple[int, int]:
+        """Environments and steps of an inner chunk of values that vary.
+
+        Args:
+            max_nbytes: Bytes of the longest value.
+        """
+        steps = min(self.shard_rows, max(1, VALUES_NBYTES // max_nbytes))
+        return 1, 1 << (steps.bit_length() - 1)
 
     def to_json(self) -> dict[str, Any]:
         """Return what metadata.json says of it."""

@@ -22,8 +22,8 @@ from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
-from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
+from mmreplay.storage.zarr.heap_space import space_of
 
 Array = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class Committer:
         self._commit_state = commit_state
         # Engines that others wrote may not know of heaps.
         heap = getattr(store, "heap", None)
-        self._heap = None if heap is None else HeapSpace(store, heap, commit_state)
+        self._heap = None if heap is None else space_of(store, heap, commit_state)
         self.highest_tails: Array | None = None
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()

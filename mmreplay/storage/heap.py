@@ -8,6 +8,7 @@ write on: values of one environment rise with its rows, so those are always its 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from mmreplay.format.heap import Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Advise, Store
+from mmreplay.storage.store import Advise, Columns, Store
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
 
 _copies = kernels.load("copies")
@@ -279,6 +280,20 @@ class HeapSpace:
             heap_tails[env_id] = max(heap_tails[env_id], begin)
         return tails, heap_tails
 
+    def await_shards(self, needed: Array, commit: Callable[[], object] | None) -> None:
+        """Wait until values lie elsewhere too, so that the heap may be written so far.
+
+        Nothing is waited for where rows end with their values.
+
+        Args:
+            needed: int64 ``[E]``, heap heads to be reached.
+            commit: Makes what is published durable; None where nothing is.
+
+        Raises:
+            FullError: No space is left for what must be written.
+            FailedError: The device refuses, or memory or threads are short.
+        """
+
     def _first_row(
         self, env_id: int, first: int, head: int, target: int
     ) -> tuple[int, int | None]:
@@ -316,7 +331,7 @@ class HeapSpace:
         """Where the values of rows begin, int64 ``[N]``; -1 for rows without any."""
         positions = np.arange(first, stop)
         rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
-        columns = self._store.gather(rows, self._paths)
+        columns = self._gathered(rows)
         begins = np.full(len(positions), -1)
         for path in reversed(self._paths):
             # The first field with a value begins first.
@@ -324,3 +339,7 @@ class HeapSpace:
             there = references["length"] > 0
             begins[there] = references["position"][there]
         return begins
+
+    def _gathered(self, rows: Array) -> Columns:
+        """References of rows."""
+        return self._store.gather(rows, self._paths)

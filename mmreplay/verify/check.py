@@ -381,6 +381,6 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
             notes.fail("file", name, error)
         if notes.deep:
             sums.run(claim, notes)
-            ValueCheck(opened, metadata, commit_file).run(claim, notes)
+            ValueCheck(opened, metadata, commit_file, sums.store).run(claim, notes)
     finally:
         sums.close()

@@ -48,7 +48,13 @@ class Stripe:
 
 
 class SumCheck:
-    """Compares the checksums of one generation with its data."""
+    """Compares the checksums of one generation with its data.
+
+    Attributes:
+        store: The rows, where shards hold some of them; else None.
+    """
+
+    store: ZarrStore | None = None
 
     def __init__(
         self,
@@ -296,7 +302,7 @@ class SealedSumCheck(SumCheck):
     ) -> None:
         """Check what a store serves, which is closed with this; see `SumCheck`."""
         super().__init__(opened, folder, metadata, commit_file)
-        self._store = store
+        self.store = self._store = store
         self._group_flags = GroupFlags(opened[FLAGS], metadata)
 
     def run(self, claim: Claim, notes: Notebook) -> None:

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32c
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FailedError
-from mmreplay.format.heap import References, legal, nbytes_of, offsets
+from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
+from mmreplay.format.heap import References, checksums, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
+from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.layout import HEAP, RECORDS, record_layout
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.group import FOLDER
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 
@@ -103,10 +106,22 @@ class ValueCheck:
     """Checks the references and values of one generation's rows."""
 
     def __init__(
-        self, opened: Mapping[str, File], metadata: Metadata, commit_file: CommitFile
-    ) -> None:
+        self, opened: Mapping[str, File], metadata: Metadata, commit_file: CommitFile,
+        store: ZarrStore | None = None,
+    ) -> None:  # fmt: skip
+        """Check a generation.
+
+        Args:
+            opened: Its files.
+            metadata: What it is.
+            commit_file: Its COMMIT.
+            store: Its rows, where shards hold some of them.
+        """
         self._metadata, self._commit = metadata, commit_file
         self._values = StoredValues(opened, metadata)
+        self._store = store
+        # Of more rows values could take more memory than the heap does.
+        self._rows = CHUNK_ROWS if store is None else store.sealing.steps
 
     def run(self, claim: Claim, notes: Notebook) -> None:
         """Check the rows that are served to readers; none where no field varies."""
@@ -116,24 +131,40 @@ class ValueCheck:
             stop = int(claim.published[env_id])
             # Where the values of rows so far end: those after them begin there.
             end = 0
-            for first in range(int(claim.firsts[env_id]), stop, CHUNK_ROWS):
-                last = min(first + CHUNK_ROWS, stop)
+            for first in range(int(claim.firsts[env_id]), stop, self._rows):
+                last = min(first + self._rows, stop)
                 try:
                     end = self._check(env_id, first, last, end, notes)
                 except (CorruptError, FailedError) as error:
-                    notes.fail("file", f"{self._metadata.folder}/{HEAP}", error)
-                    break
+                    raise_if_out_of_files(error)
+                    notes.fail("file", self._where, error)
+                    if self._store is None:
+                        break
+
+    @property
+    def _where(self) -> str:
+        """Where values lie, for messages."""
+        name = HEAP if self._store is None else FOLDER
+        return f"{self._metadata.folder}/{name}"
 
     def _check(
         self, env_id: int, first: int, stop: int, end: int, notes: Notebook
     ) -> int:
         """Check some rows of one environment; return where their values end."""
-        records = self._values.records(env_id, first, stop)
+        count = stop - first
         # Heads of after the rows were read, and no tail: a writer may have raised both
         # since, and the rows below those tails are left out in the end.
-        heap_head = int(self._commit.heap_heads()[env_id])
-        wrong = self._values.problems(records, env_id, 0, heap_head, notes.read)
+        if self._store is None:
+            records = self._values.records(env_id, first, stop)
+            heap_head = int(self._commit.heap_heads()[env_id])
+            wrong = self._values.problems(records, env_id, 0, heap_head, notes.read)
+        else:
+            records, wrong = self._stored(self._store, env_id, first, stop, notes)
         limits, tails, heap_tails = self._commit.bounds()
+        # The heap gives up the values of rows that shards hold.
+        in_heap = np.ones(count, np.bool_)
+        if self._store is not None:
+            in_heap = ~self._store.sealed(self._rows_of(env_id, first, stop))
         oldest = max(
             int(limits[env_id]) - self._metadata.ring.slots, int(tails[env_id])
         )
@@ -142,16 +173,50 @@ class ValueCheck:
                 references: References = records[path]
                 begin = int(references["position"][at])
                 if wrong[at, number] is None and references["length"][at]:
-                    if begin < max(end, int(heap_tails[env_id])):
+                    lowest = max(end, int(heap_tails[env_id]) if in_heap[at] else 0)
+                    if begin < lowest:
                         wrong[at, number] = (
-                            f"its value must begin at heap position "
-                            f"{max(end, int(heap_tails[env_id]))} or later, got {begin}"
+                            f"its value must begin at heap position {lowest} or later, "
+                            f"got {begin}"
                         )
                     end = begin + int(nbytes_of(references[at : at + 1], field)[0])
                 if wrong[at, number] is not None:
                     notes.note(
-                        "value", f"{self._metadata.folder}/{HEAP}", None,
+                        "value", self._where, None,
                         f"field {path!r} of environment {env_id}, position "
                         f"{first + at}: {wrong[at, number]}",
                     )  # fmt: skip
         return end
+
+    def _rows_of(self, env_id: int, first: int, stop: int) -> Array:
+        """Rows of positions."""
+        positions = np.arange(first, stop)
+        return self._metadata.ring.rows(np.full(len(positions), env_id), positions)
+
+    def _stored(
+        self, store: ZarrStore, env_id: int, first: int, stop: int, notes: Notebook
+    ) -> tuple[References, NDArray[np.object_]]:
+        """References, and what is wrong with each value, in shards and in the heap."""
+        fields, rows = self._values.fields, self._rows_of(env_id, first, stop)
+        count = len(rows)
+        records: References = np.zeros(count, [(path, REFERENCE) for path in fields])
+        wrong = np.full((count, len(fields)), None, object)
+        heap_heads = np.full(count, self._commit.heap_heads()[env_id])
+        for number, (path, field) in enumerate(fields.items()):
+            references, data, illegal = store.take_values(
+                path, rows, np.zeros(count, np.int64), heap_heads,
+                lambda nbytes: np.empty(nbytes, np.uint8),
+            )  # fmt: skip
+            notes.read(len(data))
+            records[path] = references
+            nbytes = nbytes_of(references, field)
+            sums = checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
+            for at in np.flatnonzero(sums != references["crc"]).tolist():
+                wrong[at, number] = (
+                    f"the checksum of its value must be {references['crc'][at]:08x}, "
+                    f"got {sums[at]:08x}"
+                )
+            wrong[illegal, number] = (
+                "its reference leads to no value, or to one of another length"
+            )
+        return records, wrong

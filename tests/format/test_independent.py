@@ -43,6 +43,12 @@ def quick_disk():
         yield
 
 
+def _layout(rng, engine, varies):
+    """Shards follow the heaps of single environments."""
+    drawn = str(rng.choice(["env_major", "time_major"]))
+    return "env_major" if varies and engine == "zarr" else drawn
+
+
 class Random:
     """A buffer that random things happen to."""
 
@@ -59,7 +65,7 @@ class Random:
             schema_of(**more),
             int(rng.choice([1, 2, 7, 40, 64])),
             self.num_envs,
-            layout=str(rng.choice(["env_major", "time_major"])),
+            layout=_layout(rng, engine, varies),
             autoreset=str(rng.choice(["disabled", "same_step", "next_step"])),
             commit_every=None,
             engine=engine,
@@ -158,9 +164,14 @@ ACTIONS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_buffers_of_values_that_vary_read_equal(tmp_path, seed, quick_disk):
-    random = Random(tmp_path / "b", np.random.default_rng(seed), varies=True)
+@pytest.mark.parametrize(
+    ("engine", "seed"),
+    [("memmap", seed) for seed in range(SEEDS)] + [("zarr", seed) for seed in range(4)],
+)
+def test_random_buffers_of_values_that_vary_read_equal(
+    tmp_path, engine, seed, quick_disk
+):
+    random = Random(tmp_path / "b", np.random.default_rng(seed), engine, varies=True)
     actions = [action for action in ACTIONS if action != "resize"]
     for turn in range(TURNS):
         random.do(str(random.rng.choice(actions)))

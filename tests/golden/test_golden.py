@@ -32,6 +32,7 @@ BLOCKS = {
     "packed": (63, 48),
     "texts": (17, 17),
     "frames": (66, 60),
+    "prompts": (39, 32),
 }
 
 

@@ -117,6 +117,9 @@ def maximum(*columns):
 class World:
     """One buffer, its machine, and all that may happen to both."""
 
+    synced: tuple[str, ...] = (ROW, HEAP)
+    """What a commit syncs first."""
+
     def __init__(
         self, seed=0, *, mutants=(), num_envs=1, slots=14, capacity=10, row_reserve=2,
         heap_size=8, max_lengths=(2,), lengths="any", block=1, commits=0.5,
@@ -402,7 +405,9 @@ class World:
     def commit(self):
         yield from self.locked("commit")
         before = self.live
-        kinds = (ROW,) if Mutant.HEAP_NOT_SYNCED in self.mutants else (ROW, HEAP)
+        kinds = self.synced
+        if Mutant.HEAP_NOT_SYNCED in self.mutants:
+            kinds = (ROW,)
         begun = self.files.begin_sync(kinds)
         for _ in range(3):
             yield

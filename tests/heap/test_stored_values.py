@@ -97,11 +97,6 @@ def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
         assert os.path.getsize(tmp_path / "ring" / DATA / "heap.bin") == nbytes
 
 
-def test_what_cannot_copy_values_yet_is_refused_by_name(ring, tmp_path):
-    with pytest.raises(SchemaError, match="varies from step to step, which"):
-        mr.compact(ring, tmp_path / "copy", codec="zstd")
-
-
 def tokens_of(buffer):
     """By position, of the only environment."""
     batch = buffer.gather_all()

@@ -20,7 +20,7 @@ from tools.torture import (
     soak,
 )
 from tools.torture.powerloss import Report
-from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED
+from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED, SHARDED_HEAPS
 
 
 def show(name: str, report: Report, started: float) -> int:
@@ -33,8 +33,13 @@ def show(name: str, report: Report, started: float) -> int:
     return 1 if report.findings else 0
 
 
-ENGINES = {"memmap": GEOMETRIES, "heap": HEAPED, "zarr": SHARDED}
-"""Buffers to attack; those of the memmap engine with values that vary apart."""
+ENGINES = {
+    "memmap": GEOMETRIES,
+    "heap": HEAPED,
+    "zarr": SHARDED,
+    "zarr-heap": SHARDED_HEAPS,
+}
+"""Buffers to attack; those with values that vary apart."""
 HEAP = "heap"
 """Beside the formats of `forged`: buffers with values that vary, whose references,
 heaps, records and metadata are forged."""

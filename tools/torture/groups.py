@@ -97,6 +97,8 @@ def read_array(folder: Path, env_ids: Array, slots: Array) -> NDArray[Any]:
         slots: int64 ``[N]``.
     """
     about = json.loads((folder / "zarr.json").read_bytes())
+    if about["data_type"] in ("string", "variable_length_bytes"):
+        return read_values(folder, about, env_ids, slots)
     shape = tuple(about["shape"][2:])
     dtype = np.dtype(about["data_type"]).newbyteorder("<")
     nbytes = dtype.itemsize * math.prod(shape)
@@ -114,6 +116,63 @@ def read_array(folder: Path, env_ids: Array, slots: Array) -> NDArray[Any]:
         rows[here] = shard[slots[here] % size * wide + env_ids[here] % wide]
     found: NDArray[Any] = rows.view(dtype).reshape(len(slots), *shape)
     return found
+
+
+def read_values(
+    folder: Path, about: dict[str, Any], env_ids: Array, slots: Array
+) -> NDArray[Any]:
+    """Rows of an array of values that vary: ``[N]`` arrays.
+
+    Args:
+        folder: The array's.
+        about: Its metadata.
+        env_ids: int64 ``[N]``.
+        slots: int64 ``[N]``.
+    """
+    said = about["attributes"]["mmreplay"]
+    dtype = np.dtype(said["dtype"]).newbyteorder("<")
+    wide, size = about["chunk_grid"]["configuration"]["chunk_shape"]
+    assert wide == 1
+    (codec,) = about["codecs"]
+    (first, *others) = codec["configuration"]["codecs"]
+    text = about["data_type"] == "string"
+    assert first["name"] == ("vlen-utf8" if text else "vlen-bytes")
+    shards: dict[tuple[int, int], list[bytes]] = {}
+    found = np.empty(len(slots), object)
+    rows = zip(env_ids.tolist(), slots.tolist(), strict=True)
+    for row, (env, slot) in enumerate(rows):
+        key = env, slot // size
+        if key not in shards:
+            path = folder / shard_name(*key, 0)
+            shards[key] = [b""] * size
+            if path.exists():
+                inner = codec["configuration"] | {"codecs": others}
+                shards[key] = values_of_shard(path, inner, size)
+        value = shards[key][slot % size]
+        if text:
+            value.decode()
+        found[row] = np.frombuffer(value, dtype).reshape(-1, *said["inner_shape"])
+    return found
+
+
+def values_of_shard(path: Path, inner: dict[str, Any], size: int) -> list[bytes]:
+    """The values of a shard's rows."""
+    steps = inner["chunk_shape"][1]
+    data = path.read_bytes()
+    count = size // steps
+    index = data[-16 * count - 4 : -4]
+    assert int.from_bytes(data[-4:], "little") == google_crc32c.value(index), path
+    values: list[bytes] = []
+    for offset, nbytes in struct.iter_unpack("<QQ", index):
+        chunk = unpack(data[offset : offset + nbytes], inner["codecs"])
+        assert int.from_bytes(chunk[:4], "little") == steps, path
+        at = 4
+        for _ in range(steps):
+            length = int.from_bytes(chunk[at : at + 4], "little")
+            values.append(chunk[at + 4 : at + 4 + length])
+            at += 4 + length
+        assert at == len(chunk), path
+    return values
 
 
 def folder_of(name: str) -> str:

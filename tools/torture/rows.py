@@ -102,6 +102,23 @@ SHARDED = (
     Geometry("two across in shards", 40, 2, "time_major", large=False, engine="zarr"),
 )
 
+# Their heaps hold some of their rows; the others' values are in shards alone.
+SHARDED_HEAPS = (
+    Geometry(
+        "one in shards and a heap", 64, 1, "env_major", large=False, engine="zarr",
+        heap_bytes=16_384,
+    ),
+    Geometry(
+        "three in shards and heaps", 40, 3, "env_major", large=True, engine="zarr",
+        heap_bytes=8192,
+    ),
+    # Every row is a shard of its own.
+    Geometry(
+        "one in shards of a row", 48, 1, "env_major", large=False, engine="zarr",
+        heap_bytes=4096,
+    ),
+)  # fmt: skip
+
 
 def _keys(env_ids: Array, positions: Array, lineages: Array) -> NDArray[np.uint64]:
     """A hash of each (environment, position, lineage): uint64 ``[N]``."""
@@ -171,7 +188,7 @@ def without_finals(values: Ragged, final: NDArray[np.bool_]) -> Ragged:
 
 def differing(got: Any, expected: Any) -> NDArray[np.bool_]:
     """Which rows of two columns differ, bool ``[N]``."""
-    if not isinstance(got, Ragged):
+    if not isinstance(expected, Ragged):
         wrong: NDArray[np.bool_] = (got != expected).reshape(len(got), -1).any(axis=1)
         return wrong
     return np.array(

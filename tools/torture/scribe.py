@@ -263,6 +263,14 @@ class Scribe:
     def _attempt(self, env_ids: Array, ends: Array) -> None:
         attempted = self.notes.attempted
         attempted[env_ids] = np.maximum(attempted[env_ids], ends)
+        if self.commits_at_adds:
+            self.notes.committing[:] = np.maximum(self.notes.committing, attempted)
+
+    @property
+    def commits_at_adds(self) -> bool:
+        """An add may commit: shards of what is committed take values from a heap."""
+        geometry = self.geometry
+        return geometry.engine == "zarr" and geometry.heap_bytes is not None
 
     def _acknowledge(self) -> None:
         self.notes.acked[:] = self.buffer.heads
@@ -295,21 +303,22 @@ def broken_promises(
         high: int64 ``[E]``, heads above which nothing may be.
         removed: int64 ``[E]``, positions below which nothing may be.
     """
-    span, ring = buffer.span, buffer.metadata.ring
-    heap_nbytes = buffer.metadata.heap_nbytes
+    span, metadata = buffer.span, buffer.metadata
+    ring, heap_nbytes = metadata.ring, metadata.heap_nbytes
     lift = highest_lift(notes, ring, buffer._files.store.limit_step)
     found = []
     if (span.stop < low).any():
         found.append(f"lost: heads {span.stop} of at least {low}")
     invented = span.stop > np.maximum(high, lift)
-    if heap_nbytes:
+    ends_rows = bool(heap_nbytes) and metadata.engine != "zarr"
+    if ends_rows:
         # Heads at tails that were raised past them, with no row alive.
         invented &= (span.first < span.stop) | (span.stop > notes.attempted)
     if invented.any():
         found.append(f"invented: heads {span.stop} of at most {high}")
     allowed = np.maximum(np.maximum(span.stop - ring.capacity, lift), notes.tails)
     early = span.first > np.maximum(allowed, 0)
-    if heap_nbytes:
+    if ends_rows:
         early &= ~heap_needed(buffer, notes)
     if early.any():
         found.append(f"given up: first {span.first}, expected at most {allowed}")

@@ -42,8 +42,8 @@ class ChunkedReader:
             complete: Blobs that are not there are damage, not fill values.
         """
         self._blobs, self._complete = blobs, complete
-        self._chunks = ChunkCache[Key](CACHE_NBYTES)
-        self._indices = ChunkCache[Key](INDEX_CACHE_NBYTES)
+        self._chunks = ChunkCache[Key, Array](CACHE_NBYTES)
+        self._indices = ChunkCache[Key, Array](INDEX_CACHE_NBYTES)
 
     def take(self, array: ForeignArray, at: Sequence[Ids], out: Array) -> None:
         """Copy items out.

@@ -263,6 +263,12 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     if (first > stop).any() or (stop - first > capacity).any():
         raise checked.refuse("stop", f"at most {capacity} rows above first")
     schema = _schema(about, checked, notes)
+    for path in schema.varying:
+        raise SchemaError(
+            f"{where}: field {path!r} varies from step to step, and a group without "
+            "its buffer has no values of it for mmreplay. Open the buffer's folder, or "
+            "read the group with zarr-python."
+        )
     ring = Ring(capacity, num_envs, layout, 1, 1, slots)
     served = served_ends(schema)
     arrays = {

@@ -43,6 +43,14 @@ class ChunkCodec(Protocol):
             RuntimeError: The library cannot read them.
         """
 
+    def nbytes(self, data: memoryview) -> int:
+        """Return how many bytes a chunk says it holds, unpacked; `unpack` checks it.
+
+        Raises:
+            ValueError: The bytes are no chunk.
+            struct.error: Likewise.
+        """
+
     def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """Fill out, uint8 ``[K, N]`` and contiguous, with K chunks; see `unpack`."""
         for chunk, row in zip(chunks, out, strict=True):
@@ -61,6 +69,10 @@ class Uncompressed(ChunkCodec):
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
         out[:] = np.frombuffer(data, np.uint8)
+
+    def nbytes(self, data: memoryview) -> int:
+        """See `ChunkCodec.nbytes`."""
+        return len(data)
 
 
 class Blosc(ChunkCodec):
@@ -85,6 +97,11 @@ class Blosc(ChunkCodec):
             raise ValueError(f"its header says {nbytes} bytes in {packed}")
         blosc().decompress(data, out)
 
+    def nbytes(self, data: memoryview) -> int:
+        """See `ChunkCodec.nbytes`."""
+        nbytes: int = BLOSC_SIZES.unpack_from(data, 4)[0]
+        return nbytes
+
 
 class Zstd(ChunkCodec):
     """Zstandard; see `ChunkCodec`."""
@@ -104,6 +121,10 @@ class Zstd(ChunkCodec):
         if zstd_nbytes(data) != len(out):
             raise ValueError(f"its header says {zstd_nbytes(data)} bytes")
         library("zstd").decompress(data, out)
+
+    def nbytes(self, data: memoryview) -> int:
+        """See `ChunkCodec.nbytes`."""
+        return zstd_nbytes(data)
 
     def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """See `ChunkCodec.unpack_many`: all of them in one call of the library.
@@ -137,6 +158,10 @@ class Checksummed(ChunkCodec):
     def unpack_many(self, chunks: Sequence[memoryview], out: Bytes) -> None:
         """See `ChunkCodec.unpack_many`."""
         self._codec.unpack_many([_checked(chunk) for chunk in chunks], out)
+
+    def nbytes(self, data: memoryview) -> int:
+        """See `ChunkCodec.nbytes`."""
+        return self._codec.nbytes(data[:-4])
 
 
 def _checked(data: memoryview) -> memoryview:
@@ -178,13 +203,22 @@ def codec_of(sharding: Sharding, itemsize: int) -> ChunkCodec:
     return Checksummed(codec) if sharding.chunk_crc32c else codec
 
 
-def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
-    """The inner codecs as a Zarr array's metadata names them."""
-    codecs: list[dict[str, Any]] = [
-        {"name": "bytes", "configuration": {"endian": "little"}}
-        if itemsize > 1
-        else {"name": "bytes"}
-    ]
+def as_json(
+    sharding: Sharding, itemsize: int, kind: str | None = None
+) -> list[dict[str, Any]]:
+    """The inner codecs as a Zarr array's metadata names them.
+
+    Args:
+        sharding: The codec of chunks.
+        itemsize: Bytes of an item.
+        kind: Of a field whose values vary; None of others.
+    """
+    first: dict[str, Any] = {"name": "bytes"}
+    if kind is not None:
+        first = {"name": "vlen-utf8" if kind == "text" else "vlen-bytes"}
+    elif itemsize > 1:
+        first["configuration"] = {"endian": "little"}
+    codecs = [first]
     if sharding.codec == "blosc-lz4":
         options = {
             "cname": "lz4", "clevel": sharding.level, "blocksize": 0,

@@ -9,26 +9,33 @@ in the staging files. Readers look at it before and after they copy.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, StarvedError
+from mmreplay.format.heap import References, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
+from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.store import Columns, ReadPolicy
 from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.group import ShardedArray, references_of
 from mmreplay.storage.zarr.sealing import COPIED, Sealing, checksum
 from mmreplay.storage.zarr.shards import ShardReader, ShardStates
 
 Ids = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 TRIES = 1000
+
+_copies = kernels.load("copies")
 
 
 class ZarrStore:
@@ -61,14 +68,20 @@ class ZarrStore:
         self.sealing = Sealing(folder, metadata, staging, states)
         self._range_rows = self.sealing.range_rows
         self._buffers = BufferPool()
-        self.heap = None
+        self.heap = staging.heap
+        self._varying = frozenset(metadata.schema.varying)
+        # Full ranges whose newest rows are not published yet: their values are not
+        # read before they are.
+        self._filled: list[int] = []
         self.limit_step = self.sealing.limit_step
 
     @classmethod
     def create(cls, folder: Path, metadata: Metadata) -> ZarrStore:
         """Create the files of a new generation; see `DiskStore.create`."""
         group.create(folder, metadata)
-        staging = MemmapStore.create_rows(folder, metadata.ring, metadata.schema)
+        staging = MemmapStore.create_rows(
+            folder, metadata.ring, metadata.schema, metadata.heap_nbytes
+        )
         try:
             return cls(
                 folder, metadata, staging, ShardStates.create(folder, _count(metadata))
@@ -88,8 +101,9 @@ class ZarrStore:
     ) -> ZarrStore:
         """Open the files of a generation; see `DiskStore.open`."""
         staging = MemmapStore.open_rows(
-            folder, metadata.ring, metadata.schema, writable=writable, policy=policy
-        )
+            folder, metadata.ring, metadata.schema, metadata.heap_nbytes,
+            writable=writable, policy=policy,
+        )  # fmt: skip
         try:
             states = ShardStates.open(
                 folder, _count(metadata), writable=writable, mapped=staging.maps
@@ -106,11 +120,25 @@ class ZarrStore:
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
         sealing = self.sealing
+        self._seal_published()
         with sealing.lock:
             sealing.unseal(runs, self._fetched)
             self._staging.write(runs, columns, flags)
             full = sealing.filled(runs)
-        sealing.seal_soon(full)
+        self._seal_soon(full)
+
+    def _seal_published(self) -> None:
+        """Have ranges sealed that were full before, and are published by now."""
+        if self._filled:
+            full, self._filled = self._filled, []
+            self.sealing.seal_soon(full)
+
+    def _seal_soon(self, full: list[int]) -> None:
+        """Have full ranges sealed, those with values that vary at the next write."""
+        if self._varying:
+            self._filled += full
+        else:
+            self.sealing.seal_soon(full)
 
     @property
     def ends(self) -> NDArray[np.uint8]:
@@ -124,12 +152,13 @@ class ZarrStore:
     def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
         """Write the step prepared last; see `Store.write_prepared`."""
         sealing = self.sealing
+        self._seal_published()
         with sealing.lock:
             sealing.unseal(runs, self._fetched)
             self._staging.write_prepared(runs, flags)
             full = sealing.filled(runs)
         if full:
-            sealing.seal_soon(full)
+            self._seal_soon(full)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
@@ -143,7 +172,26 @@ class ZarrStore:
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
-        """Copy rows out; see `Store.gather`."""
+        """Copy rows out; see `Store.gather`.
+
+        Of a field that varies they name the rows, whatever was stored there: in place
+        of a reference comes one whose position is the row, for `take_values`.
+        """
+        if not self._varying:
+            return self.stored(rows, paths)
+        plain = [path for path in paths if path not in self._varying]
+        result = self.stored(rows, plain) if plain else {}
+        for path in paths:
+            if path in self._varying:
+                tokens = np.zeros(len(rows), REFERENCE)
+                tokens["position"], tokens["length"] = rows, 1
+                result[path] = tokens
+        return {path: result[path] for path in paths if path in result}
+
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored, with references; see `Store.gather`."""
         range_ids, within = np.divmod(rows, self._range_rows)
         for _ in range(TRIES):
             numbers = self._states.take(range_ids)
@@ -156,7 +204,10 @@ class ZarrStore:
                 continue
             if (self._states.take(range_ids) == numbers).all():
                 return result
-        raise StarvedError(
+        raise self._starved()
+
+    def _starved(self) -> StarvedError:
+        return StarvedError(
             f"{self.path}: shards changed {TRIES} times while rows were copied. Run "
             "mmreplay verify to look for damage."
         )
@@ -164,16 +215,90 @@ class ZarrStore:
     def _fetched(
         self, rows: Ids, paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
-        """Ask the disk for rows, then copy them out."""
+        """Ask the disk for rows, then copy them out as they are stored."""
         self.prefetch(rows, paths)
-        return self.gather(rows, paths)
+        return self.stored(rows, paths)
+
+    def take_values(
+        self, path: str, rows: Ids, heap_tails: Ids, heap_heads: Ids,
+        buffer: Callable[[int], Bytes],
+    ) -> tuple[References, Bytes, NDArray[np.bool_]]:  # fmt: skip
+        """Copy values that vary out, of rows in shards and others.
+
+        Args:
+            path: The field.
+            rows: int64 ``[N]``.
+            heap_tails: int64 ``[N]``, of each row's environment in one record.
+            heap_heads: int64 ``[N]``, likewise.
+            buffer: Returns memory of so many bytes.
+
+        Returns:
+            `REFERENCE` ``[N]``; uint8, the values one after another; and bool ``[N]``,
+            the rows whose reference is illegal, or whose shard holds another value.
+        """
+        range_ids, within = np.divmod(rows, self._range_rows)
+        for _ in range(TRIES):
+            # After the record: a heap tail rises only when the numbers of the ranges
+            # below it say that shards hold them. And before the references and values,
+            # as well as after: as long as the number is even, no byte is overwritten.
+            numbers = self._states.take(range_ids)
+            try:
+                taken = self._values_copied(
+                    path, rows, (range_ids, numbers, within), heap_tails, heap_heads,
+                    buffer,
+                )  # fmt: skip
+            except (CorruptError, FailedError):
+                if (self._states.take(range_ids) == numbers).all():
+                    raise
+                continue
+            if (self._states.take(range_ids) == numbers).all():
+                return taken
+        raise self._starved()
+
+    def _values_copied(
+        self, path: str, rows: Ids, ranges: tuple[Ids, Ids, Ids], heap_tails: Ids,
+        heap_heads: Ids, buffer: Callable[[int], Bytes],
+    ) -> tuple[References, Bytes, NDArray[np.bool_]]:  # fmt: skip
+        heap, field = self.heap, self.schema.fields[path]
+        assert heap is not None
+        assert field.max_length is not None
+        columns = self._copied(rows, *ranges, [path])
+        references: References = columns[path]  # type: ignore[assignment]  # of a field that varies
+        range_ids, numbers, within = ranges
+        sealed = (numbers & 1) == 1
+        fits = legal(references, field, heap.nbytes, heap_tails, heap_heads)
+        # The heap may have given up the values of rows in shards.
+        fits |= sealed & (references["length"] <= field.max_length)
+        references[~fits] = np.zeros((), REFERENCE)
+        nbytes = nbytes_of(references, field)
+        data, targets = buffer(int(nbytes.sum())), np.cumsum(nbytes) - nbytes
+        raw = np.flatnonzero(~sealed)
+        begins = offsets(references[raw], rows[raw] // self.ring.slots, heap.nbytes)
+        if len(raw) == len(rows):
+            heap.take(begins, nbytes, data)
+        elif len(raw):
+            some = np.empty(int(nbytes[raw].sum()), np.uint8)
+            heap.take(begins, nbytes[raw], some)
+            starts = np.cumsum(nbytes[raw]) - nbytes[raw]
+            _copies.copy_spans(some, starts, nbytes[raw], data, targets[raw], False)
+        if sealed.any():
+            packed = np.flatnonzero(sealed)
+            fits[packed] &= ~self._reader.take_values(
+                self._arrays[path], range_ids[packed], numbers[packed], within[packed],
+                nbytes[packed], targets[packed], data,
+            )  # fmt: skip
+        return references, data, ~fits
 
     def _copied(
         self, rows: Ids, range_ids: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         sealed = (numbers & 1) == 1
         if not sealed.any():
-            return self._staging.gather(rows, paths)
+            staged = self._staging.gather(rows, paths)
+            for path in self._varying.intersection(paths):
+                # Of the packed rows, which are not to be changed.
+                staged[path] = staged[path].copy()
+            return staged
         fields = self.schema.fields
         others = [path for path in paths if path not in self._arrays]
         result = self._staging.gather(rows, [p for p in others if fields[p].nbytes])
@@ -186,15 +311,24 @@ class ZarrStore:
         stored = [p for p in paths if p in self._arrays and p not in self._served]
         staged = self._staging.gather(rows[raw], stored) if len(raw) else {}
         for path in stored:
-            array = self._arrays[path]
+            array = self._array_of(path)
             out = self._buffers.empty((len(rows), *array.shape), array.dtype)
             into = out if not len(raw) else np.empty_like(out[: len(packed)])
             some = (array, range_ids[packed], numbers[packed], within[packed])
             self._reader.take(*some, into)
+            varies = path in self._varying
             if len(raw):
-                out[packed], out[raw] = into, staged[path]
-            result[path] = out
+                column = staged[path]
+                if varies:
+                    references = np.ascontiguousarray(column)
+                    column = references.view(np.uint8).reshape(len(raw), -1)
+                out[packed], out[raw] = into, column
+            result[path] = out.view(REFERENCE).reshape(-1) if varies else out
         return {path: result[path] for path in paths if path in result}
+
+    def _array_of(self, path: str) -> ShardedArray:
+        """The array of what rows store of a field."""
+        return self._arrays[references_of(path) if path in self._varying else path]
 
     def sealed(self, rows: Ids) -> NDArray[np.bool_]:
         """Which rows are in shards now, bool of their shape."""
@@ -237,15 +371,16 @@ class ZarrStore:
             asked = self._staging.prefetch(rows[~sealed], paths, now)
         if not sealed.any():
             return asked
-        for path in paths:
-            if path in self._arrays and path not in self._served:
-                # A shard may be retired between the look and this: then its rows
-                # are read where they are, and waited for.
-                with suppress(CorruptError):
-                    asked += self._reader.prefetch(
-                        self._arrays[path], range_ids[sealed], numbers[sealed],
-                        within[sealed],
-                    )  # fmt: skip
+        wanted = [p for p in paths if p in self._arrays and p not in self._served]
+        wanted += [references_of(p) for p in self._varying.intersection(paths)]
+        for path in wanted:
+            # A shard may be retired between the look and this: then its rows
+            # are read where they are, and waited for.
+            with suppress(CorruptError):
+                asked += self._reader.prefetch(
+                    self._arrays[path], range_ids[sealed], numbers[sealed],
+                    within[sealed],
+                )  # fmt: skip
         return asked
 
     @property
@@ -275,7 +410,7 @@ class ZarrStore:
             env_id, block * size, (block + 1) * size
         )
         rows = np.arange(row, row + step * count, step)
-        return checksum(self, block * size, rows)
+        return checksum(self, self.stored, block * size, rows)
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
         """Store checksums; see `CheckedStore.write_sums`."""
@@ -326,6 +461,7 @@ class ZarrStore:
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
         self._staging.unmap()
+        self.heap = self._staging.heap
         self._reader.forget()
 
     def close(self) -> None:

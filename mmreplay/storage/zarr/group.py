@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +21,15 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.format.sharding import Sharding
 from mmreplay.ring import Ring
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.layout import served_ends
-from mmreplay.storage.zarr import codecs
+from mmreplay.storage.zarr import codecs, values
 
 FOLDER = "zarr"
 FLAGS_NAME = "%flags"
 """No field's name: a percent sign in one is written as %25."""
+REFERENCES_NAME = "%references"
+"""Likewise; the folder of the references of fields that vary."""
 JSON_NAME = "zarr.json"
 MEMBER = "mmreplay"
 """Of the attributes of what is ours."""
@@ -45,6 +48,7 @@ class ShardedArray:
         shard: Environments and steps of a shard.
         chunk: Environments and steps of an inner chunk.
         codec: The inner codec.
+        values: The field whose values vary, and which the array holds; else None.
     """
 
     path: str
@@ -54,6 +58,7 @@ class ShardedArray:
     shard: tuple[int, int]
     chunk: tuple[int, int]
     codec: codecs.ChunkCodec
+    values: Field | None = None
 
     @property
     def row_nbytes(self) -> int:
@@ -77,7 +82,11 @@ class ShardedArray:
 
 
 def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
-    """The arrays of a buffer, by path; mutable and empty fields have none."""
+    """The arrays of a buffer, by path; mutable and empty fields have none.
+
+    A field that varies has two: its values by its path, and the references that rows
+    store by `references_of`.
+    """
     assert metadata.sharding is not None
     ring, sharding = metadata.ring, metadata.sharding
     fields = {
@@ -88,8 +97,20 @@ def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
     arrays = {
         path: _array(path, field, ring, sharding) for path, field in fields.items()
     }
+    for path in metadata.schema.varying:
+        name = references_of(path)
+        array = _array(path, Field((REFERENCE.itemsize,), "uint8"), ring, sharding)
+        arrays[name] = replace(array, name=f"{REFERENCES_NAME}/{folder_name(path)}")
     arrays[FLAGS_NAME] = _array(FLAGS_NAME, Field((), "uint8"), ring, sharding)
     return arrays
+
+
+def references_of(path: str) -> str:
+    """The key under which `arrays_of` has the references of a field that varies.
+
+    No field has such a path: names in one are not empty.
+    """
+    return f"{REFERENCES_NAME}//{path}"
 
 
 def served(metadata: Metadata) -> dict[str, str]:
@@ -98,12 +119,17 @@ def served(metadata: Metadata) -> dict[str, str]:
 
 
 def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedArray:
-    wide = ring.wide
+    shard = ring.wide, sharding.shard_rows
+    if field.varies:
+        chunk = sharding.value_chunk(values.max_nbytes(field))
+        codec = codecs.codec_of(sharding, 1)
+        return ShardedArray(
+            path, folder_name(path), np.dtype(np.uint8), (), shard, chunk, codec, field
+        )
     codec = codecs.codec_of(sharding, field.numpy.itemsize)
     return ShardedArray(
         path, path if path == FLAGS_NAME else folder_name(path), field.numpy,
-        field.shape, (wide, sharding.shard_rows), sharding.chunk(field.nbytes, ring),
-        codec,
+        field.shape, shard, sharding.chunk(field.nbytes, ring), codec,
     )  # fmt: skip
 
 
@@ -135,6 +161,11 @@ def check_names(schema: Schema) -> None:
                 f"field {path!r} cannot be the name of a Zarr array: it must differ "
                 f"from {FLAGS_NAME!r} and have at most {MAX_NAME_NBYTES} bytes a "
                 "segment, percent-encoded. Rename the field, or leave out engine=."
+            )
+        if field.varies and values.max_nbytes(field) > values.MAX_NBYTES:
+            raise SchemaError(
+                f"field {path!r} must have values of at most {values.MAX_NBYTES} bytes "
+                f"with engine='zarr', got {values.max_nbytes(field)}. Lower max_length."
             )
 
 
@@ -188,9 +219,19 @@ def group_json(attributes: dict[str, Any]) -> dict[str, Any]:
 def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str, Any]:
     """The metadata of an array."""
     axes = [f"{array.path.rpartition('/')[2]}_{n}" for n in range(len(array.shape))]
+    field = array.values
+    kind: str = array.dtype.name
+    fill: object = False if array.dtype.kind == "b" else 0
+    about: dict[str, Any] = {"path": array.path}
+    if field is not None:
+        # Other readers see the bytes, and know by these what they are.
+        kind, fill = values.DATA_TYPES[field.kind], ""
+        about |= {"dtype": field.dtype, "inner_shape": [*field.inner]}
     inner = {
         "chunk_shape": [*array.chunk, *array.shape],
-        "codecs": codecs.as_json(sharding, array.dtype.itemsize),
+        "codecs": codecs.as_json(
+            sharding, array.dtype.itemsize, None if field is None else field.kind
+        ),
         "index_codecs": [
             {"name": "bytes", "configuration": {"endian": "little"}},
             {"name": "crc32c"},
@@ -201,16 +242,16 @@ def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str,
         "zarr_format": 3,
         "node_type": "array",
         "shape": [ring.num_envs, ring.slots, *array.shape],
-        "data_type": array.dtype.name,
+        "data_type": kind,
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": [*array.shard, *array.shape]},
         },
         # Shards lie side by side in the array's folder, and one sync is all theirs.
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "fill_value": False if array.dtype.kind == "b" else 0,
+        "fill_value": fill,
         "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-        "attributes": {MEMBER: {"path": array.path}},
+        "attributes": {MEMBER: about},
         "dimension_names": ["environment", "slot", *axes],
         "storage_transformers": [],
     }

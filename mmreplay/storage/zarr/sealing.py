@@ -32,9 +32,11 @@ from mmreplay.storage.layout import RECORDS, record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, ShardError, Store
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.shards import ShardMaker, ShardStates
+from mmreplay.storage.zarr.shards import Bounds, ShardMaker, ShardStates
 
 Work = Callable[[], None]
+Ids = NDArray[np.int64]
+Gather = Callable[[Ids, Sequence[str]], Columns]
 
 
 class Sealer:
@@ -155,11 +157,14 @@ def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> No
             )
 
 
-def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
+def checksum(
+    store: Store, gather: Gather, position: int, rows: NDArray[np.int64]
+) -> int:
     """CRC32C of a block's rows, as the memmap engine makes it of its files.
 
     Args:
         store: Where the rows are.
+        gather: Copies them as they are stored.
         position: The block's first.
         rows: int64 ``[block_rows]``.
     """
@@ -174,18 +179,16 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
         # Padding between fields is zeros.
         raw = np.zeros((len(rows), placement.stride), np.uint8)
         packed = raw.reshape(-1).view(placement.record)
-        for path, column in store.gather(rows, names).items():
+        for path, column in gather(rows, names).items():
             packed[path] = column
         crc = crc32c(raw.data, crc)
     for path in placement.large:
         if not schema.fields[path].mutable:
-            column = store.gather(rows, [path])[path]
+            column = gather(rows, [path])[path]
             crc = crc32c(np.ascontiguousarray(column).tobytes(), crc)
     return crc
 
 
-Ids = NDArray[np.int64]
-Gather = Callable[[Ids, Sequence[str]], Columns]
 MAX_WAITING_NBYTES = 256 << 20
 """Raw rows that may wait to be sealed before an add waits for the thread."""
 UNPACK_ROWS = 1024
@@ -200,6 +203,10 @@ CLOSED = (
     "no row is lost, but other readers of Zarr do not see them. {}, open the buffer "
     "with mode='r+', and close it."
 )
+STAGED = (
+    "this call added no row, as the heap is full of values that no shard holds yet. "
+    "{}, and call again."
+)
 COPIED = "the new buffer was not made. {}, and call again."
 
 
@@ -210,6 +217,7 @@ class Sealing:
 
     Attributes:
         states: The numbers that say where the rows of each are.
+        steps: Rows of an environment in a range.
         unsealed: The group misses rows that it was to hold: something was short.
         lock: Held while staging rows are written.
         range_rows: Rows of a range.
@@ -228,9 +236,9 @@ class Sealing:
         sharding = metadata.sharding
         assert sharding is not None
         self._folder, self._metadata = folder, metadata
-        self._ring, self._steps = metadata.ring, sharding.shard_rows
+        self._ring, self.steps = metadata.ring, sharding.shard_rows
         self._wide = metadata.ring.wide
-        self.range_rows = self._steps * self._wide
+        self.range_rows = self.steps * self._wide
         self.states = states
         self._staging = staging
         self._maker = ShardMaker(folder / group.FOLDER, metadata, staging)
@@ -255,9 +263,13 @@ class Sealing:
     @property
     def limit_step(self) -> int:
         """See `Store.limit_step`: whole shards, where there is one to spare."""
-        ring, size = self._ring, self._steps
+        ring, size = self._ring, self.steps
         needed = ring.capacity + ring.reserve + ring.block_rows
         return size if ring.slots - size >= needed else 1
+
+    def read_values_by(self, bounds: Callable[[], Bounds]) -> None:
+        """Read values that vary by what is published, which a call returns."""
+        self._maker.bounds = bounds
 
     def give_up(self, limits: Ids) -> None:
         """Note that no reader asks for rows a lap before these positions any more."""
@@ -315,7 +327,7 @@ class Sealing:
             over = (self._limits - first // self._wide) % slots
         else:
             over = (self._limits[first // slots, None] - first % slots) % slots
-        return bool(((over == 0) | (over >= self._steps)).all())
+        return bool(((over == 0) | (over >= self.steps)).all())
 
     def _unpack(self, range_id: int, gather: Gather) -> None:
         """Put what shards hold of a range's rows back into the staging files.
@@ -481,7 +493,7 @@ class Sealing:
             in_shard = (reached < stop) & (self.states.take(range_ids) & 1 == 1)
             if not in_shard.any():
                 return np.minimum(reached, stop)
-            after = (reached // self._steps + 1) * self._steps
+            after = (reached // self.steps + 1) * self.steps
             reached = np.where(in_shard, after, reached)
 
     def raise_if_unsealed(self, consequence: str = CLOSED) -> None:
@@ -495,14 +507,27 @@ class Sealing:
             FailedError: Files, memory or threads were short.
         """
         if self.unsealed:
-            number = self._sealer.short
-            reason, way_out = SHORT.get(number, ("no space left", "Free some space"))
-            kind = FailedError if number in SHORT else FullError
-            raise kind(
-                f"{self._folder / group.FOLDER}: cannot seal the newest rows "
-                f"({reason}); {consequence.format(way_out)}",
-                errno_=number or None,
-            )
+            raise self._short("the newest rows", consequence)
+
+    def raise_if_staged(self, range_ids: list[int]) -> None:
+        """Raise where ranges were to be sealed and were not.
+
+        Raises:
+            FullError: No space is left.
+            FailedError: Files, memory or threads were short.
+        """
+        if any(not self.states.get(range_id) & 1 for range_id in range_ids):
+            raise self._short("the oldest rows of the heap", STAGED)
+
+    def _short(self, rows: str, consequence: str) -> FailedError | FullError:
+        number = self._sealer.short
+        reason, way_out = SHORT.get(number, ("no space left", "Free some space"))
+        kind = FailedError if number in SHORT else FullError
+        return kind(
+            f"{self._folder / group.FOLDER}: cannot seal {rows} ({reason}); "
+            f"{consequence.format(way_out)}",
+            errno_=number or None,
+        )
 
     def check(self) -> None:
         """Raise what sealing failed with.
@@ -524,7 +549,7 @@ class Sealing:
         Args:
             heads: int64 ``[E]``; slots that no row was written to count for nothing.
         """
-        range_ids, steps = self.states.sealed(), self._steps
+        range_ids, steps = self.states.sealed(), self.steps
         per_env = self._ring.slots // steps
         if self._time_major:
             written = heads[None] - range_ids[:, None] * steps

@@ -17,6 +17,7 @@ import resource
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.disk import files
 from mmreplay.disk.files import AHEAD_NBYTES, File, rename
 from mmreplay.episodes import TERMINATED, TRUNCATED
@@ -34,18 +36,21 @@ from mmreplay.errors import (
     FailedError,
     FormatError,
 )
+from mmreplay.format.heap import legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import run_both
 from mmreplay.ring import Ring
+from mmreplay.schema.field import REFERENCE
 from mmreplay.storage import read_ahead
 from mmreplay.storage.gather import ReadRows
 from mmreplay.storage.layout import FLAGS, RECORDS, record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.read_ahead import COLD_CALLS, SAMPLED_ROWS, WARM_CALLS
 from mmreplay.storage.store import Advise
-from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr import group, values
 from mmreplay.storage.zarr.chunk_cache import ChunkCache
 from mmreplay.storage.zarr.group import ShardedArray, shard_name
+from mmreplay.storage.zarr.values import ValueChunk
 
 Ids = NDArray[np.int64]
 GAP_NBYTES = 1 << 14
@@ -152,6 +157,8 @@ class ChunksAhead:
 
 
 Array = NDArray[np.generic]
+Bytes = NDArray[np.uint8]
+_copies = kernels.load("copies")
 ChunkKey = tuple[str, int, int, int]
 """Array, range, its number, and the chunk in it."""
 MISSING = (1 << 64) - 1
@@ -201,10 +208,30 @@ def encode(array: ShardedArray, read: Callable[[int, int], Array]) -> list[Any]:
     else:
         middle = per_env // 2 * size
         run_both(lambda: pack(middle, steps), lambda: pack(0, middle))
+    return [*packed, _index(packed)]
+
+
+def _index(packed: Sequence[memoryview]) -> bytes:
+    """The index of a shard's chunks, which lie one after another."""
     lengths = np.array([chunk.nbytes for chunk in packed], "<u8")
     index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
-    return [*packed, data + struct.pack("<I", google_crc32c.value(data))]
+    return data + struct.pack("<I", google_crc32c.value(data))
+
+
+def encode_values(array: ShardedArray, read: Callable[[int, int], Bytes]) -> list[Any]:
+    """Pack the values of a shard's rows; return as `encode` does.
+
+    Args:
+        array: The array of the shard.
+        read: Returns rows ``[first, stop)`` of the shard as `values.encode` does.
+    """
+    size = array.chunk_rows
+    packed = [
+        memoryview(array.codec.pack(read(first, first + size))).cast("B")
+        for first in range(0, array.shard[0] * array.shard[1], size)
+    ]
+    return [*packed, _index(packed)]
 
 
 class Shard:
@@ -285,6 +312,34 @@ class Shard:
                 f"{error}"
             ) from error
 
+    def unpack_values(self, array: ShardedArray, extent: list[int]) -> ValueChunk:
+        """The values of a chunk.
+
+        Args:
+            array: Whose, which holds values that vary.
+            extent: What `where` said of the chunk.
+
+        Raises:
+            CorruptError: The chunk is damaged.
+        """
+        field, rows = array.values, array.chunk_rows
+        assert field is not None
+        if extent[0] == MISSING:
+            return ValueChunk(np.empty(0, np.uint8), np.zeros(rows + 1, np.int64))
+        try:
+            packed = self.packed(extent)
+            nbytes = array.codec.nbytes(packed)
+            # Before memory is taken: what a chunk says may be anything.
+            if not 0 <= nbytes <= values.max_chunk_nbytes(field, rows):
+                raise ValueError(f"its header says {nbytes} bytes")
+            chunk = np.empty(nbytes, np.uint8)
+            array.codec.unpack(packed, chunk)
+            return values.decode(chunk, rows, field)
+        except UNREADABLE as error:
+            raise self.damaged(
+                f"the chunk at byte {extent[0]} does not hold {rows} values: {error}"
+            ) from error
+
     def packed(self, extent: list[int]) -> memoryview:
         """Bytes of a chunk that is there, as they are stored.
 
@@ -321,7 +376,44 @@ class ShardReader:
         self._ahead: dict[str, ChunksAhead] = {}
         self._max_open = _most_open()
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
-        self._chunks = ChunkCache[ChunkKey](CACHE_NBYTES)
+        self._chunks = ChunkCache[ChunkKey, Array](CACHE_NBYTES)
+        self._values = ChunkCache[ChunkKey, ValueChunk](CACHE_NBYTES)
+
+    def take_values(
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids,
+        nbytes: Ids, targets: Ids, out: Bytes,
+    ) -> NDArray[np.bool_]:  # fmt: skip
+        """Copy values that vary out.
+
+        Args:
+            array: Whose, which holds such values.
+            range_ids: See `take`, as the next two.
+            entries: Numbers of the ranges.
+            within: Rows within them.
+            nbytes: int64 ``[B]``, bytes of each value, as its reference says.
+            targets: int64 ``[B]``, where each goes.
+            out: uint8, where they go.
+
+        Returns:
+            bool ``[B]``: the values whose length is another, which are not copied.
+        """
+        chunks, inner = self._where(array, within)
+        keys = range_ids * array.num_chunks + chunks
+        order = np.argsort(keys, kind="stable")
+        differs = np.zeros(len(keys), np.bool_)
+        for some in _groups(order, keys[order]):
+            item = some[0]
+            chunk = self._value_chunk(
+                array, int(range_ids[item]), int(entries[item]), int(chunks[item])
+            )
+            begins = chunk.offsets[inner[some]]
+            differs[some] = chunk.offsets[inner[some] + 1] - begins != nbytes[some]
+            fits = ~differs[some]
+            _copies.copy_spans(
+                chunk.data, begins[fits], nbytes[some][fits], out, targets[some][fits],
+                False,
+            )  # fmt: skip
+        return differs
 
     def take(
         self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids, out: Array
@@ -433,7 +525,7 @@ class ShardReader:
                 if shard.pages is not None and len(starts):
                     yield shard.pages, starts, stops
 
-        ahead = self._ahead.setdefault(array.path, ChunksAhead(self._advise))
+        ahead = self._ahead.setdefault(array.name, ChunksAhead(self._advise))
         return ahead.ask(np.argsort(range_ids, kind="stable"), extents)
 
     def _where(self, array: ShardedArray, within: Ids) -> tuple[Ids, Ids]:
@@ -448,7 +540,7 @@ class ShardReader:
         self, array: ShardedArray, range_id: int, entry: int, chunk: int
     ) -> Array:
         """A decoded chunk, ``[rows, *shape]``."""
-        key = (array.path, range_id, entry, chunk)
+        key = (array.name, range_id, entry, chunk)
         rows = self._chunks.get(key)
         if rows is None:
             rows = np.empty((array.chunk_rows, *array.shape), array.dtype)
@@ -458,8 +550,21 @@ class ShardReader:
             self._chunks.put(key, rows)
         return rows
 
+    def _value_chunk(
+        self, array: ShardedArray, range_id: int, entry: int, chunk: int
+    ) -> ValueChunk:
+        """The values of a chunk."""
+        key = (array.name, range_id, entry, chunk)
+        values_of = self._values.get(key)
+        if values_of is None:
+            shard = self._shard(array, range_id, entry)
+            (extent,) = shard.where(np.array([chunk]))
+            values_of = shard.unpack_values(array, extent)
+            self._values.put(key, values_of)
+        return values_of
+
     def _shard(self, array: ShardedArray, range_id: int, entry: int) -> Shard:
-        key = (array.path, range_id)
+        key = (array.name, range_id)
         known = self._open.get(key)
         if known is not None and known[0] == entry:
             return known[1]
@@ -496,7 +601,9 @@ class ShardReader:
 
     def forget(self) -> None:
         """Let everything go."""
-        self._open, self._chunks = {}, ChunkCache(CACHE_NBYTES)
+        self._open = {}
+        self._chunks = ChunkCache(CACHE_NBYTES)
+        self._values = ChunkCache(CACHE_NBYTES)
 
 
 def _most_open() -> int:
@@ -620,11 +727,34 @@ ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
 WRITE_NBYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a publication says of the rows and of the values that vary.
+
+    Attributes:
+        heads: int64 ``[E]``.
+        tails: int64 ``[E]``, rows below may have been overwritten, or are removed.
+        heap_heads: int64 ``[E]``.
+        heap_tails: int64 ``[E]``.
+    """
+
+    heads: Ids
+    tails: Ids
+    heap_heads: Ids
+    heap_tails: Ids
+
+
 class ShardMaker:
-    """Writes and removes shard files; memory: one packed shard of one field."""
+    """Writes and removes shard files; memory: one packed shard of one field.
+
+    Attributes:
+        bounds: Returns what is published now, by which values that vary are read.
+    """
 
     def __init__(self, root: Path, metadata: Metadata, staging: MemmapStore) -> None:
+        self.bounds: Callable[[], Bounds] | None = None
         self._root = root
+        self._heap = staging.heap
         self._ring = metadata.ring
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
@@ -665,7 +795,8 @@ class ShardMaker:
         """Per path, (bytes of some ranges' shards, bytes of the rows in them)."""
         nbytes_of = {}
         for path, array in self._arrays.items():
-            if path != group.FLAGS_NAME:
+            # Of values that vary nothing says how many bytes a shard holds.
+            if path == array.path != group.FLAGS_NAME and array.values is None:
                 nbytes = 0
                 for range_id in range_ids.tolist():
                     # A writer may remove it meanwhile.
@@ -681,9 +812,15 @@ class ShardMaker:
         base = range_id * array.shard[0] * array.shard[1]
 
         def read(first: int, stop: int) -> Array:
-            return self._values(array.path, np.arange(base + first, base + stop))
+            return self._values(array, np.arange(base + first, base + stop))
 
-        chunks = encode(array, read)
+        def read_values(first: int, stop: int) -> Bytes:
+            return self._encoded(array, range_id, np.arange(base + first, base + stop))
+
+        if array.values is None:
+            chunks = encode(array, read)
+        else:
+            chunks = encode_values(array, read_values)
         files.remove_tree(path)
         file = File.create(path, sum(len(chunk) for chunk in chunks))
         try:
@@ -695,8 +832,41 @@ class ShardMaker:
         finally:
             file.close()
 
-    def _values(self, path: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
-        """What an array says of rows that are in the tail."""
+    def _encoded(self, array: ShardedArray, range_id: int, rows: Ids) -> Bytes:
+        """The chunk of values of rows that are in the staging files.
+
+        Rows that are not alive have none: nothing may be left of their values.
+        """
+        field, heap, ring = array.values, self._heap, self._ring
+        assert field is not None
+        assert heap is not None
+        assert self.bounds is not None
+        record = self._placement.record
+        assert record is not None
+        packed = np.ascontiguousarray(self._read(RECORDS, rows)).view(record)
+        references = np.ascontiguousarray(packed[array.path])
+        env_id, slot = divmod(int(rows[0]), ring.slots)
+        ids = np.full(len(rows), env_id)
+        before = self.bounds()
+        fits = legal(
+            references, field, heap.nbytes, before.heap_tails[ids],
+            before.heap_heads[ids],
+        )  # fmt: skip
+        references[~fits] = np.zeros((), REFERENCE)
+        nbytes = nbytes_of(references, field)
+        data = np.empty(int(nbytes.sum()), np.uint8)
+        heap.take(offsets(references, ids, heap.nbytes), nbytes, data)
+        begins = np.cumsum(nbytes) - nbytes
+        # The newest rows that lie here, and may since have been removed.
+        after = self.bounds()
+        head = int(after.heads[env_id])
+        positions = head - 1 - (head - 1 - slot) % ring.slots + np.arange(len(rows))
+        alive = (positions >= after.tails[env_id]) & (positions < head)
+        return values.encode(data, begins, np.where(alive, nbytes, 0))
+
+    def _values(self, array: ShardedArray, rows: Ids) -> NDArray[np.generic]:
+        """What an array says of rows that are in the staging files."""
+        path = array.path
         role = self._served.get(path)
         if path == group.FLAGS_NAME or role is not None:
             flags = self._read(FLAGS, rows).view(np.uint8)
@@ -706,7 +876,10 @@ class ShardMaker:
             return self._read(name, rows)
         record = self._placement.record
         assert record is not None
-        return np.ascontiguousarray(self._read(RECORDS, rows).view(record)[path])
+        column = np.ascontiguousarray(self._read(RECORDS, rows).view(record)[path])
+        if column.dtype == REFERENCE:
+            return column.view(np.uint8).reshape(len(rows), -1)
+        return column
 
     def _read(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
         reader = self._rows[name]
