@@ -1328,7 +1328,7 @@ class GenerationReader(StartView):
         """
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
-        references = self.read((path,), ids.ravel(), pos.ravel())[path]
+        references = self.references((path,), ids.ravel(), pos.ravel())[path]
         lengths: Ids = references["length"].astype(np.int64)
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return lengths.reshape(ids.shape)

@@ -58,9 +58,15 @@ def step(number):
 
 @pytest.fixture
 def path(tmp_path):
+    return make_spoken(tmp_path, "memmap")
+
+
+def make_spoken(tmp_path, engine):
+    """A ring of four episodes, closed; of a compressed one some rows are in shards."""
     with mr.ReplayBuffer.create(
-        tmp_path / "spoken", schema(), 200, heap_bytes="1 MiB", commit_every=None
-    ) as buffer:
+        tmp_path / "spoken", schema(), 200, heap_bytes="1 MiB", commit_every=None,
+        engine=engine,
+    ) as buffer:  # fmt: skip
         for number in range(ROWS):
             buffer.add(step(number))
     return tmp_path / "spoken"
@@ -125,6 +131,23 @@ def test_values_at_a_step_are_texts_without_control_characters(ask, path):
     assert values["frame"][10:13] == ["(0 bytes)", "00 (1 byte)", "00 01 (2 bytes)"]
     assert values["frame"][5].endswith("1f… (35 bytes)")
     assert values["reward"][0] == [30 % 11]
+
+
+def test_a_compressed_buffer_shows_the_same(ask, tmp_path):
+    client = ask(make_spoken(tmp_path, "zarr"))
+    with mr.ReplayBuffer.open(tmp_path / "spoken") as buffer:
+        sealed = buffer._files.store.sealed(np.arange(ROWS))
+        assert sealed.any()
+    values = client.json("values", f"env=0&first=0&count={ROWS}")["values"]
+    assert values["observation/mission"] == [mission_seen(n) for n in range(ROWS)]
+    query = "field=observation/points&env=0&first=0&stop=120&buckets=120&c0=0&c1=8"
+    _, body = client.arrays("curve", query)
+    lowest, _, _ = np.frombuffer(body, "<f4").reshape(3, 120)
+    assert lowest.tolist() == [n % 5 for n in range(ROWS)]
+    overview = client.json("overview")
+    fields = {field["path"]: field for field in overview["fields"]}
+    assert fields["observation/points"]["mean"] == 2
+    assert "heap" not in {check["id"] for check in overview["checks"]}
 
 
 def test_long_values_are_shortened_and_very_long_ones_are_not_read(ask, tmp_path):
