@@ -5,13 +5,18 @@ import pytest
 from mmreplay.storage.write_path import PartialPageFiller
 from tools.torture import kills, powerloss
 from tools.torture.mutants import MUTANTS
-from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED
+from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED, SHARDED_HEAPS
 from tools.torture.scarce import scarce
+
+ATTACKED = [GEOMETRIES, HEAPED, SHARDED_HEAPS]
+"""Rows, values that vary, and values that shards take from their heap."""
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    "geometry", GEOMETRIES + HEAPED, ids=lambda geometry: geometry.name
+    "geometry",
+    GEOMETRIES + HEAPED + SHARDED_HEAPS,
+    ids=lambda geometry: geometry.name,
 )
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     report = powerloss.attack(80, 11, (geometry,))
@@ -40,7 +45,7 @@ def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
+@pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
 def test_no_kill_loses_a_published_row(geometries):
     report = kills.attack(32, 12, geometries=geometries)
     assert report.findings == {}, report.examples
@@ -49,7 +54,7 @@ def test_no_kill_loses_a_published_row(geometries):
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
+@pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
 @pytest.mark.parametrize("seed", [101, 102])
 def test_nothing_is_found_in_many_power_cuts(seed, geometries):
     report = powerloss.attack(1000, seed, geometries)
@@ -58,7 +63,7 @@ def test_nothing_is_found_in_many_power_cuts(seed, geometries):
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.parametrize("geometries", [GEOMETRIES, HEAPED], ids=["rows", "heaps"])
+@pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
 def test_nothing_is_found_in_many_kills(geometries):
     report = kills.attack(150, 13, geometries=geometries)
     assert report.findings == {}, report.examples
