@@ -752,7 +752,7 @@ class GenerationReader(StartView):
                 fields = _contiguous(fields) if contiguous else fields
             if self._heap is None:
                 return fields
-            return self._with_values(fields, draw.env_ids, draw.positions)
+            return self.with_values(fields, draw.env_ids, draw.positions)
         shape = windows.positions.shape
         env_ids, positions = steps_of(draw)
         if transform is None:
@@ -761,7 +761,7 @@ class GenerationReader(StartView):
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
             if contiguous:
                 fields = _contiguous(fields)
-        fields = self._with_values(fields, env_ids, positions)
+        fields = self.with_values(fields, env_ids, positions)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
@@ -780,11 +780,12 @@ class GenerationReader(StartView):
             fields.setdefault("is_first", windows.is_first)
         return fields
 
-    def _with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
+    def with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
         """Replace references by the values that they name.
 
         Args:
-            fields: Per path ``[N, ...]``; references of fields that vary.
+            fields: Per path ``[N, ...]``; of fields that vary references, or `Ragged`,
+                which stays as it is.
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``, the steps.
 
@@ -1303,7 +1304,7 @@ class GenerationReader(StartView):
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
         columns = self.read(paths, ids.ravel(), pos.ravel())
-        columns = self._with_values(columns, ids.ravel(), pos.ravel())
+        columns = self.with_values(columns, ids.ravel(), pos.ravel())
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
             path: columns[path].reshape(*ids.shape)
@@ -1352,7 +1353,7 @@ class GenerationReader(StartView):
         fields = self.read(self._schema.paths, env_ids, positions)
         if self._heap is not None:
             self._refuse_overlaps(fields, env_ids, positions)
-            fields = self._with_values(fields, env_ids, positions)
+            fields = self.with_values(fields, env_ids, positions)
         final = (self.flags(env_ids, positions) & FINAL) != 0
         self._check_not_overwritten(env_ids, positions, before)
         fields.setdefault("final", final)
@@ -1379,7 +1380,7 @@ class GenerationReader(StartView):
         fields = self.read(read, env_ids, positions)
         self._refuse_overlaps(fields, env_ids, positions)
         wanted = {path: fields[path] for path in paths}
-        return self._with_values(wanted, env_ids, positions)
+        return self.with_values(wanted, env_ids, positions)
 
     def read_lengths(
         self, paths: Sequence[str], env_ids: Ids, positions: Ids

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError, called, shown
+from mmreplay.ragged import Ragged
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps
 from mmreplay.transforms.outline import Outline
@@ -20,8 +21,9 @@ class Apply:
     """A function of the finished batch, such as an augmentation.
 
     It gets a dict of arrays by path, ``[B, *shape]``, or ``[B, T, *shape]`` of windows,
-    and returns such a dict; it may change, add and leave out fields. bfloat16 numbers
-    are uint16 bits. It runs wherever batches are made, in worker processes, too, to
+    and returns such a dict; it may change, add and leave out fields. Fields that vary
+    are `Ragged` of shape ``[B]``, or ``[B, T]`` of windows, and it may return `Ragged`
+    under any name. bfloat16 numbers are uint16 bits. It runs wherever batches are made, in worker processes, too, to
     which it must be picklable: a function of a module. As what it returns is known only
     then, no transform but another `Apply` may follow.
 
@@ -88,10 +90,18 @@ class _Applied(Over):
 
 
 def _flat(path: str, values: object, lead: tuple[int, ...]) -> Any:
-    array = np.asarray(values)
+    array: Any = values.numpy() if isinstance(values, Ragged) else np.asarray(values)
     if array.shape[: len(lead)] != lead:
         raise SchemaError(
             f"Apply: the shape of {path!r} must begin with {list(lead)}, got "
             f"{list(array.shape)}. Return a value for every step."
         )
+    if isinstance(array, Ragged):
+        offsets, total = array.offsets, len(array.values)
+        if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
+            raise SchemaError(
+                f"Apply: offsets of {path!r} must rise from 0 to {total}, its items, "
+                f"got {shown(offsets.tolist())}. Return where each value begins, and "
+                "the end of the last."
+            )
     return array.reshape(math.prod(lead), *array.shape[len(lead) :])

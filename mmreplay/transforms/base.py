@@ -147,6 +147,15 @@ class BufferRows(Protocol):
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read before this call were whole, bool ``[B]``."""
 
+    def with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
+        """Replace the references of fields that vary by their values, as `Ragged`.
+
+        Args:
+            fields: Per name ``[N, ...]``.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``, the steps drawn.
+        """
+
 
 class Layer(Protocol):
     """A draw of N steps as the transforms so far show it."""
@@ -169,7 +178,10 @@ class Layer(Protocol):
         """Fields that steps drawn have and rows have not, ``[N, *shape]`` each."""
 
     def finish(self, fields: Fields) -> Fields:
-        """Last changes to the whole batch, ``[N, *shape]`` per name."""
+        """Last changes to the whole batch, ``[N, *shape]`` per name.
+
+        Fields that vary are `Ragged`; in `read` they are references to their values.
+        """
 
 
 class Over:

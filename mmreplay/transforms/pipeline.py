@@ -191,7 +191,8 @@ class Pipeline:
                 fields[name_of[path]] = array[:, 0]
         if self._batch.made:
             fields |= layer.made(self._batch.made)
-        return layer.finish({name: fields[name] for name in self._batch.names})
+        fields = {name: fields[name] for name in self._batch.names}
+        return layer.finish(rows.with_values(fields, env_ids, positions))
 
     def plan(
         self, rows: BufferRows, direct: Direct, asked: Asked, sums: Sums | None

@@ -1,0 +1,117 @@
+"""Transforms over fields that vary from step to step."""
+
+import numpy as np
+import pytest
+import torch
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+
+FIELDS = {
+    "observation": {"prompt": mr.Field.text(max_bytes=40)},
+    "tokens": mr.Field((None,), "int32", max_length=9),
+    "number": mr.Field((), "int64"),
+    "reward": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+}
+
+
+def buffer_of(transforms, sampler=None, count=12):
+    """A buffer whose tokens and prompts follow from each step's number."""
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(FIELDS), 40, engine="memory", heap_bytes="8 KiB",
+        transforms=transforms, sampler=sampler or mr.UniformSampler(seed=0),
+    )  # fmt: skip
+    for number in range(count):
+        buffer.add(
+            {
+                "observation": {"prompt": "ü" * (number % 3) + str(number)},
+                "tokens": np.arange(number % 5, dtype=np.int32) + number,
+                "number": number,
+                "reward": 1.0,
+                "terminated": number % 6 == 5,
+            }
+        )
+    return buffer
+
+
+def swapped(batch):
+    """Return the texts under other names, some values changed, and lengths."""
+    tokens = batch["tokens"]
+    return {
+        "number": batch["number"],
+        "prompt": batch["observation/prompt"],
+        "reversed": tokens[::-1],
+        "tokens": mr.Ragged(tokens.values + 1, tokens.offsets, tokens.shape),
+        "lengths": tokens.lengths,
+    }
+
+
+SAMPLERS = {
+    "steps": lambda: mr.UniformSampler(seed=0),
+    "windows": lambda: mr.SequenceSampler(3, mr.UniformSampler(seed=0)),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("below", [[], [mr.FrameStack(1, "tokens")]])
+def test_apply_gets_values_and_may_return_them_under_any_name(sampler, below):
+    buffer = buffer_of([*below, mr.Apply(swapped)], SAMPLERS[sampler]())
+    batch = buffer.sample(8)
+    numbers = batch["number"]
+    shape = numbers.shape
+    assert batch["prompt"].shape == shape
+    tokens = batch["tokens"].reshape(*shape)
+    for index in np.ndindex(shape):
+        number = int(numbers[index])
+        wanted = "ü" * (number % 3) + str(number)
+        assert bytes(batch["prompt"][index]).decode() == wanted
+        assert (tokens[index] == np.arange(number % 5) + number + 1).all()
+        assert batch["lengths"].reshape(shape)[index] == number % 5
+
+
+def test_apply_gets_stacks_of_values_and_next_observations():
+    def count(batch):
+        assert batch["tokens"].shape == (4, 2)
+        following = batch["next_observation/prompt"].text()
+        return {"count": batch["tokens"].lengths, "size": np.array(following) != ""}
+
+    buffer = buffer_of([mr.FrameStack(2, "tokens"), mr.Apply(count)])
+    assert buffer.sample(4)["count"].shape == (4, 2)
+
+
+def test_a_loader_hands_out_what_apply_made():
+    buffer = buffer_of([mr.Apply(swapped)])
+    with mr.ReplayLoader(buffer, 4) as loader:
+        batch = next(loader)
+    assert len(batch["prompt"].text()) == 4
+    assert isinstance(batch["reversed"], mr.Ragged)
+
+
+def test_apply_may_return_tensors_that_vary():
+    def tensors(batch):
+        return {"tokens": batch["tokens"].tensors()}
+
+    tokens = buffer_of([mr.Apply(tensors)]).sample(4)["tokens"]
+    assert isinstance(tokens.values, np.ndarray | torch.Tensor)
+    assert tokens.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda b: b["tokens"][:2], "the shape of 'x' must begin with \\[4\\], got"),
+        (
+            lambda b: mr.Ragged(np.arange(3), np.array([0, 3, 1, 2, 3])),
+            "offsets of 'x' must rise from 0 to 3",
+        ),
+        (
+            lambda b: mr.Ragged(np.arange(3), np.array([0, 1, 1, 2, 9])),
+            "offsets of 'x' must rise from 0 to 3",
+        ),
+    ],
+)
+def test_values_that_are_none_of_a_batch_are_refused(made, message):
+    buffer = buffer_of([mr.Apply(lambda batch: {"x": made(batch)})])
+    with pytest.raises(SchemaError, match=message):
+        buffer.sample(4)
