@@ -119,6 +119,30 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     )
 
 
+def refuse_leases(samplers: Sequence[Sampler], owner: str) -> None:
+    """Refuse samplers of a batch's shares that lease what they draw.
+
+    A batch has the key of the whole, by which no share's lease is found.
+
+    Args:
+        samplers: Each draws a share.
+        owner: The sampler that they draw for.
+
+    Raises:
+        SchemaError: One is a `UseCounter` with a lease, or has one inside.
+    """
+    waiting = list(samplers)
+    while waiting:
+        sampler = waiting.pop()
+        if getattr(sampler, "lease_s", None) is not None:
+            raise SchemaError(
+                f"a sampler inside a {owner} must not lease its steps, got a "
+                f"{type(sampler).__name__} with lease_s={sampler.lease_s}. Put the "  # type: ignore[attr-defined]  # looked at above
+                f"{owner} inside of it, or leave out lease_s."
+            )
+        waiting += ask(sampler, "parts")
+
+
 def update_each(
     view: View,
     samplers: Sequence[Sampler],
@@ -407,8 +431,9 @@ class MixtureSampler(Wrapper):
             seed: Of `Draw.key` alone; None takes one from the system.
 
         Raises:
-            SchemaError: A share is not above 0, there is no sampler, or what they draw
-                does not fit one batch: windows of several lengths, ragged episodes.
+            SchemaError: A share is not above 0, there is no sampler, one has a
+                `UseCounter` with a lease, or what they draw does not fit one batch:
+                windows of several lengths, ragged episodes.
         """
         if not isinstance(samplers, Sequence):
             raise SchemaError(
@@ -419,6 +444,7 @@ class MixtureSampler(Wrapper):
         pairs = [_pair(entry) for entry in samplers]
         self._shares = Shares([share for _, share in pairs])
         super().__init__(alike([sampler for sampler, _ in pairs]))
+        refuse_leases(self.parts, "MixtureSampler")
         self._random = StepGenerator(seed)
         self._step = 0
 

@@ -28,7 +28,13 @@ from mmreplay.samplers.base import (
     call_repr,
     single,
 )
-from mmreplay.samplers.combine import RestrictedSampler, Wrapper, draw_joined, state_of
+from mmreplay.samplers.combine import (
+    RestrictedSampler,
+    Wrapper,
+    draw_joined,
+    refuse_leases,
+    state_of,
+)
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, fraction, parts, same, stored_integer
 from mmreplay.samplers.stratified import StratifiedSampler
@@ -71,7 +77,8 @@ class RecentSampler(Wrapper):
         Args:
             steps: Newest legal starts of each environment, at least 1.
             ratio: Share of them in a batch, in ``(0, 1]``.
-            sampler: Draws the rest; `UniformSampler` with the same seed by default.
+            sampler: Draws the rest; `UniformSampler` with the same seed by default. A
+                `UseCounter` with a lease goes around this sampler.
             seed: Seed of the newest steps' draws; None takes one from the system.
 
         Raises:
@@ -88,6 +95,7 @@ class RecentSampler(Wrapper):
         other: Sampler = UniformSampler(self._random.seed)
         if sampler is not None:
             other = single(sampler, "RecentSampler")
+            refuse_leases([other], "RecentSampler")
         super().__init__([other])
 
     def __repr__(self) -> str:

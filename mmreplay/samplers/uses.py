@@ -317,6 +317,11 @@ class UseCounter(Wrapper):
         """Where counts are: ``"disk"``, or ``"RAM"`` and why; None before a draw."""
         return None if self._counts.home is None else self._counts.column.where
 
+    @property
+    def lease_s(self) -> float | None:
+        """Seconds for which a draw waits to be acknowledged; None without leases."""
+        return self._lease_s
+
     def shown(self, view: View) -> View:
         """Return the rows that may be drawn; see `Wrapper.shown`."""
         self._counts.update(view)

@@ -23,9 +23,9 @@ class Apply:
     It gets a dict of arrays by path, ``[B, *shape]``, or ``[B, T, *shape]`` of windows,
     and returns such a dict; it may change, add and leave out fields. Fields that vary
     are `Ragged` of shape ``[B]``, or ``[B, T]`` of windows, and it may return `Ragged`
-    under any name. bfloat16 numbers are uint16 bits. It runs wherever batches are made, in worker processes, too, to
-    which it must be picklable: a function of a module. As what it returns is known only
-    then, no transform but another `Apply` may follow.
+    under any name. bfloat16 numbers are uint16 bits. It runs wherever batches are made,
+    in worker processes, too, to which it must be picklable: a function of a module. As
+    what it returns is known only then, no transform but another `Apply` may follow.
 
     Attributes:
         function: ``function(fields)``, or ``function(fields, generator)``.

@@ -618,3 +618,33 @@ def test_rows_that_come_during_a_draw_are_counted_too(tmp_path):
             seen += reader.sample(3).positions.tolist()
         assert len(set(seen)) == len(seen) == 180
         assert max(seen) > 200
+
+
+def leased():
+    return mr.UseCounter(1, lease_s=60, name=None, seed=0)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda counter: mr.RecentSampler(5, 0.5, counter, seed=0),
+        lambda counter: mr.RecentSampler(5, 0.5, mr.ignore_earliest(2, counter)),
+        lambda counter: mr.MixtureSampler([(counter, 1), (mr.UniformSampler(), 1)]),
+        lambda counter: mr.MixtureSampler([(mr.SequenceSampler(2, counter), 1)]),
+    ],
+)
+def test_a_lease_is_refused_where_a_batch_has_another_key(around):
+    with pytest.raises(SchemaError, match="must not lease its steps, got a UseCounter"):
+        around(leased())
+    around(mr.UseCounter(1, name=None, seed=0))
+
+
+def test_a_lease_goes_around_recent_and_mixed_draws():
+    for inner in (
+        mr.RecentSampler(5, 0.5, seed=0),
+        mr.MixtureSampler([(mr.DistinctSampler(seed=0), 1)], seed=0),
+    ):
+        counter = mr.UseCounter(9, inner, lease_s=60, name=None, seed=0)
+        buffer = ring(None, 20, sampler=counter)
+        batch = buffer.sample(4)
+        assert buffer.acknowledge(batch) == len(set(steps_in(batch)))
