@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ from mmreplay.errors import (
     SchemaError,
     StaleError,
     StarvedError,
+    shown,
 )
 from mmreplay.format.heap import References, legal, nbytes_of
 from mmreplay.format.heap import checksums as value_checksums
@@ -1563,13 +1565,20 @@ class GenerationReader(StartView):
     ) -> int:
         """Store the uses of a batch; see `ReplayBuffer.acknowledge`."""
         counter = _counter("acknowledge", sampler)
-        what = batch
+        what: Draw | dict[str, Any]
         if isinstance(batch, Batch):
             self._check_own("acknowledge", batch)
-            what = batch.key  # type: ignore[assignment]  # or a ticket
+            what = _draw_again(batch)
+        elif isinstance(batch, dict):
+            what = batch
+        else:
+            raise SchemaError(
+                "acknowledge needs the batch that sample returned, or its ticket, got "
+                f"{shown(batch)}. Pass acknowledge(batch)."
+            )
         with self.lock:
             self.check_current()
-            return counter.acknowledge(self, what, sync)  # type: ignore[arg-type]  # checked there
+            return counter.acknowledge(self, what, sync)
 
     def ticket(self, sampler: Sampler, batch: Batch) -> dict[str, Any]:
         """Return what acknowledges a batch later; see `ReplayBuffer.ticket`."""
@@ -1582,7 +1591,17 @@ class GenerationReader(StartView):
         self._check_own("ticket", batch)
         with self.lock:
             self.check_current()
-            return counter.ticket(self, batch.key)
+            return counter.ticket(self, _draw_again(batch))
+
+
+def _draw_again(batch: Batch) -> Draw:
+    """Key, steps and offsets of a batch's draw, wherever its tensors are."""
+    draw = draw_of(
+        _array(batch.drawn("env_ids")), _array(batch.drawn("positions")), batch.key
+    )
+    if batch.offsets is None:
+        return draw
+    return replace(draw, offsets=_array(batch.offsets))
 
 
 def _counter(method: str, sampler: Sampler) -> UseCounter:

@@ -1121,8 +1121,8 @@ class ReplayBuffer:
 
         Raises:
             StaleError: The lease of the batch has ended.
-            SchemaError: The sampler has no `UseCounter`, or the batch is of another
-                buffer.
+            SchemaError: The sampler has no `UseCounter`, the batch is of another
+                buffer, or it is no batch.
             FormatError: It is no ticket of this buffer.
         """
         return self._current().acknowledge(self.sampler, batch, sync)

@@ -55,8 +55,19 @@ def stored_integer(state: State, name: str, stop: int = LIMIT) -> int:
     return value
 
 
-def integers(state: State, name: str) -> NDArray[np.int64]:
+def integers(
+    state: State,
+    name: str,
+    owner: str = "sampler state",
+    source: str = "state_dict",
+) -> NDArray[np.int64]:
     """Return a list or array of integers of at least 0 as int64 ``[N]``.
+
+    Args:
+        state: What was given.
+        name: Its key.
+        owner: What it is, in the user's words.
+        source: The method that returned it.
 
     Raises:
         FormatError: It is missing or none.
@@ -67,13 +78,13 @@ def integers(state: State, name: str) -> NDArray[np.int64]:
     good = array is not None and array.ndim == 1
     if array is None or not good or (array.size and array.dtype.kind not in "iu"):
         raise FormatError(
-            f"sampler state: {name} must be a list of integers, got {_short(value)}. "
-            "Pass what state_dict returned, unchanged."
+            f"{owner}: {name} must be a list of integers, got {_short(value)}. "
+            f"Pass what {source} returned, unchanged."
         )
     if array.size and (int(array.min()) < 0 or int(array.max()) >= LIMIT):
         raise FormatError(
-            f"sampler state: {name} must be in [0, 2**63), got values in "
-            f"[{array.min()}, {array.max()}]. Pass what state_dict returned, "
+            f"{owner}: {name} must be in [0, 2**63), got values in "
+            f"[{array.min()}, {array.max()}]. Pass what {source} returned, "
             "unchanged."
         )
     return array.astype(np.int64)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
 from mmreplay.episodes.starts import BufferIdentity, ListedStarts, StartView
-from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
+from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError, shown
 from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
@@ -74,6 +74,19 @@ class Lease:
     positions: Ids
     uses: Ids
     until: float
+
+    def holds(self, draw: Draw) -> bool:
+        """Whether a draw is of these rows: each of its steps, groups or episodes.
+
+        Some rows may have left the batch since they were drawn. Of an episode the
+        lease is of one step.
+        """
+        num_envs = 1 + max(self.env_ids.max(initial=0), draw.env_ids.max(initial=0))
+        own = self.positions * num_envs + self.env_ids
+        held = np.isin(draw.positions * num_envs + draw.env_ids, own)
+        if draw.offsets is not None and len(draw.offsets) > 1:
+            held = np.logical_or.reduceat(held, draw.offsets[:-1])
+        return bool(held.all())
 
 
 class UseCounts:
@@ -279,8 +292,9 @@ class UseCounter(Wrapper):
         self._lease_s = lease_s
         self._name = check_name(name)
         self._counts = UseCounts(self._name)
-        self._leases: dict[int, Lease] = {}
-        self._acknowledged: dict[int, None] = {}
+        # Several under one key where a state was loaded that had drawn fewer.
+        self._leases: dict[int, list[Lease]] = {}
+        self._acknowledged: dict[tuple[int, int], None] = {}
         self._random = StepGenerator(seed)
         self._step = 0
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
@@ -362,7 +376,8 @@ class UseCounter(Wrapper):
             self._counts.raise_to(env_ids, positions, uses)
         else:
             until = monotonic() + self._lease_s
-            self._leases[draw.key] = Lease(env_ids, positions, uses, until)
+            lease = Lease(env_ids, positions, uses, until)
+            self._leases.setdefault(draw.key, []).append(lease)
         return draw
 
     def _draw(self, view: View, batch_size: int) -> tuple[Draw, Ids, Ids, Ids]:
@@ -434,13 +449,15 @@ class UseCounter(Wrapper):
     def _leased(self, view: View) -> NDArray[np.int64] | None:
         """Uses that are leased now, int64 ``[num_rows]``; None for none."""
         now = monotonic()
-        for key in [k for k, lease in self._leases.items() if lease.until <= now]:
-            del self._leases[key]
+        for key, leases in list(self._leases.items()):
+            self._leases[key] = [lease for lease in leases if lease.until > now]
+            if not self._leases[key]:
+                del self._leases[key]
         if not self._leases:
             return None
         ring, first = view.home.ring, view.span.first
         leased = np.zeros(ring.num_rows, np.int64)
-        for lease in self._leases.values():
+        for lease in [each for leases in self._leases.values() for each in leases]:
             alive = lease.positions >= first[lease.env_ids]
             rows = ring.rows(lease.env_ids[alive], lease.positions[alive])
             # An acknowledged use is in the count.
@@ -448,18 +465,19 @@ class UseCounter(Wrapper):
             np.add.at(leased, rows[pending], 1)
         return leased
 
-    def ticket(self, view: View, key: int) -> Ticket:
+    def ticket(self, view: View, draw: Draw) -> Ticket:
         """Return what acknowledges a draw after a restart; see `ReplayBuffer.ticket`.
 
         Args:
             view: The buffer now.
-            key: Of the draw.
+            draw: Its key, steps and offsets, as in the batch.
 
         Raises:
             StaleError: The draw is not leased any more, or was never.
         """
-        lease = self._leases.get(key)
+        lease = self._lease_of(draw)
         if lease is None:
+            self._refuse_another("ticket", draw)
             raise StaleError(
                 "ticket: the batch has no lease. Draw with UseCounter(lease_s=...), "
                 "and take the ticket before it is acknowledged or its lease ends."
@@ -472,12 +490,30 @@ class UseCounter(Wrapper):
             "uses": lease.uses.tolist(),
         }
 
-    def acknowledge(self, view: View, what: int | Ticket, sync: bool = False) -> int:
+    def _lease_of(self, draw: Draw) -> Lease | None:
+        """Return the oldest lease with a draw's key and steps; None without one."""
+        leases = self._leases.get(draw.key, [])
+        return next((lease for lease in leases if lease.holds(draw)), None)
+
+    def _refuse_another(self, method: str, draw: Draw) -> None:
+        """Say so where another batch is leased by the key of a draw without a lease.
+
+        Raises:
+            StaleError: One is.
+        """
+        if draw.key in self._leases:
+            raise StaleError(
+                f"{method}: the lease of the batch has ended, and another batch was "
+                "drawn with its key, after load_state_dict of an earlier state. "
+                "Acknowledge batches before that, or pass their tickets."
+            )
+
+    def acknowledge(self, view: View, what: Draw | Ticket, sync: bool = False) -> int:
         """Store the uses of a draw; see `ReplayBuffer.acknowledge`.
 
         Args:
             view: The buffer now.
-            what: The draw's key, or its ticket.
+            what: The draw's key, steps and offsets, as in the batch; or its ticket.
             sync: Make all counts outlive a power cut.
 
         Returns:
@@ -489,15 +525,21 @@ class UseCounter(Wrapper):
         """
         self._counts.update(view)
         stored = 0
-        if isinstance(what, int):
-            lease = self._leases.get(what)
+        if isinstance(what, Draw):
+            lease, key = self._lease_of(what), what.key
+            steps = hash((what.env_ids.tobytes(), what.positions.tobytes()))
             if lease is not None:
                 stored = self._store(view, lease.env_ids, lease.positions, lease.uses)
-                self._acknowledged[what] = None
+                self._acknowledged[key, steps] = None
                 while len(self._acknowledged) > MAX_ACKNOWLEDGED:
                     del self._acknowledged[next(iter(self._acknowledged))]
-                del self._leases[what]
-            elif self._lease_s is not None and what not in self._acknowledged:
+                self._leases[key] = [
+                    each for each in self._leases[key] if each is not lease
+                ]
+                if not self._leases[key]:
+                    del self._leases[key]
+            elif self._lease_s is not None and (key, steps) not in self._acknowledged:
+                self._refuse_another("acknowledge", what)
                 raise StaleError(
                     "acknowledge: the lease of the batch has ended. Give a longer "
                     "lease_s, or pass the batch's ticket."
@@ -570,15 +612,20 @@ def _within(draw: Draw, good: Bools) -> tuple[Draw, Bools]:
 
 def _checked_ticket(view: View, ticket: object) -> tuple[Ids, Ids, Ids]:
     """Rows and uses of a ticket; it comes from a file, so everything is checked."""
-    states.check_kind(ticket, "UseTicket", "ticket")  # type: ignore[arg-type]  # refuses what is none
-    assert isinstance(ticket, dict)
+    if not isinstance(ticket, dict) or ticket.get("kind") != "UseTicket":
+        got = ticket.get("kind") if isinstance(ticket, dict) else ticket
+        raise FormatError(
+            f"ticket: kind must be 'UseTicket', got {shown(got)}. Pass the batch, or "
+            "what ticket returned for it."
+        )
     if ticket.get("uuid") != view.home.uuid.hex():
         raise FormatError(
             f"ticket: uuid must be {view.home.uuid.hex()}, got {ticket.get('uuid')!r}. "
             "Pass it to the buffer that drew its batch."
         )
     columns = [
-        states.integers(ticket, name) for name in ("env_ids", "positions", "uses")
+        states.integers(ticket, name, "ticket", "ticket")
+        for name in ("env_ids", "positions", "uses")
     ]
     env_ids, positions, uses = columns
     if len({len(column) for column in columns}) > 1 or (

@@ -468,20 +468,23 @@ def test_only_batches_of_the_counter_are_acknowledged():
             buffer.ticket({})
         good = buffer.ticket(buffer.sample(2))
         for change, message in (
-            ({"kind": "Other"}, "ticket state: kind must be 'UseTicket', got 'Other'"),
+            ({"kind": "Other"}, "ticket: kind must be 'UseTicket', got 'Other'"),
             (
                 {"uuid": "00"},
                 "ticket: uuid must be .*, got '00'. Pass it to the buffer",
             ),
             ({"uses": [1]}, "must be one number each for every row"),
             ({"env_ids": [0, 7]}, "of environments below 1"),
-            ({"positions": [-1, 0]}, r"positions must be in \[0, 2\*\*63\)"),
-            ({"uses": "ab"}, "uses must be a list of integers"),
+            ({"positions": [-1, 0]}, r"^ticket: positions must be in \[0, 2\*\*63\)"),
+            ({"uses": "ab"}, "^ticket: uses must be a list of .*Pass what ticket ret"),
         ):
             with pytest.raises(FormatError, match=message):
                 buffer.acknowledge(good | change)
-        with pytest.raises(FormatError, match="kind must be 'UseTicket', got 'list'"):
-            buffer.acknowledge([1])
+        with pytest.raises(FormatError, match="kind must be 'UseTicket', got None"):
+            buffer.acknowledge({})
+        for wrong in (5, True, [1], "batch", None):
+            with pytest.raises(SchemaError, match="acknowledge needs the batch that"):
+                buffer.acknowledge(wrong)
         # Positions that are not there are of rows that left.
         assert buffer.acknowledge(good | {"positions": [99, 1 << 60]}) == 0
 
@@ -648,3 +651,71 @@ def test_a_lease_goes_around_recent_and_mixed_draws():
         buffer = ring(None, 20, sampler=counter)
         batch = buffer.sample(4)
         assert buffer.acknowledge(batch) == len(set(steps_in(batch)))
+
+
+ROLLED_BACK = {
+    "steps": lambda counter: counter,
+    "windows": lambda counter: mr.SequenceSampler(1, counter),
+    "padded": lambda counter: mr.EpisodeSampler(counter),
+    "ragged": lambda counter: mr.EpisodeSampler(counter, layout="ragged"),
+}
+
+
+@pytest.mark.parametrize("form", ROLLED_BACK)
+def test_after_a_state_is_loaded_a_batch_counts_for_itself_alone(form):
+    counter = mr.UseCounter(
+        1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0
+    )
+    with ring(None, 20, sampler=ROLLED_BACK[form](counter)) as buffer:
+        every = np.zeros(20, int), np.arange(20)
+        state = buffer.sampler.state_dict()
+        first = buffer.sample(5)
+        buffer.sampler.load_state_dict(state)
+        second = buffer.sample(5)
+        assert first.key == second.key
+        assert not set(first.positions) & set(second.positions)
+        tickets = [buffer.ticket(batch)["positions"] for batch in (first, second)]
+        assert [set(ticket) for ticket in tickets] == [
+            set(first.positions),
+            set(second.positions),
+        ]
+        assert buffer.acknowledge(second) == 5
+        assert buffer.acknowledge(second) == 0
+        used = counter.uses(buffer.view, *every)
+        assert set(np.flatnonzero(used)) == set(second.positions)
+        # The first one is leased as it was.
+        assert len(buffer.sample(20)) == 10
+        assert buffer.acknowledge(first) == 5
+
+
+def test_another_batch_with_the_key_of_one_whose_lease_ended_is_not_acknowledged():
+    counter = mr.UseCounter(
+        1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0
+    )
+    with ring(None, 20, sampler=counter) as buffer:
+        state = counter.state_dict()
+        first = buffer.sample(5)
+        ticket = buffer.ticket(first)
+        counter._leases.clear()  # as when it has ended
+        counter._counts.raise_to(first.env_ids, first.positions, np.ones(5, int))
+        counter.load_state_dict(state)
+        second = buffer.sample(5)
+        for call in (buffer.acknowledge, buffer.ticket):
+            with pytest.raises(StaleError, match="another batch was drawn with its k"):
+                call(first)
+        assert buffer.acknowledge(ticket) == 0
+        assert buffer.acknowledge(second) == 5
+
+
+def test_a_batch_of_groups_and_of_tensors_is_found_again():
+    counter = mr.UseCounter(
+        1, mr.GroupSampler("uid", seed=0), lease_s=60, name=None, seed=0
+    )
+    with ring(None, sampler=counter) as buffer:
+        extend(buffer, [1, 1, 2, 2, 3])
+        state = counter.state_dict()
+        first = buffer.sample(1)
+        counter.load_state_dict(state)
+        second = buffer.sample(1).torch()
+        assert buffer.acknowledge(second) == len(second)
+        assert buffer.acknowledge(first) == len(first)
