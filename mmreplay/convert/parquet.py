@@ -373,7 +373,6 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         schema = file.schema
     rows = stored = 0
     candidates = [name for name in names if may_vary(schema.field(name).type)]
-    totals = dict.fromkeys(candidates, 0)
     expanding: dict[str, str] = {}
     for each in paths:
         with closing(ParquetFile(each)) as file:
@@ -382,22 +381,19 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
                 file.refuse_long(name)
             rows, stored = rows + file.rows, stored + file.nbytes
             for name in candidates:
-                totals[name] += sum(leaf.total for leaf in file.leaves(name))
                 try:
                     file.refuse_expanding(name, allow_expansion)
                 except FormatError as error:
                     expanding[name] = str(error)
-    # Lists of one length show by their number, without a look at them.
-    uneven = [
-        name
-        for name in candidates
-        if name not in kinds or totals[name] != rows * np.prod(kinds[name][1])
-    ]
     surveyed, nbytes = _survey_values(
-        paths, [name for name in uneven if name not in expanding]
+        paths, [name for name in candidates if name not in expanding], kinds
     )
     varying = {name: found for name, found in surveyed.items() if found is not None}
-    kinds = {name: kind for name, kind in kinds.items() if name not in varying}
+    kinds = {
+        name: kind
+        for name, kind in kinds.items()
+        if name not in surveyed and name not in expanding
+    }
     for name in schema.names:
         if name not in kinds and name not in varying:
             note = f"column {name!r} of {schema.field(name).type} cannot be a field"
@@ -448,24 +444,37 @@ def _values_of(
 
 
 def _survey_values(
-    paths: list[Path], names: list[str]
+    paths: list[Path], names: list[str], even: Kinds
 ) -> tuple[dict[str, Field | None], int]:
     """Fields that hold columns whose values vary, after one pass over them.
 
+    Args:
+        paths: The files.
+        names: Columns of strings, bytes or lists.
+        even: By the first rows those that may be lists of one length.
+
     Returns:
-        By name, None where a value is missing, or where more than one axis varies; and
-        bytes of all values.
+        By name, without the lists of one length, None where a value is missing, or
+        where more than one axis varies; and bytes of all their values.
     """
-    nbytes = 0
+    nbytes = dict.fromkeys(names, 0)
     longest: dict[str, int] = dict.fromkeys(names, 0)
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     unfit: set[str] = set()
+    uneven = {name for name in names if name not in even}
     for path in paths if names else []:
         with closing(ParquetFile(path)) as file:
             for batch in file.split_batches(READ_ROWS, names, names):
                 for name in names:
                     array = _storage(batch[name])
-                    nbytes += int(row_nbytes_of(array).sum())
+                    nbytes[name] += int(row_nbytes_of(array).sum())
+                    # A missing list has no length. How many values a file holds does
+                    # not tell: it counts an empty list as one.
+                    if name not in uneven and (
+                        array.null_count
+                        or lengths_differ(array, even[name][1]) is not None
+                    ):
+                        uneven.add(name)
                     if has_nulls(array):
                         unfit.add(name)
                         continue
@@ -481,6 +490,8 @@ def _survey_values(
                         kinds[name] = kind
     found: dict[str, Field | None] = {}
     for name in names:
+        if name not in uneven:
+            continue
         with closing(ParquetFile(paths[0])) as file:
             kind_ = _stored_type(file.schema.field(name).type)
         # The next rows may be a little longer.
@@ -493,7 +504,7 @@ def _survey_values(
         else:
             dtype, inner = kinds.get(name, (_name_of(_leaf_type(kind_)) or "", ()))
             found[name] = Field((None, *inner), dtype, max_length=limit)
-    return found, nbytes
+    return found, sum(nbytes[name] for name in found)
 
 
 def _find(file: ParquetFile) -> tuple[list[str], Kinds]:

@@ -799,6 +799,56 @@ def test_strings_bytes_and_lists_of_others_become_fields_that_vary(options, tmp_
     assert [each.tolist() for each in rows["points"]] == points
 
 
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[1, 2], [3], [4, 5, 6]],
+        [[1], [], [], []],
+        [[1], [1], [1], []],
+        [[1, 2], [], [], []],
+        [[[1, 2]], [[3, 3], [4, 4]], []],
+    ],
+)
+def test_lists_whose_average_length_is_the_first_ones_vary(lists, tmp_path):
+    path = write_table(
+        tmp_path / "a.parquet", {"reward": np.arange(float(len(lists))), "x": lists}
+    )
+    mr.load(path, tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        assert loaded.schema["x"].varies
+        assert [each.tolist() for each in loaded.gather_all()["x"]] == lists
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[1, 2], None, [3], []],
+        [[1, 2], None, [3, 4], [5, 6]],
+        [[1, 2], None, None, None],
+        [[1], [None], [2, 3], [4]],
+    ],
+)
+def test_lists_that_lack_values_are_left_out(lists, tmp_path):
+    path = write_table(tmp_path / "a.parquet", {"reward": np.arange(4.0), "x": lists})
+    report = mr.load(path, tmp_path / "again")
+    assert any("column 'x' of" in n and "lacks values" in n for n in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        assert "x" not in loaded.schema
+        assert loaded.gather_all()["reward"].tolist() == [0, 1, 2, 3]
+
+
+def test_lists_of_one_length_in_one_file_and_of_others_in_the_next_vary(tmp_path):
+    (tmp_path / "files").mkdir()
+    even, uneven = [[1], [1], [1]], [[1, 2], [], [1]]
+    for number, lists in enumerate((even, uneven)):
+        columns = {"reward": np.arange(3.0), "x": lists}
+        write_table(tmp_path / "files" / f"{number}.parquet", columns)
+    mr.load(tmp_path / "files", tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
+        rows = loaded.gather_all()["x"]
+    assert [each.tolist() for each in rows] == even + uneven
+
+
 def test_a_text_that_a_few_bytes_repeat_is_bounded(tmp_path):
     """One entry of a dictionary, named by each row."""
     pa = pytest.importorskip("pyarrow")
