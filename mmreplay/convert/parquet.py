@@ -460,6 +460,7 @@ def _survey_values(
     nbytes = dict.fromkeys(names, 0)
     longest: dict[str, int] = dict.fromkeys(names, 0)
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    missing: set[str] = set()
     unfit: set[str] = set()
     uneven = {name for name in names if name not in even}
     for path in paths if names else []:
@@ -476,7 +477,7 @@ def _survey_values(
                     ):
                         uneven.add(name)
                     if has_nulls(array):
-                        unfit.add(name)
+                        missing.add(name)
                         continue
                     lengths = np.diff(_offsets(array))
                     longest[name] = max(longest[name], int(lengths.max(initial=0)))
@@ -490,13 +491,15 @@ def _survey_values(
                         kinds[name] = kind
     found: dict[str, Field | None] = {}
     for name in names:
-        if name not in uneven:
+        if name not in uneven or (name in unfit and name in even.keys() - missing):
+            # Where lists in lists differ from the first row's, their row is refused
+            # as it is read.
             continue
         with closing(ParquetFile(paths[0])) as file:
             kind_ = _stored_type(file.schema.field(name).type)
         # The next rows may be a little longer.
         limit = 1 << max(0, longest[name] - 1).bit_length()
-        if name in unfit:
+        if name in missing or name in unfit:
             found[name] = None
         elif is_bytes(kind_):
             make = Field.text if is_text(kind_) else Field.bytes

@@ -387,7 +387,7 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
             {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
             r"row 1 must have shape \[2, 1\] like the first",
         ),
-        ({"x": [[1.0], None]}, SourceError, "'x' lacks a value"),
+        ({"x": [[1.0], None]}, SourceError, "can be a field. Name a file"),
         ({"x": ["a", None]}, SourceError, "can be a field. Name a file"),
     ],
 )  # fmt: skip
