@@ -114,7 +114,7 @@ def join_plain(field: Field, values: object) -> Ragged | None:
 def leading_axes(field: Field, value: object) -> int:
     """Axes in front of the values of a field that varies; 0 of a single value.
 
-    Lists without an item have too few to tell: they count as the shortest.
+    A list without an item counts as a value.
     """
     if isinstance(value, Ragged):
         return len(value.shape)
@@ -133,12 +133,15 @@ def _leading(value: Any, own: int) -> int:
     if (axes := _axes(value)) >= 0:
         return axes - own
     if isinstance(value, list | tuple):
+        if not value:
+            # No item is empty: the list is a value without items, or holds none.
+            return 0
         # Without a call for each, as most lists are.
-        if all(type(each) is str for each in value) and value:
+        if all(type(each) is str for each in value):
             return 1
-        if all(type(each) is np.ndarray for each in value) and value:
+        if all(type(each) is np.ndarray for each in value):
             return 1 + max(int(each.ndim) for each in value) - own
-        return 1 + max((_leading(each, own) for each in value), default=-own)
+        return 1 + max(_leading(each, own) for each in value)
     return -own
 
 

@@ -224,3 +224,28 @@ def test_fields_that_vary_are_recorded_once_they_are_added(tmp_path):
         assert missions[:old] == [""] * old
         assert missions[old:] == [each["mission"] for each in again.log[:new]]
         assert any(missions[old:])
+
+
+class Bare(Speaking):
+    """Gives graphs without edges, and empty sequences of points."""
+
+    observation_space = spaces.Dict(
+        world=SPACE["world"], points=spaces.Sequence(spaces.Box(-1, 1, (2,)))
+    )
+
+    def _sample(self):
+        nodes = np.ones((1, 2), np.float32)
+        return {"world": spaces.GraphInstance(nodes, None, None), "points": ()}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_graphs_without_edges_and_empty_sequences_are_recorded(tmp_path, vector):
+    env = SyncVectorEnv([Bare, Bare]) if vector else Bare()
+    mr.record(env, tmp_path / "ring", steps=8)
+    with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
+        rows = buffer.gather_all()
+    world = "observation/world"
+    assert all(each.tolist() == [[1, 1]] for each in rows[f"{world}/nodes"])
+    shapes = {f"{world}/edges": (0, 3), f"{world}/edge_links": (0, 2)}
+    for path, shape in (shapes | {"observation/points": (0, 2)}).items():
+        assert {each.shape for each in rows[path]} == {shape}
