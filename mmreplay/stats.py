@@ -178,6 +178,23 @@ class Moments:
         )
 
 
+def numbers_of(values: Any, field: Field) -> NDArray[Any]:
+    """Return the numbers of stored values whose moments are taken, and counted.
+
+    Args:
+        values: Array of a field, or `Ragged` of one that varies.
+        field: Of the values.
+
+    Returns:
+        All elements, bfloat16 as float32; of text and bytes the length of each value.
+    """
+    if isinstance(values, Ragged):
+        if field.kind != "array":
+            return np.asarray(values.lengths)
+        values = values.values
+    return widen(values, field)
+
+
 def moments_of(values: NDArray[np.generic]) -> Moments:
     """Moments of one array, any shape."""
     flat = values.ravel()
@@ -274,7 +291,9 @@ def histogram(
 
     Args:
         buffer: Open in any mode.
-        path: The field; all its elements are counted, NaN and infinity left out.
+        path: The field; all its elements are counted, NaN and infinity left out. Of
+            one that varies these are the items of all values, of text and bytes the
+            lengths in bytes.
         bins: At most so many. Integers get bins of whole width, one per value
             where they fit.
         progress: Called with (steps read, steps to read), in each pass.
@@ -316,7 +335,7 @@ def histograms(
     table, counter = _episodes(buffer), _Counter(progress, len(buffer))
     for _, columns in _all_blocks(buffer, paths, table, counter):
         for path, values in columns.items():
-            flat = values.ravel()
+            flat = numbers_of(values, schema[path]).ravel()
             for first in range(0, flat.size, CACHED):
                 piece = flat[first : first + CACHED]
                 counts[path] += count_values(piece, moments[path], edges[path])
@@ -494,15 +513,13 @@ def _scan(
     read = paths if reward is None or reward in paths else (*paths, reward)
     for which, columns in _all_blocks(buffer, read, table, counter):
         for path in paths:
-            values: Any = columns[path]
-            if isinstance(values, Ragged):
-                numbers_of = buffer.schema[path].kind == "array"
-                values = values.values if numbers_of else values.lengths
+            values = numbers_of(columns[path], buffer.schema[path])
             moments[path] = moments[path].merge(moments_of(values))
         if reward is not None and len(which):
             some = slice(which[0], which[-1] + 1)
             numbers = which - which[0]
-            flat = columns[reward].reshape(len(which)).astype(np.float64)
+            rewards = widen(columns[reward], buffer.schema[reward])
+            flat = rewards.reshape(len(which)).astype(np.float64)
             returns[some] += np.bincount(numbers, flat)
             lengths[some] += np.bincount(numbers)
     if reward is None:
@@ -545,7 +562,7 @@ def _all_blocks(
 
     Yields:
         int64 ``[B]``, the number in the table of each step's episode, and values
-        ``[B, *shape]`` by path, bfloat16 as float32.
+        ``[B, *shape]`` by path, or `Ragged`, as they are stored.
     """
     edges = np.searchsorted(table.env_ids, np.arange(buffer.num_envs + 1))
     for env_id, (low, high) in enumerate(pairwise(edges.tolist())):
@@ -561,7 +578,8 @@ def _blocks(
     """Read some fields of some episodes of one environment, in blocks.
 
     Yields:
-        int64 ``[B]``, the episode of each step, and values ``[B, *shape]`` by path.
+        int64 ``[B]``, the episode of each step, and values ``[B, *shape]`` by path, or
+        `Ragged`, as they are stored.
     """
     fields = {path: buffer.schema[path] for path in paths}
     row_nbytes = max(1, sum(field.nbytes for field in fields.values()))
@@ -589,11 +607,4 @@ def _blocks(
             columns = {path: values[steps] for path, values in columns.items()}
         first = stop
         counter.add(len(which))
-        # Of values that vary only the lengths count.
-        yield (
-            which,
-            {
-                path: values if fields[path].varies else widen(values, fields[path])
-                for path, values in columns.items()
-            },
-        )
+        yield which, columns

@@ -462,3 +462,37 @@ def test_one_field_is_named_by_itself(rng):
         batches = [buffer.sample(4)]
     one, listed = (mr.Normalize.fit(batches, given) for given in (path, [path]))
     np.testing.assert_array_equal(one.means[path], listed.means[path])
+
+
+def test_moments_and_histograms_of_fields_that_vary_are_of_items_or_of_lengths():
+    schema = mr.Schema(
+        {
+            "tokens": mr.Field((None,), "int32", max_length=9),
+            "logits": mr.Field((None, 2), "bfloat16", max_length=9),
+            "text": mr.Field.text(9),
+            "frame": mr.Field.bytes(9),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    buffer = mr.ReplayBuffer.create(None, schema, 20, heap_bytes=8192, engine="memory")
+    for n in range(8):
+        buffer.add(
+            tokens=[n] * n, logits=np.full((n % 3, 2), n / 2), text="å" * (n % 4),
+            frame=b"x" * n, reward=float(n), terminated=n == 5,
+        )  # fmt: skip
+    expected = {
+        "tokens": np.repeat(np.arange(8), np.arange(8)),
+        "logits": np.repeat(np.arange(8) / 2, 2 * (np.arange(8) % 3)),
+        "text": 2 * (np.arange(8) % 4),
+        "frame": np.arange(8),
+    }
+    moments = field_moments(buffer)
+    for path, numbers in expected.items():
+        found = moments[path]
+        assert (found.count, found.nonfinite) == (len(numbers), 0)
+        assert (found.min, found.max) == (numbers.min(), numbers.max())
+        assert found.mean == pytest.approx(numbers.mean())
+        counts, edges = histogram(buffer, path, 5)
+        assert counts.tolist() == np.histogram(numbers, edges)[0].tolist()
+        assert counts.sum() == len(numbers)
