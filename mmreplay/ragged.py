@@ -61,19 +61,31 @@ class Ragged:
 
         Args:
             values: Array or tensor ``[total, *inner]``.
-            offsets: int64 ``[N + 1]`` of the same kind, rising from 0 to ``total``.
+            offsets: int64 ``[N + 1]`` of the same kind, or a list or tuple of integers,
+                rising from 0 to ``total``.
             shape: Of the values; by default ``(N,)``.
 
         Raises:
-            SchemaError: The offsets are not for these values, or not of this shape.
+            SchemaError: The offsets are not for these values, or not of this shape; or
+                either is no array or tensor.
         """
+        if isinstance(offsets, list | tuple):
+            offsets = _offsets_of(offsets, values)
+        for name, given in (("values", values), ("offsets", offsets)):
+            if not getattr(given, "ndim", 0):
+                raise SchemaError(
+                    f"{name} of Ragged must be an array or tensor with an axis, got "
+                    f"{shown(given)}. Put its numbers into an array."
+                )
         count = len(offsets) - 1
         axes = (count,) if shape is None else tuple(shape)
-        if offsets.ndim != 1 or math.prod(axes) != count:
+        if offsets.ndim != 1 or count < 0 or math.prod(axes) != count:
+            least = math.prod(axes) + 1 if shape is not None else "N + 1"
             raise SchemaError(
-                f"offsets of Ragged must have shape [{math.prod(axes) + 1}] for values "
-                f"of shape {list(axes)}, got {list(offsets.shape)}. Pass where each "
-                "value begins, and the end of the last."
+                f"offsets of Ragged must have shape [{least}] for values "
+                f"of shape {list(axes) if shape is not None else '[N]'}, got "
+                f"{list(offsets.shape)}. Pass where each value begins, and the end of "
+                "the last."
             )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "offsets", offsets)
@@ -86,7 +98,14 @@ class Ragged:
         Args:
             several: At least one, all of arrays or all of tensors, of one dtype.
             axis: 0 for more steps, 1 for longer windows.
+
+        Raises:
+            SchemaError: There is none.
         """
+        if not len(several):
+            raise SchemaError(
+                "several must hold at least one Ragged, got none. Pass those to join."
+            )
         first = several[0]
         totals = [len(each.values) for each in several]
         begins = [0, *np.cumsum(totals).tolist()]
@@ -241,7 +260,17 @@ class Ragged:
 
         Args:
             shape: With as many values.
+
+        Raises:
+            SchemaError: It has another number of values.
         """
+        count = len(self.offsets) - 1
+        sizes = [isinstance(axis, int | np.integer) and axis >= 0 for axis in shape]
+        if not all(sizes) or math.prod(shape) != count:
+            raise SchemaError(
+                f"shape must be axes of {count} values together, got {shown(shape)}. "
+                "Pass the length of each."
+            )
         return Ragged(self.values, self.offsets, shape)
 
     def padded(
@@ -282,7 +311,10 @@ class Ragged:
         name = str(self.dtype).removeprefix("torch.")
         try:
             # torch would store another number in its place.
-            np.full(1, value, "float32" if name == "bfloat16" else name)
+            with np.errstate(invalid="ignore"):
+                filled = np.full(1, value, "float32" if name == "bfloat16" else name)
+            if filled.dtype.kind in "biu" and filled[0] != value:
+                raise ValueError
         except (OverflowError, TypeError, ValueError):
             raise SchemaError(
                 f"value must be a number that {name} holds, got {shown(value)}. "
@@ -408,6 +440,20 @@ class Ragged:
                 "tensors() first, or torch(device)."
             )
         return Ragged(change(self.values), change(self.offsets), self.shape)
+
+
+def _offsets_of(numbers: Sequence[int], values: Array) -> Array:
+    """Integers as the offsets of an array or tensor of values."""
+    if not all(isinstance(number, int | np.integer) for number in numbers):
+        raise SchemaError(
+            f"offsets of Ragged must be integers, got {shown(numbers)}. Pass where "
+            "each value begins, and the end of the last."
+        )
+    if not hasattr(values, "device") or isinstance(values, np.ndarray):
+        return np.array(numbers, np.int64)
+    import torch
+
+    return torch.tensor(numbers, dtype=torch.int64, device=values.device)
 
 
 def _indexable(values: Array) -> Array:

@@ -252,6 +252,40 @@ def test_offsets_that_do_not_fit_are_refused():
         mr.Ragged(np.arange(3), np.array([[0, 1, 3]]))
 
 
+def test_offsets_may_be_a_list_and_what_is_none_is_refused_by_name():
+    ragged = mr.Ragged(np.arange(5), [0, 2, 5])
+    assert [each.tolist() for each in ragged] == [[0, 1], [2, 3, 4]]
+    assert ragged.offsets.dtype == np.int64
+    assert mr.Ragged(np.arange(0), (0,)).lengths.tolist() == []
+    torch = pytest.importorskip("torch")
+    tensors = mr.Ragged(torch.arange(5), [0, 2, 5])
+    assert tensors.offsets.dtype == torch.int64
+    assert tensors[1].tolist() == [2, 3, 4]
+    for values, offsets, message in (
+        (np.arange(3), [0, 1.5], r"offsets of Ragged must be integers, got \[0, 1\.5"),
+        (np.arange(3), [[0, 3]], "offsets of Ragged must be integers"),
+        (np.arange(3), 3, "offsets of Ragged must be an array or tensor .* got 3"),
+        ([1, 2, 3], [0, 3], "values of Ragged must be an array or tensor"),
+        (np.arange(3), [], r"offsets of Ragged must have shape \[N \+ 1\]"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            mr.Ragged(values, offsets)
+
+
+def test_nothing_to_join_another_shape_and_a_fraction_are_refused_by_name():
+    with pytest.raises(SchemaError, match="several must hold at least one Ragged"):
+        mr.Ragged.concatenate([])
+    ragged = ragged_of([[1, 2], [3]])
+    for shape in ((-1,), (3,), (-1, -2), (2, 1.0)):
+        with pytest.raises(SchemaError, match=r"shape must be axes of 2 values .* got"):
+            ragged.reshape(*shape)
+    assert ragged.reshape(1, 2).shape == (1, 2)
+    for value in (1.5, 1 << 40, float("nan")):
+        with pytest.raises(SchemaError, match="value must be a number that int32 hold"):
+            ragged.padded(value=value)
+    assert ragged.padded(value=-1.0)[0].tolist() == [[1, 2], [3, -1]]
+
+
 def test_numpy_makes_no_array_of_it_even_where_lengths_agree():
     with pytest.raises(TypeError, match=r"make no array\. Use \.values and \.offsets"):
         np.asarray(ragged_of([[1, 2], [3, 4]]))
