@@ -302,8 +302,8 @@ def system_error(what: str, path: Path, error: OSError) -> FullError | FailedErr
         way_out = "Free space, or resize to less capacity, and call again."
         if error.errno == errno.EFBIG:
             way_out = (
-                "Choose a smaller capacity (see mmreplay plan), as the file system or "
-                "ulimit -f allows no file this large."
+                "Choose a smaller capacity or heap_bytes (see mmreplay plan), as the "
+                "file system or ulimit -f allows no file this large."
             )
         return FullError(
             f"cannot {what} {path}: {error.strerror}, so what was being written is "

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _rows = cast("RowsKernel", kernels.load("rows"))
 _BYTES = (bytes, bytearray, memoryview)
+KIND_WAYS_OUT = {"text": "Pass a str.", "bytes": "Pass bytes."}
+"""What to do by the kind of field."""
 
 
 def convert_varying(
@@ -203,9 +205,10 @@ def _items(field: Field, value: Any, path: str, where: str) -> NDArray[np.generi
     else:
         array, brain = as_numpy(value, path)
         if array.dtype.kind not in "biuf":
+            way_out = KIND_WAYS_OUT.get(field.kind, "Pass an array of numbers.")
             raise SchemaError(
                 f"field {path!r}{where} must be {field.description}, got "
-                f"{shown(value)}. Pass an array of numbers."
+                f"{shown(value)}. {way_out}"
             )
         if not array.size and isinstance(value, list | tuple):
             # Lists without a number do not say how many axes they have.
@@ -328,9 +331,10 @@ def _check_shape(
     field: Field, items: NDArray[np.generic], path: str, where: str
 ) -> None:
     if items.ndim == 0 or items.shape[1:] != field.inner:
+        way_out = KIND_WAYS_OUT.get(field.kind, "Only the first axis varies.")
         raise SchemaError(
             f"field {path!r}{where} must be {field.description}, got "
-            f"{items.dtype}{list(items.shape)}. Only the first axis varies."
+            f"{items.dtype}{list(items.shape)}. {way_out}"
         )
 
 

@@ -145,7 +145,14 @@ class MemoryHeap:
     def __init__(self, num_envs: int, nbytes: int) -> None:
         """Begin with zeros, whose pages take memory when first written."""
         self.nbytes = nbytes
-        self._bytes = np.zeros(num_envs * nbytes, np.uint8)
+        try:
+            self._bytes = np.zeros(num_envs * nbytes, np.uint8)
+        except MemoryError as error:
+            heaps = "a heap" if num_envs == 1 else f"{num_envs} heaps"
+            raise MemoryError(
+                f"heap_bytes: {heaps} of {nbytes:,} bytes cannot be had of the memory. "
+                "Pass less."
+            ) from error
 
     def write(self, env_id: int, position: int, data: memoryview) -> None:
         """See `Heap.write`."""

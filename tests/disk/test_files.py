@@ -246,7 +246,7 @@ def test_a_full_disk_says_so_and_what_to_do(tmp_path, name, number):
     fault = OSError(number, os.strerror(number))
     way_out = "Free space, or resize to less capacity, and call again"
     if number == errno.EFBIG:
-        way_out = r"Choose a smaller capacity \(see mmreplay plan\), as the file system"
+        way_out = r"Choose a smaller capacity or heap_bytes \(see mmreplay plan\), as "
     expected = (
         rf"cannot .* {tmp_path}/a: {os.strerror(number)}, so what was being written is "
         rf"not published\. {way_out}"

@@ -62,6 +62,9 @@ BAD_VALUES = {
         "must be UTF-8, got text that is not",
     ),
     "text as bytes": ("data", "abc", "must be bytes of at most 50 bytes, got 'abc'"),
+    "text in an array of numpy": ("text", np.array("hi"), r"got array.* Pass a str\."),
+    "a number as text": ("text", 3, r"at most 50 bytes, got int64\[\]\. Pass a str"),
+    "a number as bytes": ("data", 3, r"got int64\[\]\. Pass bytes\."),
     "none": ("text", None, "must be text of at most 50 bytes, got None"),
 }
 
@@ -107,6 +110,13 @@ def test_a_heap_full_of_one_environments_rows_takes_none_of_another(tmp_path):
             found = rows["text"].text()[at]
             assert found == (expected if env_id else f"{expected:<1000}")
     assert mr.verify_buffer(tmp_path / "ring").ok
+
+
+def test_a_heap_beyond_memory_is_refused_by_name():
+    with pytest.raises(
+        MemoryError, match=r"heap_bytes: a heap of 1,125,899,906,842,624 bytes .* less"
+    ):
+        mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory", heap_bytes="1 PiB")
 
 
 def test_no_row_is_larger_than_the_heap_allows(tmp_path):
