@@ -415,6 +415,11 @@ def answer_frames(request: PageRequest) -> PageAnswer:
     """Return frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
+    if buffer.schema[path].varies:
+        raise Refusal(
+            BAD, f"{path} cannot be shown as an image, as its length varies. Read its "
+            "values with values.",
+        )  # fmt: skip
     if layout is None:
         raise Refusal(
             BAD, f"{path} is not shown as an image. State its axes: --image "

@@ -33,6 +33,7 @@ from mmreplay.samplers.base import Draw, Sampler, View, form_of
 from mmreplay.samplers.combine import MixtureSampler
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import EpisodeSampler
+from mmreplay.samplers.groups import GroupSampler
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from mmreplay.samplers.priority_distribution import (
     MAX_ALPHA,
@@ -47,8 +48,10 @@ from mmreplay.samplers.recent import (
 )
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.shuffled import ShuffledSampler
+from mmreplay.samplers.staleness import StalenessSampler
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.uses import UseCounter
 
 DRAWN = 256
 MAX_TEXT_LENGTH = 300
@@ -173,6 +176,10 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
 }
 """What is made for each name."""
 CALLABLE = {**SAMPLERS, LinearSchedule.__name__: LinearSchedule}
+NOT_DRAWN = tuple(
+    each.__name__ for each in (GroupSampler, StalenessSampler, UseCounter)
+)
+"""Samplers that the page does not draw from: they index a column, or count uses."""
 
 
 @dataclass(slots=True)
@@ -278,6 +285,12 @@ class _Parser:
         Args:
             name: What is called, where that is the fault.
         """
+        if name in NOT_DRAWN:
+            return Refusal(
+                BAD,
+                f"The page cannot draw from {name}, which indexes a column or counts "
+                "uses. Draw from it in Python.",
+            )
         known = {each.lower(): each for each in CALLABLE}
         near = difflib.get_close_matches(name.lower(), known, 1)
         if near and known[near[0]] != name:

@@ -543,6 +543,8 @@ def test_a_sampler_may_be_named_as_in_python(text):
     ("text", "words"),
     [
         ("PrioritisedSampler", "Did you mean 'PrioritizedSampler'?"),
+        ("GroupSampler('group')", "The page cannot draw from GroupSampler, which"),
+        ("MixtureSampler([StalenessSampler()])", "cannot draw from StalenessSampler"),
         ("prioritizedsampler(alpha=1)", "Did you mean 'PrioritizedSampler'?"),
         ("RecentSampler(9, sampler=Unifrm())", "Did you mean 'UniformSampler'?"),
         ("UniformSampler(", "'(' was never closed"),

@@ -225,6 +225,13 @@ def test_a_field_that_varies_is_no_image():
         frames.stated("clip", field, "NHW")
 
 
+def test_frames_of_a_field_that_varies_are_refused_by_what_it_is(ask, path):
+    query = "field=observation/mission&env=0&first=0&count=1"
+    refusal = str(ask(path).refused("frames", query))
+    assert "as its length varies. Read its values" in refusal
+    assert "--image" not in refusal
+
+
 def test_two_buffers_are_compared_by_lengths(ask, path, tmp_path):
     fields = dict(schema().fields)
     fields["observation/mission"] = mr.Field.text(100)
