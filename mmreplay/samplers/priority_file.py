@@ -28,7 +28,7 @@ import re
 import socket
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,15 @@ class PriorityColumn:
         closed: Whether it was closed, by itself or with its buffer.
         pid: The process that may use it, or None for any.
         cause: What kept it from the disk; None where nothing did.
+        damages: What was wrong with its files when they were opened, so that numbers
+            may be lost: a path and why, each.
     """
 
     direct = True
     closed = False
     pid: int | None = None
     cause: FailedError | FullError | LockedError | None = None
+    damages: Sequence[str] = ()
 
     def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
         self.ring = ring
@@ -190,6 +193,7 @@ class PriorityFile(PriorityColumn):
         self.files = column_files
         self.pid = column_files.owner.pid
         self.direct = column_files.mapped
+        self.damages = column_files.damages
         # A column that was dropped, or left open at exit, is closed all the same. The
         # finaliser holds the files only, or it would keep the column alive.
         self._finalizer = weakref.finalize(self, column_files.close_in_owner)
@@ -364,6 +368,7 @@ class ColumnFiles:
         home: The buffer, as it was opened.
         owner: The process that opened them.
         mapped: Whether the numbers are stored through a mapping.
+        damages: As in `PriorityColumn`.
     """
 
     def __init__(
@@ -382,13 +387,14 @@ class ColumnFiles:
         self._open_files = [lock]
         self._sequence = self._slot = 0
         self._last_seen: tuple[Ids, int] | None = None
+        self.damages: list[str] = []
 
     def open(self) -> PriorityFile:
         """Open the files, or make them; numbers of another ring are carried over."""
         try:
             ring = self.home.ring
             self._state, record = self._open_state()
-            self._numbers = _open_numbers(self.folder, ring, record, self._kind)
+            self._numbers = self._open_numbers(record)
             self._open_files += [self._numbers]
             # A process that was killed may have made or renamed them without a sync.
             files.sync_folder(self.folder)
@@ -410,21 +416,75 @@ class ColumnFiles:
         except CorruptError:
             # Missing, or too short: nothing is known of the numbers. Only what had
             # been learned is lost.
+            size = f"does not have its {nbytes} bytes"
+            missing = not os.path.lexists(path)
+            self._note_lost_state(f"{path} {'is missing' if missing else size}")
             files.remove_tree(path)
             state = File.create(path, nbytes)
         else:
             data = state.pread(nbytes, 0)
             last = newest(data, home.uuid, home.ring.num_envs)
+            void = _records(data, home.uuid, home.ring.num_envs).count(None)
+            unwritten = sum(not any(slot) for slot in _slots(data))
+            if last is None or void > unwritten:
+                self._note_lost_state(f"{path} has {void} damaged records of 2")
         self._open_files += [state]
         self._identity = state.identity()
         if last is None:
-            return state, None
+            return state, self._synced_record()
         slot, record = last
         self._slot, self._sequence = 1 - slot, record.sequence
         # This process holds the lock, so that no other one draws.
         here = self._boot_id, self._identity
         known = trusted(data, home.uuid, home.ring.num_envs, *here)
         return state, self._synced_record() if known is None else known
+
+    def _note_lost_state(self, damage: str) -> None:
+        """Note damage of STATE where there are numbers that it spoke of."""
+        numbers = _existing(self.folder / self._kind.file)
+        if numbers is not None:
+            if numbers.nbytes and np.frombuffer(numbers.map_readonly(), "u1").any():
+                self.damages.append(damage)
+            numbers.close()
+
+    def _open_numbers(self, record: StateRecord | None) -> File:
+        """Open the numbers as this ring's; their file's size shows which they are of.
+
+        Args:
+            record: What STATE says of them, if it is trusted.
+        """
+        folder, home, kind = self.folder, self.home, self._kind
+        ring, path = home.ring, folder / kind.file
+        nbytes = kind.itemsize * ring.num_rows
+        file = _existing(path)
+        if file is not None and file.nbytes == nbytes:
+            return file
+        former = 0 if file is None else file.nbytes
+        is_damaged = False
+        if record is not None and record.seen.any():
+            # A record of this generation was of a file of this ring.
+            is_damaged = record.generation == home.generation
+            is_damaged |= not former or former % (kind.itemsize * ring.num_envs) != 0
+        if is_damaged:
+            size = f"has {former} bytes of {nbytes}"
+            self.damages.append(f"{path} {'is missing' if file is None else size}")
+        fresh = File.create(_cleared(folder / f"tmp-{kind.file}"), nbytes)
+        try:
+            if file is not None and is_damaged:
+                # What is left of it lies where it lay.
+                left = min(former, nbytes)
+                fresh.pwrite(file.pread(left - left % kind.itemsize, 0), 0)
+            elif file is not None and record is not None:
+                _carry(file, ring, record.seen, fresh, kind)
+            fresh.sync()
+            # The rename is the one switch: a kill on either side of it leaves a column
+            # whose size shows which ring it is of, and `seen` is right for both.
+            rename(fresh.path, path)
+        finally:
+            fresh.close()
+            if file is not None:
+                file.close()
+        return File.open(path, nbytes, writable=True)
 
     def _synced_record(self) -> StateRecord | None:
         """What holds of the numbers that `sync` made durable; None without any."""
@@ -433,10 +493,13 @@ class ColumnFiles:
         home, size = self.home, slot_nbytes(self.home.ring.num_envs)
         try:
             data = files.read_bytes(self.folder / SYNCED, size)
+            record = decode(data, home.uuid, home.ring.num_envs)
         except FormatError:
-            return None
-        record = decode(data, home.uuid, home.ring.num_envs)
-        return record if record is not None and record.flags & CLEAN else None
+            record = None
+        if record is not None and record.flags & CLEAN:
+            return record
+        self.damages.append(f"{self.folder / SYNCED} is damaged")
+        return None
 
     def sync(self, seen: Ids) -> None:
         """Sync the numbers, and record what of them outlives a power cut."""
@@ -545,29 +608,6 @@ def _lock(folder: Path) -> File:
             errno_=error.errno,
         ) from error
     return file
-
-
-def _open_numbers(
-    folder: Path, ring: Ring, record: StateRecord | None, kind: ColumnKind
-) -> File:
-    """Open the numbers as this ring's; the file's size shows which ring it is of."""
-    path, nbytes = folder / kind.file, kind.itemsize * ring.num_rows
-    file = _existing(path)
-    if file is not None and file.nbytes == nbytes:
-        return file
-    fresh = File.create(_cleared(folder / f"tmp-{kind.file}"), nbytes)
-    try:
-        if file is not None and record is not None:
-            _carry(file, ring, record.seen, fresh, kind)
-        fresh.sync()
-        # The rename is the one switch: a kill on either side of it leaves a column
-        # whose size shows which ring it is of, and `seen` is right for both.
-        rename(fresh.path, path)
-    finally:
-        fresh.close()
-        if file is not None:
-            file.close()
-    return File.open(path, nbytes, writable=True)
 
 
 def _existing(path: Path) -> File | None:
@@ -753,10 +793,12 @@ def _records(data: bytes, uuid: bytes, num_envs: int) -> list[StateRecord | None
     size = slot_nbytes(num_envs)
     if len(data) != NUM_SLOTS * size:
         return []
-    return [
-        decode(data[slot * size : (slot + 1) * size], uuid, num_envs)
-        for slot in range(NUM_SLOTS)
-    ]
+    return [decode(slot, uuid, num_envs) for slot in _slots(data)]
+
+
+def _slots(data: bytes) -> list[bytes]:
+    size = len(data) // NUM_SLOTS
+    return [data[slot * size : (slot + 1) * size] for slot in range(NUM_SLOTS)]
 
 
 def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ drawn again: *at least once*.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -20,7 +21,15 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
 from mmreplay.episodes.starts import BufferIdentity, ListedStarts, StartView
-from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError, shown
+from mmreplay.errors import (
+    DurabilityWarning,
+    EmptyError,
+    FormatError,
+    SchemaError,
+    StaleError,
+    frames_to_caller,
+    shown,
+)
 from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
@@ -153,6 +162,13 @@ class UseCounts:
             if column.cause is not None:
                 # In RAM the promise would end with this process.
                 raise column.cause
+            for damage in column.damages:
+                warnings.warn(
+                    f"{damage}: counts of uses that it held are lost, and rows may be "
+                    "used more often than maximum. Clear the buffer to use none again.",
+                    DurabilityWarning,
+                    stacklevel=frames_to_caller(),
+                )
         known = np.minimum(column.seen, span.stop)
         if (known < column.seen).any():
             column.see(known, home.generation)
@@ -240,9 +256,10 @@ class UseCounter(Wrapper):
     and pass it to ``buffer.acknowledge`` after a restart, before the first draw.
 
     After a power cut a counter that was not closed starts from 0, unless
-    ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One process may
-    count by a name; a second one is refused. For windows put the counter inside of the
-    `SequenceSampler`: it counts the steps that windows begin with.
+    ``buffer.acknowledge(batch, sync=True)`` made its counts durable. Where its files
+    are damaged, counts are lost, too: a `DurabilityWarning` names the file. One process
+    may count by a name; a second one is refused. For windows put the counter inside of
+    the `SequenceSampler`: it counts the steps that windows begin with.
 
     A draw costs one or more draws of the other sampler; where most rows were used as
     often as they may, O(rows) to list the others, too, 1 ms for a million. A batch is

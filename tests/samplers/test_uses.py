@@ -1,10 +1,13 @@
 """No row is drawn more often than it may, whatever ends the process."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -415,8 +418,16 @@ def test_a_damaged_synced_record_counts_as_none(tmp_path):
     for data in (b"", b"x" * record.stat().st_size, record.read_bytes() * 2):
         record.write_bytes(data)
         (target / "samplers/uses/STATE").unlink(missing_ok=True)
-        with mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after:
+        with (
+            mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after,
+            pytest.warns(
+                mr.DurabilityWarning, match="counts of uses that it h"
+            ) as found,
+        ):
             assert len(drain(after)) == 20
+        state = target / "samplers/uses/STATE"
+        messages = [str(each.message).partition(":")[0] for each in found]
+        assert messages == [f"{state} is missing", f"{record} is damaged"]
 
 
 @pytest.mark.parametrize(
@@ -719,3 +730,104 @@ def test_a_batch_of_groups_and_of_tensors_is_found_again():
         second = buffer.sample(1).torch()
         assert buffer.acknowledge(second) == len(second)
         assert buffer.acknowledge(first) == len(first)
+
+
+def once():
+    return mr.UseCounter(1, mr.DistinctSampler(seed=0), seed=0)
+
+
+def used_up(path):
+    """Files of a counter that used every step of a ring."""
+    with ring(path, 20, sampler=once()) as buffer:
+        assert len(buffer.sample(20)) == 20
+    return path / "samplers" / "uses"
+
+
+@pytest.mark.parametrize("name", ["uses.bin", "STATE"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: None, "is missing"),
+        (lambda data: b"", "bytes"),
+        (lambda data: data[:-2], "bytes"),
+        (lambda data: data[:-1], "bytes"),
+        (lambda data: data + b"x", "bytes"),
+        (lambda data: data[: len(data) // 2], "bytes"),
+    ],
+)
+def test_files_of_a_counter_that_were_cut_short_are_named(
+    tmp_path, name, damage, message
+):
+    file = used_up(tmp_path / "ring") / name
+    data = damage(file.read_bytes())
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+    with (
+        pytest.warns(mr.DurabilityWarning, match=f"{file} .*{message}.*counts of uses"),
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+", sampler=once()) as buffer,
+        suppress(EmptyError),
+    ):
+        buffer.sample(1)
+
+
+# One slot of zeros alone may never have been written.
+@pytest.mark.parametrize(
+    ("slots", "zeros"),
+    [((0,), False), ((1,), False), ((0, 1), False), ((0, 1), True)],
+)
+def test_damaged_records_of_a_counter_are_named(tmp_path, slots, zeros):
+    file = used_up(tmp_path / "ring") / "STATE"
+    data = bytearray(file.read_bytes())
+    size = len(data) // 2
+    for slot in slots:
+        data[slot * size : (slot + 1) * size] = (b"\0" if zeros else b"\xff") * size
+    file.write_bytes(data)
+    with (
+        pytest.warns(mr.DurabilityWarning, match=f"{file} has .* damaged records of 2"),
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+", sampler=once()) as buffer,
+        suppress(EmptyError),
+    ):
+        buffer.sample(1)
+
+
+def test_a_counter_whose_file_was_cut_short_keeps_what_is_left(tmp_path):
+    file = used_up(tmp_path / "ring") / "uses.bin"
+    os.truncate(file, 2 * 15)
+    with (
+        pytest.warns(mr.DurabilityWarning, match="has 30 bytes of"),
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+", sampler=once()) as buffer,
+    ):
+        assert sorted(buffer.sample(20).positions.tolist()) == [15, 16, 17, 18, 19]
+
+
+def test_counts_that_were_synced_outlive_the_loss_of_the_records(tmp_path):
+    path = tmp_path / "ring"
+    counter = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=1000, seed=0)
+    with ring(path, 20, sampler=counter) as buffer:
+        buffer.commit()
+        buffer.acknowledge(buffer.sample(5), sync=True)
+    (path / "samplers/uses/STATE").unlink()
+    with (
+        pytest.warns(mr.DurabilityWarning, match="STATE is missing: counts of uses"),
+        mr.ReplayBuffer.open(path, "r+", sampler=once()) as buffer,
+    ):
+        assert len(buffer.sample(20)) == 15
+
+
+def test_whole_files_of_a_counter_warn_of_nothing(tmp_path):
+    path = tmp_path / "ring"
+    for count in (0, 5, 5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if not path.exists():
+                ring(path, 20, sampler=once()).close()
+            with mr.ReplayBuffer.open(path, "r+", sampler=once()) as buffer:
+                if count:
+                    assert len(buffer.sample(count)) == count
+                buffer.resize(900 + count)
+    with warnings.catch_warnings(), mr.ReplayBuffer.open(path, "r+") as buffer:
+        warnings.simplefilter("error")
+        buffer.resize(30)
+        buffer.sampler = once()
+        assert len(buffer.sample(30)) == 10
