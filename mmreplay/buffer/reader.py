@@ -1249,12 +1249,17 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
     ) -> tuple[Fields, NDArray[np.bool_]]:
         """Copy rows, and say which are whole; see `StartView.read_rows`."""
-        shapes = {path: self._schema[path].shape for path in paths}
+        stored = {path: self._schema[path] for path in paths}
         columns = self.read(paths, env_ids, positions)
+        columns = self.with_values(columns, env_ids, positions)
         whole = self.intact(env_ids, positions)
         fields = {
-            path: np.ascontiguousarray(columns[path]).reshape(len(positions), *shape)
-            for path, shape in shapes.items()
+            path: columns[path]
+            if field.varies
+            else np.ascontiguousarray(columns[path]).reshape(
+                len(positions), *field.shape
+            )
+            for path, field in stored.items()
         }
         return fields, whole
 
@@ -1484,6 +1489,7 @@ class GenerationReader(StartView):
         if (
             not isinstance(store, MemmapStore)
             or path in placement.served
+            or field.varies
             or not in_step
         ):
             return None

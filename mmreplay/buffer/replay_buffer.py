@@ -1077,8 +1077,8 @@ class ReplayBuffer:
 
         Later rows overwrite them once the ring comes round; what is written into them
         stays there. One ``[T, num_envs, *shape]``, or two that follow each other; None
-        where environments are not in step, the field is an end of episodes, or the
-        engine is not ``"memmap"``: use `gather_all`.
+        where environments are not in step, the field varies or is an end of episodes,
+        or the engine is not ``"memmap"``: use `gather_all`.
 
         Args:
             path: Path of the field, such as ``"observation/pixels"``.

@@ -190,8 +190,8 @@ class StartView(Protocol):
             positions: int64 ``[B]``.
 
         Returns:
-            Per path ``[B, *shape]``, and bool ``[B]``: false where a writer may have
-            overwritten the row meanwhile.
+            Per path ``[B, *shape]``, or `Ragged` of a field that varies, and bool
+            ``[B]``: false where a writer may have overwritten the row meanwhile.
 
         Raises:
             SchemaError: There is no such field, or the view has no data.

@@ -18,6 +18,7 @@ from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import ColumnIndex, require_path
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, shown
+from mmreplay.ragged import Ragged
 from mmreplay.samplers import states
 from mmreplay.samplers.base import GROUPS, Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
@@ -51,8 +52,8 @@ class GroupRows:
         """Groups."""
         return len(self.values)
 
-    def read(self, path: str) -> NDArray[Any]:
-        """Read a stored field of the rows, ``[R, *shape]``.
+    def read(self, path: str) -> Any:
+        """Read a stored field of the rows, ``[R, *shape]``, or `Ragged` if it varies.
 
         Args:
             path: Of the field.
@@ -61,8 +62,8 @@ class GroupRows:
             SchemaError: There is no such field.
         """
         fields, _ = self._view.read_rows((path,), self.env_ids, self.positions)
-        column: NDArray[Any] = np.asarray(fields[path])
-        return column
+        column = fields[path]
+        return column if isinstance(column, Ragged) else np.asarray(column)
 
     def only(self, chosen: Bools) -> GroupRows:
         """Return some of the groups, bool ``[N]``."""

@@ -87,3 +87,16 @@ def test_there_is_no_view_of_what_lies_in_no_file_or_not_side_by_side(tmp_path, 
         assert buffer.mapped("terminated") is None
         buffer.extend({k: v[:, :1] for k, v in columns(5, 1, 2).items()}, env_ids=[0])
         assert buffer.mapped("number") is None
+
+
+def test_values_of_any_length_have_no_views(tmp_path):
+    schema = mr.Schema(
+        {"text": mr.Field.text(max_bytes=9), "number": mr.Field((), "int16")}
+    )
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring", schema, 9, heap_bytes="4 KiB"
+    ) as buffer:
+        buffer.extend(text=["a", "bc"], number=[1, 2])
+        assert buffer.mapped("text") is None
+        (view,) = buffer.mapped("number")
+        assert view[:, 0].tolist() == [1, 2]

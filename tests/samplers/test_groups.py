@@ -349,3 +349,47 @@ def test_frequencies_hold_where_few_rows_are_of_groups():
         share = 1500 * 2 / 5
         assert len(counts) == 5
         assert max(abs(n - share) for n in counts.values()) < 5 * np.sqrt(share)
+
+
+def text_ring(path, engine):
+    schema = mr.Schema(
+        {
+            "prompt": mr.Field((), "int32"),
+            "text": mr.Field.text(max_bytes=20),
+            "tokens": mr.Field((None,), "int32", max_length=9),
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        path, schema, 40, engine=engine, heap_bytes="8 KiB", commit_every=None
+    )
+    numbers = range(24)
+    buffer.extend(
+        prompt=np.array([number // 4 for number in numbers], np.int32),
+        text=["ü" * (number // 4) for number in numbers],
+        tokens=[np.arange(number % 5, dtype=np.int32) for number in numbers],
+    )
+    return buffer
+
+
+@pytest.mark.parametrize("engine", ["memory", "memmap"])
+def test_groups_are_selected_by_their_texts_and_lengths(tmp_path, engine):
+    path = None if engine == "memory" else tmp_path / "ring"
+
+    def where(groups):
+        texts, tokens = groups.read("text"), groups.read("tokens")
+        assert isinstance(texts, mr.Ragged)
+        assert tokens.lengths.shape == groups.positions.shape
+        assert (tokens.lengths == groups.positions % 5).all()
+        words = np.array(texts.text())[groups.offsets[:-1]]
+        assert words.tolist() == ["ü" * value for value in groups.values.tolist()]
+        return words == "üü"
+
+    with text_ring(path, engine) as buffer:
+        buffer.sampler = mr.GroupSampler("prompt", rows=4, where=where, seed=0)
+        batch = buffer.sample(3)
+        assert batch["prompt"].tolist() == [2] * 4
+        assert batch["text"].text() == ["üü"] * 4
+        buffer.sampler = mr.StalenessSampler(
+            "prompt", 3, 2, sampler=buffer.sampler, seed=0
+        )
+        assert buffer.sample(1)["text"].text() == ["üü"] * 4
