@@ -225,6 +225,14 @@ def _bound(
             f"{outline.schema.num_agents} agents a step. Store one bool for each "
             "step: an agent that terminated before the episode ends has no next value."
         )
+    read = [reward]
+    for source in (spec.value, spec.bootstrap):
+        if isinstance(source, str):
+            read.append(source)
+        elif source is not None:
+            # A function of observations gets all of their leaves.
+            read += outline.next_obs
+    outline.refuse_varying(read, who)
     shape = outline.fields[reward].shape
     for option, path in (("value", spec.value), ("bootstrap", spec.bootstrap)):
         if isinstance(path, str):

@@ -60,6 +60,7 @@ class Delta:
         top = outline.schema.role("observation") or ""
         above, names = outline, dict[str, str]()
         for path in outline.pick(self.paths, "Delta"):
+            outline.refuse_varying((path,), "Delta")
             field = outline.fields[path]
             if path not in outline.next_obs or field.dtype == "bool":
                 raise SchemaError(

@@ -126,6 +126,7 @@ class Cast:
         """
         target = Field((), self.dtype)
         paths = outline.pick(self.paths, "Cast")
+        outline.refuse_varying(paths, "Cast")
         fields = {path: outline.fields[path] for path in paths}
         for path, field in fields.items():
             real = field.dtype == "bfloat16" or field.numpy.kind == "f"
@@ -202,6 +203,7 @@ class OneHot:
         if chosen is None:
             chosen = outline.playing("action", "OneHot", "path")
         paths = outline.pick(chosen, "OneHot")
+        outline.refuse_varying(paths, "OneHot")
         for path in paths:
             field = outline.fields[path]
             if field.numpy.kind not in "iu" or field.dtype == "bfloat16":

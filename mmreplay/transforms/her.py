@@ -114,6 +114,7 @@ class HER:
         assert reward is not None
         for path in (achieved, desired, reward, *self.info):
             _check_stored(path, outline)
+        outline.refuse_varying((achieved, desired, reward, *self.info), "HER")
         if outline.fields[achieved].shape != outline.fields[desired].shape:
             raise SchemaError(
                 "HER: achieved and desired goals must have one shape, got "

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import number
 from mmreplay.errors import FormatError, SchemaError, shown
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound
@@ -188,6 +189,7 @@ class Normalize:
                     f"Normalize: {path!r} must be a leaf, got a subtree. Pass a mean "
                     "and std for each of its leaves."
                 )
+            outline.refuse_varying((path,), "Normalize")
             field = outline.fields[path]
             mean, std = _floats(self.means[path]), _floats(self.stds[path])
             for moment in (mean, std):
@@ -210,6 +212,11 @@ def _normalized(path: str, field: Field) -> Field:
 
 def _measured(batch: ByName, path: str) -> Floats:
     """Numbers of a field, which of bfloat16 a batch holds the bits of."""
+    if isinstance(batch[path], Ragged):
+        raise SchemaError(
+            f"Normalize: {path!r} must have one shape, but it varies from step to "
+            "step. Measure it with field_moments, and scale it in Apply."
+        )
     values = np.asarray(batch[path])
     if path in getattr(batch, "bfloat16", ()):
         values = widen(values, Field(values.shape[1:], "bfloat16"))

@@ -108,6 +108,7 @@ class NStep:
         if chosen is None:
             chosen = outline.playing("reward", "NStep", "rewards")
         rewards = outline.pick(chosen, "NStep")
+        outline.refuse_varying(rewards, "NStep")
         for path in rewards:
             if not outline.of_rows(path) or outline.fields[path].dtype == "bool":
                 raise SchemaError(

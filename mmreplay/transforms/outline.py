@@ -102,6 +102,19 @@ class Outline:
             picked.update(dict.fromkeys(leaves))
         return tuple(picked)
 
+    def refuse_varying(self, paths: Iterable[str], who: str) -> None:
+        """Refuse fields that vary, for transforms that compute with arrays.
+
+        Raises:
+            SchemaError: One of them varies.
+        """
+        for path in paths:
+            if path in self.fields and self.fields[path].varies:
+                raise SchemaError(
+                    f"{who}: {path!r} must have one shape, but it varies from step to "
+                    f"step. Name other fields in {who}, or compute with it in Apply."
+                )
+
     def playing(self, role: str, who: str, option: str) -> str:
         """Path of what plays a role.
 

@@ -125,6 +125,7 @@ class DiscountedReturn:
                     "that change it."
                 )
         assert reward is not None
+        outline.refuse_varying((reward, *extra), "DiscountedReturn")
         if self.time_limit == "bootstrap" and outline.schema.num_agents is not None:
             raise SchemaError(
                 "DiscountedReturn: time_limit='bootstrap' needs one value of "

@@ -248,6 +248,7 @@ class ActionHistory:
                 f"ActionHistory: {chosen!r} must be one field that each row has, but "
                 f"it is {list(paths)}. Name one field, and use one history for each."
             )
+        outline.refuse_varying(paths, "ActionHistory")
         return paths[0]
 
     def _filling(self, field: Field) -> NDArray[np.generic]:

@@ -115,3 +115,48 @@ def test_values_that_are_none_of_a_batch_are_refused(made, message):
     buffer = buffer_of([mr.Apply(lambda batch: {"x": made(batch)})])
     with pytest.raises(SchemaError, match=message):
         buffer.sample(4)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        mr.ActionHistory(2, "tokens"),
+        mr.Cast("int64", "tokens"),
+        mr.Cast("float32", "observation"),
+        mr.Delta("observation"),
+        mr.DiscountedReturn(0.9, discount="tokens"),
+        mr.GAE(0.9, 0.9, value="tokens"),
+        mr.LambdaReturn(0.9, 0.9, value="reward", bootstrap="tokens"),
+        mr.LambdaReturn(0.9, 0.9, value=len),
+        mr.Normalize({"tokens": 0.0}, {"tokens": 1.0}),
+        mr.NStep(2, 0.9, rewards="tokens"),
+        mr.OneHot(5, "tokens"),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_transforms_that_compute_refuse_a_field_that_varies(transform):
+    message = "'(tokens|observation/prompt)' must have one shape, but it varies from s"
+    with pytest.raises(SchemaError, match=f"^{type(transform).__name__}: {message}"):
+        buffer_of([transform])
+
+
+def test_goals_that_vary_are_refused():
+    goals = {
+        "observation": {
+            "achieved_goal": mr.Field((None,), "float32", max_length=3),
+            "desired_goal": mr.Field((None,), "float32", max_length=3),
+        },
+        "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    with pytest.raises(SchemaError, match=r"^HER: 'observation/achieved_goal' must h"):
+        mr.ReplayBuffer.create(
+            None, mr.Schema(goals), 9, engine="memory", heap_bytes="8 KiB",
+            transforms=[mr.HER("future", 0.5, lambda achieved, desired: 0.0)],
+        )  # fmt: skip
+
+
+def test_moments_are_not_fitted_to_a_field_that_varies():
+    batch = buffer_of([]).sample(4)
+    with pytest.raises(SchemaError, match=r"^Normalize: 'tokens' must have one shape"):
+        mr.Normalize.fit([batch], ["tokens"])
