@@ -119,7 +119,7 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     )
 
 
-def refuse_leases(samplers: Sequence[Sampler], owner: str) -> None:
+def refuse_leasing(samplers: Sequence[Sampler], owner: str) -> None:
     """Refuse samplers of a batch's shares that lease what they draw.
 
     A batch has the key of the whole, by which no share's lease is found.
@@ -444,7 +444,7 @@ class MixtureSampler(Wrapper):
         pairs = [_pair(entry) for entry in samplers]
         self._shares = Shares([share for _, share in pairs])
         super().__init__(alike([sampler for sampler, _ in pairs]))
-        refuse_leases(self.parts, "MixtureSampler")
+        refuse_leasing(self.parts, "MixtureSampler")
         self._random = StepGenerator(seed)
         self._step = 0
 

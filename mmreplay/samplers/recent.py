@@ -32,7 +32,7 @@ from mmreplay.samplers.combine import (
     RestrictedSampler,
     Wrapper,
     draw_joined,
-    refuse_leases,
+    refuse_leasing,
     state_of,
 )
 from mmreplay.samplers.random import StepGenerator
@@ -95,7 +95,7 @@ class RecentSampler(Wrapper):
         other: Sampler = UniformSampler(self._random.seed)
         if sampler is not None:
             other = single(sampler, "RecentSampler")
-            refuse_leases([other], "RecentSampler")
+            refuse_leasing([other], "RecentSampler")
         super().__init__([other])
 
     def __repr__(self) -> str:

@@ -755,7 +755,7 @@ def used_up(path):
         (lambda data: data[: len(data) // 2], "bytes"),
     ],
 )
-def test_files_of_a_counter_that_were_cut_short_are_named(
+def test_files_of_a_counter_that_are_missing_or_too_short_are_named(
     tmp_path, name, damage, message
 ):
     file = used_up(tmp_path / "ring") / name
@@ -791,7 +791,7 @@ def test_damaged_records_of_a_counter_are_named(tmp_path, slots, zeros):
         buffer.sample(1)
 
 
-def test_a_counter_whose_file_was_cut_short_keeps_what_is_left(tmp_path):
+def test_a_counter_whose_file_is_too_short_keeps_what_is_left(tmp_path):
     file = used_up(tmp_path / "ring") / "uses.bin"
     os.truncate(file, 2 * 15)
     with (
