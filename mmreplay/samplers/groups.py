@@ -62,7 +62,7 @@ class GroupRows:
             SchemaError: There is no such field.
         """
         fields, _ = self._view.read_rows((path,), self.env_ids, self.positions)
-        column = fields[path]
+        column: Any = fields[path]
         return column if isinstance(column, Ragged) else np.asarray(column)
 
     def only(self, chosen: Bools) -> GroupRows:

@@ -371,7 +371,7 @@ def text_ring(path, engine):
     return buffer
 
 
-@pytest.mark.parametrize("engine", ["memory", "memmap"])
+@pytest.mark.parametrize("engine", ["memory", "memmap", "zarr"])
 def test_groups_are_selected_by_their_texts_and_lengths(tmp_path, engine):
     path = None if engine == "memory" else tmp_path / "ring"
 
