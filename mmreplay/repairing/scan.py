@@ -86,10 +86,10 @@ class ShortStore(ZarrStore):
             beyond &= ~self.sealed(rows)
         return beyond | (rows >= num_unsealed)
 
-    def gather(
+    def stored(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
-        """Copy rows out; see `Store.gather`."""
+        """Copy rows out as they are stored; see `ZarrStore.stored`."""
         # Metadata that anybody made may speak of rows of any size.
         mutable = any(self.schema[path].mutable for path in paths)
         limits = (self.num_staged, self.num_unsealed) if mutable else self.summed
@@ -98,7 +98,7 @@ class ShortStore(ZarrStore):
                 f"{self.path.parent}: files end before row {rows.max()}, and no shard "
                 "holds it. Restore them from a copy."
             )
-        return super().gather(rows, paths)
+        return super().stored(rows, paths)
 
 
 def open_files(
