@@ -182,7 +182,7 @@ def numbers_of(values: Any, field: Field) -> NDArray[Any]:
     """Return the numbers of stored values whose moments are taken, and counted.
 
     Args:
-        values: Array of a field, or `Ragged` of one that varies.
+        values: Array of a field, or `Ragged` where it varies.
         field: Of the values.
 
     Returns:
@@ -291,9 +291,9 @@ def histogram(
 
     Args:
         buffer: Open in any mode.
-        path: The field; all its elements are counted, NaN and infinity left out. Of
-            one that varies these are the items of all values, of text and bytes the
-            lengths in bytes.
+        path: The field; all its elements are counted, NaN and infinity left out. A
+            field that varies counts the items of all values; text and bytes count by
+            their lengths in bytes.
         bins: At most so many. Integers get bins of whole width, one per value
             where they fit.
         progress: Called with (steps read, steps to read), in each pass.

@@ -65,7 +65,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 
 
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
-    """Check what rows before a new field read as; of one that varies, no items."""
+    """Check what rows before a new field read as; a field that varies has no items."""
     if field.varies:
         items = convert_varying(field, fill, path, ()).values
         if len(items):

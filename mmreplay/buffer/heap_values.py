@@ -615,7 +615,7 @@ class ValueCopier:
         Args:
             columns: Per path ``[N, ...]``, `Ragged` of fields that vary.
             env_ids: int64 ``[N]``.
-            positions: int64 ``[N]``, of which those before were written.
+            positions: int64 ``[N]``; earlier rows were written.
             fits: bool ``[N]``, the rows whose values are copied; others have none.
         """
         commit = self._commit

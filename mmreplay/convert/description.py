@@ -151,8 +151,8 @@ class Description:
         """Dtype name and shape of every array of a file, by name.
 
         A column is one array ``[rows, *shape]``. A field that varies takes two: its
-        offsets int64 ``[rows + 1]`` and its values ``[total, *inner]``, of which
-        `values` measures the totals.
+        offsets int64 ``[rows + 1]`` and its values ``[total, *inner]``, whose
+        totals `values` measures.
 
         Raises:
             SchemaError: Two arrays would have one name.

@@ -191,7 +191,7 @@ class StartView(Protocol):
 
         Returns:
             Per path ``[B, *shape]``, or `Ragged` of a field that varies, and bool
-            ``[B]``: false where a writer may have overwritten the row meanwhile.
+            ``[B]``: false where a writer may have overwritten the row since.
 
         Raises:
             SchemaError: There is no such field, or the view has no data.

@@ -306,7 +306,7 @@ def fields_of(
 
 
 def shape_of(field: Field) -> list[int | str | None]:
-    """The axes of a field's rows; of one that varies with its longest length."""
+    """The axes of a field's rows; the varying axis with its longest length."""
     if field.varies:
         return [f"0 to {field.max_length:,}", *field.inner]
     return list(field.shape)

@@ -161,7 +161,7 @@ class ValueCheck:
         else:
             records, wrong = self._stored(self._store, env_id, first, stop, notes)
         limits, tails, heap_tails = self._commit.bounds()
-        # The heap gives up the values of rows that shards hold.
+        # The heap frees the values of rows that shards hold.
         in_heap = np.ones(count, np.bool_)
         if self._store is not None:
             in_heap = ~self._store.sealed(self._rows_of(env_id, first, stop))

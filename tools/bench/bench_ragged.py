@@ -239,7 +239,7 @@ def race_cold(folder: Path, sizes: Sizes) -> dict[str, Any]:
 
 
 def iced(draw: Any, files: Sequence[Path]) -> float:
-    """Seconds of a batch of which no value is in memory."""
+    """Seconds of a batch without a value in memory."""
     for path in files:
         cold.drop(path)
         if cold.resident(path) > COLD:

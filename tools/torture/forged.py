@@ -398,13 +398,13 @@ def attack(
             rng = np.random.default_rng([seed, FORMATS.index(format), number])
             base = started[number % len(started)]
             if base.varies and rng.random() < FORGED_SHARE:
-                told, found = forged_values.forge(format, base.files, rng)
+                change, found = forged_values.forge(format, base.files, rng)
                 # With sums that agree other values may well be loaded.
                 base = replace(base, rows=None)
             else:
-                told, found = tampered(base, rng)
+                change, found = tampered(base, rng)
             where = (
-                f"--format {format} --seed {seed} --first {number} --count 1 ({told})"
+                f"--format {format} --seed {seed} --first {number} --count 1 ({change})"
             )
             if verbose:
                 print(where, flush=True)

@@ -73,8 +73,8 @@ def forge(format: str, files: Files, rng: Rng) -> tuple[str, Files]:
         rng: Decides what is changed.
     """
     name = next(iter(files))
-    told, found = WAYS[format](dict(files), name, rng)
-    return f"forged values, {name}: {told}", found
+    change, found = WAYS[format](dict(files), name, rng)
+    return f"forged values, {name}: {change}", found
 
 
 def _changed(arrays: Arrays, rng: Rng) -> tuple[str, Arrays]:
@@ -130,10 +130,10 @@ def _noise(array: NDArray[Any], rng: Rng) -> NDArray[Any]:
 
 def _npz(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
     with np.load(io.BytesIO(files[name])) as loaded:
-        told, arrays = _changed(dict(loaded), rng)
+        change, arrays = _changed(dict(loaded), rng)
     sink = io.BytesIO()
     np.savez(sink, allow_pickle=False, **arrays)
-    return told, {**files, name: sink.getvalue()}
+    return change, {**files, name: sink.getvalue()}
 
 
 def _pt(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
@@ -141,11 +141,11 @@ def _pt(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
 
     tensors = torch.load(io.BytesIO(files[name]), weights_only=True)
     arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
-    told, arrays = _changed(arrays, rng)
+    change, arrays = _changed(arrays, rng)
     sink = io.BytesIO()
     made = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
     torch.save(made, sink)
-    return told, {**files, name: sink.getvalue()}
+    return change, {**files, name: sink.getvalue()}
 
 
 def _safetensors(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
@@ -154,11 +154,11 @@ def _safetensors(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
     data = files[name]
     size = int.from_bytes(data[:8], "little")
     texts = json.loads(data[8 : 8 + size])["__metadata__"]
-    told, arrays = _changed(load(data), rng)
+    change, arrays = _changed(load(data), rng)
     # Without sums values are read unchecked, which is a doubt.
     texts.pop(DROPPED)
     whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    return told, {**files, name: save(whole, metadata=texts)}
+    return change, {**files, name: save(whole, metadata=texts)}
 
 
 def _parquet(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
@@ -228,9 +228,12 @@ def _csv(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
     if rng.random() < 0.1:
         data = data.replace("å".encode(), b"\xff\xfe", 1)
     sidecar = next(key for key in files if key != name)
-    told = json.loads(files[sidecar])
-    told["csv"] |= {"nbytes": len(data), "crc32c": f"{crc32c(memoryview(data)):08x}"}
-    made = {**files, name: data, sidecar: json.dumps(told).encode()}
+    description = json.loads(files[sidecar])
+    description["csv"] |= {
+        "nbytes": len(data),
+        "crc32c": f"{crc32c(memoryview(data)):08x}",
+    }
+    made = {**files, name: data, sidecar: json.dumps(description).encode()}
     return f"{path}: {cell[:20]!r}", made
 
 
