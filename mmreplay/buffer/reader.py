@@ -67,8 +67,8 @@ from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, ask, draws_once
-from mmreplay.samplers.uses import UseCounter
+from mmreplay.samplers.base import Draw, Sampler, draws_once
+from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.schema.field import REFERENCE, Field
@@ -1612,11 +1612,7 @@ def _draw_again(batch: Batch) -> Draw:
 
 def _counter(method: str, sampler: Sampler) -> UseCounter:
     """The only `UseCounter` among a sampler and its parts."""
-    counters, waiting = [], [sampler]
-    while waiting:
-        each = waiting.pop()
-        counters += [each] if isinstance(each, UseCounter) else []
-        waiting += ask(each, "parts")
+    counters = counters_in(sampler)
     if len(counters) != 1:
         raise SchemaError(
             f"{method} needs a sampler with one UseCounter, got "

@@ -27,6 +27,7 @@ from mmreplay.samplers.base import (
     unseeded,
 )
 from mmreplay.samplers.states import check_kind, stored_integer
+from mmreplay.samplers.uses import called_counter, counters_in
 from mmreplay.transforms.base import Transform
 
 T = TypeVar("T")
@@ -154,8 +155,8 @@ class ReplayStream(InterleavedStream):
     probabilities hold, but workers do not make the same draws. Epochs over such a
     buffer are refused.
 
-    Prioritized samplers are refused: their priorities are in one process. Draw there,
-    by `ReplayDataset.draws` or a `ReplayLoader`.
+    Prioritized samplers and a `UseCounter` are refused: priorities and counts are in
+    one process. Draw there, by `ReplayDataset.draws` or a `ReplayLoader`.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -197,8 +198,8 @@ class ReplayStream(InterleavedStream):
                 same seed.
 
         Raises:
-            SchemaError: The sampler is not a sampler or has priorities, a number is not
-                legal, or there are several ranks and no seed.
+            SchemaError: The sampler is not a sampler, has priorities or counts uses, a
+                number is not legal, or there are several ranks and no seed.
             FormatError: There is no buffer at the path.
         """
         check_counts(batch_size, num_batches)
@@ -277,14 +278,20 @@ def check_interleaved(who: str, sampler: Sampler, rank: int, num_ranks: int) -> 
         num_ranks: Number of ranks.
 
     Raises:
-        SchemaError: The sampler is not a sampler or has priorities, a rank is not
-            legal, the sampler divides epochs between ranks as well, or each rank would
-            have a seed of its own.
+        SchemaError: The sampler is not a sampler, has priorities or counts uses, a rank
+            is not legal, the sampler divides epochs between ranks as well, or each rank
+            would have a seed of its own.
     """
     if keeps_priorities(checked(sampler)):
         raise SchemaError(
             f"{who}: each worker would have its own priorities of the "
             f"{type(sampler).__name__}. Draw in the main process, by "
+            "ReplayDataset.draws, ConcatDataset.draws or a ReplayLoader."
+        )
+    if counters_in(sampler):
+        raise SchemaError(
+            f"{who}: each worker would have its own counts of the "
+            f"{called_counter(sampler)}. Draw in the main process, by "
             "ReplayDataset.draws, ConcatDataset.draws or a ReplayLoader."
         )
     way_out = "Pass torch.distributed's rank and world size."

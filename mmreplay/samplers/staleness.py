@@ -27,7 +27,7 @@ from mmreplay.samplers.base import (
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.samplers.uses import UseCounter
+from mmreplay.samplers.uses import called_counter, counters_in
 
 MAX_ROUNDS = 32
 """Draws of the inner sampler for one batch."""
@@ -142,11 +142,11 @@ class StalenessSampler(Wrapper):
                 f"groups, got the {type(sampler).__name__}, of {form}. Put the "
                 "StalenessSampler inside of it."
             )
-        if isinstance(sampler, UseCounter):
+        if counters_in(sampler):
             raise SchemaError(
                 "the sampler inside a StalenessSampler must not count uses, got a "
-                "UseCounter. Put the StalenessSampler inside of it: steps that are "
-                "left out are not used."
+                f"{called_counter(sampler)}. Put the StalenessSampler inside of the "
+                "UseCounter: steps that are left out are not used."
             )
         if form == GROUPS and self._weight is not None:
             raise SchemaError(

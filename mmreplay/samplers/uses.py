@@ -38,6 +38,7 @@ from mmreplay.samplers.base import (
     Sampler,
     State,
     View,
+    ask,
     call_repr,
     checked,
     epochs_of,
@@ -180,7 +181,7 @@ class UseCounts:
         return self.column.values[rows].astype(np.int64)
 
     def raise_to(self, env_ids: Ids, positions: Ids, uses: Ids) -> int:
-        """Raise the counts of rows alive to at least so many uses.
+        """Raise the counts of rows alive to at least so many uses, at most 65,535.
 
         Returns:
             How many rows have a higher count now.
@@ -188,7 +189,7 @@ class UseCounts:
         rows = self.column.ring.rows(env_ids, positions)
         rows, which = np.unique(rows, return_inverse=True)
         wanted = np.zeros(len(rows), np.int64)
-        np.maximum.at(wanted, which, np.minimum(uses, MAX_USES))
+        np.maximum.at(wanted, which, uses)
         higher = wanted > self.column.values[rows]
         if higher.any():
             self.column.store(rows[higher], wanted[higher].astype(np.uint16))
@@ -299,7 +300,7 @@ class UseCounter(Wrapper):
                 system.
 
         Raises:
-            SchemaError: An argument is out of range.
+            SchemaError: An argument is out of range, or the sampler counts uses itself.
         """
         way_out = "Give the uses of each row, such as 1."
         self._maximum = integer("maximum", maximum, 1, way_out, maximum=MAX_USES)
@@ -327,6 +328,12 @@ class UseCounter(Wrapper):
                 "the sampler inside a UseCounter must draw single steps or groups, "
                 f"got the {type(inner).__name__}, of {form}. Put the UseCounter inside "
                 "of it."
+            )
+        if counters_in(inner):
+            raise SchemaError(
+                "the sampler inside a UseCounter must not count uses, got a "
+                f"{called_counter(inner)}. Leave out one of the two: the smaller "
+                "maximum holds."
             )
         super().__init__([inner])
         # A failed batch must not draw others in its place: their uses are counted.
@@ -451,7 +458,7 @@ class UseCounter(Wrapper):
             raise EmptyError(
                 f"cannot draw {batch_size} steps: each of "
                 f"{int(view.starts.lengths.sum()) - view.num_illegal} legal starts was "
-                f"used {self._maximum} times, or is leased. Add steps, or raise "
+                f"used {_times(self._maximum)}, or is leased. Add steps, or raise "
                 "maximum."
             )
         key = self._random.key(self._step)
@@ -602,6 +609,27 @@ class UseCounter(Wrapper):
         super().close()
 
 
+def counters_in(sampler: Sampler) -> list[UseCounter]:
+    """Return each `UseCounter` among a sampler and its parts."""
+    counters: list[UseCounter] = []
+    waiting = [sampler]
+    while waiting:
+        each = waiting.pop()
+        counters += [each] if isinstance(each, UseCounter) else []
+        waiting += ask(each, "parts")
+    return counters
+
+
+def called_counter(sampler: Sampler) -> str:
+    """Name a sampler that counts uses, or has one inside that does."""
+    own = isinstance(sampler, UseCounter)
+    return "UseCounter" if own else f"{type(sampler).__name__} around a UseCounter"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _occurrences(rows: Ids) -> Ids:
     """For each row how often it came until then, from 1; int64 ``[N]``."""
     order = np.argsort(rows, kind="stable")
@@ -652,5 +680,11 @@ def _checked_ticket(view: View, ticket: object) -> tuple[Ids, Ids, Ids]:
             "ticket: env_ids, positions and uses must be one number each for every "
             f"row, of environments below {view.home.ring.num_envs}. Pass what ticket "
             "returned, unchanged."
+        )
+    # Not the counter's own maximum: a ticket outlives a restart with a smaller one.
+    if len(uses) and not (uses.min() >= 1 and uses.max() <= MAX_USES):
+        raise FormatError(
+            f"ticket: uses must be in [1, {MAX_USES}], got values in [{uses.min()}, "
+            f"{uses.max()}]. Pass what ticket returned, unchanged."
         )
     return env_ids, positions, uses

@@ -1,6 +1,7 @@
 """Several buffers drawn from in workers: dealt out as one buffer's draws are."""
 
 import pickle
+from functools import partial
 
 import pytest
 from torch.utils.data import DataLoader
@@ -88,6 +89,9 @@ def test_what_workers_cannot_share_is_refused(paths):
     prioritized = opened(paths, kind=mr.PrioritizedSampler)
     with pytest.raises(SchemaError, match="ConcatStream: each worker would have its"):
         mr.ConcatStream(prioritized, 16)
+    counting = opened(paths, kind=partial(mr.UseCounter, 1))
+    with pytest.raises(SchemaError, match="each worker would have its own counts of"):
+        mr.ConcatStream(counting, 16)
     with pytest.raises(SchemaError, match=r"batch_size must be an integer of.*got 0"):
         mr.ConcatStream(opened(paths), 0)
     with pytest.raises(SchemaError, match=r"num_batches must be an integer.*got '2'"):

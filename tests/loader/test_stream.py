@@ -178,6 +178,20 @@ def test_prioritized_samplers_are_refused_with_the_way_out(path, sampler):
         mr.ReplayStream(path, sampler, 16)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [
+        (mr.UseCounter(1), "UseCounter"),
+        (mr.UseCounter(1, name=None, lease_s=9), "UseCounter"),
+        (mr.SequenceSampler(3, mr.UseCounter(1)), "SequenceSampler around a UseC"),
+    ],
+)
+def test_a_counter_of_uses_is_refused_with_the_way_out(path, sampler, name):
+    told = f"^ReplayStream: each worker would have its own counts of the {name}.* Draw"
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayStream(path, sampler, 16)
+
+
 @pytest.mark.parametrize("sampler", [mr.UniformSampler, None, 16])
 def test_what_is_no_sampler_is_refused(path, sampler):
     told = "sampler must have draw, state_dict and load_state_dict, got"

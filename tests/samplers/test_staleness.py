@@ -287,7 +287,11 @@ def test_fields_and_views_without_versions_are_refused():
     ("sampler", "message"),
     [
         (mr.SequenceSampler(2), "must draw single steps or groups, got the Sequence"),
-        (mr.UseCounter(1, name=None), "must not count uses, got a UseCounter"),
+        (mr.UseCounter(1, name=None), "must not count uses, got a UseCounter. Put the"),
+        (
+            mr.RecentSampler(9, 0.5, mr.UseCounter(1)),
+            "must not count uses, got a RecentSampler around a UseCounter. Put the St",
+        ),
         (mr.GroupSampler("version"), "weight must be None where groups are drawn, got"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_lease_ends_after_its_time(monkeypatch):
     with ring(None, 6, sampler=sampler) as buffer:
         first, second = buffer.sample(3), buffer.sample(9)
         assert sorted(steps_in(first) + steps_in(second)) == [(0, p) for p in range(6)]
-        with pytest.raises(EmptyError, match=r"used 1 times, or is leased\. Add steps"):
+        with pytest.raises(EmptyError, match=r"used once, or is leased\. Add steps"):
             buffer.sample(1)
         assert buffer.acknowledge(first) == 3
         assert buffer.acknowledge(first) == 0
@@ -260,7 +260,7 @@ def test_a_lease_ends_after_its_time(monkeypatch):
         assert buffer.acknowledge(json.loads(json.dumps(ticket))) == 3
         assert buffer.acknowledge(ticket) == 0
         assert buffer.acknowledge(again) == 0
-        with pytest.raises(EmptyError, match="used 1 times"):
+        with pytest.raises(EmptyError, match="used once"):
             buffer.sample(1)
 
 
@@ -339,14 +339,21 @@ def test_counts_lie_at_byte_twice_the_row_little_endian(tmp_path):
         assert data[2 * row : 2 * row + 2] == bytes([600 & 255, 600 >> 8])
 
 
-def test_counts_saturate():
+def test_a_ticket_holds_at_most_the_uses_that_are_counted():
     sampler = mr.UseCounter(65_535, name=None)
     with ring(None, 1, sampler=sampler) as buffer:
         buffer.sample(1)
         ticket = {
             "kind": "UseTicket", "uuid": buffer.metadata.uuid.hex(), "env_ids": [0],
-            "positions": [0], "uses": [1 << 40],
+            "positions": [0], "uses": [65_535],
         }  # fmt: skip
+        for uses in (0, 65_536, 1 << 40):
+            with pytest.raises(
+                FormatError,
+                match=rf"^ticket: uses must be in \[1, 65535\], got .*{uses}\]. Pass",
+            ):
+                buffer.acknowledge(ticket | {"uses": [uses]})
+        assert sampler.uses(buffer.view, np.zeros(1, int), np.zeros(1, int)) == [1]
         assert buffer.acknowledge(ticket) == 1
         assert sampler.uses(buffer.view, np.zeros(1, int), np.zeros(1, int)) == [65_535]
         with pytest.raises(EmptyError):
@@ -448,6 +455,16 @@ def test_a_damaged_synced_record_counts_as_none(tmp_path):
             "must draw single steps or groups, got the SequenceSampler, of windows",
         ),
         ((1, 3), {}, "sampler must have draw, state_dict and load_state_dict, got 3"),
+        (
+            (1, mr.UseCounter(2, name="others")),
+            {},
+            "must not count uses, got a UseCounter. Leave out one of the two: the sm",
+        ),
+        (
+            (1, mr.RecentSampler(9, 0.5, mr.UseCounter(2))),
+            {},
+            "must not count uses, got a RecentSampler around a UseCounter. Leave out",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, options, message):
@@ -557,7 +574,7 @@ def test_a_loader_draws_each_step_once():
         batches = iter(loader)
         for _ in range(10):
             seen += next(batches).positions.tolist()
-        with pytest.raises(EmptyError, match="used 1 times"):
+        with pytest.raises(EmptyError, match="used once"):
             next(batches)
     assert sorted(seen) == list(range(60))
 
