@@ -14,6 +14,7 @@ from mmreplay.cli.options import (
     Yes,
     check_env,
     confirm,
+    heap_bytes_option,
     parse_count,
 )
 
@@ -63,13 +64,7 @@ def resize(
             help="Rows per environment, such as 1e6.",
         ),
     ],
-    heap_bytes: Annotated[
-        str | None,
-        typer.Option(
-            "--heap-bytes", metavar="SIZE", show_default=False,
-            help="Bytes of each environment for values that vary, such as 1GiB.",
-        ),
-    ] = None,
+    heap_bytes: Annotated[int | None, heap_bytes_option("as many as before")] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -105,7 +100,7 @@ def resize(
     )
 
 
-def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: str | None) -> int:
+def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: int | None) -> int:
     """Rows that a resize removes, for want of capacity or heap."""
     import numpy as np
 

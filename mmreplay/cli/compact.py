@@ -14,6 +14,7 @@ from mmreplay.cli.options import (
     BufferPath,
     Json,
     Level,
+    check_choice,
     completing,
     parse_path,
     usage_error,
@@ -47,9 +48,7 @@ def compact(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Copy a buffer into compressed Zarr shards, or back into plain files."""
-    if codec not in (*CODECS, RAW):
-        expected = ", ".join([*CODECS, RAW])
-        raise usage_error(f"--codec must be one of {expected}, got {codec!r}")
+    check_choice("--codec", codec, (*CODECS, RAW))
     if codec == RAW and (level is not None or chunk_crc32c):
         raise usage_error(
             "--level and --chunk-crc32c need a codec that compresses, got --codec raw"

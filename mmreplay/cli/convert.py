@@ -16,9 +16,12 @@ import typer
 from mmreplay.cli import show
 from mmreplay.cli.exits import InterruptedRun
 from mmreplay.cli.options import (
+    CodecName,
+    EngineName,
     Envs,
     Json,
-    completing,
+    check_choice,
+    heap_bytes_option,
     parse_count,
     parse_path,
     usage_error,
@@ -97,22 +100,6 @@ Priorities = Annotated[
              "in DST.",
     ),
 ]  # fmt: skip
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine", metavar="|".join(ON_DISK), show_default=False,
-        autocompletion=completing(*ON_DISK),
-        help="Engine of a new buffer: memmap, or zarr for compressed shards.",
-    ),
-]  # fmt: skip
-CodecName = Annotated[
-    str | None,
-    typer.Option(
-        "--codec", metavar="NAME", show_default=False,
-        autocompletion=completing(*CODECS),
-        help=f"Codec of the shards with --engine zarr: {', '.join(CODECS)}.",
-    ),
-]  # fmt: skip
 Compression = Annotated[
     str | None,
     typer.Option(
@@ -128,13 +115,8 @@ Capacity = Annotated[
     ),
 ]  # fmt: skip
 HeapBytes = Annotated[
-    str | None,
-    typer.Option(
-        "--heap-bytes", metavar="SIZE", show_default=False,
-        help="Bytes for values that vary, of each environment of a new buffer, such as "
-             "'1 GiB'; the source's, or planned by its values, by default.",
-    ),
-]  # fmt: skip
+    int | None, heap_bytes_option("the source's, or planned by its values")
+]
 FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -190,6 +172,8 @@ def convert(
     from mmreplay.convert.transfer import name_source, refuse_doubts
     from mmreplay.recording.recorder import Meter
 
+    check_choice("--engine", engine, ON_DISK)
+    check_choice("--codec", codec, CODECS)
     typed = target
     source = transfer.local(source, "SRC", remote=True)
     target = transfer.local(target, "DST")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mmreplay.arguments import UNITS, size_in_bytes
 from mmreplay.cli.show import printable
 from mmreplay.errors import SchemaError
-from mmreplay.format.metadata import MAX_NUM_ENVS
+from mmreplay.format.metadata import MAX_NUM_ENVS, ON_DISK
+from mmreplay.format.sharding import CODECS
 
 MAX_COUNT = (1 << 63) - 1
 
@@ -44,6 +47,20 @@ def parse_num_envs(argument: object) -> int:
     if number > MAX_NUM_ENVS:
         raise typer.BadParameter(f"must be at most {MAX_NUM_ENVS:,}, got {argument}.")
     return number
+
+
+def parse_size(argument: object) -> int:
+    """Read a number of bytes, such as ``1GiB``, ``1.5 GiB`` or ``1e6``."""
+    text = str(argument)
+    try:
+        return size_in_bytes("size", text)
+    except SchemaError:
+        with suppress(typer.BadParameter):
+            return parse_count(text)
+    raise typer.BadParameter(
+        f"must be a size of at least 1 byte, such as 1GiB, got {text!r}. Use the units "
+        f"{', '.join(UNITS)}, or an integer of bytes."
+    )
 
 
 def parse_integer(argument: object) -> int:
@@ -124,6 +141,31 @@ Envs = Annotated[
 ]  # fmt: skip
 
 
+def heap_bytes_option(default: str = "") -> Any:
+    """Return the option ``--heap-bytes``; the help says what holds without it."""
+    return typer.Option(
+        "--heap-bytes", parser=parse_size, metavar="SIZE", show_default=False,
+        help="Bytes of each environment for values that vary, such as 1GiB"
+        f"{f'; by default {default}' if default else ''}.",
+    )  # fmt: skip
+
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="|".join(ON_DISK), show_default=False,
+        autocompletion=completing(*ON_DISK),
+        help="Engine of a new buffer: memmap, or zarr for compressed shards.",
+    ),
+]  # fmt: skip
+CodecName = Annotated[
+    str | None,
+    typer.Option(
+        "--codec", metavar="|".join(CODECS), show_default=False,
+        autocompletion=completing(*CODECS),
+        help="Codec of the shards with --engine zarr.",
+    ),
+]  # fmt: skip
 Level = Annotated[
     int | None,
     typer.Option(
@@ -148,6 +190,18 @@ def confirm(question: str, yes: bool) -> None:
         )
     if not typer.confirm(printable(question), err=True):
         raise typer.Abort
+
+
+def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
+    """Refuse an option that is given, and none of some words.
+
+    Raises:
+        UsageError: It is none of them.
+    """
+    if value is not None and value not in choices:
+        raise usage_error(
+            f"{option} must be one of {', '.join(choices)}, got {value!r}"
+        )
 
 
 def check_env(env_id: int, num_envs: int) -> None:

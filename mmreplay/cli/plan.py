@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import Json, NumEnvs, parse_count, parse_path, usage_error
+from mmreplay.cli.options import (
+    Json,
+    NumEnvs,
+    heap_bytes_option,
+    parse_count,
+    parse_path,
+    usage_error,
+)
 from mmreplay.errors import SchemaError
 from mmreplay.format.sharding import Codec
 
@@ -49,12 +56,7 @@ def plan(
     ] = None,
     num_envs: NumEnvs = None,
     heap_bytes: Annotated[
-        str | None,
-        typer.Option(
-            "--heap-bytes", metavar="SIZE", show_default=False,
-            help="Bytes for values that vary, of each environment, such as 1GiB; by "
-                 "default a buffer's own, or enough for all rows at --length.",
-        ),
+        int | None, heap_bytes_option("a buffer's own, or enough for rows of --length")
     ] = None,
     length: Annotated[
         float | None,
@@ -94,7 +96,7 @@ def plan(
                 f"--length is missing, as field {schema.varying[0]!r} varies. Give the "
                 "items of an average value, or --heap-bytes"
             )
-        heap = f"{known_heap}B"
+        heap = known_heap
     planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=length)
     free = free_nbytes(at)
     packed = _packed(source, rows, envs)

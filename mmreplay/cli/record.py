@@ -15,10 +15,14 @@ import typer
 from mmreplay.cli import show
 from mmreplay.cli.options import (
     BufferPath,
+    CodecName,
+    EngineName,
     Json,
     Level,
     NumEnvs,
+    check_choice,
     completing,
+    heap_bytes_option,
     parse_count,
     parse_integer,
     usage_error,
@@ -74,33 +78,9 @@ OnResume = Annotated[
         help="How the first new row continues the last old one.",
     ),
 ]  # fmt: skip
-
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine", metavar="|".join(ON_DISK), show_default=False,
-        autocompletion=completing(*ON_DISK),
-        help="Engine of a new buffer; zarr is compressed.",
-    ),
-]  # fmt: skip
-CodecName = Annotated[
-    str | None,
-    typer.Option(
-        "--codec", metavar="|".join(CODECS), show_default=False,
-        autocompletion=completing(*CODECS),
-        help="Codec with --engine zarr.",
-    ),
-]  # fmt: skip
-
-
 HeapBytes = Annotated[
-    str | None,
-    typer.Option(
-        "--heap-bytes", metavar="SIZE", show_default=False,
-        help="Bytes for values that vary, such as texts, of each environment of a new "
-        "buffer, such as 1GiB; by default planned by the first ones.",
-    ),
-]  # fmt: skip
+    int | None, heap_bytes_option("planned by the first values, for a new buffer")
+]
 
 
 def record(
@@ -121,16 +101,9 @@ def record(
     """Play an environment into a new buffer, or go on with an existing one."""
     if seed is not None and seed < 0:
         raise usage_error(f"--seed must be at least 0, got {seed}")
-    if on_resume not in RESUMES:
-        raise usage_error(
-            f"--on-resume must be one of {', '.join(RESUMES)}, got {on_resume!r}"
-        )
-    if engine not in (None, *ON_DISK):
-        raise usage_error(
-            f"--engine must be one of {', '.join(ON_DISK)}, got {engine!r}"
-        )
-    if codec not in (None, *CODECS):
-        raise usage_error(f"--codec must be one of {', '.join(CODECS)}, got {codec!r}")
+    check_choice("--on-resume", on_resume, RESUMES)
+    check_choice("--engine", engine, ON_DISK)
+    check_choice("--codec", codec, CODECS)
     function = None if policy is None else load_policy(policy)
     from mmreplay.recording import record as play
 
@@ -165,7 +138,7 @@ def record(
 
 def _say_size(
     env: str, path: Path, steps: int, num_envs: int | None, capacity: int | None,
-    heap_bytes: str | None,
+    heap_bytes: int | None,
 ) -> None:  # fmt: skip
     """Say, before hours of recording, how much disk space a large recording takes."""
     from mmreplay.cli.exits import say

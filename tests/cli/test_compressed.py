@@ -61,6 +61,9 @@ def test_codec_and_level_are_options_of_every_command_that_makes_shards(
     assert run([*line, "--level", "3"]) == 3
     assert "level must be 9, as in the buffer" in capsys.readouterr().err
     assert run([*line, "--codec", "gzip"]) == 2
+    for option in ("--engine", "--codec"):
+        assert run(["convert", path, f"{path}.npz", option, "other"]) == 2
+        assert f"{option} must be one of" in capsys.readouterr().err
     assert run(["compact", path, kept, "--level", "1", "--chunk-crc32c"]) == 0
     with mr.ReplayBuffer.open(kept) as buffer:
         assert buffer.metadata.sharding.level == 1

@@ -206,11 +206,34 @@ def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     assert expected in capsys.readouterr().out
     with mr.ReplayBuffer.open(path) as buffer:
         assert buffer.sizes.tolist() == [left]
-    assert run(["resize", str(path), "9", "--heap-bytes", "none"]) == 3
-    assert "heap_bytes must be a size such as '1 GiB', got 'none'" in (
-        capsys.readouterr().err
-    )
     plain = tmp_path / "plain"
     mr.ReplayBuffer.create(plain, mr.Schema({"x": mr.Field((), "int8")}), 9).close()
     assert run(["info", str(plain), "--json"]) == 0
     assert "heap" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("size", ["none", "2GB", "0", "-1", "", "64 M", "nan"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "--field", "note:text:9", "--capacity", "9"],
+        ["record", "CartPole-v1", "x", "--steps", "9"],
+        ["resize", "x", "9"],
+        ["convert", "x.npz", "y"],
+    ],
+)
+def test_a_size_that_is_none_is_refused_by_every_command(command, size, capsys):
+    assert run([*command, "--heap-bytes", size]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"must be a size of at least 1 byte, such as 1GiB, got {size!r}." in shown
+    assert "'--heap-bytes'" in shown
+    assert "Use the units B, KiB" in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"), [("2 MiB", 2 << 20), ("1.5GiB", 3 << 29), ("1e6", 1_003_520)]
+)
+def test_a_size_is_written_with_a_unit_or_as_a_count(size, nbytes, capsys):
+    fields = ["--field", "note:text:9", "--capacity", "9"]
+    assert run(["plan", *fields, "--heap-bytes", size, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["heap_bytes"] == nbytes
