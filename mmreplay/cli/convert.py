@@ -337,7 +337,10 @@ def _print_plan(
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
-    rows = [[path, f.dtype, _shape_of(f)] for path, f in fields.items()]
+    rows = [
+        [path, f.dtype if f.kind == "array" else f.kind, _shape_of(f)]
+        for path, f in fields.items()
+    ]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(reader.report.notes, reader.report.doubts)
 

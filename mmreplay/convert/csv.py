@@ -75,7 +75,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
-from mmreplay.schema.naming import left_out
+from mmreplay.schema.naming import KNOWN, left_out
 
 ENDING = ".mmreplay.json"
 MAX_SIDECAR_NBYTES = 5 * MAX_NBYTES
@@ -89,7 +89,9 @@ NAN_BITS = {
     for dtype in ("float16", "float32", "float64")
 }
 BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
-WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
+TEXT = "text"
+"""In place of a dtype, of columns that are read as text."""
+WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": TEXT}
 """The next guess for a column's dtype, once a cell contradicts one."""
 COMPONENT = re.compile(r"\.\d+$")
 PARTED = re.compile(r"(.+)\.(0|[1-9][0-9]{0,5})")
@@ -118,8 +120,8 @@ def open_reader(
     Args:
         path: The file.
         sidecar: False reads the file as a table, even if it has a sidecar.
-        dtypes: Dtype name by field, of tables: by default numbers with a point are
-            float64, and others int64.
+        dtypes: Dtype name by field, of tables, or ``"text"``: by default numbers with
+            a point are float64, other numbers int64, and all else is text.
         allow_expansion: Unpack a gzipped file of more than 1,000 times its size.
         layout: ``"skrl"`` for a memory of skrl or rofunc; the default if the file
             has a name of theirs.
@@ -431,18 +433,24 @@ def open_plain(
         allow_expansion: Unpack a gzipped file to any size.
 
     Raises:
-        FormatError: It is no table of numbers.
+        FormatError: It is no table.
     """
     notes = Notes()
-    dtypes = {name: canonical_name(dtype) for name, dtype in dtypes.items()}
+    dtypes = {
+        name: TEXT if dtype == TEXT else canonical_name(dtype)
+        for name, dtype in dtypes.items()
+    }
     with closing(File.open(path, None)) as file:
         survey = _TableSurvey(file, allow_expansion, dtypes)
     guessed = survey.dtypes(notes)
-    if not guessed:
-        parted = len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0])
-        way_out = (
-            "Separate columns by commas" if parted else "Name the format by --from"
-        )
+    varying = survey.texts(notes)
+    if not guessed and not varying.keys() & dtypes.keys():
+        # Any file of words is such a table, too.
+        way_out = "Name the format by --from"
+        if len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0]):
+            way_out = "Separate columns by commas"
+        elif varying:
+            way_out = f"Pass dtypes={{{next(iter(varying))!r}: {TEXT!r}}} to read text"
         raise FormatError(
             f"{path} has no row or no column of numbers among {survey.names[:20]}. "
             f"{way_out}."
@@ -455,13 +463,20 @@ def open_plain(
     fields = group(survey.names, guessed, notes)
     kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape)
              in fields.items()}  # fmt: skip
-    unknown = sorted(set(dtypes) - set(kinds))
+    for name in varying.keys() & dtypes.keys():
+        if dtypes[name] != TEXT:
+            raise SchemaError(
+                f"dtypes must be {TEXT!r} for column {name!r} of {path}, which holds "
+                f"text, got {dtypes[name]!r}. Leave it out, or correct the file."
+            )
+    names = [*kinds, *varying]
+    unknown = sorted(set(dtypes) - set(names))
     if unknown:
         raise SchemaError(
-            f"dtypes must name fields of {path} ({', '.join(list(kinds)[:20])}), got "
+            f"dtypes must name fields of {path} ({', '.join(names[:20])}), got "
             f"{unknown[0]!r}. Check the spelling."
         )
-    cells = Cells(kinds)
+    cells = Cells(kinds | dict.fromkeys(varying, ("uint8", ())), varying)
     guesses = [name for name in kinds if name not in dtypes]
     for field in guesses:
         rounded = survey.inexact.intersection(cells.columns_of([field]))
@@ -473,17 +488,23 @@ def open_plain(
     types = {name: pa.string() for name in survey.names} | cells.types()
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
-        wanted = cells.columns_of(names)
+        wanted, done = cells.columns_of(names), 0
         with closing(File.open(path, file.nbytes)) as again:
             for count, found in _table_rows(
                 again, types, wanted, allow_expansion,
                 lambda batch: cells.decode(batch, names),
             ):  # fmt: skip
+                for name in names:
+                    if name in varying:
+                        values: Any = found[name]
+                        what = f"{path}: column {name!r}"
+                        check_values(values, varying[name], what, done)
+                done += count
                 for first in range(0, count, rows):
                     within = slice(first, first + rows)
                     yield {name: found[name][within] for name in names}
 
-    return TableReader(path, kinds, survey.rows, batches, notes)
+    return TableReader(path, kinds, survey.rows, batches, notes, varying)
 
 
 def _is_number(name: str) -> bool:
@@ -534,7 +555,10 @@ class _TableSurvey:
         self.names = read_header(Text(file, allowed), file).names
         self.rows = 0
         self._file, self._allowed = file, allowed
-        self._guessed = dict.fromkeys(self.names, "bool")
+        self._guessed = {
+            name: TEXT if dtypes.get(name) == TEXT else "bool" for name in self.names
+        }
+        self._longest = dict.fromkeys(self.names, 0)
         self.inexact: set[str] = set()
         self._empty: set[str] = set()
         self._filled: set[str] = set()
@@ -551,7 +575,8 @@ class _TableSurvey:
 
     def _guess(self, name: str, column: Any) -> None:
         """Widen the guess for a column until its next cells fit."""
-        if self._guessed[name] == "text":
+        if self._guessed[name] == TEXT:
+            self._note_longest(name, column)
             return
         before = name in self._filled
         filled = column.filter(compute.not_equal(column, ""))
@@ -559,13 +584,19 @@ class _TableSurvey:
             self._empty.add(name)
         if len(filled):
             self._filled.add(name)
-        while (guess := self._guessed[name]) != "text":
+        while (guess := self._guessed[name]) != TEXT:
             if self._fits(name, filled, guess):
                 return
             self._guessed[name] = WIDER[guess]
         if self.rows and before:
             # A column of numbers so far: one bad cell, not a column of text.
-            raise self._bad("a number like the rows before", name, is_number)
+            way_out = f"pass dtypes={{{name!r}: {TEXT!r}}} to read it as text"
+            raise self._bad("a number like the rows before", name, is_number, way_out)
+        self._note_longest(name, column)
+
+    def _note_longest(self, name: str, column: Any) -> None:
+        longest = compute.max(compute.binary_length(column)).as_py() or 0
+        self._longest[name] = max(self._longest[name], longest)
 
     def _fits(self, name: str, column: Any, guess: str) -> bool:
         if guess == "bool":
@@ -596,7 +627,9 @@ class _TableSurvey:
                 lambda cell: _is_infinity(cell) or abs(float(cell or 0)) <= highest,
             )  # fmt: skip
 
-    def _bad(self, legal: str, name: str, check: Check) -> FormatError:
+    def _bad(
+        self, legal: str, name: str, check: Check, way_out: str = ""
+    ) -> FormatError:
         """Return the error for the first cell of a column that fails a check."""
         checks = {column: check_of(pa.string()) for column in self.names}
         checks[name] = (legal, lambda cell: not cell or check(cell))
@@ -604,16 +637,17 @@ class _TableSurvey:
         found = explain(text, self._file, self.rows, checks)
         if found is None:
             found = f"{self._file.path}: column {name!r} mixes words and numbers"
-        return FormatError(f"{found}. Correct the file.")
+        other = f", or {way_out}" if way_out else ""
+        return FormatError(f"{found}. Correct the file{other}.")
 
     def dtypes(self, notes: Notes) -> dict[str, str]:
-        """Dtype name by column, for columns that can be fields."""
+        """Dtype name by column, for columns of numbers that can be fields."""
         found = {}
         for name, guess in self._guessed.items():
-            if guess == "text" or not name or not self.rows:
-                problem = "holds no numbers" if name else "has no name"
-                note = f"column {name!r} {problem}, and was left out"
-                left_out(notes, COMPONENT.sub("", name), note)
+            if not name:
+                left_out(notes, name, f"column {name!r} has no name, and was left out")
+                continue
+            if guess == TEXT or not self.rows:
                 continue
             # A bool has no NaN: an empty cell is refused when it is read.
             if name not in self._filled:
@@ -628,6 +662,22 @@ class _TableSurvey:
                     )
                 guess = "float64"
             found[name] = guess
+        return found
+
+    def texts(self, notes: Notes) -> dict[str, Field]:
+        """Fields of the columns of text, by name."""
+        found = {}
+        for name, guess in self._guessed.items():
+            if guess != TEXT or not name or not self.rows:
+                continue
+            # The next cells may be a little longer.
+            limit = 1 << max(0, self._longest[name] - 1).bit_length()
+            found[name] = Field.text(limit)
+            top = COMPONENT.sub("", name).split("/")[0]
+            guessed = top in KNOWN and name not in self._wanted
+            (notes.doubt if guessed else notes.note)(
+                f"column {name!r} varies from row to row: {found[name].description}"
+            )
         return found
 
 

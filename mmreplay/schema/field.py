@@ -202,7 +202,8 @@ class Field:
     def description(self) -> str:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
         if self.kind != "array":
-            return f"{self.kind} of at most {self.max_length} bytes"
+            unit = "byte" if self.max_length == 1 else "bytes"
+            return f"{self.kind} of at most {self.max_length} {unit}"
         if self.max_length is None:
             return describe(self.dtype, self.shape)
         axes = ", ".join([f"up to {self.max_length}", *map(str, self.inner)])

@@ -208,8 +208,9 @@ def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
     report = load(path, strict=True)
     assert (report.rows, report.episodes) == (2, 1)
     told = " ".join(report.notes)
-    for name in ("name", "tags"):
-        assert f"column '{name}' holds no numbers, and was left out" in told
+    for name, limit in (("name", 4), ("tags", 4)):
+        text = f"column '{name}' varies from row to row: text of at most {limit} bytes"
+        assert text in told
     assert "column '' has no name, and was left out" in told
     assert "episode ends were read from 'terminated'" in told
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
@@ -218,6 +219,8 @@ def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
         np.testing.assert_array_equal(rows["reward"], [0, 0.5])
         assert rows["action"].tolist() == [3, -1]
         assert rows["action"].dtype == np.int64
+        assert rows["name"].text() == ["a, b", "c"]
+        assert rows["tags"].text() == [f"x{ending}y", ""]
         assert target.schema.role("observation") == "obs"
 
 
@@ -353,7 +356,11 @@ def test_a_column_of_empty_cells_alone_becomes_nan(tmp_path, name):
 def test_words_behind_empty_cells_are_no_damaged_numbers(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("x,note\n" + "1,\n" * (1 << 19) + "2,word\n")
-    assert "column 'note' holds no numbers, and was left out" in load(path).notes
+    load(path)
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        notes = buffer.gather_all()["note"]
+        assert notes.lengths.sum() == 4
+        assert notes[1 << 19].tobytes() == b"word"
 
 
 @pytest.mark.parametrize(
@@ -376,8 +383,100 @@ def test_columns_of_words_are_a_doubt_where_their_name_is_of_a_role(tmp_path, na
     path = tmp_path / "a.csv"
     path.write_text(f"x,obs.0,{name}\n1,1,NA\n2,2,3\n")
     report = load(path)
-    told = f"column {name!r} holds no numbers, and was left out"
+    told = f"column {name!r} varies from row to row: text of at most 2 bytes"
     assert told in (report.notes if name == "note" else report.doubts)
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        if name == "reward":
+            assert "column 'reward' was left out: a reward cannot vary" in report.doubts
+            assert "reward" not in buffer.schema
+        else:
+            assert buffer.gather_all()[name].text() == ["NA", "3" if name else ""]
+
+
+WORDS = ["", "one", '=1+1, "x"', "zwei\nZeilen", "日本語", " spaced ", "007"]
+
+
+def test_a_column_of_words_becomes_a_text_field(tmp_path):
+    path = tmp_path / "a.csv"
+    with open(path, "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerows([["prompt", "reward"], *([each, 0.5] for each in WORDS)])
+    report = mr.load(path, tmp_path / "target")
+    told = "column 'prompt' varies from row to row: text of at most 16 bytes"
+    assert told in report.notes
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        assert buffer.schema["prompt"] == mr.Field.text(16)
+        assert buffer.gather_all()["prompt"].text() == WORDS
+    again = mr.export(tmp_path / "target", tmp_path / "b.csv").rows
+    assert again == len(WORDS)
+    mr.load(tmp_path / "b.csv", tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.gather_all()["prompt"].text() == WORDS
+
+
+def test_the_plan_of_a_table_names_its_text(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,reward,note\nWho?,1,x\nWhere?,2,\n")
+    assert run(["convert", str(path), str(tmp_path / "t"), "-n"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["prompt", "text", "[up", "to", "8]"] in lines
+    assert "column 'note' varies from row to row: text of at most 1 byte" in (
+        " ".join(mr.load(path, tmp_path / "t").notes)
+    )
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_text_of_a_table_is_dealt_out_and_selected_as_numbers_are(tmp_path, num_envs):
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{n},text {n}\n" for n in range(6))
+    path.write_text(f"x,note\n{rows}")
+    mr.load(path, tmp_path / "t", layout="skrl", num_envs=num_envs)
+    with mr.ReplayBuffer.open(tmp_path / "t") as buffer:
+        found = buffer.gather_all()
+        assert found["note"].text() == [f"text {n}" for n in found["x"].tolist()]
+        assert buffer.num_envs == num_envs
+    mr.load(path, tmp_path / "x", fields=["x"])
+    mr.load(path, tmp_path / "note", fields=["note"])
+    with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+        assert buffer.schema.paths == ("x",)
+    with mr.ReplayBuffer.open(tmp_path / "note") as buffer:
+        assert buffer.gather_all()["note"].text() == [f"text {n}" for n in range(6)]
+
+
+def test_a_table_of_text_alone_comes_in_where_that_is_said(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt\nWho?\nWie weit?\n")
+    way_out = r"no column of numbers among .* Pass dtypes=\{'prompt': 'text'\} to read"
+    with pytest.raises(FormatError, match=way_out):
+        mr.load(tmp_path / "a.csv", tmp_path / "t")
+    mr.load(tmp_path / "a.csv", tmp_path / "t", dtypes={"prompt": "text"})
+    with mr.ReplayBuffer.open(tmp_path / "t") as buffer:
+        assert buffer.gather_all()["prompt"].text() == ["Who?", "Wie weit?"]
+
+
+def test_numbers_are_read_as_text_where_that_is_said(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,code,y\n1,007,a\n2,010,b\n")
+    report = mr.load(path, tmp_path / "t", dtypes={"code": "text", "x": "float32"})
+    with mr.ReplayBuffer.open(tmp_path / "t") as buffer:
+        rows = buffer.gather_all()
+        assert rows["code"].text() == ["007", "010"]
+        assert rows["x"].dtype == np.float32
+    assert not [each for each in report.doubts if "code" in each]
+    with pytest.raises(SchemaError, match="dtypes must be 'text' for column 'y' of"):
+        mr.load(path, tmp_path / "other", dtypes={"y": "int64"})
+    with pytest.raises(SchemaError, match=r"dtypes must name fields .*\(x, code, y\)"):
+        mr.load(path, tmp_path / "other", dtypes={"z": "text"})
+
+
+def test_a_word_behind_numbers_is_refused_and_read_as_text_where_that_is_said(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,note\n" + "1,2\n" * (1 << 19) + "2,word\n")
+    way_out = r"got 'word'. Correct the file, or pass dtypes=\{'note': 'text'\} to read"
+    with pytest.raises(FormatError, match=way_out):
+        load(path)
+    mr.load(path, tmp_path / "t", dtypes={"note": "text"})
+    with mr.ReplayBuffer.open(tmp_path / "t") as buffer:
+        assert buffer.gather_all()["note"][[0, 1 << 19]].text() == ["2", "word"]
 
 
 @pytest.mark.parametrize("fits", ["3.4028235e38", "-inf", "nan", ""])
