@@ -394,6 +394,8 @@ def shown(value: Any) -> str:
         text = f"[{', '.join(shown(each) for each in value)}]"
         if isinstance(value, tuple):
             text = f"({text[1:-1]}{',' if len(value) == 1 else ''})"
+        elif not isinstance(value, list):
+            text = f"{{{text[1:-1]}}}" if value else f"{type(value).__name__}()"
         return text if len(text) <= 80 else type(value).__name__
     plain = isinstance(value, int | float | complex | slice | type | Enum | PurePath)
     few = type(value).__module__ == "numpy" and getattr(value, "size", 1) <= 8

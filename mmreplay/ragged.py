@@ -66,11 +66,12 @@ class Ragged:
             shape: Of the values; by default ``(N,)``.
 
         Raises:
-            SchemaError: The offsets are not for these values, or not of this shape; or
-                either is no array or tensor.
+            SchemaError: The offsets are not of this shape, or in a list not for these
+                values; or either is no array or tensor.
         """
-        if isinstance(offsets, list | tuple):
-            offsets = _offsets_of(offsets, values)
+        numbers = offsets if isinstance(offsets, list | tuple) else None
+        if numbers is not None:
+            offsets = _offsets_of(numbers, values)
         for name, given in (("values", values), ("offsets", offsets)):
             if not getattr(given, "ndim", 0):
                 raise SchemaError(
@@ -87,6 +88,16 @@ class Ragged:
                 f"{list(offsets.shape)}. Pass where each value begins, and the end of "
                 "the last."
             )
+        if numbers is not None and (
+            [*numbers] != sorted(numbers)
+            or numbers[0] != 0
+            or numbers[-1] != len(values)
+        ):
+            raise SchemaError(
+                f"offsets of Ragged must rise from 0 to {len(values)}, the number of "
+                f"items, got {shown(numbers)}. Pass where each value begins, and the "
+                "end of the last."
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "offsets", offsets)
         object.__setattr__(self, "shape", axes)
@@ -100,13 +111,38 @@ class Ragged:
             axis: 0 for more steps, 1 for longer windows.
 
         Raises:
-            SchemaError: There is none.
+            SchemaError: There is none, or they do not fit together.
         """
         if not len(several):
             raise SchemaError(
                 "several must hold at least one Ragged, got none. Pass those to join."
             )
         first = several[0]
+        for each in several:
+            if not isinstance(each, Ragged):
+                raise SchemaError(
+                    f"several must hold Ragged, got {shown(each)}. Join arrays with "
+                    "numpy or torch."
+                )
+        if not -len(first.shape) <= axis < len(first.shape):
+            raise SchemaError(
+                f"axis must be in [0, {len(first.shape)}), got {axis}. Pass 0 for more "
+                "steps."
+            )
+        axis %= len(first.shape)
+        kinds = {
+            (
+                type(each.values), each.values.dtype, each.values.shape[1:],
+                each.shape[:axis], each.shape[axis + 1 :],
+            ): each
+            for each in several
+        }  # fmt: skip
+        if len(kinds) > 1:
+            one, other, *_ = kinds.values()
+            raise SchemaError(
+                f"several must be alike but for axis {axis}, got {one!r} and "
+                f"{other!r}. Join those of one field."
+            )
         totals = [len(each.values) for each in several]
         begins = [0, *np.cumsum(totals).tolist()]
         shifted = [
@@ -238,6 +274,24 @@ class Ragged:
         import torch
 
         return torch.arange(count, device=self.offsets.device).reshape(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        # By identity a comparison with an array or number would be False, and no error.
+        if self is other:
+            return True
+        raise TypeError(
+            "Ragged is not compared by ==. Compare .values and .offsets, or the arrays "
+            "of .padded()."
+        )
+
+    __hash__ = object.__hash__
+
+    def __contains__(self, item: object) -> NoReturn:
+        # Python would compare each value, and find no text among bytes.
+        raise TypeError(
+            "a value is not looked for among others of any length. Use .text(), or "
+            "compare .values and .offsets."
+        )
 
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
         # By their lengths numpy would make an array of one batch and none of the next.

@@ -267,6 +267,9 @@ def test_offsets_may_be_a_list_and_what_is_none_is_refused_by_name():
         (np.arange(3), 3, "offsets of Ragged must be an array or tensor .* got 3"),
         ([1, 2, 3], [0, 3], "values of Ragged must be an array or tensor"),
         (np.arange(3), [], r"offsets of Ragged must have shape \[N \+ 1\]"),
+        (np.arange(3), [0, 5], r"offsets of Ragged must rise from 0 to 3.* got \[0, 5"),
+        (np.arange(3), [1, 3], "offsets of Ragged must rise from 0 to 3"),
+        (np.arange(3), [0, 2, 1, 3], "offsets of Ragged must rise from 0 to 3"),
     ):
         with pytest.raises(SchemaError, match=message):
             mr.Ragged(values, offsets)
@@ -276,6 +279,18 @@ def test_nothing_to_join_another_shape_and_a_fraction_are_refused_by_name():
     with pytest.raises(SchemaError, match="several must hold at least one Ragged"):
         mr.Ragged.concatenate([])
     ragged = ragged_of([[1, 2], [3]])
+    for other in (
+        ragged_of([[1]], dtype=np.uint8), ragged_of([[[1, 2]]], inner=(2,)),
+        ragged.tensors(), ragged.reshape(1, 2),
+    ):  # fmt: skip
+        with pytest.raises(SchemaError, match="several must be alike but for axis 0"):
+            mr.Ragged.concatenate([ragged, other])
+    with pytest.raises(SchemaError, match=r"several must hold Ragged, got ndarray"):
+        mr.Ragged.concatenate([ragged, np.zeros(9)])
+    windows = ragged.reshape(1, 2)
+    assert mr.Ragged.concatenate([windows, windows], axis=-1).shape == (1, 4)
+    with pytest.raises(SchemaError, match=r"axis must be in \[0, 1\), got 1. Pass 0"):
+        mr.Ragged.concatenate([ragged, ragged], axis=1)
     for shape in ((-1,), (3,), (-1, -2), (2, 1.0)):
         with pytest.raises(SchemaError, match=r"shape must be axes of 2 values .* got"):
             ragged.reshape(*shape)
@@ -291,6 +306,21 @@ def test_numpy_makes_no_array_of_it_even_where_lengths_agree():
         np.asarray(ragged_of([[1, 2], [3, 4]]))
     with pytest.raises(TypeError, match="a single value"):
         len(ragged_of([[1, 2]]).reshape())
+
+
+@KINDS
+def test_comparisons_that_would_be_false_by_identity_are_refused(kind):
+    ragged = as_kind(ragged_of([[1, 2], [3]]), kind)
+    assert ragged == ragged
+    assert ragged in [ragged]
+    assert len({ragged, ragged}) == 1
+    for other in (1, None, ragged[:], [[1, 2], [3]], "text"):
+        with pytest.raises(TypeError, match=r"not compared by ==. Compare .values"):
+            _ = ragged == other
+        with pytest.raises(TypeError, match=r"not compared by ==. Compare .values"):
+            _ = ragged != other
+        with pytest.raises(TypeError, match=r"is not looked for .* Use .text\(\)"):
+            _ = other in ragged
 
 
 @KINDS

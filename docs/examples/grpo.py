@@ -113,9 +113,9 @@ def answer(buffer: mr.ReplayBuffer, learner: Learner, group: int) -> None:
         word = "".join(random.choice(list(LETTERS), random.integers(1, 12)))
         prompt = f"Spell: {word}"
         with torch.no_grad():
-            law = Categorical(logits=learner.policy(contexts(prompt, LONGEST)))
-            letters = law.sample((missing,))
-            logp = law.log_prob(letters).numpy()
+            chances = Categorical(logits=learner.policy(contexts(prompt, LONGEST)))
+            letters = chances.sample((missing,))
+            logp = chances.log_prob(letters).numpy()
         answers = [row[: [*row, END].index(END) + 1] for row in letters.tolist()]
         buffer.extend(
             group=[group] * missing, prompt=[prompt] * missing, tokens=answers,

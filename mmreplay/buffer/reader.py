@@ -1269,16 +1269,17 @@ class GenerationReader(StartView):
 
     def find_rows(self, path: str, values: ArrayLike) -> tuple[Any, Any]:
         """Find rows by value; see `ReplayBuffer.find`."""
-        wanted = array_of(values, "values")
-        if not wanted.size:
-            wanted = wanted.astype(np.int64)
-        if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
-            raise SchemaError(
-                "values must be an integer, or integers along one axis, got "
-                f"{wanted.dtype}{list(wanted.shape)}. Cast or flatten them."
-            )
         with self.lock:
+            # A field by which no row is found is refused before values of its kind.
             index = self.column_index(path)
+            wanted = array_of(values, "values")
+            if not wanted.size:
+                wanted = wanted.astype(np.int64)
+            if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
+                raise SchemaError(
+                    "values must be an integer, or integers along one axis, got "
+                    f"{wanted.dtype}{list(wanted.shape)}. Cast or flatten them."
+                )
             matches = index.look_up(np.atleast_1d(wanted))
         if not wanted.ndim:
             return matches.env_ids, matches.positions
@@ -1516,6 +1517,11 @@ class GenerationReader(StartView):
     ) -> None:
         """Overwrite values of a mutable field."""
         field = self._schema[path]
+        if field.varies:
+            raise SchemaError(
+                f"field {path!r} varies from step to step, and its published values "
+                "never change. Keep what is rewritten in a field of one shape."
+            )
         if not field.mutable:
             raise SchemaError(
                 f"field {path!r} is not mutable, and published rows of other fields "

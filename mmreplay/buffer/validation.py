@@ -269,8 +269,8 @@ class StepValidator:
             shape = getattr(value, "shape", None)
             got = shown(value) if shape is None else f"shape {list(shape)}"
             raise SchemaError(
-                f"field {path!r} must have values {axes}, got {got}. extend takes many "
-                "steps, add takes one."
+                f"field {path!r} must be a list of values {axes}, got {got}. extend "
+                "takes many steps, add takes one."
             )
         full = (steps,) if single and lead < 2 else (steps, count)
         return self._ragged(path, value, full).reshape(steps, count)

@@ -59,10 +59,11 @@ def plan(
         int | None, heap_bytes_option("a buffer's own, or enough for rows of --length")
     ] = None,
     length: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            "--length", metavar="N", show_default=False,
-            help="Items, or bytes of text, of an average value that varies.",
+            "--length", metavar="N|NAME=N,...", show_default=False,
+            help="Items, or bytes of text, of an average value that varies: one number "
+                 "for all fields, or one for each by name.",
         ),
     ] = None,
     at: Annotated[
@@ -97,7 +98,8 @@ def plan(
                 "items of an average value, or --heap-bytes"
             )
         heap = known_heap
-    planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=length)
+    lengths = None if length is None else parse_lengths(length)
+    planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=lengths)
     free = free_nbytes(at)
     packed = _packed(source, rows, envs)
     if json:
@@ -179,6 +181,24 @@ def _of_env(name: str) -> Schema:
         return Schema.from_env(env)
     finally:
         env.close()
+
+
+def parse_lengths(text: str) -> float | dict[str, float]:
+    """Read ``40``, or ``tokens=660,mission=12``.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    try:
+        if "=" not in text:
+            return float(text)
+        parts = [part.rpartition("=") for part in text.split(",")]
+        return {name.strip(): float(number) for name, _, number in parts}
+    except ValueError:
+        raise usage_error(
+            f"--length must be N or NAME=N, such as 40 or tokens=660,mission=12, got "
+            f"{text!r}"
+        ) from None
 
 
 def parse_field(text: str) -> tuple[str, Field]:

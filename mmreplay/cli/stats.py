@@ -21,11 +21,15 @@ def stats(path: BufferPath, json: Json = False) -> None:
     with ReplayBuffer.open(path) as buffer:
         with show.waiting("reading") as progress:
             moments, episodes = summarize(buffer, progress=progress)
-        steps = len(buffer)
+        steps, fields = len(buffer), buffer.schema.fields
     if json:
         show.print_json(_facts(steps, moments, episodes))
     else:
-        _print(str(path), steps, moments, episodes)
+        names = {
+            each: each if fields[each].kind == "array" else f"{each} (its bytes)"
+            for each in moments
+        }
+        _print(str(path), steps, {names[p]: m for p, m in moments.items()}, episodes)
 
 
 def _facts(

@@ -150,9 +150,10 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
 
 
 def _no_array(value: object, name: str) -> SchemaError:
+    other = ", or let the field's first axis vary" if name.startswith("field ") else ""
     return SchemaError(
         f"{name} must be an array of numbers, got {type(value).__name__} that makes "
-        "none. Pad ragged values."
+        f"none. Pad ragged values{other}."
     )
 
 

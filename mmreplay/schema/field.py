@@ -276,9 +276,11 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
             operator.index(cast("SupportsIndex", part)) for part in parts[varies:]
         )
     except TypeError:
+        way_out = "Write (3,) for a vector of 3 and () for a scalar."
+        if isinstance(shape, list | tuple) and None in shape[1:]:
+            way_out = "Only the first axis may be None, and vary from step to step."
         raise SchemaError(
-            f"field shape must be a tuple of integers, got {shown(shape)}. Write (3,) "
-            "for a vector of 3 and () for a scalar."
+            f"field shape must be a tuple of integers, got {shown(shape)}. {way_out}"
         ) from None
     if len(parts) > MAX_AXES:
         raise SchemaError(
@@ -308,12 +310,13 @@ def _checked_length(
     mutable: bool,
 ) -> int:
     """Check the options of a field that varies; return its max_length."""
-    name = "max_length" if kind == "array" else "max_bytes"
-    length = integer(
-        f"field option {name}", max_length, 1,
-        "Give the longest first axis: None in the shape lets it vary up to that.",
-        maximum=MAX_LENGTH,
-    )  # fmt: skip
+    name, way_out = "max_bytes", "Give the most bytes that one value takes."
+    if kind == "array":
+        name = "max_length"
+        way_out = (
+            "Give the longest first axis: None in the shape lets it vary up to that."
+        )
+    length = integer(f"field option {name}", max_length, 1, way_out, maximum=MAX_LENGTH)
     if mutable:
         raise SchemaError(
             f"field option mutable must be False for the shape {list(axes)}, whose "

@@ -163,19 +163,24 @@ def _where(lead: tuple[int, ...], number: int) -> str:
     return f", step {step}, value {env}" if lead[1] > 1 else f", step {step}"
 
 
-def _cells(value: Any, path: str, lead: tuple[int, ...]) -> list[Any]:
+def _cells(value: Any, path: str, lead: tuple[int, ...], where: str = "") -> list[Any]:
     """The values one by one, of nested lists, tuples or arrays."""
-    what = "steps" if len(lead) == 2 else "values"
+    what, owner = ("step", "step") if len(lead) == 2 else ("value", "environment")
     countable = isinstance(value, list | tuple) or _axes(value) > 0
     if not countable or len(value) != lead[0]:
         got = f"{len(value)}" if countable else shown(value)
         raise SchemaError(
-            f"field {path!r} must have {lead[0]} {what}, got {got}. Give one for each, "
-            "in a list."
+            f"field {path!r}{where} must have {lead[0]} {what}"
+            f"{'' if lead[0] == 1 else 's'}, got {got}. Give one for each {owner}, in "
+            "a list."
         )
     if len(lead) == 1:
         return list(value)
-    return [cell for each in value for cell in _cells(each, path, lead[1:])]
+    return [
+        cell
+        for step, each in enumerate(value)
+        for cell in _cells(each, path, lead[1:], f", step {step}")
+    ]
 
 
 def _plain(field: Field, value: Any) -> bool:
@@ -198,9 +203,12 @@ def _items(field: Field, value: Any, path: str, where: str) -> NDArray[np.generi
         data = value.tobytes() if isinstance(value, memoryview) else value
         items = np.frombuffer(data, np.uint8)
     elif field.kind != "array" and isinstance(value, str | None):
+        way_out = KIND_WAYS_OUT[field.kind]
+        if isinstance(value, str):
+            way_out = "Pass bytes, such as text.encode()."
         raise SchemaError(
             f"field {path!r}{where} must be {field.description}, got {shown(value)}. "
-            "Pass bytes, such as text.encode()."
+            f"{way_out}"
         )
     else:
         array, brain = as_numpy(value, path)
@@ -232,8 +240,9 @@ def _of_array(
     """Values of one length, ``[*lead, length, *inner]``."""
     if array.shape[: len(lead)] != lead:
         raise SchemaError(
-            f"field {path!r} must have the leading axes {list(lead)}, got "
-            f"{array.dtype}{list(array.shape)}. Give one value for each."
+            f"field {path!r} must be {list(lead)} values of {field.description}, got "
+            f"{array.dtype}{list(array.shape)}. Give one for each "
+            f"{'step' if len(lead) == 2 else 'environment'}."
         )
     length = array.shape[len(lead)]
     flat = array.reshape(-1, *array.shape[len(lead) + 1 :])

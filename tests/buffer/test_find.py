@@ -190,6 +190,8 @@ def test_the_rows_of_each_value_come_in_the_order_of_the_values():
             r"'reward' must be one integer .*, got Field\(shape=\(\), dtype=",
         ),
         ("terminated", 1, "field 'terminated' must be one integer"),
+        ("reward", "a", "field 'reward' must be one integer"),
+        ("actoin", 1.5, "field 'actoin' is not in the schema.* Did you mean 'action'"),
         ("late", 1, "field 'late' must be one integer and not mutable"),
         ("brain", 1, "field 'brain' must be one integer"),
         ("actoin", 1, "field 'actoin' is not in the schema.* Did you mean 'action'"),

@@ -125,15 +125,15 @@ def test_blocks_of_empty_values_and_of_no_steps_are_blocks(envs):
     [
         (
             1, step("go", CLOUDS, np.ones(2), np.zeros(2, bool)),
-            r"'observation/mission' must have values \[T\], got 'go'\. extend takes",
+            r"'observation/mission' must be a list of values \[T\], got 'go'\. extend",
         ),
         (
             1, step(["go"] * 2, CLOUDS[0], np.ones(2), np.zeros(2, bool)),
-            r"'observation/cloud' must have values \[T\], got shape \[2, 3\]",
+            r"'observation/cloud' must be a list of values \[T\], got shape \[2, 3\]",
         ),
         (
             2, step(np.array(["go"] * 2), CLOUDS, np.ones(2), np.zeros(2, bool)),
-            r"'observation/mission' must have values \[T, 2\], got shape \[2\]",
+            r"'observation/mission' must be a list of values \[T, 2\], got shape \[2\]",
         ),
         (
             1, step(["go"] * 3, CLOUDS, np.ones(2), np.zeros(2, bool)),
@@ -141,7 +141,7 @@ def test_blocks_of_empty_values_and_of_no_steps_are_blocks(envs):
         ),
         (
             2, step([["a", "b"], ["c"]], CLOUDS, np.ones(2), np.zeros(2, bool)),
-            "'observation/mission' must have 2 values, got 1",
+            "'observation/mission', step 1 must have 2 values, got 1",
         ),
         (
             2, step([["a", "b"], ["c", "x" * 21]], CLOUDS, [], []),
@@ -270,3 +270,13 @@ def test_steps_of_references_are_packed():
     packed = rows.view(placement.record)
     assert packed["x"].tolist() == [(8, 2, 3)] * 3
     assert packed["y"].tolist() == [0, 1, 2]
+
+
+def test_a_published_value_that_varies_is_not_rewritten():
+    with mr.ReplayBuffer.create(
+        None, FLOATS, 9, engine="memory", heap_bytes=4096
+    ) as buffer:
+        buffer.add(x=[1.0])
+        with pytest.raises(SchemaError, match="field 'x' varies .* Keep what is rewri"):
+            buffer.write_field("x", 0, 0, [[2.0]])
+        assert buffer.get_field("x", 0, 0).values.tolist() == [1.0]

@@ -122,7 +122,12 @@ def test_info_says_what_varies_and_stats_count_its_items(ring, capsys):
         ["cloud", "float32", "[up", "to", "50,", "3]"],
     ]
     assert run(["stats", str(ring), "--json"]) == 0
-    assert capsys.readouterr().out
+    assert next(iter(json.loads(capsys.readouterr().out)["fields"])) == "mission"
+    assert run(["stats", str(ring)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mission", "(its", "bytes)"] in [line[:3] for line in lines]
+    assert ["frame", "(its", "bytes)"] in [line[:3] for line in lines]
+    assert "cloud" in [line[0] for line in lines if line]
     with mr.ReplayBuffer.open(ring) as buffer:
         moments = mr.field_moments(buffer)
     # Of texts and bytes their lengths.
@@ -237,3 +242,25 @@ def test_a_size_is_written_with_a_unit_or_as_a_count(size, nbytes, capsys):
     fields = ["--field", "note:text:9", "--capacity", "9"]
     assert run(["plan", *fields, "--heap-bytes", size, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["heap_bytes"] == nbytes
+
+
+def test_the_length_of_each_field_is_given_by_name(capsys):
+    fields = ["--field", "mission:text:4096", "--field", "tokens:int32:0-20"]
+    command = ["plan", *fields, "--capacity", "1e4", "--length"]
+    assert run([*command, "40"]) == 3
+    assert "length of field 'tokens' must be" in capsys.readouterr().err
+    assert run([*command, "mission=40, tokens=6.5", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    schema = mr.Schema(dict(map(parse_field, fields[1::2])))
+    lengths = {"mission": 40, "tokens": 6.5}
+    expected = mr.plan_buffer(schema, 10_000, lengths=lengths)
+    assert planned["heap_bytes"] == expected.heap_bytes
+    for wrong in ("much", "mission=", "=4,tokens", "mission=4,tokens"):
+        assert run([*command, wrong]) == 2
+        assert "--length must be N or NAME=N, such as 40 or" in (
+            capsys.readouterr().err
+        )
+    assert run([*command, "mision=4"]) == 3
+    assert "lengths must be of fields that vary, got 'mision'" in (
+        capsys.readouterr().err
+    )

@@ -231,7 +231,7 @@ def test_an_exact_field_takes_what_loses_nothing(value, name):
         (np.array(["a", None]), r"got object\[2\]\. Store numbers"),
         (np.zeros((2, 3), "M8[s]"), r"got datetime64\[s\].*by \.astype\('int64'\)"),
         (np.zeros(2, "f4,f4"), r"got void64\[2\].*each member as a field of its own"),
-        ([[1, 2], [3]], "got list that makes none. Pad ragged values"),
+        ([[1, 2], [3]], "got list that makes none. Pad ragged values, or let the fi"),
     ],
 )
 def test_what_is_no_number_is_refused_with_the_way_out(value, message):

@@ -77,7 +77,15 @@ def test_the_repr_of_a_field_that_varies_makes_it_again(field, text):
         (lambda: Field((None,), "int8", max_length=2**32), "max_length .* 4294967296"),
         (lambda: Field((None,), "int8", max_length=True), "max_length .* got True"),
         (lambda: Field((None,), "int8", max_length=2.0), r"max_length .* got 2\.0"),
-        (lambda: Field.text(0), r"option max_bytes must be an integer in \[1,.* got 0"),
+        (
+            lambda: Field.text(0),
+            r"option max_bytes must be an integer in \[1,.* got 0. Give the most bytes",
+        ),
+        (
+            lambda: Field((3, None), "int8", max_length=9),
+            r"a tuple of integers, got \(3, None\). Only the first axis may be None",
+        ),
+        (lambda: Field((None, None), "int8", max_length=9), "Only the first axis may"),
         (lambda: Field.bytes("9"), "option max_bytes .* got '9'"),
         (
             lambda: Field((3,), "int8", max_length=4),

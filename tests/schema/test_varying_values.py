@@ -252,7 +252,10 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
             BLOB, "text", (),
             "field 'x' must be bytes of at most 8 bytes, got 'text'. Pass bytes, such",
         ),
-        (TEXT, None, (), "must be text of at most 8 bytes, got None"),
+        (TEXT, None, (), "must be text of at most 8 bytes, got None. Pass a str.$"),
+        (BLOB, None, (), "must be bytes of at most . bytes, got None. Pass bytes.$"),
+        (BLOB, "ab", (), r"got 'ab'. Pass bytes, such as text.encode\(\).$"),
+        (TOKENS, {1, 2}, (), r"must be int32\[up to 5\], got \{1, 2\}. Pass an array"),
         (TEXT, 7, (), r"must be text of at most 8 bytes, got int64\[\]"),
         (BLOB, [1, 256], (), "field 'x': uint8 must be 0 to 255, got 256"),
         (
@@ -273,14 +276,25 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
         (TOKENS, "12", (), "field 'x' must be .*, got '12'"),
         (
             TOKENS, [[1], [2], [3]], (2,),
-            r"field 'x' must have 2 values, got 3\. Give one for each, in a list",
+            r"^field 'x' must have 2 values, got 3\. Give one for each environment, in",
         ),
-        (TOKENS, [[[1]], [[2]]], (2, 2), "field 'x' must have 2 values, got 1"),
-        (TOKENS, [[[1], [2]]], (2, 2), "field 'x' must have 2 steps, got 1"),
+        (TOKENS, ["a", "b"], (1,), "^field 'x' must have 1 value, got 2. Give one for"),
+        (
+            TOKENS, [[[1], [2]], [[2]]], (2, 2),
+            "^field 'x', step 1 must have 2 values, got 1. Give one for each env",
+        ),
+        (
+            TEXT, ["a", "b"], (2, 2),
+            "^field 'x', step 0 must have 2 values, got 'a'. Give one for each env",
+        ),
+        (
+            TOKENS, [[[1], [2]]], (2, 2),
+            "field 'x' must have 2 steps, got 1. Give one for each step, in a list",
+        ),
         (TEXT, "ab", (2,), "field 'x' must have 2 values, got 'ab'"),
         (
             TOKENS, np.zeros((3, 2), np.int32), (2,),
-            r"field 'x' must have the leading axes \[2\], got int32\[3, 2\]",
+            r"^field 'x' must be \[2\] values of int32\[up to 5\], got int32\[3, 2\].",
         ),
         (
             CLOUD, np.zeros((2, 4, 2), np.float32), (2,),
