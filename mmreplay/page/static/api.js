@@ -91,6 +91,4 @@ window.mmr = { screens: {} };
     const text = new URLSearchParams(query).toString();
     return `/api/b/${id}/${what}${text ? `?${text}` : ""}`;
   };
-
-  mmr.Refused = Refused;
 })();

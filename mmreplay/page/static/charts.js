@@ -312,7 +312,7 @@
           "span",
           { class: "num" },
           `${count(n)} `,
-          el("span", { class: "muted" }, n ? mmr.share(n / sum) : ""),
+          mmr.muted(n ? mmr.share(n / sum) : ""),
         ),
       ),
     );

@@ -1,7 +1,7 @@
 "use strict";
 // Two buffers on the same axes; what differs in their schemas comes first.
 (() => {
-  const { el, card, count, number, nothing } = mmr;
+  const { el, card, count, number, nothing, key } = mmr;
 
   mmr.screens.compare = async (main, query) => {
     const app = mmr.app;
@@ -13,14 +13,11 @@
     let stopped = false;
 
     const note = el("span", { class: "muted", role: "status" });
-    const choose = el(
-      "select",
-      { id: "other", on: { change: () => (location.hash = app.link(`compare&c=${choose.value}`)) } },
-      others.map((buffer) => el("option", { value: String(buffer.id), selected: buffer.id === other.id }, buffer.name)),
-    );
+    const go = () => (location.hash = app.link(`compare&c=${choose.value}`));
+    const choose = mmr.select({ id: "other" }, go, others.map((buffer) => [buffer.id, buffer.name]), other.id);
     const content = el("div", { class: "wide-grid" });
     main.replaceChildren(
-      el("div", { class: "title" }, el("h1", {}, "Compare"), el("label", { class: "field" }, "with", choose), note),
+      el("div", { class: "title" }, el("h1", {}, "Compare"), mmr.field("with", choose), note),
       content,
     );
 
@@ -34,7 +31,6 @@
 
     function show(answer) {
       const [first, second] = answer.names;
-      const key = (name, colour) => el("span", { class: "key" }, el("span", { class: "swatch dot", css: { background: `var(--${colour})` } }), name);
       const later = [];
       const cards = answer.histograms.map((each) => {
         const box = el("div");

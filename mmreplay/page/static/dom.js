@@ -86,6 +86,40 @@
       ...children,
     );
 
+  mmr.muted = (...text) => el("span", { class: "muted" }, ...text);
+
+  // A control with its name before it.
+  mmr.field = (name, control, className = "field") => el("label", { class: className }, name, control);
+
+  // A list to choose from, of values and texts.
+  mmr.select = (props, change, choices, chosen) =>
+    el(
+      "select",
+      { ...props, on: { change } },
+      choices.map(([value, text]) => el("option", { value: String(value), selected: value === chosen }, text)),
+    );
+
+  // A button that is on or off.
+  mmr.toggle = (props, isOn, turn, ...children) => {
+    const button = el(
+      "button",
+      { ...props, type: "button", "aria-pressed": String(isOn), on: { click: () => {
+        isOn = !isOn;
+        button.setAttribute("aria-pressed", String(isOn));
+        turn(isOn);
+      } } },
+      ...children,
+    );
+    return button;
+  };
+
+  // What a colour means, in a legend.
+  mmr.key = (name, colour) =>
+    el("span", { class: "key" }, el("span", { class: "swatch dot", css: { background: `var(--${colour})` } }), name);
+
+  mmr.imageOf = ({ fields }) =>
+    fields.find((each) => each.image && each.role === "observation") ?? fields.find((each) => each.image);
+
   mmr.nothing = (text) => el("p", { class: "muted nothing" }, text);
 
   // Names and values in two columns.

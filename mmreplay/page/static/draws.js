@@ -1,7 +1,7 @@
 "use strict";
 // What a sampler draws: 256 steps with frames, probabilities, weights and ages.
 (() => {
-  const { el, card, count, number, share } = mmr;
+  const { el, card, count, number, share, key } = mmr;
 
   mmr.screens.draws = async (main, query, isCurrent) => {
     const app = mmr.app;
@@ -9,8 +9,7 @@
     const overview = await app.overview(id);
     const saved = mmr.isSaved() ? await mmr.savedEpisodes(id) : null;
     if (!isCurrent()) return;
-    const image = overview.fields.find((f) => f.image && f.role === "observation")
-      ?? overview.fields.find((f) => f.image);
+    const image = mmr.imageOf(overview);
     const initial = query.get("sampler") || app.sampler || (overview.priorities ? "PrioritizedSampler(alpha=0.6)" : "UniformSampler()");
     let seed = 0;
     let stopped = false;
@@ -23,14 +22,14 @@
       load(event ? seed + 1 : seed);
     };
     main.replaceChildren(
-      el("div", { class: "title" }, el("h1", {}, "What is drawn"), el("span", { class: "muted" }, "256 steps; nothing is written, no priority changes")),
+      el("div", { class: "title" }, el("h1", {}, "What is drawn"), mmr.muted("256 steps; nothing is written, no priority changes")),
       el(
         "section",
         { class: "card", "aria-label": "Sampler" },
         el(
           "form",
           { class: "filters", on: { submit: draw } },
-          el("label", { class: "field wide-field" }, "Sampler", text),
+          mmr.field("Sampler", text, "field wide-field"),
           el("button", { class: "btn main", type: "submit", disabled: mmr.isSaved() }, "Draw again"),
         ),
         error,
@@ -120,11 +119,6 @@
       return low === high ? low : `${low} to ${high}`;
     }
 
-    function key(name, colour) {
-      const dot = el("span", { class: "swatch dot", css: { background: `var(--${colour})` } });
-      return el("span", { class: "key" }, dot, name);
-    }
-
     function tiles(answer, order) {
       return el(
         "ul",
@@ -143,7 +137,7 @@
               image && !mmr.isSaved() ? mmr.thumb(id, image.path, env, position) : null,
               el("span", { class: "mono" }, name),
             ),
-            el("span", { class: "muted" }, `p ${number(answer.probabilities[i])}`, el("br"), `w ${number(answer.weights[i])}`),
+            mmr.muted(`p ${number(answer.probabilities[i])}`, el("br"), `w ${number(answer.weights[i])}`),
           );
         }),
       );

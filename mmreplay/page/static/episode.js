@@ -70,28 +70,22 @@
     const slider = el("input", { type: "range", id: "step", min: "0", max: String(last), step: "1", "aria-label": "Step" });
     const values = el("dl", { class: "now", "aria-label": "Values at this step" });
     const chartBox = el("div");
-    const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
-    const scale = el("span", { class: "muted" });
+    const exportBox = mmr.selectionBox();
+    const scale = mmr.muted();
     const rewardsNote = el("span", { class: "muted", role: "status", "data-note": "rewards" });
     const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
-    const rate = el(
-      "select",
-      { id: "speed", on: { change: () => (speed = Number(rate.value)) } },
-      SPEEDS.map((each) => el("option", { value: String(each), selected: each === speed }, `${each}/s`)),
-    );
+    const setSpeed = () => (speed = Number(rate.value));
+    const rate = mmr.select({ id: "speed" }, setSpeed, SPEEDS.map((each) => [each, `${each}/s`]), speed);
     const nextReward = button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1));
     let field = images.find((each) => each.path === query.get("image")) ?? images[0];
     let reel = field ? new mmr.Reel(id, field, env, begin, end) : null;
-    const lens = el(
-      "select",
-      { id: "image", on: { change: () => {
-        field = images.find((each) => each.path === lens.value);
-        reel = new mmr.Reel(id, field, env, begin, end);
-        shown = -1;
-        move(step);
-      } } },
-      images.map((each) => el("option", { value: each.path }, each.path)),
-    );
+    const setImage = () => {
+      field = images.find((each) => each.path === lens.value);
+      reel = new mmr.Reel(id, field, env, begin, end);
+      shown = -1;
+      move(step);
+    };
+    const lens = mmr.select({ id: "image" }, setImage, images.map(({ path }) => [path, path]), field?.path);
 
     draw();
 
@@ -117,8 +111,8 @@
           el(
             "div",
             { class: "transport" },
-            el("label", { class: "field" }, "Speed", rate),
-            images.length > 1 ? el("label", { class: "field" }, "Image", lens) : null,
+            mmr.field("Speed", rate),
+            images.length > 1 ? mmr.field("Image", lens) : null,
             scale,
             rewardsNote,
           ),
@@ -156,7 +150,7 @@
         badge(plural(length, "step")),
         returned,
         badge(WORDS[episode.kind] ?? episode.kind),
-        el("span", { class: "muted" }, `environment ${env}, positions ${count(episode.begin)} to ${count(end - 1)}, `, el("span", { id: "age" }, ageText())),
+        mmr.muted(`environment ${env}, positions ${count(episode.begin)} to ${count(end - 1)}, `, el("span", { id: "age" }, ageText())),
         episode.missing_start ? el("span", { class: "tag" }, "its first steps were overwritten") : null,
         el("span", { class: "grow" }),
         el(
@@ -463,19 +457,12 @@
     }
 
     function drawCurvesHead() {
-      const fieldKey = (each) => {
-        const key = el(
-          "button",
-          { class: "key", type: "button", "aria-pressed": String(!arrangement.off.has(each.path)), "aria-label": `Show ${each.path}`, on: { click: () => {
-            const off = !arrangement.off.delete(each.path);
-            if (off) arrangement.off.add(each.path);
-            key.setAttribute("aria-pressed", String(!off));
-            drawCharts();
-          } } },
-          mmr.swatch(each.path),
-          each.path,
-        );
-        return key;
+      const fieldKey = ({ path }) => {
+        const turn = (on) => {
+          arrangement.off[on ? "delete" : "add"](path);
+          drawCharts();
+        };
+        return mmr.toggle({ class: "key", "aria-label": `Show ${path}` }, !arrangement.off.has(path), turn, mmr.swatch(path), path);
       };
       const more = drawable.slice(MAX_CURVES);
       return el(
@@ -522,13 +509,9 @@
       }
       const others = arrangement.groups.filter((group) => group !== own && !group.every((path) => arrangement.off.has(path)));
       if (!others.length) return null;
-      const select = el(
-        "select",
-        { class: "small", "data-group": own[0], "aria-label": `Draw ${own[0]} in the chart of`, on: { change: () => join(select.value) } },
-        el("option", { value: "" }, "Group with…"),
-        others.map((group) => el("option", { value: group[0] }, group.join(" + "))),
-      );
-      return select;
+      const props = { class: "small", "data-group": own[0], "aria-label": `Draw ${own[0]} in the chart of` };
+      const choices = others.map((group) => [group[0], group.join(" + ")]);
+      return mmr.select(props, (event) => join(event.target.value), [["", "Group with…"], ...choices]);
     }
 
     async function addChart(fields) {
@@ -537,7 +520,7 @@
       const sticksOnly = fields.every((each) => each.role === "reward");
       const legend = el("div", { class: "legend", role: "group", "aria-label": `Components of ${title}` });
       const box = el("div");
-      const remark = el("span", { class: "muted" });
+      const remark = mmr.muted();
       const pagers = el("span", { class: "pair" });
       const from = new Map(fields.map((each) => [each.path, 0]));
       const hidden = new Set(); // names of components
@@ -640,7 +623,7 @@
         back.disabled = low === 0;
         on.disabled = low + COMPONENTS >= all;
         const range = `${low} to ${Math.min(all, low + COMPONENTS) - 1} of ${count(all)}`;
-        return [back, el("span", { class: "muted" }, several ? `${each.path} ${range}` : range), on];
+        return [back, mmr.muted(several ? `${each.path} ${range}` : range), on];
       }
 
       function make() {
@@ -658,18 +641,15 @@
 
       function drawLegend() {
         const key = (line, i) => {
-          const it = el(
-            "button",
-            { class: "key", type: "button", "aria-pressed": String(!hidden.has(line.name)), "aria-label": `Show ${line.name}`, on: { click: () => {
-              const show = hidden.delete(line.name);
-              if (!show) hidden.add(line.name);
-              it.setAttribute("aria-pressed", String(show));
-              for (const k of [0, 1, 2]) plot.plot.setSeries(k * data.lines.length + i + 1, { show });
-            } } },
-            mmr.swatch(line.path, line.component, line.order),
-            several ? line.name : line.name.slice(line.path.length),
+          const { name, path } = line;
+          const turn = (show) => {
+            hidden[show ? "delete" : "add"](name);
+            for (const k of [0, 1, 2]) plot.plot.setSeries(k * data.lines.length + i + 1, { show });
+          };
+          return mmr.toggle(
+            { class: "key", "aria-label": `Show ${name}` }, !hidden.has(name), turn,
+            mmr.swatch(path, line.component, line.order), several ? name : name.slice(path.length),
           );
-          return it;
         };
         legend.replaceChildren(...(data.lines.length > 1 ? data.lines.map(key) : []));
       }

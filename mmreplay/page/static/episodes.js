@@ -18,6 +18,8 @@
   };
   mmr.selectionOf = selectionOf;
 
+  mmr.selectionBox = () => el("section", { class: "card", hidden: true, "aria-label": "Selection" });
+
   const quoted = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
   // What is selected as a file, and the command that takes it.
@@ -82,8 +84,7 @@
     const id = app.id;
     const overview = await app.overview(id);
     if (!isCurrent()) return;
-    const image = overview.fields.find((f) => f.image && f.role === "observation")
-      ?? overview.fields.find((f) => f.image);
+    const image = mmr.imageOf(overview);
     const query = { sort: "age", desc: "0", hist: "return" };
     const selected = selectionOf(overview);
     const pages = new Map();
@@ -109,44 +110,23 @@
     const head = el("div", { class: `ehead${plain}`, role: "row", "aria-rowindex": "1" });
     const table = el("div", { role: "table", "aria-label": "Episodes" }, el("div", { role: "rowgroup" }, head), list);
     const histogramBox = el("div");
-    const exportBox = el("section", { class: "card", hidden: true, "aria-label": "Selection" });
+    const exportBox = mmr.selectionBox();
 
     const drawExport = () =>
       mmr.drawSelection(exportBox, overview, () => {
         for (const { node } of drawn.values()) node.querySelector("input").checked = false;
       });
 
-    const option = (value, text) => el("option", { value }, text);
-    const measure = el(
-      "select",
-      { id: "measure", on: { change: () => change({ hist: measure.value, len: null, ret: null }) } },
-      option("return", "returns"),
-      option("length", "lengths"),
-    );
+    const setMeasure = () => change({ hist: measure.value, len: null, ret: null });
+    const measure = mmr.select({ id: "measure" }, setMeasure, [["return", "returns"], ["length", "lengths"]]);
     const keepEnv = () => env.checkValidity() && change({ env: env.value || null });
     const env = overview.num_envs > MAX_LISTED_ENVS
       ? el("input", { type: "number", id: "env", min: "0", max: String(overview.num_envs - 1), placeholder: "all", on: { change: keepEnv } })
-      : el(
-          "select",
-          { id: "env", on: { change: keepEnv } },
-          option("", "all"),
-          Array.from({ length: overview.num_envs }, (_, i) => option(String(i), String(i))),
-        );
-    const end = el(
-      "select",
-      { id: "end", on: { change: () => change({ end: end.value || null }) } },
-      option("", "any"),
-      KINDS.filter((kind, i) => i < 4 || (i === 4) === app.isLive(id)).map((kind) => option(kind, kind)),
-    );
-    const whole = el(
-      "button",
-      { class: "btn", type: "button", "aria-pressed": "false", on: { click: () => {
-        const on = whole.getAttribute("aria-pressed") !== "true";
-        whole.setAttribute("aria-pressed", String(on));
-        change({ whole: on ? "1" : null });
-      } } },
-      "Whole ones only",
-    );
+      : mmr.select({ id: "env" }, keepEnv, [["", "all"], ...Array.from({ length: overview.num_envs }, (_, i) => [i, i])]);
+    const kinds = KINDS.filter((kind, i) => i < 4 || (i === 4) === app.isLive(id));
+    const keepEnd = () => change({ end: end.value || null });
+    const end = mmr.select({ id: "end" }, keepEnd, [["", "any"], ...kinds.map((kind) => [kind, kind])]);
+    const whole = mmr.toggle({ class: "btn" }, false, (on) => change({ whole: on ? "1" : null }), "Whole ones only");
     // What is dragged over the histogram, for keys.
     const limit = (name) => el("input", { type: "number", id: name, step: "any", on: { change: keepRange } });
     const lowest = limit("lowest");
@@ -169,9 +149,9 @@
         el(
           "div",
           { class: "filters" },
-          el("label", { class: "field" }, "Histogram of", measure),
-          el("label", { class: "field" }, "Environment", env),
-          el("label", { class: "field" }, "End", end),
+          mmr.field("Histogram of", measure),
+          mmr.field("Environment", env),
+          mmr.field("End", end),
           whole,
           range,
           el("span", { class: "grow" }),
@@ -179,8 +159,8 @@
             "span",
             { class: "pair" },
             el("span", { class: "muted desk" }, "Drag over the bars, or keep"),
-            el("label", { class: "field" }, "from", lowest),
-            el("label", { class: "field" }, "to", highest),
+            mmr.field("from", lowest),
+            mmr.field("to", highest),
           ),
         ),
         histogramBox,

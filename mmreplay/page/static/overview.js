@@ -228,7 +228,7 @@
         ),
       );
     const calm = (check) =>
-      el("li", { "data-check": check.id }, mark("fine"), el("span", {}, el("b", {}, check.title), " ", el("span", { class: "muted" }, check.text)));
+      el("li", { "data-check": check.id }, mark("fine"), el("span", {}, el("b", {}, check.title), " ", mmr.muted(check.text)));
     const sample = overview.sample;
     const note = plural(overview.checks.length, "check")
       + (sample.whole ? "" : `, from a sample of ${count(sample.rows)} rows`);
@@ -268,12 +268,11 @@
   };
 
   function legend(window) {
-    const dot = el("span", { class: "swatch dot", css: { background: "var(--s0)" } });
     const line = el("span", { class: "swatch", css: { "border-color": "var(--text)" } });
     return el(
       "div",
       { class: "legend" },
-      el("span", { class: "key" }, dot, "one episode"),
+      mmr.key("one episode", "s0"),
       window > 1 ? el("span", { class: "key" }, line, `mean of ${count(window)}`) : null,
     );
   }
@@ -448,7 +447,7 @@
         "c4",
         "What they do",
         `with alpha ${number(facts.alpha)}`,
-        el("label", { class: "field" }, "alpha", alpha),
+        mmr.field("alpha", alpha),
         pairs(rows),
       ),
     ];
