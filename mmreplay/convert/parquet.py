@@ -641,6 +641,10 @@ class ParquetFile:
             read_dictionary=list(dictionaries),
         )
 
+    def leaf_names(self) -> list[str]:
+        """Paths of all columns of values, with dots between the names of structs."""
+        return list(self._leaves)
+
     def leaves(self, name: str) -> list[parquet_checks.Leaf]:
         """Columns of values below a column, or the column itself."""
         return [
@@ -694,14 +698,22 @@ class ParquetFile:
                 f"{VALUE_NBYTES}. Write it with smaller row groups."
             )
 
-    def batches(self, rows: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def batches(
+        self, rows: int, names: Sequence[str], dictionaries: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
         """Arrow arrays by column, of at most so many rows each.
+
+        Args:
+            rows: Of a batch, at most.
+            names: Columns.
+            dictionaries: Columns of strings that come as entries of their dictionaries.
 
         Raises:
             CorruptError: The file is damaged.
         """
         with parquet_errors(self.path):
-            batches = self._parquet.iter_batches(rows, columns=list(names))
+            parquet = self._opened(dictionaries) if dictionaries else self._parquet
+            batches = parquet.iter_batches(rows, columns=list(names))
         yield from self._counted(batches, names)
 
     def split_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ import pyarrow as pa
 
 from mmreplay.convert import parquet
 from mmreplay.convert.parquet import ParquetFile, parquet_errors
-from mmreplay.datasets.common.rows import Array
+from mmreplay.convert.values import check_lengths
+from mmreplay.datasets.common.rows import Array, TextRows
 from mmreplay.datasets.images import ImageRows
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import CorruptError, FormatError, SourceError
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field
 from mmreplay.schema.dtypes import storage_dtype
 
 Batches = Callable[[], Iterator[Mapping[str, Any]]]
@@ -143,6 +146,28 @@ def number_rows(
     return ArrowRows(window, column, kind, wanted)
 
 
+def text_rows(window: Window, column: str, field: Field) -> TextRows:
+    """Return a column of strings as rows of a text field."""
+    name = f"{window.name}: column {column!r}"
+
+    def texts(first: int, stop: int) -> Ragged:
+        if first == stop:
+            return Ragged(np.zeros(0, np.uint8), np.zeros(1, np.int64), (0,))
+        array = window.read(column, first, stop)
+        if parquet.has_nulls(array):
+            raise SourceError(
+                f"{name} lacks a value in rows [{first}, {stop}). Fill missing values, "
+                "or leave the column out."
+            )
+        with parquet_errors(Path(window.name)):
+            check_lengths(parquet.row_nbytes_of(array), field, name, first)
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
+        return parquet.decode_values(array, field)
+
+    return TextRows(texts, window.count, field, name)
+
+
 def image_rows(window: Window, column: str) -> ImageRows:
     """Return a column of compressed images as rows."""
 
@@ -164,11 +189,23 @@ def leaves(array: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def parquet_batches(file: ParquetFile, names: list[str]) -> Batches:
-    """Return the columns of a parquet file; structs by their leaves."""
+def parquet_batches(
+    file: ParquetFile, names: list[str], texts: Sequence[str] = ()
+) -> Batches:
+    """Return the columns of a parquet file; structs by their leaves.
+
+    Args:
+        file: The file.
+        names: Columns.
+        texts: Columns of text, and their paths in structs with dots between them.
+    """
+    # Texts of a dictionary are in memory once, however often rows name them.
+    entries = [
+        name for name in texts if any(leaf.dictionaries for leaf in file.leaves(name))
+    ]
 
     def batches() -> Iterator[Mapping[str, Any]]:
-        for batch in file.batches(ROWS, names):
+        for batch in file.batches(ROWS, names, entries):
             yield flat(batch)
 
     return batches

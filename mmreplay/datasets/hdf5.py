@@ -17,8 +17,9 @@ import numpy as np
 
 from mmreplay.convert.array_file import native
 from mmreplay.convert.base import MAX_ROW_NBYTES, Notes
+from mmreplay.convert.values import check_lengths
 from mmreplay.convert.zip_file import MAX_EXPANSION
-from mmreplay.datasets.common.rows import Array
+from mmreplay.datasets.common.rows import Array, TextRows
 from mmreplay.disk.files import File
 from mmreplay.errors import (
     CorruptError,
@@ -28,7 +29,8 @@ from mmreplay.errors import (
     SchemaError,
     system_error,
 )
-from mmreplay.schema import Schema
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
 from mmreplay.schema.naming import left_out
 
@@ -42,6 +44,8 @@ MAX_DEPTH = 16
 MAX_ATTRIBUTE_NBYTES = 8 << 20
 # A dataset without stored bytes holds only fill values.
 LEAST_NBYTES = 1 << 10
+MAX_STRINGS = 1024
+"""Strings that are read at a time."""
 MOST_COMPACT = 32 << 10
 """Maximum bytes of a dataset stored in its own header, which holds up to 64 KiB."""
 
@@ -187,6 +191,38 @@ class Hdf5:
                 f"{what} must have chunks of at most {MAX_ROW_NBYTES} bytes, got "
                 f"{chunk * dataset.dtype.itemsize}. Repack it with smaller chunks."
             )
+
+    def texts(self, name: str, field: Field) -> TextRows | None:
+        """Return a dataset of strings as rows; None if it is none.
+
+        Args:
+            name: Name of the dataset in the file.
+            field: The text field that holds them.
+        """
+        dataset, what = self.raw(name), self.path_of(name)
+        if dataset.ndim != 1 or library().check_string_dtype(dataset.dtype) is None:
+            return None
+        count = len(dataset)
+        # Rows may be the same string of the file: it is in memory once for each.
+        group = max(1, min(MAX_STRINGS, MAX_ROW_NBYTES // max(1, self.file.nbytes)))
+
+        def read(first: int, stop: int) -> Ragged:
+            if stop > count:
+                raise CorruptError(
+                    f"{what} must have at least {stop} rows, got {count}. The file was "
+                    "truncated or edited: restore it from a copy."
+                )
+            found: list[bytes] = []
+            for begin in range(first, stop, group):
+                with self.translated_errors(what):
+                    some = dataset[begin : min(begin + group, stop)].tolist()
+                lengths = np.array([len(each) for each in some])
+                check_lengths(lengths, field, what, begin)
+                found += some
+            offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
+            return Ragged(np.frombuffer(b"".join(found), np.uint8), offsets)
+
+        return TextRows(read, count, field, what)
 
     def raw(self, name: str) -> h5py.Dataset:
         """Return a dataset to be decoded, such as one of compressed images."""

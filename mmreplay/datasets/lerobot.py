@@ -31,7 +31,12 @@ from mmreplay.datasets.common.fields import (
     make_schema,
     select_metadata,
 )
-from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
+from mmreplay.datasets.common.fragments import (
+    NO_TEXT,
+    TRUNCATED_FIELD,
+    Fragment,
+    FragmentReader,
+)
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of, scalar
 from mmreplay.datasets.images import LOSSY, VideoRows
 from mmreplay.disk import files
@@ -56,7 +61,6 @@ DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
-NO_TEXT = Ragged(np.zeros(0, np.uint8), np.zeros(2, np.int64))
 METADATA_KEYS = ("codebase_version", "fps", "robot_type")
 """Keys of info.json that become user metadata ``lerobot``."""
 

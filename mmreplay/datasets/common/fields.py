@@ -11,7 +11,7 @@ import numpy as np
 from mmreplay.convert.base import Notes, refuse_wide
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets.common.fragments import ENDS
-from mmreplay.datasets.common.rows import ColumnRows, is_scalar
+from mmreplay.datasets.common.rows import ColumnRows, field_of, is_scalar
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.naming import left_out, refuse_nan
@@ -42,8 +42,7 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
     fields: dict[str, Field] = {}
     for name, rows in columns.items():
         try:
-            Schema.from_flat({name: Field(rows.shape, rows.dtype)}, {})
-            fields[name] = Field(rows.shape, rows.dtype)
+            fields[name] = Schema.from_flat({name: field_of(rows)}, {})[name]
         except SchemaError as error:
             left_out(notes, name, f"{name!r} was left out: {error}")
     try:

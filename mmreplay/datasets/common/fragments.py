@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 from mmreplay.convert.base import Block, Notes, Reader, default_rows
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools, Marks
+from mmreplay.convert.values import VALUES_NBYTES
 from mmreplay.datasets.common.rows import Array, ColumnRows, ShiftedRows
 from mmreplay.errors import FormatError
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.strict_json import Json
 
 TERMINATED_FIELD, TRUNCATED_FIELD = "terminated", "truncated"
 ENDS = (TERMINATED_FIELD, TRUNCATED_FIELD)
+NO_TEXT = Ragged(np.zeros(0, np.uint8), np.zeros(2, np.int64))
 CHUNKS_PER_BLOCK = 4
 """Chunks of a block; a chunk is held several times while its rows are made."""
 NOTE = (
@@ -139,6 +142,11 @@ class FragmentReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
+        # Texts are read as if each were as long as it may be.
+        fields = self._schema.fields
+        longest = sum(fields[path].max_heap_nbytes for path in self._schema.varying)
+        if longest:
+            rows = max(1, min(rows, VALUES_NBYTES // longest))
         yield from regroup(self._blocks(rows), rows)
 
     def _blocks(self, rows: int) -> Iterator[Block]:
@@ -162,13 +170,10 @@ class FragmentReader(Reader):
         final = np.ones(count, bool)
         final[at_rows] = False
         columns = {
-            path: _spread(chunk.columns[path], at_rows, count)
+            path: _with_finals(chunk.columns[path], chunk.next_obs.get(path), final)
             for path in self._schema.paths
             if path not in ENDS
         }
-        for path, seen in chunk.next_obs.items():
-            if path in columns:
-                columns[path][final] = seen
         terminated = np.zeros(count, bool)
         terminated[at_rows] = chunk.terminated
         truncated = np.zeros(count, bool)
@@ -358,13 +363,19 @@ def regroup(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
         yield joined(pending)
 
 
+def _together(parts: list[Any]) -> Any:
+    """Return arrays, or `Ragged`, one after another."""
+    join = Ragged.concatenate if isinstance(parts[0], Ragged) else np.concatenate
+    return join(parts)
+
+
 def joined(blocks: list[Block]) -> Block:
     """Return blocks of the same columns as one block."""
     if len(blocks) == 1:
         return blocks[0]
     return Block(
         {
-            path: np.concatenate([each.columns[path] for each in blocks])
+            path: _together([each.columns[path] for each in blocks])
             for path in blocks[0].columns
         },
         np.concatenate([each.env_ids for each in blocks]),
@@ -429,12 +440,29 @@ def _disconnected(
     return apart
 
 
-def _spread(values: Array, at_rows: NDArray[np.int64], count: int) -> Array:
-    """Return values at given rows, and zeros at the others."""
-    if count == len(values):
+def _with_finals(values: Any, next_obs: Any, final: Bools) -> Any:
+    """Return the values of steps and of the final rows among them.
+
+    Args:
+        values: Of the steps.
+        next_obs: Of the final rows; None for zeros, or empty text.
+        final: bool ``[N]``, rows that are final rows.
+    """
+    if len(final) == len(values):
         return values
-    found = np.zeros((count, *values.shape[1:]), values.dtype)
-    found[at_rows] = values
+    if isinstance(values, Ragged):
+        # One of those behind the steps for each final row.
+        behind = NO_TEXT if next_obs is None else next_obs
+        numbers = np.empty(len(final), np.int64)
+        numbers[~final] = np.arange(len(values))
+        numbers[final] = len(values)
+        if next_obs is not None:
+            numbers[final] += np.arange(len(next_obs))
+        return Ragged.concatenate([values, behind])[numbers]
+    found = np.zeros((len(final), *values.shape[1:]), values.dtype)
+    found[~final] = values
+    if next_obs is not None:
+        found[final] = next_obs
     return found
 
 
@@ -443,7 +471,7 @@ def _at(rows: ColumnRows, at_rows: NDArray[np.int64]) -> Array:
     first, stop = int(at_rows[0]), int(at_rows[-1]) + 1
     if stop - first <= 8 * len(at_rows):
         return rows.read(first, stop)[at_rows - first]
-    return np.concatenate([rows.read(p, p + 1) for p in at_rows.tolist()])
+    return _together([rows.read(p, p + 1) for p in at_rows.tolist()])
 
 
 def _differ(one: Array, other: Array) -> Bools:

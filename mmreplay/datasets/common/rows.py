@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
+from mmreplay.convert.values import check_values
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field
+from mmreplay.schema.dtypes import canonical_name, storage_dtype
 
 Array = NDArray[np.generic]
 
@@ -62,6 +65,35 @@ class ArrayRows:
         )
 
 
+class TextRows:
+    """Text, of which each row is as long as it is."""
+
+    def __init__(
+        self, texts: Callable[[int, int], Ragged], count: int, field: Field, name: str
+    ) -> None:
+        """Read a column of text.
+
+        Args:
+            texts: Returns the texts of rows ``[first, stop)``.
+            count: Number of rows.
+            field: The field that holds them.
+            name: Name for errors.
+        """
+        self.dtype, self.shape, self.count = field.dtype, field.shape, count
+        self.field = field
+        self._texts, self._name = texts, name
+
+    def read(self, first: int, stop: int) -> Any:
+        """Return `Ragged` of shape ``(stop - first,)``; see `Rows.read`.
+
+        Raises:
+            CorruptError: One is too long, or no UTF-8.
+        """
+        texts = self._texts(first, stop)
+        check_values(texts, self.field, self._name, first)
+        return texts
+
+
 class ShiftedRows:
     """The rows of another column from some row on.
 
@@ -70,6 +102,7 @@ class ShiftedRows:
 
     def __init__(self, rows: ColumnRows, shift: int, count: int) -> None:
         self.dtype, self.shape, self.count = rows.dtype, rows.shape, count
+        self.field = field_of(rows)
         self._rows, self._shift = rows, shift
 
     def read(self, first: int, stop: int) -> Array:
@@ -147,6 +180,16 @@ def scalar(rows: ColumnRows) -> ColumnRows:
     return ScalarRows(rows) if rows.shape == (1,) else rows
 
 
+def field_of(rows: ColumnRows) -> Field:
+    """Return the field that holds the rows of a column.
+
+    Raises:
+        SchemaError: None does.
+    """
+    own = getattr(rows, "field", None)
+    return own if isinstance(own, Field) else Field(rows.shape, rows.dtype)
+
+
 def nbytes_of(rows: ColumnRows) -> int:
-    """Return the bytes of one row."""
-    return array_nbytes(rows.dtype, rows.shape)
+    """Return the bytes of one row, without those of a text."""
+    return field_of(rows).nbytes

@@ -12,7 +12,7 @@ from mmreplay.datasets import images
 from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.datasets.images import ImageRows
-from mmreplay.datasets.minari.spaces import is_image, leaf_of
+from mmreplay.datasets.minari.spaces import is_image, leaf_of, text_field
 from mmreplay.errors import FormatError
 
 HDF5_FILE_NAME = "main_data.hdf5"
@@ -80,12 +80,15 @@ class Hdf5Episodes:
 
     def _rows(self, name: str, section: str, path: str) -> ColumnRows | None:
         space = self._spaces.get(section)
-        if self._jpeg and section in self._spaces:
-            leaf = leaf_of(space, path)
-            if space is None or is_image(leaf):
-                packed = self._packed(name)
-                if packed is not None:
-                    return packed
+        leaf = leaf_of(space, path)
+        field = text_field(leaf)
+        if field is not None and (texts := self._hdf5.texts(name, field)) is not None:
+            return texts
+        may_be_packed = space is None or is_image(leaf)
+        if self._jpeg and section in self._spaces and may_be_packed:
+            packed = self._packed(name)
+            if packed is not None:
+                return packed
         return self._hdf5.rows(name, f"{section}/{path}")
 
     def _packed(self, name: str) -> ImageRows | None:

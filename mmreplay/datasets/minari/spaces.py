@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from mmreplay.schema import Field
+from mmreplay.schema.field import MAX_LENGTH
+from mmreplay.schema.spaces import CHARACTER_NBYTES
 
 LEAST_SIDE = 32
 """Minari takes smaller boxes of bytes for no images."""
@@ -38,6 +40,14 @@ def is_image(space: Any) -> bool:
         and len(shape) in (2, 3)
         and all(isinstance(side, int) and side >= LEAST_SIDE for side in shape[:2])
     )
+
+
+def text_field(space: Any) -> Field | None:
+    """Return the field of a Text space, or None of another one."""
+    longest = space.get("max_length") if isinstance(space, dict) else None
+    if type(longest) is not int or space.get("type") != "Text" or longest < 0:
+        return None
+    return Field.text(min(max(1, CHARACTER_NBYTES * longest), MAX_LENGTH))
 
 
 def box(field: Field) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mmreplay.convert.base import Notes, refuse_expansion
-from mmreplay.convert.parquet import ParquetFile
+from mmreplay.convert.parquet import ParquetFile, is_text
 from mmreplay.datasets import images
 from mmreplay.datasets.arrow import (
     Batches,
@@ -18,11 +18,13 @@ from mmreplay.datasets.arrow import (
     image_rows,
     number_rows,
     parquet_batches,
+    text_rows,
 )
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of
 from mmreplay.datasets.minari.hdf5_episodes import INFOS, SECTIONS
-from mmreplay.datasets.minari.spaces import leaf_of
+from mmreplay.datasets.minari.spaces import leaf_of, text_field
 from mmreplay.errors import FormatError
+from mmreplay.schema import Field
 from mmreplay.schema.naming import left_out
 
 
@@ -96,8 +98,12 @@ class TableEpisodes:
             section = ParquetFile(path)
             self._open, count, names = section, section.rows, section.schema.names
 
+            texts = [path for path in section.leaf_names() if self._text_of(path)]
+            for path in texts:
+                section.refuse_expanding(path, self._allow_expansion)
+
             def batches(names: list[str]) -> Batches:
-                return parquet_batches(section, names)
+                return parquet_batches(section, names, texts)
 
         else:
             ipc = IpcFile(path)
@@ -117,6 +123,11 @@ class TableEpisodes:
     def _rows(self, window: Window, path: str, array: Any) -> ColumnRows | None:
         section, _, below = path.partition("/")
         space = leaf_of(self._spaces.get(section), below)
+        field, kind = text_field(space), array.type
+        if field is not None and is_text(
+            kind.value_type if pa.types.is_dictionary(kind) else kind
+        ):
+            return text_rows(window, path, field)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             first = array[0].as_py()
             if first is None or not first.startswith(images.MAGIC):
@@ -125,6 +136,11 @@ class TableEpisodes:
             return image_rows(window, path)
         shape = space.get("shape") if isinstance(space, dict) else None
         return number_rows(window, path, array, shape)
+
+    def _text_of(self, path: str) -> Field | None:
+        """Return the field of a column of text; of a struct by a path with dots."""
+        section, _, below = path.partition(".")
+        return text_field(leaf_of(self._spaces.get(section), below.replace(".", "/")))
 
     def close(self) -> None:
         """See `minari.EpisodeFiles.close`."""

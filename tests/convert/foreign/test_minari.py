@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
 
@@ -435,3 +435,128 @@ def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):
             tmp_path / "buffer", tmp_path / "b", format="minari", dataset_id="none"
         )
     assert not (tmp_path / "b").exists()
+
+
+TEXT = {"type": "Text", "max_length": 12, "min_length": 0, "charset": "abc"}
+SPOKEN = {"type": "Dict", "subspaces": {"mission": TEXT, "view": BOX}}
+TEXTS = ["", "abc", "größer", "日本語 ok", "=1+1", "x" * 12]
+
+
+def write_spoken(folder, kind, lengths, change=lambda texts: texts, **parquet):
+    """A dataset whose observations have a text, and whose actions are texts."""
+    data = folder / "data"
+    data.mkdir(parents=True)
+    content = {
+        "total_episodes": len(lengths), "total_steps": sum(lengths),
+        "data_format": kind, "observation_space": json.dumps(SPOKEN),
+        "action_space": json.dumps(TEXT), "jpeg_encoding": False,
+    }  # fmt: skip
+    (data / "metadata.json").write_text(json.dumps(content))
+    for number, steps in enumerate(lengths):
+        missions = change([TEXTS[(number + i) % 6] for i in range(steps + 1)])
+        actions = [TEXTS[(number + 2 * i) % 6] for i in range(steps)]
+        view = np.arange(3.0 * (steps + 1)).reshape(-1, 3) + number
+        ends = np.arange(steps + 1) == steps - 1
+        if kind == "hdf5":
+            with h5py.File(data / "main_data.hdf5", "a") as file:
+                group = file.create_group(f"episode_{number}")
+                kept = h5py.string_dtype("utf-8")
+                put = group.create_dataset
+                put("observations/mission", data=missions, dtype=kept, maxshape=(None,))
+                put("observations/view", data=view)
+                put("actions", data=actions, dtype=kept)
+                put("rewards", data=np.ones(steps))
+                put("terminations", data=ends[:steps])
+                put("truncations", data=np.zeros(steps, bool))
+            continue
+        observations = pa.StructArray.from_arrays(
+            [pa.array(missions), column(view, steps + 1)], ["mission", "view"]
+        )
+        batch = pa.table(
+            [
+                observations, pa.array([*actions, None]), pa.array(np.ones(steps + 1)),
+                pa.array(ends), pa.array(np.zeros(steps + 1, bool)),
+            ],
+            names=NAMES,
+        )  # fmt: skip
+        (data / str(number)).mkdir()
+        if kind == "parquet":
+            pq.write_table(batch, data / str(number) / "part-0.parquet", **parquet)
+            continue
+        file_name = data / str(number) / "part-0.arrow"
+        with pa.ipc.new_file(file_name, batch.schema) as file:
+            file.write_table(batch)
+    return folder
+
+
+@pytest.mark.parametrize("rows_per_block", [None, 2])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("hdf5", {}), ("arrow", {}), ("parquet", {"use_dictionary": False}),
+        ("parquet", {"use_dictionary": True}),
+    ],
+)  # fmt: skip
+def test_texts_come_with_what_followed_them(
+    tmp_path, kind, options, rows_per_block, monkeypatch
+):
+    if rows_per_block:
+        monkeypatch.setattr(
+            "mmreplay.datasets.common.fragments.VALUES_NBYTES", rows_per_block * 96
+        )
+    lengths = (5, 1, 8)
+    folder = write_spoken(tmp_path / "spoken-v0", kind, lengths, **options)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert (report.rows, report.episodes) == (14 + 3, 3)
+    assert not [note for note in report.notes if "left out" in note]
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.schema["observation/mission"] == mr.Field.text(48)
+        assert buffer.schema["action"] == mr.Field.text(48)
+        rows = buffer.gather_all()
+        missions = [TEXTS[(n + i) % 6] for n in range(3) for i in range(lengths[n] + 1)]
+        assert rows["observation/mission"].text() == missions
+        actions = [
+            TEXTS[(n + 2 * i) % 6] if i < lengths[n] else ""
+            for n in range(3) for i in range(lengths[n] + 1)
+        ]  # fmt: skip
+        assert rows["action"].text() == actions
+        ends = np.cumsum([steps + 1 for steps in lengths]) - 2
+        batch = buffer.take(np.zeros(3, int), ends)
+        finals = [TEXTS[(n + lengths[n]) % 6] for n in range(3)]
+        assert batch["next_observation/mission"].text() == finals
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_longer_than_its_space_is_refused(tmp_path, kind):
+    folder = write_spoken(
+        tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", "y" * 49, "z"]
+    )
+    with pytest.raises(CorruptError, match="row 1 must have 0 to 48 items, got 49"):
+        mr.load(folder, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    folder = write_spoken(
+        tmp_path / "spoken-v0", "hdf5", (2,), lambda texts: [b"x", b"\xff", b"z"]
+    )
+    with pytest.raises(CorruptError, match="row 1 must be UTF-8, got text that is not"):
+        mr.load(folder, tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_text_that_is_missing_is_refused(tmp_path, kind):
+    folder = write_spoken(
+        tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", None, "z"]
+    )
+    with pytest.raises(SourceError, match=r"observations/mission.* lacks a value in"):
+        mr.load(folder, tmp_path / "buffer")
+
+
+def test_strings_of_another_space_are_left_out_with_a_note(tmp_path):
+    folder = write_spoken(tmp_path / "spoken-v0", "hdf5", (2,))
+    path = folder / "data" / "metadata.json"
+    content = json.loads(path.read_text()) | {"action_space": json.dumps(DISCRETE)}
+    path.write_text(json.dumps(content))
+    report = mr.load(folder, tmp_path / "buffer")
+    assert "'/episode_0/actions' was left out" in " ".join(report.doubts)
