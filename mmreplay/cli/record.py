@@ -112,7 +112,7 @@ def record(
     report = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-        engine=engine, codec=codec,
+        engine=engine, codec=codec,  # type: ignore[arg-type]  # checked above
         level=level, heap_bytes=heap_bytes,
     )  # fmt: skip
     if json:

@@ -466,7 +466,7 @@ def _with_finals(values: Any, next_obs: Any, final: Bools) -> Any:
     return found
 
 
-def _at(rows: ColumnRows, at_rows: NDArray[np.int64]) -> Array:
+def _at(rows: ColumnRows, at_rows: NDArray[np.int64]) -> Any:
     """Return single rows; rows near each other are read in one call."""
     first, stop = int(at_rows[0]), int(at_rows[-1]) + 1
     if stop - first <= 8 * len(at_rows):

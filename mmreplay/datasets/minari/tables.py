@@ -98,9 +98,9 @@ class TableEpisodes:
             section = ParquetFile(path)
             self._open, count, names = section, section.rows, section.schema.names
 
-            texts = [path for path in section.leaf_names() if self._text_of(path)]
-            for path in texts:
-                section.refuse_expanding(path, self._allow_expansion)
+            texts = [leaf for leaf in section.leaf_names() if self._text_of(leaf)]
+            for leaf in texts:
+                section.refuse_expanding(leaf, self._allow_expansion)
 
             def batches(names: list[str]) -> Batches:
                 return parquet_batches(section, names, texts)
