@@ -27,6 +27,7 @@ from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock
 from mmreplay.errors import FullError, ReplayError, SchemaError, frames_to_caller
 from mmreplay.format.metadata import (
+    HEAP_STEP_NBYTES,
     FILE_NAME,
     Autoreset,
     Engine,
@@ -471,12 +472,20 @@ def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
     for name, value in asked.items():
         held = getattr(sharding, name, None)
         held = buffer.metadata.engine if name == "engine" else held
+        way_out = "convert the buffer with mmreplay compact"
         if name == "heap_bytes":
-            held, value = buffer.metadata.heap_nbytes, size_in_bytes(name, value)
+            held, way_out = (
+                buffer.metadata.heap_nbytes,
+                "change it with mmreplay resize",
+            )
+            # Rounded up, as it was when the buffer was made.
+            value = (
+                -(-size_in_bytes(name, value) // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
+            )
         if value != held:
             raise SchemaError(
                 f"{name} must be {held!r}, as in the buffer at {buffer.path}, got "
-                f"{value!r}. Leave it out, or convert the buffer with mmreplay compact."
+                f"{value!r}. Leave it out, or {way_out}."
             )
 
 

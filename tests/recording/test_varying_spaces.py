@@ -160,9 +160,11 @@ def test_the_heap_is_planned_or_given_and_that_of_a_buffer_stays(tmp_path):
     assert report.heap_bytes == 4 << 20
     assert mr.record(Speaking(), path, steps=5).heap_bytes == 4 << 20
     assert mr.record(Speaking(), path, steps=5, heap_bytes=4 << 20).held == 15
+    # As it was rounded up, so are later ones.
+    assert mr.record(Speaking(), path, steps=5, heap_bytes=(4 << 20) - 9).held == 20
     with pytest.raises(
         SchemaError,
-        match=r"heap_bytes must be 4194304, as in the buffer .*got 8192\. L",
+        match=r"heap_bytes must be 4194304, .*got 8192\. Leave it out, or .* resize\.$",
     ):
         mr.record(Speaking(), path, steps=5, heap_bytes=8192)
     with pytest.raises(SchemaError, match="heap_bytes must be None without a field"):
