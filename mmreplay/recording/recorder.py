@@ -27,8 +27,8 @@ from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock
 from mmreplay.errors import FullError, ReplayError, SchemaError, frames_to_caller
 from mmreplay.format.metadata import (
-    HEAP_STEP_NBYTES,
     FILE_NAME,
+    HEAP_STEP_NBYTES,
     Autoreset,
     Engine,
     load,
