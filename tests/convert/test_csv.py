@@ -426,7 +426,7 @@ def test_the_plan_of_a_table_names_its_text(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_text_of_a_table_is_dealt_out_and_selected_as_numbers_are(tmp_path, num_envs):
+def test_text_of_a_table_is_interleaved_and_selected_as_numbers_are(tmp_path, num_envs):
     path = tmp_path / "a.csv"
     rows = "".join(f"{n},text {n}\n" for n in range(6))
     path.write_text(f"x,note\n{rows}")

@@ -49,7 +49,7 @@ def write(path, pipe):
         pipe.send(position)
 
 
-def torn_values(batch):
+def wrong_values(batch):
     """Values that are not those of their rows."""
     tokens, env_ids, positions = batch["tokens"], batch.env_ids, batch.positions
     lengths = lengths_of(positions)
@@ -68,7 +68,7 @@ def torn_values(batch):
 @pytest.mark.parametrize(
     "count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)]
 )
-def test_no_value_is_torn_while_the_heap_wraps(tmp_path, engine, count):
+def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, count):
     path = tmp_path / "ring"
     mr.ReplayBuffer.create(
         path, SCHEMA, 2_000, NUM_ENVS, heap_bytes=HEAP_NBYTES, engine=engine,
@@ -93,13 +93,13 @@ def test_no_value_is_torn_while_the_heap_wraps(tmp_path, engine, count):
                     stale += 1
                     assert stale < count
                     continue
-                assert not len(torn_values(batch))
+                assert not len(wrong_values(batch))
                 read += 2 * len(batch)
                 with suppress(StaleError):
                     span = reader.span
                     newest = np.arange(span.first[0], span.stop[0])[-64:]
                     batch = reader.take(np.zeros(len(newest), int), newest)
-                    assert not len(torn_values(batch))
+                    assert not len(wrong_values(batch))
                     read += 2 * len(batch)
     finally:
         ours.send("enough")

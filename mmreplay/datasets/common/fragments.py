@@ -363,10 +363,10 @@ def regroup(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
         yield joined(pending)
 
 
-def _together(parts: list[Any]) -> Any:
+def _together(several: list[Any]) -> Any:
     """Return arrays, or `Ragged`, one after another."""
-    join = Ragged.concatenate if isinstance(parts[0], Ragged) else np.concatenate
-    return join(parts)
+    join = Ragged.concatenate if isinstance(several[0], Ragged) else np.concatenate
+    return join(several)
 
 
 def joined(blocks: list[Block]) -> Block:
