@@ -565,8 +565,8 @@ class UseCounter(Wrapper):
             elif self._lease_s is not None and (key, steps) not in self._acknowledged:
                 self._refuse_another("acknowledge", what)
                 raise StaleError(
-                    "acknowledge: the lease of the batch has ended. Give a longer "
-                    "lease_s, or pass the batch's ticket."
+                    "acknowledge: the batch has no lease, as it ended or another "
+                    "sampler drew it. Give a longer lease_s, or pass its ticket."
                 )
         else:
             stored = self._store(view, *_checked_ticket(view, what))

@@ -251,7 +251,7 @@ def test_a_lease_ends_after_its_time(monkeypatch):
         again = buffer.sample(9)
         assert set(steps_in(again)) == set(steps_in(second))
         with pytest.raises(
-            StaleError, match="acknowledge: the lease of the batch has e"
+            StaleError, match="acknowledge: the batch has no lease, as it"
         ):
             buffer.acknowledge(second)
         with pytest.raises(StaleError, match="ticket: the batch has no lease"):
