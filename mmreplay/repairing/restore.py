@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer import opening
+from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, holder, locked
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
+from mmreplay.ragged import Ragged
 from mmreplay.repairing.scan import (
     DamageScan,
     ShortStore,
@@ -33,10 +35,16 @@ from mmreplay.repairing.scan import (
     refuse_oversized,
     row_sizes,
 )
-from mmreplay.repairing.values import ValueMover, ValueScan
+from mmreplay.repairing.values import (
+    SealedValueScan,
+    ValueMover,
+    ValueScan,
+    read_values,
+    rows_at_once,
+)
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS
-from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.store import CheckedStore, Columns
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, pair_problem
 from mmreplay.verify.rows import unreadable as unreadable_blocks
@@ -196,6 +204,7 @@ class CopyBlock:
 
     Attributes:
         env_id: The environment.
+        positions: int64 ``[N]``, their positions in the new buffer.
         sources: int64 ``[N]``, their positions in the damaged buffer, growing.
         rows: int64 ``[N]``, where they lie in it.
         to: Where they go.
@@ -203,6 +212,7 @@ class CopyBlock:
     """
 
     env_id: int
+    positions: Array
     sources: Array
     rows: Array
     to: list[Run]
@@ -241,14 +251,16 @@ def copy_blocks(
             sources = rows_of_env.sources(head, positions)
             ids = np.full(len(positions), env_id)
             rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
-            yield CopyBlock(env_id, sources, rows, to, rows_of_env.marks)
+            yield CopyBlock(env_id, positions, sources, rows, to, rows_of_env.marks)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, total)
 
 
 Interval = tuple[int, int]
-UNPACKED_ROWS = 1024
+UNPACKED_ROWS, UNPACKED_NBYTES = 1024, 64 << 20
+"""Rows of a compressed buffer that are copied at once, and bytes of their longest
+values."""
 LOOK_ROWS = 1 << 16
 
 
@@ -305,7 +317,7 @@ def copied(
     store: ZarrStore,
     tails: Array,
     progress: Progress | None,
-) -> None:
+) -> tuple[Array | None, Array | None]:
     """Copy the surviving rows to their new positions, and seal full shards.
 
     Args:
@@ -314,14 +326,49 @@ def copied(
         store: The new buffer's.
         tails: int64 ``[E]``, the oldest position of the new buffer.
         progress: Called with (rows written, rows to write).
+
+    Returns:
+        As `write_surviving_rows`.
     """
-    paths = store.schema.paths
+    schema = store.schema
+    plain = [path for path in schema.paths if not schema.fields[path].varies]
+    size, values = UNPACKED_ROWS, None
+    if schema.varying:
+        values = ValueCopier(store)
+        values.begin(tails)
+        size = min(size, rows_at_once(store, UNPACKED_NBYTES))
     with opened(scan) as source:
-        for block in copy_blocks(scan, surviving, tails, UNPACKED_ROWS, progress):
+        for block in copy_blocks(scan, surviving, tails, size, progress):
             flags = source.flags(block.rows).copy()
             block.mark(flags)
-            source.prefetch(block.rows, paths)
-            store.write(block.to, source.gather(block.rows, paths), flags)
+            source.prefetch(block.rows, schema.paths)
+            gathered = source.gather(block.rows, plain)
+            columns: Columns = gathered
+            if values is not None:
+                for path in schema.varying:
+                    read = _values(scan, source, path, block)
+                    gathered[path] = read  # type: ignore[assignment]  # of a field that varies
+                ids, every = (
+                    np.full(len(flags), block.env_id),
+                    np.ones(len(flags), bool),
+                )
+                columns = values.store(gathered, ids, block.positions, every)
+            store.write(block.to, columns, flags)
+    if values is None:
+        return None, None
+    values.end(scan.heads)
+    return values.heap_heads, values.heap_tails
+
+
+def _values(
+    scan: DamageScan, source: ShortStore, path: str, block: CopyBlock
+) -> Ragged:
+    """The values of a block's rows, each of which is whole."""
+    field = scan.metadata.schema.fields[path]
+    references, data, _ = read_values(scan, source, path, block.env_id, block.sources)
+    offsets = np.zeros(len(references) + 1, np.int64)
+    np.cumsum(references["length"], out=offsets[1:])
+    return Ragged(data.view(field.numpy).reshape(-1, *field.inner), offsets)
 
 
 CHUNK_NBYTES = 4 << 20
@@ -482,26 +529,26 @@ def _choose(
     for env_id, first, stop in _missing(scan):
         bad[env_id].append((first, stop, "missing"))
     sorter = Sorter(scan.metadata.autoreset == "next_step")
-    values = ValueScan(scan) if scan.metadata.schema.varying else None
     surviving, dropped = [], []
-    for env_id in range(ring.num_envs):
-        first, head = int(scan.firsts[env_id]), int(scan.heads[env_id])
-        lost = sorted(bad.pop(env_id, ()))
-        good, lost_intervals = _rest(first, head, lost)
-        if values is not None:
-            lost += [(a, b, "value") for a, b in values.damaged(env_id, good)]
-            good, lost_intervals = _rest(first, head, sorted(lost))
-        sorted_rows = sorter.sort(good, _reader(scan, env_id))
-        lost_intervals += _flagged(good, sorted_rows)
-        if values is not None:
-            count = values.count_fitting(env_id, sorted_rows.intervals)
-            oldest = sorted_rows.drop_oldest(sorted_rows.total - count)
-            lost_intervals += [(a, b, "heap") for a, b in oldest]
-        surviving.append(sorted_rows)
-        dropped += [
-            DroppedRows(env_id, a, b, why)
-            for a, b, why in _joined(sorted(lost_intervals))
-        ]
+    with _value_scan(scan) as values:
+        for env_id in range(ring.num_envs):
+            first, head = int(scan.firsts[env_id]), int(scan.heads[env_id])
+            lost = sorted(bad.pop(env_id, ()))
+            good, lost_intervals = _rest(first, head, lost)
+            if values is not None:
+                lost += [(a, b, "value") for a, b in values.damaged(env_id, good)]
+                good, lost_intervals = _rest(first, head, sorted(lost))
+            sorted_rows = sorter.sort(good, _reader(scan, env_id))
+            lost_intervals += _flagged(good, sorted_rows)
+            if values is not None:
+                count = values.count_fitting(env_id, sorted_rows.intervals)
+                oldest = sorted_rows.drop_oldest(sorted_rows.total - count)
+                lost_intervals += [(a, b, "heap") for a, b in oldest]
+            surviving.append(sorted_rows)
+            dropped += [
+                DroppedRows(env_id, a, b, why)
+                for a, b, why in _joined(sorted(lost_intervals))
+            ]
     missing_starts = sum(rows_of_env.missing_starts for rows_of_env in surviving)
     if missing_starts:
         scan.restored.append(
@@ -510,6 +557,18 @@ def _choose(
             "complete episode"
         )
     return surviving, dropped
+
+
+@contextmanager
+def _value_scan(scan: DamageScan) -> Iterator[ValueScan | SealedValueScan | None]:
+    """Look at the values of the damaged buffer; None where no field varies."""
+    if not scan.metadata.schema.varying:
+        yield None
+    elif scan.metadata.engine == "zarr":
+        with opened(scan) as store:
+            yield SealedValueScan(scan, store)
+    else:
+        yield ValueScan(scan)
 
 
 def _joined(intervals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
@@ -594,9 +653,9 @@ def _build(
     # Forged metadata may claim a ring of any size, with sparse files.
     existing_nbytes = sum(file.disk_nbytes()[1] for file in scan.opened.values())
     with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
-        heap_heads = write_surviving_rows(scan, surviving, new.store, tails, progress)
+        heap = write_surviving_rows(scan, surviving, new.store, tails, progress)
         new.sum_blocks(tails, scan.heads)
-        new.finish(scan.heads, tails, heap_heads)
+        new.finish(scan.heads, tails, *heap)
     _copy_statistics(scan, target)
     scan.restored += left_behind(scan.path)
     new.publish()
@@ -609,7 +668,7 @@ def write_surviving_rows(
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
-) -> Array | None:
+) -> tuple[Array | None, Array | None]:
     """Write the rows that survive to their new positions.
 
     Args:
@@ -620,12 +679,12 @@ def write_surviving_rows(
         progress: Called with (rows written, rows to write).
 
     Returns:
-        int64 ``[E]``, where the values end in the new heap; None where no field varies.
+        int64 ``[E]``, where the values end in the new heap, and int64 ``[E]``, where
+        they begin, None for 0; None where no field varies.
     """
     if isinstance(store, ZarrStore):
-        copied(scan, surviving, store, tails, progress)
-        return None
-    return _write(scan, surviving, store, tails, progress)
+        return copied(scan, surviving, store, tails, progress)
+    return _write(scan, surviving, store, tails, progress), None
 
 
 def _copy_statistics(scan: DamageScan, target: Path) -> None:

@@ -32,7 +32,6 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
@@ -62,7 +61,8 @@ SHORT = ReadPolicy("pread", "never")
 class ShortStore(ZarrStore):
     """A compressed buffer whose staging files may be too short for some rows.
 
-    Missing rows take no memory.
+    Missing rows take no memory. The heap may be too short for some values, each of
+    which is then a `CorruptError`.
 
     Attributes:
         num_staged: Rows that every staging file has.
@@ -153,12 +153,11 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     """
     ring, schema = metadata.ring, metadata.schema
     placement, maps = record_layout(schema), POLICY.maps(folder)
-    sizes = placement.file_sizes(ring, schema)
+    sizes = placement.file_sizes(ring, schema, metadata.heap_nbytes)
     opened = open_files(folder, sizes)
     num_held = {
-        name: opened[name].nbytes // (sizes[name] // ring.num_rows)
-        for name in sizes
-        if name != SUMS
+        name: opened[name].nbytes // nbytes
+        for name, nbytes in row_sizes(metadata).items()
     }
     num_unsealed = min(num_held[name] for name in never_sealed(schema))
     # No flags are kept: they are asked for by row, and memory is not taken for all.
@@ -167,6 +166,9 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         staging = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         staging.maps = maps
+        if staging.heap is not None:
+            # The file may be shorter, and values lie where the whole heap has them.
+            staging.heap.nbytes = metadata.heap_nbytes
         shard_index = _open_shard_index(folder, metadata, maps, num_held[FLAGS])
         store = ShortStore(folder, metadata, staging, shard_index)
     except BaseException:
@@ -467,8 +469,6 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
             f"{list(metadata.unknown_features)}, but this mmreplay repairs "
             f"{list(ON_DISK)} without features. Install a newer mmreplay."
         )
-    if metadata.engine == "zarr":
-        refuse_varying(metadata.schema, "a repaired copy with shards")
     sizes = _file_sizes(metadata)
     sizes[COMMIT] = _commit_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)

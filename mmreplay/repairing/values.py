@@ -2,6 +2,8 @@
 
 A value is trusted if its reference is legal and its own checksum fits: block sums do
 not cover the heap. The new heap begins at 0, and holds the values of the newest rows.
+Of a compressed buffer the shards hold the values of their rows, and only the others lie
+in the heap; the new shards take them from the new heap, which bounds no row's life.
 """
 
 from __future__ import annotations
@@ -14,17 +16,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.disk.files import File
-from mmreplay.format.heap import References, aligned, lay_out, nbytes_of, offsets
+from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
+from mmreplay.format.heap import (
+    References,
+    aligned,
+    checksums,
+    lay_out,
+    nbytes_of,
+    offsets,
+)
 from mmreplay.format.metadata import Metadata, heap_reserve_nbytes
 from mmreplay.storage.layout import HEAP, record_layout
 from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.values import CHUNK_NBYTES, CHUNK_ROWS, StoredValues
 
 if TYPE_CHECKING:
     from mmreplay.repairing.scan import DamageScan
 
 Array = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 Interval = tuple[int, int]
+
+
+def rows_at_once(store: ZarrStore, nbytes: int) -> int:
+    """Rows of a compressed buffer whose longest values take so many bytes, or one.
+
+    At most those of a shard, whose values a heap holds beside those of others.
+    """
+    return max(1, min(store.sealing.steps, nbytes // store.schema.max_heap_nbytes))
+
+
+def read_values(
+    scan: DamageScan, store: ZarrStore, path: str, env_id: int, positions: Array
+) -> tuple[References, Bytes, NDArray[np.bool_]]:
+    """Read the values of rows of a damaged compressed buffer, and check each.
+
+    Args:
+        scan: Of the buffer.
+        store: Its rows.
+        path: A field that varies.
+        env_id: The environment of the rows.
+        positions: int64 ``[N]``.
+
+    Returns:
+        `REFERENCE` ``[N]``; uint8, the values one after another; and bool ``[N]``, the
+        rows whose value is not whole.
+
+    Raises:
+        CorruptError: A file ends before one of them, or its shard is damaged.
+        FailedError: The device refuses.
+    """
+    ids = np.full(len(positions), env_id)
+    rows, field = store.ring.rows(ids, positions), store.schema.fields[path]
+    references: References = store.stored(rows, [path])[path].copy()  # type: ignore[assignment]  # of a field that varies
+    # A value without items is whole whatever became of the bytes of others.
+    empty = references["length"] == 0
+    bad = empty & ((references["position"] != 0) | (references["crc"] != 0))
+    there = np.flatnonzero(~empty)
+    if not len(there):
+        return references, np.empty(0, np.uint8), bad
+    found, data, illegal = store.take_values(
+        path, rows[there], scan.heap_tails[ids[there]], scan.heap_heads[ids[there]],
+        lambda nbytes: np.empty(nbytes, np.uint8),
+    )  # fmt: skip
+    nbytes = nbytes_of(found, field)
+    sums = checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
+    references[there] = found
+    bad[there] = illegal | (sums != found["crc"])
+    return references, data, bad
 
 
 class ValueScan:
@@ -78,6 +138,45 @@ class ValueScan:
                 left -= int(used[-1])
                 fitting += end - begin
         return fitting
+
+
+class SealedValueScan:
+    """The values of a damaged compressed buffer's rows; see `ValueScan`."""
+
+    def __init__(self, scan: DamageScan, store: ZarrStore) -> None:
+        self._scan, self._store = scan, store
+        self._size = rows_at_once(store, CHUNK_NBYTES)
+
+    def damaged(self, env_id: int, intervals: list[Interval]) -> list[Interval]:
+        """Return the rows that have a value which is not whole, as `ValueScan` does."""
+        found = []
+        for first, stop in intervals:
+            for at in range(first, stop, self._size):
+                found += self._damaged(env_id, at, min(at + self._size, stop))
+        return found
+
+    def _damaged(self, env_id: int, first: int, stop: int) -> list[Interval]:
+        positions, paths = np.arange(first, stop), self._store.schema.varying
+        bad = np.zeros(len(positions), np.bool_)
+        rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
+        try:
+            self._store.prefetch(rows, paths)
+            for path in paths:
+                bad |= read_values(self._scan, self._store, path, env_id, positions)[2]
+        except (CorruptError, FailedError) as error:
+            raise_if_out_of_files(error)
+            # Each chunk of a shard is damaged by itself: the rows of others are whole.
+            if stop - first == 1:
+                return [(first, stop)]
+            middle = (first + stop) // 2
+            below = self._damaged(env_id, first, middle)
+            return below + self._damaged(env_id, middle, stop)
+        edges = np.flatnonzero(np.diff(bad, prepend=False, append=False)) + first
+        return [(a, b) for a, b in edges.reshape(-1, 2).tolist()]
+
+    def count_fitting(self, env_id: int, intervals: list[Interval]) -> int:
+        """All rows: shards take their values from the heap."""
+        return sum(stop - first for first, stop in intervals)
 
 
 class ValueMover:
