@@ -1,6 +1,7 @@
 """Repair of compressed buffers with values that vary, in shards and in the heap."""
 
 import os
+import shutil
 import struct
 
 import numpy as np
@@ -45,15 +46,24 @@ def sealed_ring(path, seal=True):
     return path
 
 
-@pytest.fixture
-def damaged(tmp_path):
-    return sealed_ring(tmp_path / "b")
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory):
+    """By whether all rows are in shards, a ring to be copied."""
+    folder = tmp_path_factory.mktemp("rings")
+    with using(QuickDisk()):
+        return {seal: sealed_ring(folder / str(seal), seal) for seal in (True, False)}
 
 
 @pytest.fixture
-def staged(tmp_path):
+def damaged(rings, tmp_path):
+    """The path of a ring, to be damaged."""
+    return shutil.copytree(rings[True], tmp_path / "b")
+
+
+@pytest.fixture
+def staged(rings, tmp_path):
     """The newest rows are in the staging files, with their values in the heap."""
-    path = sealed_ring(tmp_path / "b", seal=False)
+    path = shutil.copytree(rings[False], tmp_path / "b")
     with mr.ReplayBuffer.open(path) as buffer:
         rows = buffer.metadata.ring.rows(
             np.zeros(2, int), np.array([STEPS - 5, STEPS - 1])
@@ -95,8 +105,10 @@ def assert_repaired(made, *dropped, count=100):
 
 
 @pytest.mark.parametrize("seal", [True, False])
-def test_every_value_comes_along_also_those_that_the_heap_gave_up(tmp_path, seal):
-    path = sealed_ring(tmp_path / "b", seal)
+def test_every_value_comes_along_also_those_that_the_heap_gave_up(
+    rings, tmp_path, seal
+):
+    path = shutil.copytree(rings[seal], tmp_path / "b")
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     made = mr.repair(path)
     assert (made.cuts, made.restored) == ((), ())
