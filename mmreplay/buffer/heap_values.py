@@ -608,7 +608,7 @@ class ValueCopier:
 
     def store(
         self, columns: Columns, env_ids: Array, positions: Array,
-        fits: NDArray[np.bool_],
+        fits: NDArray[np.bool_], flags: NDArray[np.uint8] | None = None,
     ) -> Columns:  # fmt: skip
         """Write values of one environment's rows, and return columns with references.
 
@@ -617,12 +617,16 @@ class ValueCopier:
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``; earlier rows were written.
             fits: bool ``[N]``, the rows whose values are copied; others have none.
+            flags: uint8 ``[N]``; of final rows only observations have values. None for
+                rows of a buffer, which have no others.
         """
         commit = self._commit
         # Rows given before were written by now, and shards may be made of them.
         commit.publish(self._heads.copy(), commit.limits, commit.tails)
         self._heads[env_ids[0]] = positions[-1] + 1
         spans, data = self._writer.spans(columns)
+        if flags is not None:
+            spans = self._writer.without_values(spans, flags)
         without = dict(spans)
         for path in self._schema.varying:
             column: References = spans[path].copy()  # type: ignore[assignment]  # made by `spans`

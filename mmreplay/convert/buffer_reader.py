@@ -79,6 +79,9 @@ class BufferReader(Reader):
         schema = metadata.schema
         if fields is not None:
             schema = select_fields(schema, paths_of(schema.paths, fields))
+        # The heap of a compressed buffer holds the values of a few rows, and shards those
+        # of all.
+        bounds_rows = bool(schema.varying) and metadata.engine != "zarr"
         self._description = Description(
             schema=schema,
             first=self._span.first,
@@ -90,7 +93,7 @@ class BufferReader(Reader):
             statistics=buffer.statistics,
             user=metadata.user,
             priorities=priorities or "",
-            heap_nbytes=metadata.heap_nbytes if schema.varying else 0,
+            heap_nbytes=metadata.heap_nbytes if bounds_rows else 0,
         )
 
     def describe(self) -> Description:

@@ -6,10 +6,11 @@ statistics, so that a buffer that was exported and loaded again is the same to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +42,10 @@ from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Span
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
 NO_FLAGS = ALL_FLAGS + 1
@@ -135,6 +136,8 @@ class BufferWriter(Writer):
             self._writer = open_direct_writer(self._new.store, self._paths, span)
             if self._new.store.heap is not None:
                 self._values = ValueCopier(self._new.store)
+                if metadata.engine == "zarr":
+                    self._values.begin(self._oldest)
         except BaseException:
             self.abort()
             raise
@@ -147,8 +150,9 @@ class BufferWriter(Writer):
             f"heap_bytes is {heap_nbytes:,} per environment, {how}: pass heap_bytes= "
             "(--heap-bytes) for another size"
         )
-        if 0 < source <= heap_nbytes:
+        if 0 < source <= heap_nbytes or self._metadata.engine == "zarr":
             # The source's heap held the values, and so does one that is not smaller.
+            # Shards take the values from the heap, which so bounds no row's life.
             return
         assert values is not None
         oldest = values.fitting(self._oldest, heap_nbytes)
@@ -198,18 +202,24 @@ class BufferWriter(Writer):
         if self._drops:
             block = block.select(block.positions >= self._oldest[block.env_ids])
         if len(block):
-            self._writer.write(self._with_references(block))
+            for some in self._with_references(block):
+                self._writer.write(some)
         if self._priorities is not None:
             self._priorities.write(
                 block.env_ids, block.positions, block.columns[PRIORITY]
             )
 
-    def _with_references(self, block: Block) -> Block:
+    def _with_references(self, block: Block) -> Iterator[Block]:
         """Store the values of rows, whose references take their place."""
         if self._values is None:
-            return block
+            yield block
+            return
+        assert self._new is not None
         if not one_env(block.env_ids):
             block = block.take(np.argsort(block.env_ids, kind="stable"))
+        if isinstance(self._new.store, ZarrStore):
+            yield from self._through_heap(block, self._values, self._new.store)
+            return
         env_ids, flags = block.env_ids, block.flags
         columns = self._values.store_rows(block.columns, env_ids, flags)
         size = self._metadata.heap_nbytes
@@ -220,7 +230,25 @@ class BufferWriter(Writer):
                 "the description of the source says, got more. The source is damaged, "
                 "or pass heap_bytes= (--heap-bytes)."
             )
-        return Block(columns, env_ids, block.positions, flags)
+        yield Block(columns, env_ids, block.positions, flags)
+
+    def _through_heap(
+        self, block: Block, values: ValueCopier, store: ZarrStore
+    ) -> Iterator[Block]:
+        """Store the values of rows that shards take from the heap.
+
+        So many at a time as a shard has: the heap holds their values beside those that
+        wait for their shard. Each part is written before the next one is asked for.
+        """
+        begins = [0, *(np.flatnonzero(np.diff(block.env_ids)) + 1).tolist(), len(block)]
+        for first, stop in pairwise(begins):
+            for at in range(first, stop, store.sealing.steps):
+                some = block.rows(at, min(at + store.sealing.steps, stop))
+                columns = values.store(
+                    some.columns, some.env_ids, some.positions,
+                    np.ones(len(some), np.bool_), some.flags,
+                )  # fmt: skip
+                yield Block(columns, some.env_ids, some.positions, some.flags)
 
     def _check_positions(self, block: Block) -> None:
         """Check that each environment continues where it stopped, with legal flags.
@@ -381,8 +409,13 @@ class BufferWriter(Writer):
         assert self._writer is not None
         # Blocks are summed as they are written.
         self._writer.finish()
-        heap_heads = None if self._values is None else self._values.heap_heads
-        self._new.finish(stop, self._oldest, heap_heads)
+        heap_heads = heap_tails = None
+        if self._values is not None:
+            heap_heads = self._values.heap_heads
+            if self._metadata.engine == "zarr":
+                self._values.end(stop)
+                heap_tails = self._values.heap_tails
+        self._new.finish(stop, self._oldest, heap_heads, heap_tails)
         if self._priorities is not None:
             # A closed column covers durable rows only, which these are by now.
             self._priorities.finish()
@@ -459,7 +492,8 @@ def open_writer(
             default.
         heap_bytes: Bytes for the values that vary, of each environment, such as
             ``"1 GiB"``. By default those of the source; of others enough for these
-            values and for as many more as the capacity has rows.
+            values and for as many more as the capacity has rows. Shards hold the
+            values of all rows however few these are.
     """
     if priorities is not None:
         if not description.priorities:
@@ -508,8 +542,6 @@ def _metadata(
     Raises:
         SchemaError: A number or choice is not legal.
     """
-    if engine == "zarr":
-        refuse_varying(description.schema, "a load with engine='zarr'")
     if engine not in ON_DISK:
         raise SchemaError(
             f"engine must be one of {list(ON_DISK)}, got {shown(engine)}. Leave it out "
@@ -517,12 +549,15 @@ def _metadata(
         )
     if heap_bytes is None and description.schema.varying:
         heap_bytes = _heap_nbytes(description, capacity)
+    if layout is None and not (engine == "zarr" and description.schema.varying):
+        # Shards of values that vary have a layout of their own.
+        layout = description.layout
     return describe(
         description.schema,
         description.capacity if capacity is None else capacity,
         description.num_envs,
         engine,
-        layout or description.layout,
+        layout,
         description.autoreset,
         description.user,
         codec,

@@ -72,7 +72,7 @@ class Description:
         user: The user's own JSON.
         priorities: Name of the sampler's column that `PRIORITY` holds, or ``""``.
         heap_nbytes: Bytes of each environment's heap in the source's ring; 0 where no
-            field varies, or the source has no heap.
+            field varies, or the source has no heap that holds the values of all rows.
         values: Measures the values of fields that vary, for a writer that needs their
             sizes before the first row; None where none varies, and of a reader's own
             description.

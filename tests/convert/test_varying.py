@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 import mmreplay as mr
 from mmreplay.checksums import crc32c
 from mmreplay.convert import csv_values, parquet
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.convert.buffer_writer import open_writer
+from mmreplay.convert.transfer import describe
 from mmreplay.convert.values import split_by_bytes
 from mmreplay.disk import files
 from mmreplay.errors import (
@@ -379,6 +383,100 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
     for env_id in range(2):
         kept = sorted(p for e, p in found if e == env_id)
         assert kept == sorted(p for e, p in expected if e == env_id)[-len(kept) :]
+
+
+@pytest.mark.parametrize("heap_bytes", [None, 4096])
+@EVERY
+def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(
+    name, heap_bytes, tmp_path
+):
+    options = {"capacity": 60, "steps": 70, "heap_bytes": 65536}
+    with make(tmp_path / "source", layout="time_major", **options) as source:
+        expected = rows_of(source)
+        mr.export(source, tmp_path / f"a.{name}", **FORMATS[name])
+    found, metadata, report = again(
+        tmp_path, tmp_path / f"a.{name}", engine="zarr", heap_bytes=heap_bytes
+    )
+    same(found, expected)
+    assert (metadata.engine, metadata.ring.layout) == ("zarr", "env_major")
+    assert metadata.heap_nbytes == (heap_bytes or 65536)
+    assert not any("left out" in note for note in report.notes)
+    with mr.ReplayBuffer.open(
+        tmp_path / "again", "r+", check_values=True, on_resume="continue"
+    ) as buffer:
+        # The small heap lapped.
+        assert (buffer._files.commit.heap_heads > 4096).all()
+        assert (buffer._files.commit.heap_tails > 0).all() == (heap_bytes == 4096)
+        heads = buffer.heads.copy()
+        fill(buffer, 9, np.random.default_rng(9))
+        assert (buffer.heads == heads + 9).all()
+        assert len(buffer.gather_all()) == 120
+    assert verify_buffer(tmp_path / "again").ok
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+def test_of_final_rows_only_observations_have_values(engine, tmp_path):
+    fields = {
+        "observation": mr.Field.text(max_bytes=40), "more": mr.Field.text(max_bytes=40),
+        "terminated": mr.Field((), "bool"),
+    }  # fmt: skip
+    with mr.ReplayBuffer.create(
+        tmp_path / "source", mr.Schema(fields), 90, heap_bytes=65536
+    ) as source:
+        for number in range(40):
+            last = number % 5 == 4
+            source.add(
+                observation=f"seen {number}", more=f"more {number}", terminated=last,
+                final_observation=f"final {number}" if last else None,
+            )  # fmt: skip
+        expected = rows_of(source)
+        reader = BufferReader(source)
+        writer = open_writer(tmp_path / "again", describe(reader), engine=engine)
+        for block in reader.blocks(7):
+            # A reader of another package gives each row a value.
+            texts = [b"more"] * len(block)
+            values = np.frombuffer(b"".join(texts), np.uint8)
+            more = mr.Ragged(values, 4 * np.arange(len(block) + 1))
+            writer.write(replace(block, columns={**block.columns, "more": more}))
+        writer.finish()
+    assert verify_buffer(tmp_path / "again").ok
+    with mr.ReplayBuffer.open(tmp_path / "again", check_values=True) as made:
+        found = rows_of(made)
+    for place, row in found.items():
+        final = place[1] % 6 == 5
+        assert row["more"].tobytes() == (b"" if final else b"more")
+        assert row["observation"].tobytes() == expected[place]["observation"].tobytes()
+
+
+def test_a_compressed_ring_becomes_files_and_a_ring_of_either_engine(tmp_path):
+    # Its heap holds the values of some of its rows, and its shards those of all.
+    with make(
+        tmp_path / "source", engine="zarr", capacity=60, steps=70, heap_bytes=4096
+    ) as source:
+        expected = rows_of(source)
+        mr.export(source, tmp_path / "a.npz")
+    found, metadata, report = again(tmp_path, tmp_path / "a.npz")
+    same(found, expected)
+    assert metadata.heap_nbytes > 4096
+    assert "as passed or planned" in report.notes[0]
+    same(again(tmp_path, tmp_path / "a.npz", engine="zarr")[0], expected)
+    same(again(tmp_path, tmp_path / "source", engine="zarr")[0], expected)
+    same(again(tmp_path, tmp_path / "source")[0], expected)
+
+
+def test_the_command_line_makes_a_compressed_ring(tmp_path, cli):
+    with make(tmp_path / "source", capacity=60, steps=60) as source:
+        expected = rows_of(source)
+        mr.export(source, tmp_path / "a.npz")
+    code, out, _ = cli(
+        tmp_path / "a.npz", tmp_path / "again", "--engine", "zarr", "--codec", "zstd",
+        "--heap-bytes", "8 KiB",
+    )  # fmt: skip
+    assert code == 0
+    assert "heap_bytes is 8,192 per environment" in out
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.metadata.sharding.codec == "zstd"
+        same(rows_of(buffer), expected)
 
 
 def test_a_source_that_holds_more_than_its_heap_is_refused(tmp_path):
