@@ -56,7 +56,7 @@ from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
 from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.store import Columns, Store
+from mmreplay.storage.store import Columns, Store, rounded_up
 from mmreplay.storage.write_path import MappedWriter
 from mmreplay.storage.zarr.heap_space import space_of
 
@@ -707,17 +707,27 @@ class Appender:
         # First lap: nothing is overwritten, and no sync is due (`free`). From the
         # second on each raise is a durable record, made in the background when half of
         # a reserve is left; an add that comes here for one waits for its sync.
-        now = self._heads, self._limits, heads, self._ahead_rows, self._store.limit_step
+        limit_step, needed = self._store.limit_step, heads
+        now = self._heads, self._limits, heads, self._ahead_rows, limit_step
         target, free = targets(self._ring, self._committer, *now)
+        # A callback is asked for whole shards where values vary. Of a shard that is
+        # overwritten in part the other rows are put back, and a reader that copies one
+        # would look for its value in the heap, which may have given it up.
+        whole = not free and self._values is not None and self.before_overwrite
+        if whole:
+            rounded = rounded_up(heads, limit_step)
+            needed = np.where(heads > self._limits, rounded, heads)
         if self._committer is not None and not free:
             # A kill, or a power cut, after this and before the rows are written gives
             # up rows that are still there: fewer are alive, and none is wrong.
-            durable = self._committer.durable_limits(heads, target)
+            durable = self._committer.durable_limits(needed, target)
             target = np.maximum(self._limits, durable)
         # It may wait for learners, so it comes before any space is reserved, and it may
         # lower the target: never below the published limits, which readers rely on.
         if self.before_overwrite is not None:
-            target = self.before_overwrite(self._heads, self._tails, heads, target)
+            target = self.before_overwrite(self._heads, self._tails, needed, target)
+            if whole:
+                target = target // limit_step * limit_step
         target = np.maximum(self._limits, target)
         # In any lap: a ring that was enlarged is empty from its head on. A full disk
         # raises here, where nothing has changed yet; a store into a hole would be a

@@ -115,6 +115,8 @@ class ValueWriter:
 
     def ask_before(self, callback: BeforeOverwrite | None) -> None:
         """Ask before rows end for their values; see `ReplayBuffer.hold_rows`."""
+        if not self._space.ends_rows:
+            return
         self._before_overwrite = callback
         if self._committer is not None:
             # The thread raises tails ahead only over rows that the callback let go.

@@ -60,7 +60,7 @@ from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.schema import refuse_varying, stated_num_envs
+from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
@@ -882,7 +882,8 @@ class ReplayBuffer:
 
         None removes it. Where a field varies, it also runs before rows end as the bytes
         of their values are needed: with the heads and limits at which a ring of this
-        capacity would overwrite them.
+        capacity would overwrite them. Rows of a compressed buffer end by the capacity
+        alone.
 
         Args:
             callback: Called with heads, tails, the heads that an add needs and the new
@@ -893,7 +894,6 @@ class ReplayBuffer:
 
         Raises:
             FailedError: The buffer is not open for writing, or has a callback already.
-            SchemaError: A field varies, and the buffer is compressed.
         """
         appender = self._files.appender
         if appender is None or self._files.closed:
@@ -901,9 +901,6 @@ class ReplayBuffer:
                 f"{self._name} is not open for writing, so no rows can be held. Use "
                 "ReplayBuffer.open(path, 'r+')."
             )
-        if callback is not None and self.metadata.engine == "zarr":
-            # Limits that are no whole shards would have values put back into the heap.
-            refuse_varying(self.schema, "a compressed buffer whose rows are held")
         if callback is not None and appender.before_overwrite is not None:
             raise FailedError(
                 f"another callback already holds the rows of {self._name}. Close its "

@@ -146,8 +146,10 @@ class AutoExport:
         with self._changed:
             self._skip_dropped(tails)
             # Beyond a reserve above the heads no row's slot is needed, but the bytes of
-            # old rows' values: those end whatever the number of rows.
+            # old rows' values: those end whatever the number of rows. Of a compressed
+            # buffer whole shards are needed, and no row ends for the bytes.
             for_values = needed > heads + ring.reserve
+            for_values &= self._buffer.metadata.sharding is None
             due = (needed > self._begun + every) & ~for_values
             due |= needed > self._begun + ring.capacity
             if due.any():

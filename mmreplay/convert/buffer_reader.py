@@ -79,8 +79,8 @@ class BufferReader(Reader):
         schema = metadata.schema
         if fields is not None:
             schema = select_fields(schema, paths_of(schema.paths, fields))
-        # The heap of a compressed buffer holds the values of a few rows, and shards those
-        # of all.
+        # The heap of a compressed buffer holds the values of a few rows, and its shards
+        # those of all.
         bounds_rows = bool(schema.varying) and metadata.engine != "zarr"
         self._description = Description(
             schema=schema,

@@ -40,7 +40,11 @@ def targets(
     ahead = np.maximum(heads + min(ring.reserve, ahead_rows), needed)
     free: Array | int = ring.slots
     if committer is not None:
-        free = free + committer.free_blocks() * ring.block_rows
+        # Whole shards: of one that is overwritten in part the other rows are put back.
+        # A slow reader may still copy these, as no limit and no tail discards them, and
+        # the heap may have given up their values.
+        removed = committer.free_blocks() * ring.block_rows
+        free = free + removed // limit_step * limit_step
     first_lap = np.minimum(ahead, np.maximum(free, needed))
     if (first_lap <= free).all():
         return np.maximum(first_lap, limits), True

@@ -182,7 +182,12 @@ class HeapSpace:
     A byte may be written where both the last synced durable record and the last
     published one say that it is read no more: a power cut leaves the former, a kill and
     readers see the latter.
+
+    Attributes:
+        ends_rows: A row ends when its values are overwritten.
     """
+
+    ends_rows = True
 
     def __init__(
         self, store: Store, heap: Heap, commit_state: WritableCommitState

@@ -1,5 +1,6 @@
 """Values that vary in compressed buffers: shards hold them, and the heap laps."""
 
+import contextlib
 import errno
 import json
 import os
@@ -18,6 +19,8 @@ from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.sharding import Sharding
 from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.sealing import Sealing
 from mmreplay.storage.zarr.shards import ShardMaker
 from mmreplay.testing.disks import QuickDisk, using
 from tools.torture.powerloss import abandon
@@ -255,6 +258,33 @@ def test_a_value_that_is_sealed_and_overwritten_while_it_is_read_is_read_again(
         assert calls
         same(batch)
     assert bounds(writer)[1] > HEAP_BYTES
+    writer.close()
+
+
+@pytest.mark.parametrize("tail", [104, 106, 111, 112])
+def test_rows_of_a_shard_that_is_overwritten_in_part_are_not_read(
+    tmp_path, monkeypatch, tail
+):
+    # Rows below a tail may be overwritten, but the shard holds others: those are put
+    # back, and the heap may have given up their values.
+    writer = filled(tmp_path / "ring", 240, heap_bytes=2 * HEAP_BYTES)
+    assert (writer.slots, writer.metadata.sharding.shard_rows) == (240, 16)
+    writer.dequeue(tail - 40)
+    writer.commit()
+    with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
+        store, calls, take_values = reader._files.store, [], ZarrStore.take_values
+
+        def slowly(self, *arguments):
+            if self is store and not calls:
+                calls.append(1)
+                while writer.heads[0] < writer.slots + tail // 8 * 8 - 2:
+                    go_on(writer, 1)
+            return take_values(self, *arguments)
+
+        monkeypatch.setattr(ZarrStore, "take_values", slowly)
+        with contextlib.suppress(mr.StaleError):
+            same(reader.take(0, [tail, tail + 1]))
+        assert calls
     writer.close()
 
 
@@ -579,27 +609,41 @@ def test_a_forged_reference_of_a_row_in_no_shard_is_damage(tmp_path, reference):
     assert not mr.verify_buffer(tmp_path / "ring").ok
 
 
-# What is not built
+# Rows that are held
 
 
-def test_rows_that_are_held_are_refused_by_the_fields_name(ring):
-    with (
-        reopened(ring) as buffer,
-        pytest.raises(SchemaError, match="which a compressed buffer whose rows are"),
-    ):
-        buffer.hold_rows(lambda heads, tails, needed, limits: limits)
+def test_rows_that_are_held_stay_with_their_values(tmp_path, monkeypatch):
+    held, asked, put_back = 0, [], []
 
+    def before_overwrite(heads, tails, needed, target):
+        asked.append((int(heads[0]), int(needed[0])))
+        if needed[0] > held + CAPACITY:
+            raise RuntimeError("not yet")
+        # As few as can be.
+        return needed
 
-def test_a_load_into_shards_is_refused_by_the_fields_name(ring, tmp_path):
-    mr.export(ring, tmp_path / "rows.npz")
-    with pytest.raises(SchemaError, match="which a load with engine='zarr' cannot"):
-        mr.load(tmp_path / "rows.npz", tmp_path / "copy", engine="zarr")
-    assert not (tmp_path / "copy").exists()
-
-
-def test_a_repair_is_refused_by_the_fields_name(ring, tmp_path):
-    with pytest.raises(SchemaError, match="which a repaired copy with shards cannot"):
-        mr.repair(ring, tmp_path / "copy")
+    monkeypatch.setattr(Sealing, "_unpack", lambda *_: put_back.append(1))
+    buffer = create(tmp_path / "ring")
+    rows = buffer.metadata.sharding.shard_rows
+    buffer.hold_rows(before_overwrite)
+    go_on(buffer, CAPACITY)
+    for held in range(9, 700, 9):
+        with pytest.raises(RuntimeError, match="not yet"):
+            go_on(buffer, 99)
+        # Held rows are there, and as limits are whole shards, up to seven more.
+        assert held - 8 < buffer.span.first[0] <= held
+        check(buffer)
+        limit = int(buffer._files.commit.limits[0])
+        assert limit <= SLOTS or limit % rows == 0
+    # Rows do not end with the heap's bytes, so that nothing asked for those.
+    assert bounds(buffer)[0] > 8 * HEAP_BYTES
+    assert all(0 < needed - head <= rows for head, needed in asked)
+    assert not put_back
+    buffer.hold_rows(None)
+    go_on(buffer, 300)
+    check(buffer)
+    buffer.close()
+    assert mr.verify_buffer(tmp_path / "ring").ok
 
 
 def test_a_field_that_varies_joins_a_ring_of_others(tmp_path):

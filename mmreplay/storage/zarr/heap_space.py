@@ -23,6 +23,8 @@ from mmreplay.storage.zarr.engine import ZarrStore
 class SealedHeapSpace(HeapSpace):
     """How far the heap of each environment may be written; see `HeapSpace`."""
 
+    ends_rows = False
+
     def __init__(
         self, store: ZarrStore, heap: Heap, commit_state: WritableCommitState
     ) -> None:
