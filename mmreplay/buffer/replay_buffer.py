@@ -301,6 +301,7 @@ class ReplayBuffer:
             opened = opening.create_memory(metadata)
             return cls(opened, sampler, None, transforms, limiter)
         where = opening.absolute(path)
+        disk_space.refuse_larger_heap(where, metadata)
         disk_space.warn_where_short(where, metadata, 0, 2)
         opened = opening.create(where, metadata, commit_every, allow_network)
         return cls(opened, sampler, commit_every, transforms, limiter)
@@ -1292,6 +1293,8 @@ class ReplayBuffer:
         # Refused before the switch, which nothing takes back.
         batch_transform(self.transforms, metadata)
         if former.path is not None:
+            if heap_nbytes > former.metadata.heap_nbytes:
+                disk_space.refuse_larger_heap(former.path, metadata)
             nbytes = disk_space.ring_nbytes(former.metadata, former.commit.heads)
             disk_space.warn_where_short(former.path, metadata, nbytes, 3)
         fresh = copy_rows.replace_generation(

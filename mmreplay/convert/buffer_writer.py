@@ -42,6 +42,7 @@ from mmreplay.format.sharding import Codec
 from mmreplay.process import Worker
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Span
+from mmreplay.storage import disk_space
 from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
@@ -504,6 +505,7 @@ def open_writer(
             )
         description = replace(description, priorities=priorities)
     metadata = _metadata(description, capacity, engine, ring_layout, codec, heap_bytes)
+    disk_space.refuse_larger_heap(absolute(target), metadata)
     return BufferWriter(absolute(target), description, metadata, overwrite)
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size
 from mmreplay.disk import files
-from mmreplay.errors import FullWarning
-from mmreplay.format.metadata import Metadata
+from mmreplay.errors import FullWarning, SchemaError
+from mmreplay.format.metadata import HEAP_STEP_NBYTES, Metadata
 from mmreplay.ring import Ring
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.layout import record_layout
@@ -76,10 +76,45 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
 
 def free_nbytes(path: str | os.PathLike[str]) -> int:
     """Bytes free to this user on the disk that holds, or would hold, path."""
+    return shutil.disk_usage(_standing(path)).free
+
+
+def _standing(path: str | os.PathLike[str]) -> Path:
+    """The folder of path, or the first one above that is there."""
     folder = Path(os.path.abspath(files.expanded(path)))
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return folder
+
+
+def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
+    """Refuse heaps that the disk can never hold, whatever else is on it.
+
+    The file is sparse, so that nothing else would find it out before it is written.
+
+    Args:
+        path: The buffer's folder, whether or not it is there.
+        metadata: Of the ring to be made.
+
+    Raises:
+        SchemaError: The heaps are larger than the whole disk.
+    """
+    num_envs = metadata.ring.num_envs
+    nbytes = metadata.heap_nbytes * num_envs
+    try:
+        total = shutil.disk_usage(_standing(path)).total if nbytes else 0
+    except OSError:
+        # A folder without permission to enter: making a file there reports it.
+        return
+    # Some file systems do not say how large they are.
+    if 0 < total < nbytes:
+        most = total // num_envs // HEAP_STEP_NBYTES * HEAP_STEP_NBYTES
+        whose = "" if num_envs == 1 else f" for each of {num_envs} environments"
+        raise SchemaError(
+            f"heap_bytes must be at most {most}{whose}, as the disk of {path} has "
+            f"{format_size(total)} in all, got {metadata.heap_nbytes}. Pass less: "
+            f"{format_size(free_nbytes(path))} is free."
+        )
 
 
 def warn_where_short(

@@ -1,6 +1,7 @@
 """The command line of fields that vary."""
 
 import json
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -71,6 +72,27 @@ def test_a_recording_of_texts_says_what_their_heap_takes(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["heap_bytes"] == 2 << 20
     finally:
         del gym.registry[name]
+
+
+def test_a_heap_larger_than_the_disk_is_refused(tmp_path, capsys):
+    name, message = "Speaking-v0", r"heap_bytes must be at most \d+, as the disk of /"
+    gym.register(name, "tests.recording.test_varying_spaces:Speaking")
+    try:
+        path, given = str(tmp_path / "a"), ["--steps", "9", "--heap-bytes"]
+        assert run(["record", name, path, *given, "900 PiB"]) != 0
+        assert re.search(message, capsys.readouterr().err)
+        assert not (tmp_path / "a").exists()
+        assert run(["record", name, path, *given, "1 MiB"]) == 0
+    finally:
+        del gym.registry[name]
+    assert run(["resize", path, "99", "--heap-bytes", "900 PiB", "--yes"]) != 0
+    assert re.search(message, capsys.readouterr().err)
+    mr.export(path, tmp_path / "b.npz")
+    given = [str(tmp_path / "b.npz"), str(tmp_path / "b"), "--heap-bytes", "900 PiB"]
+    assert run(["convert", *given]) != 0
+    assert re.search(message, capsys.readouterr().err)
+    assert load(tmp_path / "a").heap_nbytes == 1 << 20
+    assert not (tmp_path / "b").exists()
 
 
 TEXT = "go \x1b[31m<b>=1+1"

@@ -1,6 +1,9 @@
 """Bad values, bad heaps and damage: each a named error, after which no row is lost."""
 
 import os
+import re
+import shutil
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -117,6 +120,72 @@ def test_a_heap_beyond_memory_is_refused_by_name():
         MemoryError, match=r"heap_bytes: a heap of 1,125,899,906,842,624 bytes .* less"
     ):
         mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory", heap_bytes="1 PiB")
+
+
+@pytest.fixture
+def small_disk(monkeypatch):
+    """A disk of 1 MiB, of which 300 KiB are free."""
+    usage = namedtuple("usage", "total used free")(1 << 20, 724 << 10, 300 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+
+def refusal(nbytes, most, whose=""):
+    return (
+        re.escape(f"heap_bytes must be at most {most}{whose}, as the disk of ")
+        + rf"/.* has 1\.00 MiB in all, got {nbytes}\. Pass less: 300\.00 KiB is free\."
+    )
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+def test_heaps_larger_than_the_disk_are_refused(tmp_path, small_disk, engine):
+    with pytest.raises(SchemaError, match=refusal((1 << 20) + 4096, 1 << 20)):
+        mr.ReplayBuffer.create(
+            tmp_path / "new", SCHEMA, 9, engine=engine, heap_bytes=(1 << 20) + 4096
+        )
+    match = refusal(512 << 10, 348_160, " for each of 3 environments")
+    with pytest.raises(SchemaError, match=match):
+        mr.ReplayBuffer.create(
+            tmp_path / "new",
+            SCHEMA,
+            9,
+            3,
+            engine=engine,
+            heap_bytes="512 KiB",
+            autoreset="disabled",
+        )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_heaps_larger_than_the_free_space_are_made_with_a_warning(tmp_path, small_disk):
+    # The file is sparse, and what else the disk holds may go.
+    with pytest.warns(mr.FullWarning, match="choose a smaller capacity or heap_bytes"):
+        mr.ReplayBuffer.create(tmp_path / "ring", SCHEMA, 9, heap_bytes="1 MiB").close()
+
+
+def test_no_other_call_makes_a_heap_larger_than_the_disk(tmp_path, small_disk):
+    plain = mr.Schema({"number": mr.Field((), "int64")})
+    match = refusal(2 << 20, 1 << 20)
+    with mr.ReplayBuffer.create(tmp_path / "ring", plain, 9) as buffer:
+        buffer.add(number=1)
+        with pytest.raises(SchemaError, match=match):
+            buffer.add_field("text", mr.Field.text(max_bytes=9), "", heap_bytes="2 MiB")
+        buffer.add_field("text", mr.Field.text(max_bytes=9), "", heap_bytes="4 KiB")
+        buffer.add(number=2, text="two")
+        with pytest.raises(SchemaError, match=match):
+            buffer.resize(9, heap_bytes="2 MiB")
+        buffer.resize(20)
+        assert buffer.gather_all()["text"].text() == ["", "two"]
+        mr.export(buffer, tmp_path / "a.npz")
+    with pytest.raises(SchemaError, match=match):
+        mr.load(tmp_path / "a.npz", tmp_path / "new", heap_bytes="2 MiB")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_does_not_say_how_large_it_is_takes_any_heap(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")(0, 0, 1 << 40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    mr.ReplayBuffer.create(tmp_path / "ring", SCHEMA, 9, heap_bytes="2 MiB").close()
 
 
 def test_no_row_is_larger_than_the_heap_allows(tmp_path):
