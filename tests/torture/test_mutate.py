@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import Counter
 from contextlib import ExitStack
 from unittest import mock
 
@@ -10,13 +11,13 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.buffer import reader
-from mmreplay.repairing.values import ValueScan
+from mmreplay.repairing.values import SealedValueScan, ValueScan
 from mmreplay.verify import slots
 from mmreplay.verify.rows import SumCheck
 from tools.torture import mutate
 from tools.torture.damages import Damage, damaged
 from tools.torture.powerloss import Report
-from tools.torture.rows import HEAPED
+from tools.torture.rows import HEAPED, SHARDED_HEAPS
 from tools.torture.specimens import alive, one_boot, specimens
 
 
@@ -50,6 +51,31 @@ def test_nothing_is_found_in_many_forged_references_and_heaps():
     assert report.findings == {}, report.examples
 
 
+def test_no_forged_shard_of_values_passes_for_a_whole_one():
+    report = mutate.attack(40, 41, geometries=SHARDED_HEAPS)
+    assert report.findings == {}, report.examples
+    assert report.states == 40
+    for happened in ("verify: damaged", "read: right", "repair: cut", "draw: drawn"):
+        assert report.seen[happened] > 5, happened
+    assert report.seen["read: CorruptError"] > 10
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_many_forged_shards_of_values():
+    report = mutate.attack(2000, 42, geometries=SHARDED_HEAPS)
+    assert report.findings == {}, report.examples
+
+
+def test_each_lie_about_a_chunk_of_values_is_made():
+    specimen = specimens(SHARDED_HEAPS)[0]
+    made = Counter()
+    for number in range(300):
+        damage = damaged(specimen, np.random.default_rng([1, number]))
+        made.update(word for each in damage.descriptions for word in each.split()[:1])
+    ways = {"shard_values", "shard_references", "shard_index"}
+    assert {*ways, "count", "length", "value", "truncate", "grow"} <= made.keys()
+
+
 def every(references, *_):
     """All of them are legal."""
     return np.ones(len(references), bool)
@@ -61,17 +87,22 @@ def none(*_):
 
 
 @pytest.mark.parametrize(
-    "patch", [(reader, "legal", every), (ValueScan, "damaged", none)]
+    ("patch", "geometries"),
+    [
+        ((reader, "legal", every), HEAPED),
+        ((ValueScan, "damaged", none), HEAPED),
+        ((SealedValueScan, "damaged", none), SHARDED_HEAPS),
+    ],
 )
-def test_values_that_are_not_checked_are_noticed(patch):
+def test_values_that_are_not_checked_are_noticed(patch, geometries):
     with mock.patch.object(*patch):
-        report = mutate.attack(60, 33, geometries=HEAPED)
+        report = mutate.attack(60, 33, geometries=geometries)
     assert report.findings
 
 
 def test_what_is_not_damaged_is_well_and_shows_all_that_was_committed(tmp_path):
     path = tmp_path / "buffer"
-    for specimen in specimens() + specimens(HEAPED):
+    for specimen in specimens() + specimens(HEAPED) + specimens(SHARDED_HEAPS):
         mutate.put(path, specimen.files)
         with one_boot():
             assert mr.verify_buffer(path).ok

@@ -40,9 +40,9 @@ ENGINES = {
     "zarr-heap": SHARDED_HEAPS,
 }
 """Buffers to attack; those with values that vary apart."""
-HEAP = "heap"
+HEAPS = {"heap": HEAPED, "zarr-heap": SHARDED_HEAPS}
 """Beside the formats of `forged`: buffers with values that vary, whose references,
-heaps, records and metadata are forged."""
+heaps, records, shards and metadata are forged."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         harm.add_argument("--first", type=int, default=0, help="number of the first")
         harm.add_argument("--verbose", action="store_true", help="print each try")
         if name == "forged":
-            formats = (*forged.FORMATS, HEAP)
+            formats = (*forged.FORMATS, *HEAPS)
             harm.add_argument("--format", choices=formats, default=None)
     attack("actors", "eight writers and a learner", "kills", 1000)
     lasting = attack("soak", "five processes for long", "rows", 100_000_000)
@@ -160,9 +160,9 @@ def _peers(arguments: argparse.Namespace, started: float) -> int:
 def _forged(arguments: argparse.Namespace, started: float) -> int:
     code = 0
     tries = arguments.count, arguments.seed, arguments.first, arguments.verbose
-    for name in [arguments.format] if arguments.format else (*forged.FORMATS, HEAP):
-        if name == HEAP:
-            report = mutate.attack(*tries, HEAPED)
+    for name in [arguments.format] if arguments.format else (*forged.FORMATS, *HEAPS):
+        if name in HEAPS:
+            report = mutate.attack(*tries, HEAPS[name])
         else:
             report = forged.attack(name, *tries)
         code |= show(f"forged {name}", report, started)

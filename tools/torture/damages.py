@@ -15,12 +15,15 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.format import commit, metadata
 from mmreplay.format.commit import seal
 from mmreplay.samplers import priority_file
 from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.layout import record_layout
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.group import ShardedArray
 from tools.torture import forged
 from tools.torture.forged import LIMITS, Rng
 from tools.torture.specimens import FOLDER, Contents, Specimen
@@ -62,7 +65,10 @@ def damaged(specimen: Specimen, rng: Rng) -> Damage:
     """Damage that depends on the generator alone."""
     damage = Damage(dict(specimen.files), {}, [specimen.name])
     has_heap = any(name.endswith("/heap.bin") for name in specimen.files)
-    ways = WAYS + HEAP_WAYS if has_heap else WAYS
+    has_shards = any("/zarr/" in name for name in specimen.files)
+    ways: Sequence[Way] = WAYS
+    if has_heap:
+        ways = (*WAYS, *HEAP_WAYS, *(SHARD_WAYS if has_shards else ()))
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
         way = ways[int(rng.integers(len(ways)))]
         name = _name(damage.files, rng)
@@ -164,26 +170,164 @@ def _references(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None
     assert record is not None
     rows = np.frombuffer(bytearray(damage.files[name]), record)
     for path in known.schema.varying:
-        column = rows[path]
-        for _ in range(int(rng.integers(1, 4))):
-            at = int(rng.integers(len(rows)))
-            other = column[int(rng.integers(len(rows)))].copy()
-            member = str(rng.choice(["position", "length", "crc"]))
-            near = int(other[member]) + int(rng.integers(-16, 17)) * int(
-                rng.integers(9)
-            )
-            extreme = LIMITS[int(rng.integers(len(LIMITS)))]
-            number = near if rng.random() < 0.5 else extreme
-            if rng.random() < 0.7:
-                bits = 8 * REFERENCE[member].itemsize
-                other[member] = np.array(number % (1 << bits), f"u{bits // 8}").view(
-                    REFERENCE[member]
-                )
-            column[at] = other
+        _forge(rows[path], rng)
     damage.files[name] = rows.tobytes()
+    _lose_sums(damage, rng)
+
+
+def _forge(references: NDArray[np.void], rng: Rng) -> None:
+    """Change some references of a field, `REFERENCE` ``[N]``."""
+    for _ in range(int(rng.integers(1, 4))):
+        at = int(rng.integers(len(references)))
+        other = references[int(rng.integers(len(references)))].copy()
+        member = str(rng.choice(["position", "length", "crc"]))
+        near = int(other[member]) + int(rng.integers(-16, 17)) * int(rng.integers(9))
+        extreme = LIMITS[int(rng.integers(len(LIMITS)))]
+        number = near if rng.random() < 0.5 else extreme
+        if rng.random() < 0.7:
+            bits = 8 * REFERENCE[member].itemsize
+            other[member] = np.array(number % (1 << bits), f"u{bits // 8}").view(
+                REFERENCE[member]
+            )
+        references[at] = other
+
+
+def _lose_sums(damage: Damage, rng: Rng) -> None:
+    """Sometimes leave no checksum of rows."""
     if rng.random() < 0.5:
         sums = _last(damage.files, "sums.bin")
         damage.files[sums] = bytes(len(damage.files[sums]))
+
+
+def _shard_values(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let a chunk of values lie, in a shard whose index has a right checksum."""
+
+    def lie(array: ShardedArray, packed: bytes) -> bytes:
+        chunk = bytearray(array.codec.nbytes(memoryview(packed)))
+        array.codec.unpack(memoryview(packed), np.frombuffer(chunk, np.uint8))
+        way = CHUNK_WAYS[int(rng.integers(len(CHUNK_WAYS)))]
+        damage.descriptions.append(way.__name__.strip("_"))
+        raw = np.frombuffer(bytes(way(chunk, rng)), np.uint8)
+        return bytes(array.codec.pack(raw))
+
+    _rewrite_shard(damage, specimen, rng, lie, values=True)
+
+
+def _shard_references(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """The same of references, whose values are in a shard, too."""
+
+    def lie(array: ShardedArray, packed: bytes) -> bytes:
+        chunk = np.empty(array.chunk_nbytes, np.uint8)
+        array.codec.unpack(memoryview(packed), chunk)
+        _forge(chunk.view(REFERENCE), rng)
+        return bytes(array.codec.pack(chunk))
+
+    _rewrite_shard(damage, specimen, rng, lie, values=False)
+    _lose_sums(damage, rng)
+
+
+def _shard_index(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let the index of a shard of values lie, under a right checksum."""
+    _rewrite_shard(damage, specimen, rng, None, values=True)
+
+
+def _rewrite_shard(
+    damage: Damage, specimen: Specimen, rng: Rng,
+    lie: Callable[[ShardedArray, bytes], bytes] | None, *, values: bool,
+) -> None:  # fmt: skip
+    """Write a shard again, with another chunk or, where there is none, another index.
+
+    Args:
+        damage: Takes the shard.
+        specimen: What is damaged.
+        rng: Chooses the shard and the chunk.
+        lie: Returns other bytes of a chunk.
+        values: The shard is of values, else of references.
+    """
+    known = metadata.decode(specimen.files[metadata.FILE_NAME], Path(FOLDER))
+    root = f"{known.folder}/{group.FOLDER}/"
+    arrays = group.arrays_of(known)
+    named = {arrays[path].name: arrays[path] for path in known.schema.varying}
+    if not values:
+        found = [arrays[group.references_of(path)] for path in known.schema.varying]
+        named = {array.name: array for array in found}
+    shards = {
+        shard: named[folder]
+        for shard, data in damage.files.items()
+        if shard.startswith(root) and data == specimen.files.get(shard)
+        if (folder := shard.removeprefix(root).partition("/c.")[0]) in named
+    }
+    if not shards:
+        return
+    shard = str(rng.choice(list(shards)))
+    damage.descriptions.append(shard)
+    array, data = shards[shard], damage.files[shard]
+    nbytes = 16 * array.num_chunks + 4
+    table = np.frombuffer(data[-nbytes:-4], "<u8").reshape(-1, 2).copy()
+    chunks = [data[at : at + size] for at, size in table.tolist()]
+    at = int(rng.integers(len(chunks)))
+    if lie is not None:
+        chunks[at] = lie(array, chunks[at])
+        table[:, 1] = [len(chunk) for chunk in chunks]
+        table[:, 0] = np.cumsum(table[:, 1]) - table[:, 1]
+    else:
+        near = int(table.flat[at]) + int(rng.integers(-20, 21))
+        number = (near, LIMITS[int(rng.integers(len(LIMITS)))])[int(rng.integers(2))]
+        table[at, int(rng.integers(2))] = number % (1 << 64)
+    index = table.tobytes()
+    checksum = struct.pack("<I", google_crc32c.value(index))
+    damage.files[shard] = b"".join(chunks) + index + checksum
+
+
+def _lengths_at(chunk: bytearray) -> list[int]:
+    """Where a chunk of values has their lengths."""
+    at, found = 4, []
+    while at + 4 <= len(chunk):
+        found.append(at)
+        at += 4 + int.from_bytes(chunk[at : at + 4], "little")
+    return found
+
+
+def _count(chunk: bytearray, rng: Rng) -> bytearray:
+    """Let a chunk say that it has other many values."""
+    _put_number(chunk, 0, rng)
+    return chunk
+
+
+def _length(chunk: bytearray, rng: Rng) -> bytearray:
+    """Let a value be of another length, with or without the bytes of it."""
+    found = _lengths_at(chunk)
+    if not found:
+        return chunk
+    at = found[int(rng.integers(len(found)))]
+    before = int.from_bytes(chunk[at : at + 4], "little")
+    _put_number(chunk, at, rng)
+    after = int.from_bytes(chunk[at : at + 4], "little")
+    if rng.random() < 0.6 and after < 1 << 10:
+        value = bytes(chunk[at + 4 : at + 4 + before])[:after]
+        chunk[at + 4 : at + 4 + before] = value.ljust(after, b"x")
+    return chunk
+
+
+def _value(chunk: bytearray, rng: Rng) -> bytearray:
+    """Give a value other bytes, or those of another one."""
+    found = _lengths_at(chunk)
+    if not found:
+        return chunk
+    one, other = (found[int(rng.integers(len(found)))] for _ in range(2))
+    size = 4 + int.from_bytes(chunk[one : one + 4], "little")
+    if rng.random() < 0.5:
+        chunk[one + 4 : one + size] = rng.bytes(size - 4)
+    else:
+        stop = other + 4 + int.from_bytes(chunk[other : other + 4], "little")
+        chunk[one : one + size] = chunk[other:stop]
+    return chunk
+
+
+def _put_number(chunk: bytearray, at: int, rng: Rng) -> None:
+    near = int.from_bytes(chunk[at : at + 4], "little") + int(rng.integers(-9, 10))
+    number = (near, LIMITS[int(rng.integers(len(LIMITS)))])[int(rng.integers(2))]
+    chunk[at : at + 4] = struct.pack("<I", number % (1 << 32))
 
 
 def _heap(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
@@ -299,12 +443,19 @@ def _terabyte(path: Path) -> None:
     os.truncate(path, SPARSE_NBYTES)
 
 
+Way = Callable[[Damage, str, Specimen, Rng], None]
+CHUNK_WAYS = (
+    *(_count, _length, _length, _length, _value, _value, *SAME_SIZE),
+    *(forged._truncate, forged._grow, forged._drop, forged._splice),
+)
 WAYS = (
     *(_bytes, _bytes, _bytes, _bytes, _sector, _sector, _older, _swap, _swap_slots),
     *(_sealed_commit, _sealed_state, _sealed_metadata, _numbers, _odd),
 )
 HEAP_WAYS = (*(_references,) * 6, *(_heap,) * 3, _sealed_heads, _sealed_heads)
 """Of buffers with values that vary, beside the others."""
+SHARD_WAYS = (*(_shard_values,) * 8, *(_shard_references,) * 4, _shard_index)
+"""Of those whose shards hold the values, beside these."""
 ODDS: tuple[Odd, ...] = (
     *(_removed, _link, _link_to_itself, _link_to_device, _pipe, _folder, _terabyte),
 )

@@ -52,6 +52,7 @@ from tools.torture.specimens import (
     alive,
     one_boot,
     specimens,
+    values_of,
 )
 
 BOUND_NBYTES = 256 << 20
@@ -185,8 +186,14 @@ class Try:
             if not report.ok:
                 self.faults.append(f"repaired damaged: {report.findings[:2]}")
             with mr.ReplayBuffer.open(target) as buffer:
-                if len(alive(buffer)) != made.rows:
+                found, schema = alive(buffer), buffer.schema
+                if len(found) != made.rows:
                     self.faults.append("repaired: not as many rows as were told")
+            if schema.varying and self.damage.lawful:
+                # Each has a checksum of its own, whatever sums there are of rows.
+                known = values_of(self.specimen.rows, schema)
+                if values_of(found, schema) - known:
+                    self.faults.append("repaired: a value that was never written")
             well = self.verified is not None and self.verified.ok
             # Intact rows make space for the reserve of a new heap.
             lost = [cut for cut in made.cuts if cut.why != "heap"]

@@ -119,6 +119,17 @@ def alive(buffer: mr.ReplayBuffer) -> Rows:
     return rows
 
 
+def values_of(rows: Rows, schema: mr.Schema) -> set[bytes]:
+    """What rows of `alive` have in fields that vary."""
+    fixed = [
+        field.nbytes
+        for path, field in schema.fields.items()
+        if not field.varies and path != MUTABLE and path not in SERVED
+    ]
+    # A byte of flags follows them.
+    return {row[sum(fixed) + 1 :] for row in rows.values()}
+
+
 def contents(folder: Path) -> Contents:
     """Every file below a folder."""
     return {
