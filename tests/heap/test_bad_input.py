@@ -73,7 +73,7 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize("bad", BAD_VALUES)
-@pytest.mark.parametrize("engine", ["memmap", "memory"])
+@pytest.mark.parametrize("engine", ["memmap", "zarr", "memory"])
 def test_a_bad_value_is_refused_by_name_and_nothing_is_stored(tmp_path, engine, bad):
     path, value, message = BAD_VALUES[bad]
     folder = None if engine == "memory" else tmp_path / "ring"

@@ -591,7 +591,10 @@ def test_a_value_that_was_changed_is_found(ring):
     assert "the checksum of its value must be" in finding.message
 
 
-@pytest.mark.parametrize("reference", [(-8, 1, 0), (1 << 40, 1, 0), (0, 2**32 - 1, 0)])
+@pytest.mark.parametrize(
+    "reference",
+    [(-8, 1, 0), (1 << 40, 1, 0), (0, 2**32 - 1, 0), (HEAP_BYTES - 8, 40, 0)],
+)
 def test_a_forged_reference_of_a_row_in_no_shard_is_damage(tmp_path, reference):
     buffer = filled(tmp_path / "ring", 100)
     buffer.close(seal=False)
@@ -607,6 +610,37 @@ def test_a_forged_reference_of_a_row_in_no_shard_is_damage(tmp_path, reference):
     ):
         reader.gather_all()
     assert not mr.verify_buffer(tmp_path / "ring").ok
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda path: path.unlink(), r"heap\.bin is missing"),
+        (lambda path: os.truncate(path, 100), r"heap\.bin has 100 bytes, but"),
+        (lambda path: path.write_bytes(bytes(4096)), r"heap\.bin has 4096 bytes, but"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_heap_that_is_not_there_is_damage(ring, damage, match, mode):
+    damage(ring / DATA / "heap.bin")
+    with pytest.raises(CorruptError, match=match):
+        mr.ReplayBuffer.open(ring, mode)
+    assert not mr.verify_buffer(ring).ok
+
+
+def test_a_heap_that_was_replaced_is_damage_of_the_rows_in_no_shard(tmp_path):
+    filled(tmp_path / "ring", 100).close(seal=False)
+    (tmp_path / "ring" / DATA / "heap.bin").write_bytes(os.urandom(HEAP_BYTES))
+    with mr.ReplayBuffer.open(tmp_path / "ring", check_values=True) as reader:
+        staged = np.flatnonzero(~reader._files.store.sealed(np.arange(100)))
+        assert 0 < len(staged) < 20
+        with pytest.raises(CorruptError, match="its value differs from its checksum"):
+            reader.get_field("observation", 0, staged)
+        for number in np.setdiff1d(np.arange(100), staged).tolist():
+            text = reader.get_field("observation", 0, [number]).text()
+            assert text == [step(number)["observation"]]
+    found = mr.verify_buffer(tmp_path / "ring").findings
+    assert {finding.kind for finding in found} == {"value"}
 
 
 # Rows that are held

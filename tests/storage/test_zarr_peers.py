@@ -63,6 +63,44 @@ def test_another_reader_reads_every_field_of_a_closed_buffer(
         assert found.tobytes() == wanted[name].tobytes(), name
 
 
+def texts(path):
+    """A closed buffer of texts and tokens, and the path of its group."""
+    schema = mr.Schema(
+        {
+            "text": mr.Field.text(max_bytes=60),
+            "tokens": mr.Field((None,), "int16", max_length=20),
+            "number": mr.Field((), "int64"),
+        }
+    )
+    with mr.ReplayBuffer.create(
+        path, schema, 60, engine="zarr", heap_bytes=8192
+    ) as buffer:
+        for number in range(60):
+            tokens = np.arange(number % 7, dtype=np.int16)
+            buffer.add(text=f"å{number}" * (number % 5), tokens=tokens, number=number)
+        return buffer.zarr_path
+
+
+def test_zarrs_reads_text_and_bytes(tmp_path):
+    path = texts(tmp_path / "b")
+    assert by_zarrs(path)("text")[0, :60].tolist() == [
+        f"å{number}" * (number % 5) for number in range(60)
+    ]
+    pipeline = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    with zarr.config.set(pipeline), pytest.warns(Warning, match="V3 specification"):
+        tokens = zarr.open_array(path / "tokens", mode="r")[0, :60]
+    assert [len(value) // 2 for value in tokens] == [n % 7 for n in range(60)]
+
+
+def test_tensorstore_refuses_text_and_bytes_by_name_and_reads_the_rest(tmp_path):
+    path = texts(tmp_path / "b")
+    read = by_tensorstore(path)
+    assert np.asarray(read("number"))[0, :60].tolist() == list(range(60))
+    for name, kind in (("text", "string"), ("tokens", "variable_length_bytes")):
+        with pytest.raises(ValueError, match=f"{kind} data type is not one of the sup"):
+            read(name)
+
+
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd"])
 def test_what_tensorstore_wrote_is_read(tmp_path, rng, codec):
     library = pytest.importorskip("tensorstore", reason="tensorstore is not installed")
