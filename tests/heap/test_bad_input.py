@@ -129,9 +129,9 @@ def small_disk(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
 
 
-def refusal(nbytes, most, whose=""):
+def refusal(nbytes, maximum, whose=""):
     return (
-        re.escape(f"heap_bytes must be at most {most}{whose}, as the disk of ")
+        re.escape(f"heap_bytes must be at most {maximum}{whose}, as the disk of ")
         + rf"/.* has 1\.00 MiB in all, got {nbytes}\. Pass less: 300\.00 KiB is free\."
     )
 

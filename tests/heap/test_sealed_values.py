@@ -262,7 +262,7 @@ def test_a_value_that_is_sealed_and_overwritten_while_it_is_read_is_read_again(
 
 
 @pytest.mark.parametrize("tail", [104, 106, 111, 112])
-def test_rows_of_a_shard_that_is_overwritten_in_part_are_not_read(
+def test_the_other_rows_of_a_shard_that_is_overwritten_are_not_read(
     tmp_path, monkeypatch, tail
 ):
     # Rows below a tail may be overwritten, but the shard holds others: those are put

@@ -271,7 +271,7 @@ def test_staging_files_that_are_gone_cost_what_no_shard_holds(staged):
     assert_repaired(made, rows_of_shard(STEPS - 1), rows_of_shard(STEPS - 1))
 
 
-def test_without_places_rows_are_looked_for_in_shards(damaged):
+def test_without_the_shard_index_rows_are_looked_for_in_shards(damaged):
     (damaged / DATA / "places.bin").unlink()
     made = mr.repair(damaged)
     # Rows without a checksum may lie in shards or not, which nothing shows now.
