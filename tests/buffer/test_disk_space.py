@@ -23,9 +23,9 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def disk(monkeypatch):
-    """A disk with as much room as is put into it."""
-    room = {"free": 0}
-    usage = lambda path: Usage(room["free"] + 1, 1, room["free"])  # noqa: E731
+    """A disk of 1 GiB with as much room as is put into it."""
+    room, total = {"free": 0}, 1 << 30
+    usage = lambda path: Usage(total, total - room["free"], room["free"])  # noqa: E731
     monkeypatch.setattr(shutil, "disk_usage", usage)
     return room
 
@@ -249,7 +249,7 @@ def test_a_buffer_made_while_the_lock_was_awaited_is_left_alone(tmp_path, monkey
         assert len(buffer) == 1
 
 
-def test_a_heap_larger_than_its_disk_warns(tmp_path, disk, warned_by):
+def test_a_heap_larger_than_what_its_disk_has_free_warns(tmp_path, disk, warned_by):
     schema = mr.Schema({"text": mr.Field.text(max_bytes=100)})
     disk["free"] = 8 << 20
     with pytest.warns(
