@@ -191,7 +191,8 @@ class Ragged:
     @property
     def lengths(self) -> Array:
         """Items of each value, int64 of `shape`."""
-        return (self.offsets[1:] - self.offsets[:-1]).reshape(self.shape)
+        lengths = self.offsets[1:] - self.offsets[:-1]
+        return lengths if len(self.shape) == 1 else lengths.reshape(self.shape)
 
     def __len__(self) -> int:
         """Length of the first axis of `shape`."""

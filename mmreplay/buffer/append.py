@@ -496,7 +496,7 @@ class Appender:
             flat, ids = self.validator.flat(data), self.validator.env_ids(env_ids)
             self.check()
             count = self._ring.num_envs if ids is None else len(ids)
-            columns, steps = self.validator.block(flat, count)
+            columns, steps = self.validator.block(flat, count, joined=False)
             if final_observation is not None:
                 final = self._final(final_observation, (steps, count), columns)
         else:
@@ -506,18 +506,27 @@ class Appender:
             self._recover_interrupted()
             if self.checks_ends:
                 self._num_ends += self._ends_followed(ids)
-            value_bytes: ValueBytes = {}
-            if (values := self._values) is not None:
-                columns, value_bytes = values.spans(columns)
-                if final is not None:
-                    final, value_bytes = values.behind(
-                        *values.spans(final), value_bytes
-                    )
-                ends = self._add_apart(columns, steps, final, ids, value_bytes)
-            elif final is None and ids is None and self._common_head >= 0:
-                ends = self._add_together(columns, steps, contiguous=plain is not None)
+            flags = None
+            if final is None and ids is None and self._common_head >= 0:
+                flags = self._flags.steps(columns, steps)
+            # Of final rows most values are left out, row by row.
+            rows_alone = flags is not None and (
+                self._values is None
+                or self._autoreset != "next_step"
+                or not (flags & FINAL).any()
+            )
+            if flags is not None and rows_alone:
+                contiguous = plain is not None
+                ends = self._add_together(columns, flags, contiguous=contiguous)
             else:
-                if plain is not None and self._ring.num_envs == 1:
+                value_bytes: ValueBytes = {}
+                if (values := self._values) is not None:
+                    columns, value_bytes = values.spans(columns)
+                    if final is not None:
+                        final, value_bytes = values.behind(
+                            *values.spans(final), value_bytes
+                        )
+                elif plain is not None and self._ring.num_envs == 1:
                     columns = {
                         path: column.reshape(steps, 1, *self._fields[path].shape)
                         for path, column in plain.items()
@@ -527,39 +536,53 @@ class Appender:
                 self._num_ends += ends
                 self._check_ends()
 
-    def _add_together(self, columns: Columns, steps: int, *, contiguous: bool) -> int:
+    def _add_together(
+        self, columns: Columns, flags: NDArray[np.uint8], *, contiguous: bool
+    ) -> int:
         """Write and publish blocks of steps of all environments, at equal heads.
 
         Args:
-            columns: Per path ``[T, E, *shape]``, or ``[T, *shape]`` of one environment.
-            steps: T.
+            columns: Per path ``[T, E, *shape]``, or ``[T, *shape]`` of one environment;
+                of fields that vary `Ragged` or `ValueList`.
+            flags: uint8 ``[T, E]``.
             contiguous: They are C-contiguous.
 
         Returns:
             Ends of episodes that another of these steps follows.
         """
-        ring, envs = self._ring, self._ring.num_envs
-        flags = self._flags.steps(columns, steps)
+        ring, envs, steps = self._ring, self._ring.num_envs, len(flags)
+        values, block = self._values, None
+        if values is not None:
+            # References, which are written block by block.
+            columns, block = values.block(columns)
         if self._together and not contiguous:
             columns = {path: as_rows(ring, values) for path, values in columns.items()}
         # A reserve at a time: limits run at most so far ahead of the heads, so that
         # `limit - slots` never passes the oldest row alive. Each block is published
         # when it is stored: a device that fails in the middle leaves whole blocks, and
         # the error says how many steps are in.
-        for first in range(0, steps, ring.reserve):
-            stop = min(first + ring.reserve, steps)
-            block_flags = flags if stop - first == steps else flags[first:stop]
+        first = 0
+        while first < steps:
+            stop, heap_heads = min(first + ring.reserve, steps), None
             try:
+                if values is not None and block is not None:
+                    # As many as there is space for: a block that waited for the space
+                    # of all its values might wait for itself.
+                    stop, heap_heads = values.store_block(block, first, stop)
+                    self._note_raised_tails()
+                block_flags = flags if stop - first == steps else flags[first:stop]
                 if self._together:
-                    self._add_rows(columns, flags, first * envs, block_flags)
+                    skipped = first * envs
+                    self._add_rows(columns, flags, skipped, block_flags, heap_heads)
                 else:
-                    block = {
-                        p: as_rows(ring, c[first:stop]) for p, c in columns.items()
-                    }
-                    self._add_rows(block, block_flags, 0, block_flags)
+                    rows = {p: as_rows(ring, c[first:stop]) for p, c in columns.items()}
+                    self._add_rows(rows, block_flags, 0, block_flags, heap_heads)
             except OSError as error:
                 note_progress(error, first, steps)
                 raise
+            if values is not None:
+                values.wake()
+            first = stop
         return int(np.count_nonzero(flags[:-1] & END)) if self.checks_ends else 0
 
     def _add_rows(
@@ -568,6 +591,7 @@ class Appender:
         flags: NDArray[np.uint8],
         skipped: int,
         block_flags: NDArray[np.uint8],
+        heap_heads: Array | None = None,
     ) -> None:
         """Write and publish one block, at equal heads.
 
@@ -577,6 +601,7 @@ class Appender:
             flags: uint8 ``[T, E]`` of all columns.
             skipped: Items of the columns before the block's.
             block_flags: uint8 ``[T, E]`` of the block, at most `reserve` steps.
+            heap_heads: int64 ``[E]``, after its values; None without any.
         """
         ring, head, count = self._ring, self._common_head, len(block_flags)
         heads = self._heads + count
@@ -601,7 +626,7 @@ class Appender:
             self._store.write(spans, columns, as_rows(ring, flags))
         # A kill before this leaves rows above the heads, which no reader sees and the
         # next writer overwrites.
-        self._commit.publish(heads, self._limits, self._tails)
+        self._commit.publish(heads, self._limits, self._tails, heap_heads)
         self._note_rows(heads, head + count, block_flags)
 
     def _note_rows(
@@ -965,7 +990,7 @@ class FastAppend:
         commit, stride, stop = self._commit, self._stride, row + flags.size
         if (
             not self.stores
-            or self._heap_tails is not None
+            or commit.heap_tails is not None
             or stop > self._slots * self._envs
         ):
             return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,7 @@ from mmreplay.ragged import Ragged
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
+from mmreplay.schema.varying import ValueList
 from mmreplay.storage.commit_state import (
     CommitWriter,
     MemoryCommitState,
@@ -60,11 +62,34 @@ EMPTY = bytes(REFERENCE.itemsize)
 CHUNK_STEP_NBYTES, MAX_CHUNK_NBYTES = 256 << 10, 16 << 20
 """Memory for values that are put together is taken in multiples of the former, and
 given back after a block that needs more than the latter."""
+STAGE_NBYTES = 1 << 20
+"""Values of a block are put together and written so many bytes at a time, at most, or
+those of one step."""
 Array = NDArray[np.int64]
 Bytes = Mapping[str, NDArray[np.uint8]]
 """Per path the bytes of the values that its spans name."""
 BeforeOverwrite = Callable[[Array, Array, Array, Array], Array]
 """See `ReplayBuffer.hold_rows`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueBlock:
+    """Values of T steps of all environments, to be stored with their rows.
+
+    Attributes:
+        sources: Of each field its values, or the bytes of all; see
+            `kernels.blocks.pack_values`, as the next three.
+        offsets: Of each int64 ``[T * E + 1]``, the items before each value, and of all.
+        addresses: Of each int64 ``[T * E]``; None of bytes.
+        references: Of each `REFERENCE` ``[T, E]``, written when values are stored.
+        nbytes: At least as many as they take in a heap.
+    """
+
+    sources: tuple[tuple[Any, ...] | NDArray[np.uint8], ...]
+    offsets: tuple[Array, ...]
+    addresses: tuple[Array | None, ...]
+    references: tuple[References, ...]
+    nbytes: int
 
 
 class ValueWriter:
@@ -93,6 +118,12 @@ class ValueWriter:
         self._capacity = store.ring.capacity
         self._free_until = 0
         self._chunk = np.zeros(0, np.uint8)
+        self._item_nbytes = np.array(
+            [field.inner_nbytes for field in self._fields.values()], np.int64
+        )
+        # Stretches of a block that go to one stretch of a heap: two where it begins
+        # again.
+        self._segments = np.empty((2 * store.ring.num_envs, 4), np.int64)
         # Of one step of the only environment.
         self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
@@ -127,7 +158,7 @@ class ValueWriter:
         """Replace the values of columns by spans.
 
         Args:
-            columns: Per path an array, or `Ragged` of fields that vary.
+            columns: Per path an array; of fields that vary `Ragged` or `ValueList`.
 
         Returns:
             The columns, with `REFERENCE` arrays of the same leading shape, and the
@@ -136,9 +167,11 @@ class ValueWriter:
         named: dict[str, NDArray[np.generic]] = dict(columns)
         data = {}
         for path, field in self._fields.items():
-            values: Ragged | None = named.get(path)  # type: ignore[assignment]  # of fields that vary
+            values: Ragged | ValueList | None = named.get(path)  # type: ignore[assignment]  # of fields that vary
             if values is None:
                 continue
+            if isinstance(values, ValueList):
+                values = values.joined(field)
             items = np.ascontiguousarray(values.values)
             data[path] = items.reshape(-1).view(np.uint8)
             spans = np.zeros(len(values.offsets) - 1, REFERENCE)
@@ -146,6 +179,81 @@ class ValueWriter:
             spans["length"] = np.diff(values.offsets)
             named[path] = spans.reshape(values.shape)
         return named, data
+
+    def block(self, columns: Columns) -> tuple[Columns, ValueBlock]:
+        """Take the values of steps of all environments out of their columns.
+
+        Args:
+            columns: Per path ``[T, E, ...]``; of fields that vary `Ragged` or
+                `ValueList`.
+
+        Returns:
+            The columns, with references that `store_block` writes, and the values.
+        """
+        named: dict[str, NDArray[np.generic]] = dict(columns)
+        sources: list[tuple[Any, ...] | NDArray[np.uint8]] = []
+        addresses: list[Array | None] = []
+        offsets, references, nbytes = [], [], 0
+        for path, item in zip(self._fields, self._item_nbytes.tolist(), strict=True):
+            values: Any = columns[path]
+            if isinstance(values, ValueList):
+                sources.append(values.values)
+                addresses.append(values.addresses)
+            else:
+                items = np.ascontiguousarray(values.values)
+                sources.append(items.reshape(-1).view(np.uint8))
+                addresses.append(None)
+            offsets.append(np.ascontiguousarray(values.offsets))
+            references.append(np.empty(values.shape, REFERENCE))
+            named[path] = references[-1]
+            count = len(offsets[-1]) - 1
+            nbytes += int(offsets[-1][-1]) * item + HEAP_ALIGNMENT * count
+        return named, ValueBlock(
+            tuple(sources), tuple(offsets), tuple(addresses), tuple(references), nbytes
+        )
+
+    def store_block(
+        self, block: ValueBlock, first: int, stop: int
+    ) -> tuple[int, Array]:
+        """Write the values of some steps, as many as fit; one at least.
+
+        Where not even one fits, the oldest rows are given up.
+
+        Args:
+            block: Their values.
+            first: The first step.
+            stop: The one after the last.
+
+        Returns:
+            The step after the last one that was stored, and int64 ``[E]``, the heap
+            heads to publish with the rows.
+        """
+        heap, num_envs = self._heap, len(self._segments) // 2
+        heads, done = self.heap_heads, first
+        chunk = self._chunk_of(min(block.nbytes, STAGE_NBYTES))
+        while done < stop:
+            # One pass over the values lays them out, copies and sums them: 256 of 2.6
+            # KB take 35 us, and to write them 45 (tools/bench/bench_ragged.py).
+            after = np.empty(num_envs, np.int64)
+            steps, count = _rows.pack_values(
+                block.sources, block.offsets, block.references, block.addresses,
+                self._item_nbytes, num_envs, done, stop, heads, self._space.free_until,
+                heap.nbytes, chunk, after, self._segments,
+            )  # fmt: skip
+            if steps < 0:
+                chunk = self._chunk_of(-steps)
+            elif not steps and done > first:
+                break
+            elif not steps:
+                self._give_up(after)
+                assert (after <= self._space.free_until).all(), "the longest row fits"
+            else:
+                for env_id, begin, end, position in self._segments[:count].tolist():
+                    heap.write(env_id, position, chunk[begin:end].data)
+                heads, done = after, done + steps
+        if len(self._chunk) > MAX_CHUNK_NBYTES:
+            self._chunk = np.zeros(0, np.uint8)
+        return done, heads
 
     def store_step(self, columns: Columns) -> tuple[Columns, Array] | None:
         """Write the values of one step of the only environment, if they fit.

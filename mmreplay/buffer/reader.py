@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -260,10 +260,14 @@ class GenerationReader(StartView):
         self._heap: Heap | None = getattr(store, "heap", None)
         self._value_buffers = BufferPool()
         # Names of batches under which values vary: stored paths, and next ones.
-        self._varying = {path: (path, 0) for path in schema.varying}
+        self._varying = {}
         for path in schema.varying:
+            field = schema.fields[path]
+            # What a draw asks of a field is found once: it took a tenth of a draw.
+            limits = cast("int", field.max_length), field.inner_nbytes
+            self._varying[path] = (path, 0, field, limits)
             if path in self.next_paths:
-                self._varying[self.next_paths[path]] = (path, 1)
+                self._varying[self.next_paths[path]] = (path, 1, field, limits)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
         table = legal_start_table if self._transform is None else fold_table
@@ -809,8 +813,8 @@ class GenerationReader(StartView):
         for name, column in fields.items():
             if column.dtype != REFERENCE:
                 continue
-            path, ahead = self._varying[name]
-            field, references = self._schema.fields[path], column.reshape(-1)
+            path, ahead, field, limits = self._varying[name]
+            references = column if column.ndim == 1 else column.reshape(-1)
             count = len(env_ids)
             each = len(references) // count if count else 1
             ids = env_ids if each == 1 else np.repeat(env_ids, each)
@@ -818,7 +822,7 @@ class GenerationReader(StartView):
             sealed = store if isinstance(store, ZarrStore) else None
             if sealed is None and not self.files.policy.check_values:
                 plain = self._plain_values(
-                    field, references, ids, heap_heads, heap_tails
+                    field, limits, references, ids, heap_heads, heap_tails
                 )
                 if plain is not None:
                     if column.ndim != 1:
@@ -858,13 +862,14 @@ class GenerationReader(StartView):
         return result
 
     def _plain_values(
-        self, field: Field, references: References, ids: Ids, heap_heads: Ids,
-        heap_tails: Ids,
+        self, field: Field, limits: tuple[int, int], references: References, ids: Ids,
+        heap_heads: Ids, heap_tails: Ids,
     ) -> Ragged | None:  # fmt: skip
         """Copy values whose references are all legal; None where one is not.
 
         Args:
             field: What they are of.
+            limits: Its `max_length`, and bytes of an item.
             references: ``[N]``.
             ids: int64 ``[N]``, their environments.
             heap_heads: int64 ``[E]``, of the record that they were read under.
@@ -872,19 +877,19 @@ class GenerationReader(StartView):
         """
         heap, count = self._heap, len(references)
         assert heap is not None
-        assert field.max_length is not None
-        begins, nbytes = np.empty((2, count), np.int64)
+        begins, nbytes = np.empty(count, np.int64), np.empty(count, np.int64)
         offsets = np.empty(count + 1, np.int64)
         # Checked before the heap is touched: it may lead anywhere.
         if _copies.find_values(
-            references, ids, heap_tails, heap_heads, heap.nbytes,
-            field.max_length, field.inner_nbytes, begins, nbytes, offsets,
+            references, ids, heap_tails, heap_heads, heap.nbytes, *limits,
+            begins, nbytes, offsets,
         ):  # fmt: skip
             return None
-        total = int(offsets[-1]) * field.inner_nbytes
-        data = self._value_buffers.empty_bytes(total)
+        data = self._value_buffers.empty_bytes(offsets.item(count) * limits[1])
         heap.take(begins, nbytes, data)
-        values = data.view(field.numpy).reshape(-1, *field.inner)
+        values = data.view(field.numpy)
+        if field.inner:
+            values = values.reshape(-1, *field.inner)
         return Ragged(values, offsets)
 
     def _refuse_overlaps(self, fields: Fields, env_ids: Ids, positions: Ids) -> None:

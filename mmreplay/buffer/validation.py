@@ -16,11 +16,16 @@ from mmreplay.nesting import flatten, meant
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
-from mmreplay.schema.varying import convert_varying, join_plain, leading_axes
+from mmreplay.schema.varying import (
+    ValueList,
+    convert_varying,
+    leading_axes,
+    list_plain,
+)
 from mmreplay.storage.layout import packer, record_layout
 
 Columns = dict[str, Any]
-"""An array by path; `Ragged` of a field that varies."""
+"""An array by path; `Ragged` or `ValueList` of a field that varies."""
 
 
 ANY = (-math.inf, math.inf)
@@ -205,19 +210,27 @@ class StepValidator:
             )
         return column
 
-    def block(self, data: Mapping[str, object], count: int) -> tuple[Columns, int]:
+    def block(
+        self, data: Mapping[str, object], count: int, *, joined: bool = True
+    ) -> tuple[Columns, int]:
         """Check T steps of count environments.
+
+        Args:
+            data: By path.
+            count: Environments.
+            joined: Values of a list are put together, too, that could be stored one by
+                one.
 
         Returns:
             Per path ``[T, count, *shape]``, and T. `Ragged` of shape ``(T, count)``
-            where a field varies.
+            where a field varies; or, if not joined, `ValueList`.
         """
         columns: Columns = {}
         steps = -1
         for path, field in self._schema.fields.items():
             value = data[path]
             if field.varies:
-                columns[path] = self._ragged_block(path, value, count)
+                columns[path] = self._ragged_block(path, value, count, joined)
                 self._check_steps(path, len(columns[path]), steps)
                 steps = len(columns[path])
                 continue
@@ -254,12 +267,15 @@ class StepValidator:
                 f"got {got}. Give every field the same T."
             )
 
-    def _ragged_block(self, path: str, value: Any, count: int) -> Ragged:
+    def _ragged_block(
+        self, path: str, value: Any, count: int, joined: bool
+    ) -> Ragged | ValueList:
         """Check T steps of a field that varies; return shape ``(T, count)``."""
         single = self._num_envs == 1
-        plain = join_plain(self._schema.fields[path], value) if single else None
+        field = self._schema.fields[path]
+        plain = list_plain(field, value, count) if single else None
         if plain is not None:
-            return plain.reshape(len(plain), count)
+            return plain.joined(field) if joined else plain
         lead = leading_axes(self._schema.fields[path], value)
         steps = len(value) if hasattr(value, "__len__") else -1
         # Lists without an item are values where the buffer has one environment.

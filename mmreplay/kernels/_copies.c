@@ -114,6 +114,18 @@ inside(const int64_t *begins, const int64_t *nbytes, Py_ssize_t count, Py_ssize_
     return 1;
 }
 
+/* Whether as many bytes are there as some spans have together. */
+static int
+together(const int64_t *nbytes, Py_ssize_t count, Py_ssize_t there)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (nbytes[i] > there)
+            return 0;
+        there -= nbytes[i];
+    }
+    return 1;
+}
+
 static PyObject *
 copy_spans(PyObject *module, PyObject *args)
 {
@@ -131,13 +143,17 @@ copy_spans(PyObject *module, PyObject *args)
     if (!(from = acquire(&buffers, source, 0, &source_nbytes, 1)) ||
         !(begin = acquire(&buffers, begins, 0, &count, 8)) ||
         !(size = acquire(&buffers, nbytes, 0, &counts[0], 8)) ||
-        !(to = acquire(&buffers, out, 1, &out_nbytes, 1)) ||
-        !(target = acquire(&buffers, targets, 0, &counts[1], 8)))
+        !(to = acquire(&buffers, out, 1, &out_nbytes, 1)))
+        return release(&buffers, NULL);
+    target = NULL, counts[1] = count;
+    if (targets != Py_None && !(target = acquire(&buffers, targets, 0, &counts[1], 8)))
         return release(&buffers, NULL);
     if (counts[0] != count || counts[1] != count ||
         !inside(begin, size, count, source_nbytes) ||
-        !inside(target, size, count, out_nbytes))
+        !(target ? inside(target, size, count, out_nbytes)
+                 : together(size, count, out_nbytes)))
         return refuse(&buffers, "spans must lie inside of source and out");
+    Py_ssize_t done = 0;
     PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         /* The processor foresees a span's lines from its first ones on; it does not foresee
@@ -145,7 +161,8 @@ copy_spans(PyObject *module, PyObject *args)
         if (i + 1 < count)
             for (int at = 0; at < NEXT_NBYTES && at < size[i + 1]; at += LINE)
                 __builtin_prefetch(from + begin[i + 1] + at);
-        memcpy(to + target[i], from + begin[i], (size_t)size[i]);
+        memcpy(to + (target ? target[i] : done), from + begin[i], (size_t)size[i]);
+        done += size[i];
     }
     if (state)
         PyEval_RestoreThread(state);
@@ -242,7 +259,8 @@ find_values(PyObject *module, PyObject *args)
 /* Of a longer range Linux reads only as much as the device takes in one request. */
 enum { ADVISED_NBYTES = 128 << 10 };
 
-/* Rows that follow each other in the file and in the output. */
+/* Rows that follow each other in the file and in the output; of spans of bytes, each byte
+ * is a row. */
 typedef struct {
     int64_t row;
     Py_ssize_t out_row, count;
@@ -265,7 +283,6 @@ find_fragments(const Wanted *wanted, Fragment *fragments)
         else
             fragments[some++] = (Fragment){wanted->rows[i], i, 1};
     }
-    qsort(fragments, (size_t)some, sizeof *fragments, by_row);
     return some;
 }
 
@@ -321,15 +338,16 @@ start_read_ahead(ReadAhead *read_ahead, pthread_t *thread)
 }
 
 static int
-read_all(int fd, const Wanted *wanted, Fragment *fragments, int in_thread)
+read_all(int fd, Fragment *fragments, Py_ssize_t some, Py_ssize_t stride, char *out,
+         int in_thread)
 {
-    Py_ssize_t some = find_fragments(wanted, fragments), stride = wanted->stride;
+    qsort(fragments, (size_t)some, sizeof *fragments, by_row);
     ReadAhead read_ahead = {fd, some, stride, fragments};
     pthread_t thread;
     int done = 1, begun = in_thread && start_read_ahead(&read_ahead, &thread);
     for (Py_ssize_t i = 0; done && i < some; i++) {
         const Fragment *fragment = &fragments[i];
-        done = read_fragment(fd, wanted->out + fragment->out_row * stride,
+        done = read_fragment(fd, out + fragment->out_row * stride,
                              (size_t)(fragment->count * stride),
                              fragment->row * stride) == 0;
     }
@@ -360,7 +378,47 @@ read_rows(PyObject *module, PyObject *args)
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (fragments != NULL && own >= 0) {
         Py_BEGIN_ALLOW_THREADS
-        done = read_all(own, &wanted, fragments, read_ahead);
+        Py_ssize_t some = find_fragments(&wanted, fragments);
+        done = read_all(own, fragments, some, stride, wanted.out, read_ahead);
+        Py_END_ALLOW_THREADS
+    }
+    if (own >= 0)
+        close(own);
+    free(fragments);
+    return release(&buffers, PyBool_FromLong(done));
+}
+
+/* ---- read_spans -------------------------------------------------------------- */
+
+static PyObject *
+read_spans(PyObject *module, PyObject *args)
+{
+    PyObject *begins, *nbytes, *out;
+    Buffers buffers = {.name = "read_spans"};
+    Py_ssize_t count, num_sizes, out_nbytes, some = 0, at = 0;
+    const int64_t *begin, *size;
+    char *to;
+    int fd, read_ahead, done = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iOOOp:read_spans", &fd, &begins, &nbytes, &out,
+                          &read_ahead))
+        return NULL;
+    if (!(begin = acquire(&buffers, begins, 0, &count, 8)) ||
+        !(size = acquire(&buffers, nbytes, 0, &num_sizes, 8)) ||
+        !(to = acquire(&buffers, out, 1, &out_nbytes, 1)))
+        return release(&buffers, NULL);
+    if (num_sizes != count || !inside(begin, size, count, PY_SSIZE_T_MAX) ||
+        !together(size, count, out_nbytes))
+        return refuse(&buffers, "spans must exist, and out must hold all of them");
+    Fragment *fragments = malloc(((size_t)count + 1) * sizeof *fragments);
+    /* As in `read_rows`. */
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (fragments != NULL && own >= 0) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; at += size[i++])
+            if (size[i])
+                fragments[some++] = (Fragment){begin[i], at, (Py_ssize_t)size[i]};
+        done = read_all(own, fragments, some, 1, to, read_ahead);
         Py_END_ALLOW_THREADS
     }
     if (own >= 0)
@@ -400,6 +458,7 @@ static PyMethodDef functions[] = {
     {"copy_spans", copy_spans, METH_VARARGS, NULL},
     {"find_values", find_values, METH_VARARGS, NULL},
     {"read_rows", read_rows, METH_VARARGS, NULL},
+    {"read_spans", read_spans, METH_VARARGS, NULL},
     {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -52,6 +52,7 @@ contiguous(PyObject *value, Py_buffer *view, int writable)
 #include "_rows_packer.h"
 #include "_rows_append.h"
 #include "_rows_values.h"
+#include "_rows_blocks.h"
 
 /* ---- mark ------------------------------------------------------------------ */
 
@@ -213,6 +214,7 @@ static PyMethodDef functions[] = {
     {"sum_spans", sum_spans, METH_VARARGS, NULL},
     {"measure_values", measure_values, METH_VARARGS, NULL},
     {"join_values", join_values, METH_VARARGS, NULL},
+    {"pack_values", pack_values, METH_VARARGS, NULL},
     {"store_value", (PyCFunction)(void (*)(void))store_value, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -36,7 +36,6 @@ over_zeros(uint32_t zeros[4][256], uint32_t crc)
            zeros[2][crc >> 16 & 255] ^ zeros[3][crc >> 24];
 }
 
-
 static void
 fill_tables(void)
 {
@@ -57,50 +56,72 @@ fill_tables(void)
 #if defined(__GNUC__) && defined(__x86_64__)
 #define HARDWARE 1
 
-/* An instruction takes three times as long as the wait until the next may begin: three
- * spans are folded side by side, and their checksums combined. */
-__attribute__((target("sse4.2"))) static uint32_t
-fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes)
+/* Folds as many times three spans as there are, and copies them to `to` unless that is
+ * NULL; returns how many bytes these were. An instruction takes three times as long as the
+ * wait until the next may begin: three spans are folded side by side, and their checksums
+ * combined. Stores cost nothing beside it: 256 values of 2.6 KB are summed and copied in
+ * 30 us, and in 43 one after the other. */
+__attribute__((target("sse4.2"), always_inline)) static inline size_t
+fold_spans(uint64_t *crc, const unsigned char *data, size_t nbytes, unsigned char *to,
+           size_t span, uint32_t zeros[4][256])
 {
-    uint64_t wide = crc, second, third, words[3];
-    for (; nbytes >= 3 * SPAN_NBYTES; nbytes -= 3 * SPAN_NBYTES, data += 3 * SPAN_NBYTES) {
+    uint64_t first = *crc, second, third, words[3];
+    size_t done = 0;
+    for (; nbytes - done >= 3 * span; done += 3 * span) {
+        const unsigned char *from = data + done;
         second = third = 0;
-        for (size_t at = 0; at < SPAN_NBYTES; at += 8) {
-            if (at % 64 == 0)
-                for (int k = 3; k < 6; k++)
-                    __builtin_prefetch(data + at + k * SPAN_NBYTES);
-            memcpy(&words[0], data + at, 8);
-            memcpy(&words[1], data + at + SPAN_NBYTES, 8);
-            memcpy(&words[2], data + at + 2 * SPAN_NBYTES, 8);
-            wide = __builtin_ia32_crc32di(wide, words[0]);
+        for (size_t at = 0; at < span; at += 8) {
+            if (span == SPAN_NBYTES && at % 64 == 0)
+                for (size_t k = 3; k < 6; k++)
+                    __builtin_prefetch(from + at + k * span);
+            for (size_t k = 0; k < 3; k++) {
+                memcpy(&words[k], from + at + k * span, 8);
+                if (to)
+                    memcpy(to + done + at + k * span, &words[k], 8);
+            }
+            first = __builtin_ia32_crc32di(first, words[0]);
             second = __builtin_ia32_crc32di(second, words[1]);
             third = __builtin_ia32_crc32di(third, words[2]);
         }
-        second ^= over_zeros(span_zeros, (uint32_t)wide);
-        wide = third ^ over_zeros(span_zeros, (uint32_t)second);
+        second ^= over_zeros(zeros, (uint32_t)first);
+        first = third ^ over_zeros(zeros, (uint32_t)second);
     }
-    for (; nbytes >= 3 * SHORT_SPAN_NBYTES;
-         nbytes -= 3 * SHORT_SPAN_NBYTES, data += 3 * SHORT_SPAN_NBYTES) {
-        second = third = 0;
-        for (size_t at = 0; at < SHORT_SPAN_NBYTES; at += 8) {
-            memcpy(&words[0], data + at, 8);
-            memcpy(&words[1], data + at + SHORT_SPAN_NBYTES, 8);
-            memcpy(&words[2], data + at + 2 * SHORT_SPAN_NBYTES, 8);
-            wide = __builtin_ia32_crc32di(wide, words[0]);
-            second = __builtin_ia32_crc32di(second, words[1]);
-            third = __builtin_ia32_crc32di(third, words[2]);
-        }
-        second ^= over_zeros(short_span_zeros, (uint32_t)wide);
-        wide = third ^ over_zeros(short_span_zeros, (uint32_t)second);
-    }
-    for (; nbytes >= 8; nbytes -= 8, data += 8) {
-        memcpy(&words[0], data, 8);
-        wide = __builtin_ia32_crc32di(wide, words[0]);
+    *crc = first;
+    return done;
+}
+
+__attribute__((target("sse4.2"), always_inline)) static inline uint32_t
+fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes, unsigned char *to)
+{
+    uint64_t wide = crc, word;
+    size_t done = fold_spans(&wide, data, nbytes, to, SPAN_NBYTES, span_zeros);
+    done += fold_spans(&wide, data + done, nbytes - done, to ? to + done : NULL,
+                       SHORT_SPAN_NBYTES, short_span_zeros);
+    for (; nbytes - done >= 8; done += 8) {
+        memcpy(&word, data + done, 8);
+        if (to)
+            memcpy(to + done, &word, 8);
+        wide = __builtin_ia32_crc32di(wide, word);
     }
     crc = (uint32_t)wide;
-    for (; nbytes; nbytes--, data++)
-        crc = __builtin_ia32_crc32qi(crc, *data);
+    for (; done < nbytes; done++) {
+        if (to)
+            to[done] = data[done];
+        crc = __builtin_ia32_crc32qi(crc, data[done]);
+    }
     return crc;
+}
+
+__attribute__((target("sse4.2"))) static uint32_t
+fold_only(uint32_t crc, const unsigned char *data, size_t nbytes)
+{
+    return fold_hardware(crc, data, nbytes, NULL);
+}
+
+__attribute__((target("sse4.2"))) static uint32_t
+fold_and_copy(uint32_t crc, const unsigned char *data, size_t nbytes, unsigned char *to)
+{
+    return fold_hardware(crc, data, nbytes, to);
 }
 #endif
 
@@ -110,7 +131,7 @@ fold(uint32_t crc, const unsigned char *data, size_t nbytes)
 {
 #ifdef HARDWARE
     if (__builtin_cpu_supports("sse4.2"))
-        return fold_hardware(crc, data, nbytes);
+        return fold_only(crc, data, nbytes);
 #endif
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         uint64_t word;
@@ -123,6 +144,18 @@ fold(uint32_t crc, const unsigned char *data, size_t nbytes)
     for (; nbytes; nbytes--, data++)
         crc = (crc >> 8) ^ table[0][(crc ^ *data) & 255];
     return crc;
+}
+
+/* The same, and copies them. */
+static uint32_t
+fold_copy(uint32_t crc, const unsigned char *data, size_t nbytes, unsigned char *to)
+{
+#ifdef HARDWARE
+    if (__builtin_cpu_supports("sse4.2"))
+        return fold_and_copy(crc, data, nbytes, to);
+#endif
+    memcpy(to, data, nbytes);
+    return fold(crc, data, nbytes);
 }
 
 /* Shorter data is summed faster than the interpreter lock is released and taken. */

@@ -71,63 +71,117 @@ num_cells(PyObject *cells)
     return -1;
 }
 
-/* The items of a C-contiguous array of a dtype and inner shape, at most as many as a
- * value may have; -1 where it must be looked at. */
-static Py_ssize_t
-items_of(PyObject *value, PyObject *array_type, PyObject *dtype, PyObject *inner,
-         Py_ssize_t maximum)
+/* The bytes of a C-contiguous array of a dtype and inner shape, with its items, at most as
+ * many as a value may have; 0 where it must be looked at. `field` has the type of arrays,
+ * the dtype, the inner shape and the name "dtype". */
+static int
+array_bytes(PyObject *value, PyObject *const *field, Py_ssize_t maximum, Py_buffer *view,
+            Py_ssize_t *items)
 {
-    Py_buffer view;
-    Py_ssize_t items = -1, axes = PyTuple_Size(inner);
-    if ((PyObject *)Py_TYPE(value) != array_type)
-        return -1;
-    PyObject *own = PyObject_GetAttrString(value, "dtype");
-    if (own == NULL)
-        return -1;
-    int same = own == dtype ? 1 : PyObject_RichCompareBool(own, dtype, Py_EQ);
-    Py_DECREF(own);
-    if (same != 1)
-        return -1;
-    if (PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS) < 0) {
+    Py_ssize_t axes = PyTuple_Size(field[2]);
+    if ((PyObject *)Py_TYPE(value) != field[0])
+        return 0;
+    PyObject *own = PyObject_GetAttr(value, field[3]);
+    int same = own == field[1];
+    if (own != NULL && !same)
+        same = PyObject_RichCompareBool(own, field[1], Py_EQ) == 1;
+    Py_XDECREF(own);
+    if (!same || PyObject_GetBuffer(value, view, PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
-        return -1;
+        return 0;
     }
-    if (view.ndim == axes + 1 && view.shape[0] <= maximum)
-        items = view.shape[0];
-    for (Py_ssize_t i = 0; i < axes && items >= 0; i++)
-        if (view.shape[i + 1] != PyLong_AsSsize_t(PyTuple_GetItem(inner, i)))
-            items = -1;
-    PyBuffer_Release(&view);
-    return items;
+    int fits = view->ndim == axes + 1 && view->shape[0] <= maximum;
+    for (Py_ssize_t i = 0; fits && i < axes; i++)
+        fits = view->shape[i + 1] == PyLong_AsSsize_t(PyTuple_GetItem(field[2], i));
+    *items = fits ? view->shape[0] : -1;
+    if (!fits)
+        PyBuffer_Release(view);
+    return fits;
 }
+
+enum { VALUE_ALIGNMENT = 8 };
+
+/* The bytes of a value that needs no look, with its items; 0 where it needs one. `kind` is
+ * that of the field, by its first letter; `field` is as `array_bytes` has it. */
+static int
+plain_bytes(PyObject *value, PyObject *const *field, long kind, Py_ssize_t maximum,
+            Py_buffer *view, Py_ssize_t *items)
+{
+    if (kind == 't' && PyUnicode_CheckExact(value)) {
+        const char *text = PyUnicode_AsUTF8AndSize(value, items);
+        if (text != NULL && *items <= maximum &&
+            PyBuffer_FillInfo(view, value, (void *)text, *items, 1, PyBUF_SIMPLE) == 0)
+            return 1;
+        PyErr_Clear();
+        return 0;
+    }
+    if (kind == 'b' && PyBytes_CheckExact(value)) {
+        if (PyBytes_Size(value) > maximum || contiguous(value, view, 0) < 0) {
+            PyErr_Clear();
+            return 0;
+        }
+        *items = view->len;
+        return 1;
+    }
+    if (kind != 'a' && kind != 'b')
+        return 0;
+    return array_bytes(value, field, maximum, view, items);
+}
+
+enum { CELLS_AHEAD = 8 };
 
 static PyObject *
 measure_values(PyObject *module, PyObject *args)
 {
-    PyObject *cells, *array_type, *dtype, *inner, *lengths;
-    Py_ssize_t maximum;
-    Py_buffer view;
+    PyObject *cells, *field[4], *arrays[2];
+    Py_ssize_t maximum, items;
+    Py_buffer lengths, addresses, value;
+    int kind;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOO!nO:measure_values", &cells, &array_type, &dtype,
-                          &PyTuple_Type, &inner, &maximum, &lengths))
+    if (!PyArg_ParseTuple(args, "O!OOO!niOO:measure_values", &PyTuple_Type, &cells,
+                          &field[0], &field[1], &PyTuple_Type, &field[2], &maximum, &kind,
+                          &arrays[0], &arrays[1]) ||
+        contiguous(arrays[0], &lengths, 1) < 0)
         return NULL;
-    Py_ssize_t count = num_cells(cells), at = 0;
-    if (count < 0 || contiguous(lengths, &view, 1) < 0)
+    if (contiguous(arrays[1], &addresses, 1) < 0) {
+        PyBuffer_Release(&lengths);
         return NULL;
-    int fits = view.len == 8 * count;
-    for (; fits && at < count; at++) {
-        PyObject *cell = cell_of(cells, at);
-        Py_ssize_t items =
-            cell == NULL ? -1 : items_of(cell, array_type, dtype, inner, maximum);
-        if (items < 0)
-            break;
-        ((int64_t *)view.buf)[at] = items;
     }
-    PyBuffer_Release(&view);
+    Py_ssize_t count = PyTuple_Size(cells), at = 0;
+    int fits = lengths.len == 8 * count && addresses.len == 8 * count;
+    field[3] = PyUnicode_InternFromString("dtype");
+    for (; fits && field[3] != NULL && at < count; at++) {
+        PyObject *cell = PyTuple_GetItem(cells, at);
+        /* Values that were made one by one lie apart: to fetch them takes most of the time. */
+        for (int line = 0; line < 2 && at + CELLS_AHEAD < count; line++)
+            __builtin_prefetch((char *)PyTuple_GetItem(cells, at + CELLS_AHEAD) + 64 * line);
+        if (cell == NULL || !plain_bytes(cell, field, kind, maximum, &value, &items))
+            break;
+        ((int64_t *)lengths.buf)[at] = items;
+        ((int64_t *)addresses.buf)[at] = (int64_t)(intptr_t)value.buf;
+        PyBuffer_Release(&value);
+    }
+    Py_XDECREF(field[3]);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&addresses);
     if (!fits)
         return PyErr_Format(PyExc_ValueError,
-                            "measure_values: lengths must be int64 [%zd]", count);
+                            "measure_values: lengths and addresses must be int64 [%zd]",
+                            count);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(at == count);
+}
+
+/* The bytes of a value that was measured. */
+static int
+cell_bytes(PyObject *cell, Py_buffer *view)
+{
+    Py_ssize_t nbytes;
+    if (!PyUnicode_CheckExact(cell))
+        return contiguous(cell, view, 0);
+    const char *text = PyUnicode_AsUTF8AndSize(cell, &nbytes);
+    return text == NULL
+               ? -1
+               : PyBuffer_FillInfo(view, cell, (void *)text, nbytes, 1, PyBUF_SIMPLE);
 }
 
 static PyObject *
@@ -143,7 +197,7 @@ join_values(PyObject *module, PyObject *args)
         return NULL;
     for (; at < count; at++) {
         PyObject *cell = cell_of(cells, at);
-        if (cell == NULL || contiguous(cell, &from, 0) < 0)
+        if (cell == NULL || cell_bytes(cell, &from) < 0)
             break;
         int fits = from.len <= to.len - done;
         if (fits)
@@ -161,48 +215,6 @@ join_values(PyObject *module, PyObject *args)
         return PyErr_Format(PyExc_ValueError,
                             "join_values: out must have the bytes of all values");
     return Py_NewRef(Py_None);
-}
-
-enum { VALUE_ALIGNMENT = 8 };
-
-/* The bytes of a value that needs no look, with its items; 0 where it needs one, -1 with
- * an error set. `kind` is that of the field, by its first letter. */
-static int
-plain_bytes(PyObject *value, PyObject *const *field, long kind, Py_ssize_t maximum,
-            Py_buffer *view, Py_ssize_t *items)
-{
-    if (kind == 't' && PyUnicode_CheckExact(value)) {
-        Py_ssize_t nbytes;
-        const char *text = PyUnicode_AsUTF8AndSize(value, &nbytes);
-        if (text == NULL) {
-            PyErr_Clear();
-            return 0;
-        }
-        *items = nbytes;
-        return nbytes <= maximum &&
-                       PyBuffer_FillInfo(view, value, (void *)text, nbytes, 1,
-                                         PyBUF_SIMPLE) == 0
-                   ? 1
-                   : 0;
-    }
-    if (kind == 'b' && PyBytes_CheckExact(value)) {
-        if (contiguous(value, view, 0) < 0)
-            return -1;
-        *items = view->len;
-    }
-    else if (kind == 'a' || kind == 'b') {
-        *items = items_of(value, field[0], field[1], field[2], maximum);
-        if (*items < 0)
-            return PyErr_Occurred() ? -1 : 0;
-        if (contiguous(value, view, 0) < 0)
-            return -1;
-    }
-    else
-        return 0;
-    if (*items <= maximum)
-        return 1;
-    PyBuffer_Release(view);
-    return 0;
 }
 
 static PyObject *
@@ -226,9 +238,12 @@ store_value(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (!PyTuple_Check(args[INNER]) || head < 0 || head > PY_SSIZE_T_MAX / 4 || size < 1 ||
         size > PY_SSIZE_T_MAX / 4)
         return PyErr_Format(PyExc_ValueError, "store_value: the place must be in a heap");
-    int plain = plain_bytes(args[VALUE], &args[ARRAY], kind, maximum, &value, &items);
-    if (plain < 0)
+    PyObject *field[] = {args[ARRAY], args[DTYPE], args[INNER],
+                         PyUnicode_InternFromString("dtype")};
+    if (field[3] == NULL)
         return NULL;
+    int plain = plain_bytes(args[VALUE], field, kind, maximum, &value, &items);
+    Py_DECREF(field[3]);
     if (!plain)
         return PyLong_FromLong(-1);
     if (contiguous(args[MAPPING], &mapping, 1) < 0) {
@@ -254,9 +269,9 @@ store_value(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         stop += (VALUE_ALIGNMENT - stop % VALUE_ALIGNMENT) % VALUE_ALIGNMENT;
         if (stop <= until && offset >= near && offset <= far - nbytes) {
             uint32_t length = (uint32_t)items;
-            uint32_t crc = ~fold(~(uint32_t)0, value.buf, (size_t)nbytes);
+            uint32_t crc = ~fold_copy(~(uint32_t)0, value.buf, (size_t)nbytes,
+                                      (unsigned char *)mapping.buf + offset);
             int64_t position = head;
-            memcpy((char *)mapping.buf + offset, value.buf, (size_t)nbytes);
             memcpy(reference.buf, &position, 8);
             memcpy((char *)reference.buf + 8, &length, 4);
             memcpy((char *)reference.buf + 12, &crc, 4);

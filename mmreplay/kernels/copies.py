@@ -46,8 +46,9 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
 
 
 def copy_spans(
-    source: Array, begins: Ids, nbytes: Ids, out: Array, targets: Ids, waits: bool, /
-) -> None:
+    source: Array, begins: Ids, nbytes: Ids, out: Array, targets: Ids | None,
+    waits: bool, /,
+) -> None:  # fmt: skip
     """Copy spans of bytes from one array to another.
 
     Args:
@@ -55,13 +56,16 @@ def copy_spans(
         begins: int64 ``[N]``, the first byte of each span in the source.
         nbytes: int64 ``[N]``, its bytes.
         out: Another array, written.
-        targets: int64 ``[N]``, where each span begins in it.
+        targets: int64 ``[N]``, where each span begins in it; None for one after the
+            other.
         waits: C lets other threads run meanwhile.
 
     Raises:
         ValueError: There are no such spans.
     """
     given, taken = (a.reshape(-1).view(np.uint8) for a in (source, out))
+    if targets is None:
+        targets = np.cumsum(nbytes) - nbytes
     fits = len(begins) == len(nbytes) == len(targets)
     for first, there in ((begins, given.size), (targets, taken.size)):
         # Without a sum, which might wrap around.
@@ -155,22 +159,57 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool
         ValueError: There can be no such rows, or the space does not fit.
     """
     _check("read_rows", np.iinfo(np.int64).max, stride, rows, out)
-    target = out.reshape(-1).view(np.uint8).data
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     edges = [0, *breaks.tolist(), len(rows)] if len(rows) else [0]
     firsts = rows[edges[:-1]].tolist()
-    spans = sorted(zip(firsts, edges[:-1], edges[1:], strict=True))
+    fragments = [
+        (row * stride, first * stride, stop * stride)
+        for row, first, stop in zip(firsts, edges[:-1], edges[1:], strict=True)
+    ]
+    return _read_all(fd, fragments, out, ask)
+
+
+def read_spans(fd: int, begins: Ids, nbytes: Ids, out: Array, ask: bool, /) -> bool:
+    """Read spans of a file one after another, in the order in which they lie there.
+
+    Args:
+        fd: Another thread may close it during the call.
+        begins: int64 ``[N]``, the first byte of each span.
+        nbytes: int64 ``[N]``, its bytes.
+        out: Space for all of them, written as far as they could be read.
+        ask: As for `read_rows`.
+
+    Returns:
+        Whether all were; if not, the next read raises the reason.
+
+    Raises:
+        ValueError: There can be no such spans, or the space does not fit.
+    """
+    fits = len(begins) == len(nbytes) and bool(((nbytes >= 0) & (begins >= 0)).all())
+    fits = fits and bool((nbytes <= np.iinfo(np.int64).max - begins).all())
+    if not fits or sum(nbytes.tolist()) > out.nbytes:
+        raise ValueError("read_spans: spans must exist, and out must hold all of them")
+    stops = np.cumsum(nbytes)
+    spans = zip(begins.tolist(), (stops - nbytes).tolist(), stops.tolist(), strict=True)
+    return _read_all(fd, [span for span in spans if span[1] < span[2]], out, ask)
+
+
+def _read_all(
+    fd: int, fragments: list[tuple[int, int, int]], out: Array, ask: bool
+) -> bool:
+    """Read fragments of a file: of each its offset, and where it goes in `out`."""
+    target = out.reshape(-1).view(np.uint8).data
+    fragments.sort()
     try:
         own = os.dup(fd)
     except OSError:
         return False
     try:
-        for row, first, stop in spans if ask else ():
-            for at in range(row * stride, (row + stop - first) * stride, ASKED_NBYTES):
+        for offset, first, stop in fragments if ask else ():
+            for at in range(offset, offset + stop - first, ASKED_NBYTES):
                 os.posix_fadvise(own, at, ASKED_NBYTES, os.POSIX_FADV_WILLNEED)
         return all(
-            _read(own, target[first * stride : stop * stride], row * stride)
-            for row, first, stop in spans
+            _read(own, target[first:stop], offset) for offset, first, stop in fragments
         )
     finally:
         os.close(own)

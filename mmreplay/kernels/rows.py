@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from mmreplay.kernels import crc, exchange
 from mmreplay.kernels.append import Append as Append
 from mmreplay.kernels.append import AppendKernel
+from mmreplay.kernels.blocks import Sources
+from mmreplay.kernels.blocks import pack_values as pack_values
 from mmreplay.kernels.slot import Slot as Slot
 from mmreplay.kernels.slot import SlotKernel
 from mmreplay.kernels.values import join_values as join_values
@@ -172,13 +174,24 @@ class RowsKernel(Protocol):
         """Sum spans of bytes; see `values.sum_spans`."""
 
     def measure_values(
-        self, cells: Sequence[Any], array: type, dtype: Any, inner: tuple[int, ...],
-        maximum: int, lengths: NDArray[np.int64], /,
+        self, cells: tuple[Any, ...], array: type, dtype: Any, inner: tuple[int, ...],
+        maximum: int, kind: int, lengths: NDArray[np.int64],
+        addresses: NDArray[np.int64], /,
     ) -> bool:  # fmt: skip
         """Count the items of plain values; see `values.measure_values`."""
 
     def join_values(self, cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
         """Copy values one after another; see `values.join_values`."""
+
+    def pack_values(
+        self, sources: Sources, offsets: tuple[NDArray[np.int64], ...],
+        references: tuple[Any, ...], addresses: tuple[NDArray[np.int64] | None, ...],
+        items: NDArray[np.int64], num_envs: int, first: int, stop: int,
+        heads: NDArray[np.int64], free_until: NDArray[np.int64], size: int,
+        out: NDArray[np.uint8], after: NDArray[np.int64],
+        segments: NDArray[np.int64], /,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Copy values as they will lie in heaps; see `blocks.pack_values`."""
 
     def store_value(
         self, value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int,

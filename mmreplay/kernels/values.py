@@ -46,63 +46,93 @@ def sum_spans(
 
 
 def measure_values(
-    cells: Sequence[Any], array: Any, dtype: Any, inner: tuple[int, ...], maximum: int,
-    lengths: Ids, /,
+    cells: tuple[Any, ...], array: Any, dtype: Any, inner: tuple[int, ...],
+    maximum: int, kind: int, lengths: Ids, addresses: Ids, /,
 ) -> bool:  # fmt: skip
-    """Count the items of values, if each is a contiguous array that is stored as it is.
+    """Count the items of values, if each is stored as it is.
 
     Args:
-        cells: A list or tuple of N values.
+        cells: N values.
         array: The type of arrays.
         dtype: Of the field.
         inner: Shape of an item.
         maximum: Items of the longest value.
+        kind: ``ord`` of the first letter of the field's kind; 0 where every value must
+            be looked at.
         lengths: int64 ``[N]``, written.
+        addresses: int64 ``[N]``, written: where the bytes of each lie while it is held.
 
     Returns:
-        Whether all are; if not, lengths mean nothing.
+        Whether all are: contiguous arrays, `str` of text, and `bytes` or arrays of
+        bytes. If not, lengths and addresses mean nothing.
 
     Raises:
-        ValueError: Lengths are of another number of values.
-        TypeError: The values are in something else.
+        ValueError: Lengths or addresses are of another number of values.
     """
-    if cells.__class__ not in (list, tuple):
-        raise TypeError("values must be in a list or tuple")
-    if len(lengths) != len(cells):
-        raise ValueError(f"measure_values: lengths must be int64 [{len(cells)}]")
+    if len(lengths) != len(cells) or len(addresses) != len(cells):
+        raise ValueError(
+            f"measure_values: lengths and addresses must be int64 [{len(cells)}]"
+        )
     for at, cell in enumerate(cells):
-        if (
-            cell.__class__ is not array
-            or cell.dtype != dtype
-            or cell.ndim != 1 + len(inner)
-            or cell.shape[1:] != inner
-            or not cell.flags.c_contiguous
-            or len(cell) > maximum
-        ):
+        items = _items_of(cell, array, dtype, inner, maximum, kind)
+        if items < 0:
             return False
-        lengths[at] = len(cell)
+        lengths[at] = items
     return True
 
 
+def _items_of(
+    value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int, kind: int
+) -> int:
+    """Items of a value that is stored as it is; -1 of any other."""
+    letter = chr(kind)
+    if letter == "t" and value.__class__ is str:
+        try:
+            items = len(value.encode())
+        except UnicodeEncodeError:
+            return -1
+    elif (letter == "b" and value.__class__ is bytes) or (
+        letter in "ab"
+        and value.__class__ is array
+        and value.dtype == dtype
+        and value.ndim == 1 + len(inner)
+        and value.shape[1:] == inner
+        and value.flags.c_contiguous
+    ):
+        items = len(value)
+    else:
+        return -1
+    return items if items <= maximum else -1
+
+
+def bytes_of(value: Any) -> memoryview:
+    """The bytes of a value that was measured."""
+    if value.__class__ is str:
+        return memoryview(value.encode())
+    # No view of an empty array can be cast.
+    return memoryview(value).cast("B") if len(value) else memoryview(b"")
+
+
 def join_values(cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
-    """Copy the bytes of contiguous arrays one after another.
+    """Copy the bytes of values that were measured one after another.
 
     Args:
-        cells: A list or tuple of arrays.
+        cells: A list or tuple of them.
         out: As many bytes, written.
 
     Raises:
         ValueError: They are more, or fewer.
-        TypeError: The arrays are in something else.
+        TypeError: The values are in something else.
     """
     if cells.__class__ not in (list, tuple):
         raise TypeError("values must be in a list or tuple")
-    if sum(cell.nbytes for cell in cells) != out.nbytes:
+    every = [bytes_of(cell) for cell in cells]
+    if sum(map(len, every)) != out.nbytes:
         raise ValueError("join_values: out must have the bytes of all values")
     done = 0
-    for cell in cells:
-        out[done : done + cell.nbytes] = cell.reshape(-1).view(np.uint8)
-        done += cell.nbytes
+    for data in every:
+        out[done : done + len(data)] = np.frombuffer(data, np.uint8)
+        done += len(data)
 
 
 def store_value(
@@ -137,24 +167,10 @@ def store_value(
     """
     if head < 0 or size < 1 or not isinstance(inner, tuple):
         raise ValueError("store_value: the place must be in a heap")
-    letter = chr(kind)
-    if letter == "t" and value.__class__ is str:
-        try:
-            data = value.encode()
-        except UnicodeEncodeError:
-            return -1
-        items = len(data)
-    elif letter == "b" and value.__class__ is bytes:
-        data, items = value, len(value)
-    elif letter in "ab":
-        lengths = np.zeros(1, np.int64)
-        if not measure_values([value], array, dtype, inner, maximum, lengths):
-            return -1
-        data, items = value.tobytes(), int(lengths[0])
-    else:
+    items = _items_of(value, array, dtype, inner, maximum, kind)
+    if items < 0:
         return -1
-    if items > maximum:
-        return -1
+    data = bytes_of(value)
     if len(reference) != _REFERENCE.size or far > len(mapping) or far > size:
         raise ValueError("store_value: the place must be in a heap")
     nbytes = len(data)

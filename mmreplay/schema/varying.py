@@ -9,6 +9,7 @@ all have one length.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -91,26 +92,54 @@ def convert_varying(
     return Ragged(values, offsets, lead)
 
 
-def join_plain(field: Field, values: object) -> Ragged | None:
-    """Put values together that are arrays as they are stored, one after another.
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueList:
+    """Values of a field that varies as they were given, where each is stored so.
 
-    Returns:
-        `Ragged` of shape ``(N,)`` in memory of its own; None where they are not in a
-        list or tuple, or one needs a look.
+    Attributes:
+        values: N contiguous arrays, `str` of text, or `bytes`.
+        offsets: int64 ``[N + 1]``, the items before each, and of all.
+        addresses: int64 ``[N]``, where the bytes of each lie: they stay there while
+            `values` holds it.
+        shape: Such as ``(T, 1)``.
     """
-    if field.kind == "text" or (type(values) is not list and type(values) is not tuple):
+
+    values: tuple[Any, ...]
+    offsets: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Length of the first axis."""
+        return self.shape[0]
+
+    def joined(self, field: Field) -> Ragged:
+        """Put them together, one after another in memory of their own."""
+        items = np.empty((int(self.offsets[-1]), *field.inner), field.numpy)
+        _rows.join_values(self.values, items.reshape(-1).view(np.uint8))
+        return Ragged(items, self.offsets, self.shape)
+
+
+def list_plain(field: Field, values: object, num_envs: int) -> ValueList | None:
+    """Return values that are stored as they are; None where one needs a look.
+
+    Args:
+        field: What they are of.
+        values: One for each of T steps, if they are in a list or tuple.
+        num_envs: The second axis of their shape, after T; 1.
+    """
+    if type(values) is not list and type(values) is not tuple:
         return None
-    offsets = np.zeros(len(values) + 1, np.int64)
-    lengths = np.empty(len(values), np.int64)
+    held = tuple(values)
+    offsets = np.zeros(len(held) + 1, np.int64)
+    addresses = np.empty(len(held), np.int64)
     if not _rows.measure_values(
-        values, np.ndarray, field.numpy, field.inner, cast("int", field.max_length),
-        lengths,
+        held, np.ndarray, field.numpy, field.inner, cast("int", field.max_length),
+        ord(field.kind[0]), offsets[1:], addresses,
     ):  # fmt: skip
         return None
-    np.cumsum(lengths, out=offsets[1:])
-    items = np.empty((int(offsets[-1]), *field.inner), field.numpy)
-    _rows.join_values(values, items.reshape(-1).view(np.uint8))
-    return Ragged(items, offsets)
+    np.cumsum(offsets, out=offsets)
+    return ValueList(held, offsets, addresses, (len(held), num_envs))
 
 
 def leading_axes(field: Field, value: object) -> int:

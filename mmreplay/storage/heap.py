@@ -31,6 +31,10 @@ HALF_PAGE = mmap.PAGESIZE // 2
 than a page, as most values are."""
 LONG_NBYTES = 1 << 20
 """Other threads run while so many bytes are copied."""
+NEW_PAGES_NBYTES = 64 << 10
+"""The kernel allocates new pages as large as the write, and those of a heap are written
+again in every lap: 680 KB take 45 us over these, and 60 over chunks of 16 KiB. Freed
+memory returns to a virtual machine's host in chunks of 128 KiB: these are at hand."""
 SCANNED_ROWS = 4096
 """Rows whose references are looked at together, for where their values begin."""
 
@@ -92,7 +96,7 @@ class FileHeap:
                 self._mapping.madvise(mmap.MADV_RANDOM)
             self._bytes = np.frombuffer(self._mapping, np.uint8)
         self._pages = Pages(file, HALF_PAGE, advise, self._mapping)
-        self._writer = MappedWriter(file)
+        self._writer = MappedWriter(file, new_pages_nbytes=NEW_PAGES_NBYTES)
         if num_envs > 1:
             # Values to come do not follow: those of other environments lie between.
             self._writer.only_write()
@@ -107,20 +111,49 @@ class FileHeap:
 
     def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
         """See `Heap.take`."""
-        ends = np.cumsum(nbytes)
-        if self._bytes is not None:
-            # Of missing pages the disk is asked for all at once, before the first is
-            # looked at; and other threads run while some are waited for.
-            waits = out.nbytes >= LONG_NBYTES
-            if not self._pages.warm():
-                waits |= self._pages.prefetch(_units(offsets, nbytes)) > 0
-            _copies.copy_spans(self._bytes, offsets, nbytes, out, ends - nbytes, waits)
-            return
-        stops = ends.tolist()
+        pages, mapped = self._pages, self._bytes
+        # Of values in memory a look at the first bytes of a few is enough.
+        missing = not pages.warm() and pages.wanted(offsets // HALF_PAGE)
+        if mapped is None or missing:
+            if self._read(offsets, nbytes, out, missing):
+                return
+            # A mapping outlives its file, which another thread closed; any other
+            # failure is raised by the read that fails.
+            if mapped is None or self._file.fd >= 0:
+                self._read_each(offsets, nbytes, out)
+                return
+        waits = out.nbytes >= LONG_NBYTES
+        _copies.copy_spans(mapped, offsets, nbytes, out, None, waits)
+
+    def _read_each(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
+        """Read values one by one, where they were not all to be had at once.
+
+        Raises:
+            CorruptError: The file ends before.
+            FailedError: The device refuses, or another thread closed the file.
+        """
+        stops = np.cumsum(nbytes).tolist()
         for offset, size, stop in zip(
             offsets.tolist(), nbytes.tolist(), stops, strict=True
         ):
             self._file.pread_into(out[stop - size : stop].data, offset)
+
+    def _read(
+        self, offsets: Array, nbytes: Array, out: NDArray[np.uint8], missing: bool
+    ) -> bool:
+        """Read values in the order of the file, while other threads run Python.
+
+        Of missing pages the disk is asked for all at once, in a thread beside the
+        reads: to look at each through the mapping would be a fault for each page, and
+        wait for them in the order of the batch.
+
+        Returns:
+            Whether all were read.
+        """
+        fd = self._file.fd
+        done: bool = _copies.read_spans(fd, offsets, nbytes, out, missing)
+        # A number that another thread gave back may be another file's by now.
+        return done and self._file.fd == fd
 
     def window(self) -> tuple[mmap.mmap, int, int] | None:
         """Return the file's mapping, and which bytes may be stored into now.
@@ -161,19 +194,8 @@ class MemoryHeap:
 
     def take(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8]) -> None:
         """See `Heap.take`."""
-        targets = np.cumsum(nbytes) - nbytes
         waits = out.nbytes >= LONG_NBYTES
-        _copies.copy_spans(self._bytes, offsets, nbytes, out, targets, waits)
-
-
-def _units(offsets: Array, nbytes: Array) -> Array:
-    """Numbers of the half pages that values lie in, int64 ``[N]``."""
-    first = offsets // HALF_PAGE
-    counts = np.where(nbytes > 0, (offsets + nbytes - 1) // HALF_PAGE - first + 1, 0)
-    ends = np.cumsum(counts)
-    units: Array = np.arange(ends[-1] if len(ends) else 0)
-    units += np.repeat(first - (ends - counts), counts)
-    return units
+        _copies.copy_spans(self._bytes, offsets, nbytes, out, None, waits)
 
 
 class HeapSpace:

@@ -270,6 +270,7 @@ class MappedWriter:
         file: File,
         filler: PartialPageFiller | None = None,
         advise: Advise = "auto",
+        new_pages_nbytes: int = files.NEW_PAGES_NBYTES,
     ) -> None:
         """Begin with no page ready.
 
@@ -278,6 +279,7 @@ class MappedWriter:
             filler: Of its rows; None where a page holds so many that missing pages are
                 read instead.
             advise: Whether the disk may be asked; see `ReadPolicy`.
+            new_pages_nbytes: Bytes of a write where pages are new.
         """
         kind = file_system(file.path.parent)
         self.file, self._filler = file, filler
@@ -296,7 +298,7 @@ class MappedWriter:
         self.near = self.far = 0
         self.until = 0.0
         self._rests = self._jumps = 0
-        self._new_pages_nbytes = files.NEW_PAGES_NBYTES
+        self._new_pages_nbytes = new_pages_nbytes
 
     def only_write(self) -> None:
         """Store no step from now on: another thread may give the space of rows back."""

@@ -79,6 +79,10 @@ def test_spans_are_copied_and_nothing_else(kernel, waits, spans, skip, gap):
         expected[target : target + size] = source[begin : begin + size]
     assert out.tobytes() == expected.tobytes()
     assert (outside(whole, out, skip) == MARK).all()
+    together = np.full(int(nbytes.sum()), MARK, np.uint8)
+    kernel.copy_spans(source, begins, nbytes, together, None, waits)
+    copied = [source[begin : begin + size] for begin, size in spans]
+    assert together.tobytes() == b"".join(map(bytes, copied))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -97,6 +101,9 @@ def test_spans_outside_of_an_array_are_refused(kernel, begin, size, target):
         kernel.copy_spans(source, spans[0], spans[1], out, spans[2], False)
     with pytest.raises(ValueError, match="copy_spans: spans must lie inside"):
         kernel.copy_spans(source, spans[0], spans[1][:1], out, spans[2], False)
+    sizes = np.array([4, 5])
+    with pytest.raises(ValueError, match="copy_spans: spans must lie inside"):
+        kernel.copy_spans(source, np.zeros(2, np.int64), sizes, out, None, False)
     assert (out == MARK).all()
 
 
@@ -126,6 +133,44 @@ def test_rows_are_read_in_whatever_order_they_are_asked_for(
     assert kernel.read_rows(fd, NBYTES, wanted, out, ask) is True
     assert out.tobytes() == table[wanted].tobytes()
     assert (outside(whole, out, skip) == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("ask", [False, True])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, ROWS * NBYTES), st.sampled_from([0, 1, 9, 300_000])),
+        max_size=9,
+    ),
+    st.integers(0, 33),
+)
+def test_spans_of_a_file_are_read_and_nothing_else(kernel, opened, ask, spans, skip):
+    fd, table = opened
+    data = table.reshape(-1)
+    begins = np.array([begin for begin, _ in spans], np.int64)
+    nbytes = np.minimum([size for _, size in spans], data.size - begins)
+    nbytes = nbytes.astype(np.int64)
+    whole, out = guarded(int(nbytes.sum()), skip)
+    assert kernel.read_spans(fd, begins, nbytes, out, ask) is True
+    parts = [data[b : b + n].tobytes() for b, n in zip(begins, nbytes, strict=True)]
+    assert out.tobytes() == b"".join(parts)
+    assert (outside(whole, out, skip) == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_spans_that_cannot_be_read_are_reported_or_refused(kernel, opened):
+    fd, table = opened
+    end, out = table.size, np.zeros(12, np.uint8)
+    begins = np.array([end - 2, 8])
+    assert kernel.read_spans(fd, begins, np.array([4, 8]), out, True) is False
+    # What lies before the end is there by then.
+    assert out[4:].tobytes() == table.reshape(-1)[8:16].tobytes()
+    assert kernel.read_spans(-1, begins, np.array([2, 8]), out, False) is False
+    for sizes in ([4, 9], [-1, 4], [(1 << 63) - 1, 4], [4]):
+        with pytest.raises(ValueError, match="read_spans: spans must exist"):
+            kernel.read_spans(fd, begins, np.array(sizes), out, False)
+    with pytest.raises(ValueError, match="read_spans: spans must exist"):
+        kernel.read_spans(fd, begins - end, np.array([4, 8]), out, False)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -15,11 +15,12 @@ def cells_of(values, inner=(), dtype=np.int32):
     return [np.asarray(value, dtype).reshape(-1, *inner) for value in values]
 
 
-def measured(rows, cells, inner=(), maximum=9, dtype=np.int32):
-    lengths = np.full(len(cells), -1)
+def measured(rows, cells, inner=(), maximum=9, dtype=np.int32, kind="array"):
+    lengths, addresses = np.full((2, len(cells)), -1)
     done = rows.measure_values(
-        cells, np.ndarray, np.dtype(dtype), inner, maximum, lengths
-    )
+        tuple(cells), np.ndarray, np.dtype(dtype), inner, maximum, ord(kind[0]),
+        lengths, addresses,
+    )  # fmt: skip
     return done, lengths.tolist()
 
 
@@ -52,6 +53,32 @@ def test_values_that_need_a_look_are_left(rows, odd):
         assert measured(rows, cells)[0] is False
 
 
+@pytest.mark.parametrize(
+    ("kind", "cells", "lengths"),
+    [
+        ("text", ["", "ab", "für"], [0, 2, 4]),
+        ("bytes", [b"", b"abc", np.arange(2, dtype=np.uint8)], [0, 3, 2]),
+        ("text", ["ab", b"ab"], None),
+        ("text", ["ab", "\ud800"], None),
+        ("text", ["ab", "0123456789"], None),
+        ("text", ["ab", np.zeros(2, np.uint8)], None),
+        ("bytes", [b"ab", "ab"], None),
+        ("bytes", [b"0123456789"], None),
+        ("bytes", [bytearray(2)], None),
+        ("\0", [np.zeros(2, np.uint8)], None),
+    ],
+)
+def test_text_and_bytes_are_measured_and_joined(rows, kind, cells, lengths):
+    done, found = measured(rows, cells, dtype=np.uint8, kind=kind)
+    assert done is (lengths is not None)
+    if done:
+        assert found == lengths
+        out = np.zeros(sum(lengths), np.uint8)
+        rows.join_values(cells, out)
+        texts = [cell.encode() if kind == "text" else bytes(cell) for cell in cells]
+        assert out.tobytes() == b"".join(texts)
+
+
 def test_items_have_the_shape_of_the_field(rows):
     cells = cells_of([[1, 2, 3, 4], []], (2,), np.float32)
     assert measured(rows, cells, (2,), dtype=np.float32) == (True, [2, 0])
@@ -62,19 +89,19 @@ def test_items_have_the_shape_of_the_field(rows):
 def test_arguments_that_do_not_fit_are_refused(rows):
     cells = cells_of([[1], [2, 3]])
     for other in (np.zeros(1, np.int64), np.zeros(3, np.int64)):
-        with pytest.raises(
-            ValueError, match=r"measure_values: lengths must be int64 \["
-        ):
-            rows.measure_values(cells, np.ndarray, np.dtype(np.int32), (), 9, other)
+        for arrays in ((other, np.zeros(2, np.int64)), (np.zeros(2, np.int64), other)):
+            with pytest.raises(
+                ValueError, match=r"measure_values: lengths and addresses must be int"
+            ):
+                rows.measure_values(
+                    tuple(cells), np.ndarray, np.dtype(np.int32), (), 9, ord("a"),
+                    *arrays,
+                )  # fmt: skip
     for nbytes in (0, 4, 11, 13, 16):
         with pytest.raises(ValueError, match="join_values: out must have the bytes of"):
             rows.join_values(cells, np.zeros(nbytes, np.uint8))
-    for call in (
-        lambda: rows.join_values({1: 2}, np.zeros(4, np.uint8)),
-        lambda: measured(rows, {1: 2}),
-    ):
-        with pytest.raises(TypeError, match="values must be in a list or tuple"):
-            call()
+    with pytest.raises(TypeError, match="values must be in a list or tuple"):
+        rows.join_values({1: 2}, np.zeros(4, np.uint8))
 
 
 def test_spans_are_summed_as_by_the_library(rows, rng):
