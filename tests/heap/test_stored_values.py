@@ -462,6 +462,79 @@ def test_a_block_larger_than_the_heap_is_added_in_several_publications(tmp_path)
     buffer.close()
 
 
+BLOCK_SCHEMA = mr.Schema(
+    {
+        "tokens": mr.Field((None, 2), "int16", max_length=40),
+        "text": mr.Field.text(max_bytes=90),
+        "raw": mr.Field.bytes(max_bytes=30),
+        "terminated": mr.Field((), "bool"),
+    }
+)
+
+
+def blocks_of(form, steps, envs, rng):
+    """A block in one of the forms that `extend` takes, and its values by step."""
+    shape = (steps, envs)
+    tokens = [
+        rng.integers(-99, 99, (rng.integers(41), 2)).astype(np.int16)
+        for _ in range(steps * envs)
+    ]
+    texts = ["ü" * int(rng.integers(45)) for _ in tokens]
+    raws = [rng.bytes(int(rng.integers(31))) for _ in tokens]
+    columns = {"tokens": tokens, "text": texts, "raw": raws}
+    given = {}
+    for path, each in columns.items():
+        if form == "ragged" and path != "text":
+            arrays = [np.frombuffer(v, np.uint8) if path == "raw" else v for v in each]
+            offsets = np.cumsum([0, *map(len, arrays)])
+            ragged = mr.Ragged(np.concatenate(arrays), offsets)
+            given[path] = ragged if envs == 1 else ragged.reshape(*shape)
+        elif envs == 1:
+            given[path] = tuple(each) if form == "tuple" else each
+        else:
+            given[path] = [each[at : at + envs] for at in range(0, len(each), envs)]
+    given["terminated"] = np.zeros(shape, bool)
+    expected = list(zip((v.tolist() for v in tokens), texts, raws, strict=True))
+    return given, [expected[at : at + envs] for at in range(0, len(expected), envs)]
+
+
+@pytest.mark.parametrize("form", ["list", "tuple", "ragged"])
+@pytest.mark.parametrize(
+    ("envs", "layout"), [(1, "env_major"), (2, "env_major"), (2, "time_major")]
+)
+# A block at once; several writes for it; and steps that are longer than one.
+@pytest.mark.parametrize("stage", [1 << 20, 700, 16])
+def test_blocks_of_any_form_hold_the_values_of_their_rows(
+    tmp_path, monkeypatch, rng, form, envs, layout, stage
+):
+    monkeypatch.setattr("mmreplay.buffer.heap_values.STAGE_NBYTES", stage)
+    added = []
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring", BLOCK_SCHEMA, 200, heap_bytes=8192, num_envs=envs,
+        layout=layout, autoreset="same_step", commit_every=None,
+    ) as buffer:  # fmt: skip
+        for steps in (7, 1, 40, 90, 23):
+            given, values = blocks_of(form, steps, envs, rng)
+            buffer.extend(given)
+            added += values
+            batch = buffer.gather_all()
+            assert batch["tokens"].dtype == np.int16
+            texts, raws = batch["text"].text(), list(batch["raw"])
+            ids = batch.env_ids.tolist()
+            for at, (env, position) in enumerate(
+                zip(ids, batch.positions.tolist(), strict=True)
+            ):
+                assert (
+                    batch["tokens"][at].tolist(), texts[at], raws[at].tobytes()
+                ) == added[position][env]  # fmt: skip
+            assert set(batch.env_ids) == set(range(envs))
+            assert batch.positions.max() == len(added) - 1
+        # The heap is too small for all of them.
+        assert len(batch) < envs * len(added)
+        buffer.commit()
+    assert mr.verify_buffer(tmp_path / "ring").findings == ()
+
+
 def test_empty_values_take_no_space(tmp_path):
     buffer = create(tmp_path / "ring", capacity=200)
     for number in range(1000):
