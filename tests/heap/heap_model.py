@@ -566,19 +566,14 @@ class World:
                 return False
             needed = list(heap_heads)
             needed[env_id] = heap_head
-            yield from self.raise_tails(self.ahead(needed))
-            heap_tails = maximum(self.live.heap_tails, self.raised_tails("heap_tails"))
-            tails = maximum(self.live.tails, self.raised_tails("tails"))
-            if Mutant.LIVE_SLOT_LATE in self.mutants:
-                self.live = replace(self.live, tails=tails, heap_tails=heap_tails)
-            else:
-                yield from self.publish(tails=tails, heap_tails=heap_tails)
+            yield from self.make_space(needed, heads, heap_heads)
             if heap_head > self.free_until(env_id):
                 raise Violation(f"a row at heap position {heap_head} waits for itself")
         if position >= self.live.limits[env_id]:
             if count:
                 return False
             yield from self.raise_limit(env_id, position)
+        yield from self.before_row(env_id, position)
         self.number += 1
         for unit, at in self.units(self.number, references):
             self.files.write((HEAP, env_id, at), unit)
@@ -589,6 +584,20 @@ class World:
         yield
         heads[env_id], heap_heads[env_id] = position + 1, heap_head
         return True
+
+    def make_space(self, needed, heads, heap_heads):
+        """Let the heap be written so far; rows up to heads are not published yet."""
+        yield from self.raise_tails(self.ahead(needed))
+        heap_tails = maximum(self.live.heap_tails, self.raised_tails("heap_tails"))
+        tails = maximum(self.live.tails, self.raised_tails("tails"))
+        if Mutant.LIVE_SLOT_LATE in self.mutants:
+            self.live = replace(self.live, tails=tails, heap_tails=heap_tails)
+        else:
+            yield from self.publish(tails=tails, heap_tails=heap_tails)
+
+    def before_row(self, env_id, position):
+        """What comes before a row is written: nothing."""
+        yield from ()
 
     def raised_tails(self, name):
         durable = getattr(self.durable, name)

@@ -7,7 +7,7 @@ shard, even in the heap. A mutant breaks one rule of docs/format.md, section 15.
 from dataclasses import replace
 from enum import Enum
 
-from tests.heap.heap_model import HEAP, ROW, Row, Violation, World, maximum
+from tests.heap.heap_model import HEAP, ROW, Violation, World, maximum
 
 NUMBER, SHARD = "number", "shard"
 
@@ -161,8 +161,12 @@ class SealedWorld(World):
             stop += size
         return stop
 
-    def make_space(self, needed):
+    def make_space(self, needed, heads, heap_heads):
         """Wait for shards, and for a commit where they are of newer rows."""
+        # Rows that are not published wait for nothing.
+        if tuple(heads) != self.live.heads:
+            yield from self.publish(heads=heads, heap_heads=heap_heads)
+            self.published_heads = tuple(heads)
         for env_id in range(self.num_envs):
             if needed[env_id] <= self.free_until(env_id):
                 continue
@@ -177,6 +181,7 @@ class SealedWorld(World):
         ):
             yield from self.commit()
             yield from self.raise_tails(self.ahead(needed))
+        yield from self.publish(heap_tails=self.durable.heap_tails)
 
     # Adding, and giving rows up.
 
@@ -185,38 +190,8 @@ class SealedWorld(World):
         self.versions = {}
         self.actors.append(self.sealing())
 
-    def store(self, env_id, lengths, heads, heap_heads, count):
-        """Write one row above the heads, if it is the block's first or fits."""
-        position = heads[env_id]
-        references, heap_head = self.lay_out(heap_heads[env_id], lengths)
-        if heap_head > self.free_until(env_id):
-            if count:
-                return False
-            # Rows that are not published wait for nothing.
-            if tuple(heads) != self.live.heads:
-                yield from self.publish(heads=heads, heap_heads=heap_heads)
-                self.published_heads = tuple(heads)
-            needed = list(heap_heads)
-            needed[env_id] = heap_head
-            yield from self.make_space(needed)
-            yield from self.publish(heap_tails=self.durable.heap_tails)
-            if heap_head > self.free_until(env_id):
-                raise Violation(f"a row at heap position {heap_head} waits for itself")
-        if position >= self.live.limits[env_id]:
-            if count:
-                return False
-            yield from self.raise_limit(env_id, position)
+    def before_row(self, env_id, position):
         yield from self.unseal(env_id, position)
-        self.number += 1
-        for unit, at in self.units(self.number, references):
-            self.files.write((HEAP, env_id, at), unit)
-            yield
-        row = Row(position, self.number, references)
-        self.files.write((ROW, env_id, position % self.slots), row)
-        self.written[env_id, position] = self.number
-        yield
-        heads[env_id], heap_heads[env_id] = position + 1, heap_head
-        return True
 
     def raise_limit(self, env_id, position):
         limits, size = list(self.live.limits), self.shard_rows
