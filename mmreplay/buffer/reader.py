@@ -1326,26 +1326,50 @@ class GenerationReader(StartView):
             for path, field in zip(paths, fields, strict=True)
         }
 
-    def get_lengths(self, path: str, env_ids: ArrayLike, positions: ArrayLike) -> Ids:
-        """Lengths of the values of a field that varies, of damaged ones too.
+    def get_lengths(
+        self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike,
+        *, damaged: bool = False,
+    ) -> dict[str, Ids]:  # fmt: skip
+        """Items of the values of given rows, without the values.
 
         Args:
-            path: The field.
+            paths: Fields that vary.
             env_ids: int, any shape that broadcasts with positions.
             positions: int, any shape.
+            damaged: What damaged references say counts, too.
 
         Returns:
-            int64 ``[*broadcast]``.
+            Per path int64 ``[*broadcast]``.
 
         Raises:
             StaleError: A position is not in the buffer.
+            CorruptError: A reference of a row that is still there is illegal.
         """
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
-        references = self.references((path,), ids.ravel(), pos.ravel())[path]
-        lengths: Ids = references["length"].astype(np.int64)
-        self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
-        return lengths.reshape(ids.shape)
+        shape, ids, pos = ids.shape, ids.ravel(), pos.ravel()
+        heap, commit = self._heap, self._commit
+        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
+        assert heap is not None
+        assert heap_heads is not None
+        assert heap_tails is not None
+        fields = self.references(tuple(paths), ids, pos)
+        in_shards = np.zeros(len(pos), np.bool_)
+        if isinstance(self._store, ZarrStore):
+            # After the record: a heap tail passes values once shards hold them.
+            in_shards = self._store.sealed(self._ring.rows(ids, pos))
+        found = {}
+        for path in paths:
+            references, field = fields[path], self._schema.fields[path]
+            assert field.max_length is not None
+            bounds = heap.nbytes, heap_tails[ids], heap_heads[ids]
+            illegal = ~legal(references, field, *bounds)
+            illegal &= ~(in_shards & (references["length"] <= field.max_length))
+            if illegal.any() and not damaged:
+                self._refuse_damaged(path, ids[illegal], pos[illegal], 0)
+            found[path] = references["length"].astype(np.int64).reshape(shape)
+        self._check_not_overwritten(ids, pos, before)
+        return found
 
     def get_flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
         """Flags of given rows; see `ReplayBuffer.flags`."""
@@ -1394,39 +1418,6 @@ class GenerationReader(StartView):
         self._refuse_overlaps(fields, env_ids, positions)
         wanted = {path: fields[path] for path in paths}
         return self.with_values(wanted, env_ids, positions)
-
-    def read_lengths(
-        self, paths: Sequence[str], env_ids: Ids, positions: Ids
-    ) -> dict[str, Ids]:
-        """Items of the values of rows, without the values; see `read_values`.
-
-        Args:
-            paths: Fields that vary.
-            env_ids: int64 ``[N]``.
-            positions: int64 ``[N]``.
-        """
-        heap, commit = self._heap, self._commit
-        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
-        assert heap is not None
-        assert heap_heads is not None
-        assert heap_tails is not None
-        fields = self.references(tuple(paths), env_ids, positions)
-        in_shards = np.zeros(len(positions), np.bool_)
-        if isinstance(self._store, ZarrStore):
-            # After the record: a heap tail passes values once shards hold them.
-            in_shards = self._store.sealed(self._ring.rows(env_ids, positions))
-        found = {}
-        for path in paths:
-            references, field = fields[path], self._schema.fields[path]
-            assert field.max_length is not None
-            bounds = heap.nbytes, heap_tails[env_ids], heap_heads[env_ids]
-            illegal = ~legal(references, field, *bounds)
-            illegal &= ~(in_shards & (references["length"] <= field.max_length))
-            if illegal.any():
-                self._refuse_damaged(path, env_ids[illegal], positions[illegal], 0)
-            lengths = references["length"].astype(np.int64)
-            found[path] = np.where(illegal, 0, lengths)
-        return found
 
     def gather_all(self) -> Batch:
         """Every row; see `ReplayBuffer.gather_all`."""

@@ -151,7 +151,7 @@ class BufferReader(Reader):
         try:
             view.check_alive(env_ids, positions)
             if lengths:
-                columns |= view.read_lengths(paths, env_ids, positions)
+                columns |= view.get_lengths(paths, env_ids, positions)
             elif paths:
                 columns |= view.read_values(paths, env_ids, positions)
             if self._priorities is not None and paths and not lengths:

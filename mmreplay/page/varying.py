@@ -44,7 +44,7 @@ def read_numbers(
         StaleError: A position is not in the buffer.
     """
     if buffer.schema[path].varies:
-        return buffer.view.get_lengths(path, env_ids, positions)
+        return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
 
 
@@ -71,7 +71,8 @@ def read_texts(
         StaleError: A position is not in the buffer.
     """
     field = buffer.schema[path]
-    lengths = buffer.view.get_lengths(path, env_id, positions)
+    view = buffer.view
+    lengths = view.get_lengths((path,), env_id, positions, damaged=True)[path]
     nbytes = lengths * field.inner_nbytes
     short = np.flatnonzero(nbytes <= MAX_VALUE_NBYTES)
     short = short[np.cumsum(nbytes[short]) <= MAX_READ_NBYTES]
