@@ -377,17 +377,16 @@ class Appender:
         Returns:
             The columns with references, and int64 ``[E]``, the heap heads after them.
         """
-        values, num_envs = self._values, self._ring.num_envs
+        values = self._values
         assert values is not None
-        if num_envs == 1:
+        if self._ring.num_envs == 1:
             stored = values.store_step(columns)
             if stored is not None:
                 return stored
-        spans, value_bytes = values.spans(columns)
-        env_ids = np.arange(num_envs)
-        values.count_fitting(env_ids, np.zeros_like(env_ids), spans)
+        columns, block = values.block(columns)
+        _, heap_heads = values.store_block(block, 0, 1)
         self._note_raised_tails()
-        return values.store(env_ids, spans, value_bytes)
+        return columns, heap_heads
 
     def _note_raised_tails(self) -> None:
         """Note tails that were raised for values to be overwritten."""

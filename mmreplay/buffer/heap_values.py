@@ -81,7 +81,8 @@ class ValueBlock:
             `kernels.blocks.pack_values`, as the next three.
         offsets: Of each int64 ``[T * E + 1]``, the items before each value, and of all.
         addresses: Of each int64 ``[T * E]``; None of bytes.
-        references: Of each `REFERENCE` ``[T, E]``, written when values are stored.
+        references: Of each `REFERENCE` ``[T, E]``, or ``[E]`` of one step, written when
+            values are stored.
         nbytes: At least as many as they take in a heap.
     """
 
@@ -184,8 +185,8 @@ class ValueWriter:
         """Take the values of steps of all environments out of their columns.
 
         Args:
-            columns: Per path ``[T, E, ...]``; of fields that vary `Ragged` or
-                `ValueList`.
+            columns: Per path ``[T, E, ...]``, or ``[E, ...]`` of one step; of fields
+                that vary `Ragged` or `ValueList`.
 
         Returns:
             The columns, with references that `store_block` writes, and the values.
@@ -258,8 +259,8 @@ class ValueWriter:
     def store_step(self, columns: Columns) -> tuple[Columns, Array] | None:
         """Write the values of one step of the only environment, if they fit.
 
-        The same as `spans`, `count_fitting` and `store` without an array for each
-        number: a step of one value takes a quarter of the time.
+        The same as `block` and `store_block` without an array for each number: a step
+        of one value takes 3 us less.
 
         Args:
             columns: Per path an array, or `Ragged` of one value.

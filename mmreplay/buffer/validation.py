@@ -271,12 +271,12 @@ class StepValidator:
         self, path: str, value: Any, count: int, joined: bool
     ) -> Ragged | ValueList:
         """Check T steps of a field that varies; return shape ``(T, count)``."""
-        single = self._num_envs == 1
-        field = self._schema.fields[path]
-        plain = list_plain(field, value, count) if single else None
+        field, single = self._schema.fields[path], self._num_envs == 1
+        # The only one of several environments that is named has an axis all the same.
+        plain = list_plain(field, value, count) if single or count > 1 else None
         if plain is not None:
             return plain.joined(field) if joined else plain
-        lead = leading_axes(self._schema.fields[path], value)
+        lead = leading_axes(field, value)
         steps = len(value) if hasattr(value, "__len__") else -1
         # Lists without an item are values where the buffer has one environment.
         lists = isinstance(value, list | tuple) and (lead == 0 or not single)

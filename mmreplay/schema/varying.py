@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -101,7 +101,7 @@ class ValueList:
         offsets: int64 ``[N + 1]``, the items before each, and of all.
         addresses: int64 ``[N]``, where the bytes of each lie: they stay there while
             `values` holds it.
-        shape: Such as ``(T, 1)``.
+        shape: ``(T, E)``.
     """
 
     values: tuple[Any, ...]
@@ -125,12 +125,21 @@ def list_plain(field: Field, values: object, num_envs: int) -> ValueList | None:
 
     Args:
         field: What they are of.
-        values: One for each of T steps, if they are in a list or tuple.
-        num_envs: The second axis of their shape, after T; 1.
+        values: One for each of T steps, or a list for each step, if they are in a list
+            or tuple.
+        num_envs: Values of a step, in a list or tuple of their own where they are more
+            than one.
     """
     if type(values) is not list and type(values) is not tuple:
         return None
-    held = tuple(values)
+    if num_envs > 1:
+        if not all(
+            type(step) in (list, tuple) and len(step) == num_envs for step in values
+        ):
+            return None
+        held = tuple(chain.from_iterable(values))
+    else:
+        held = tuple(values)
     offsets = np.zeros(len(held) + 1, np.int64)
     addresses = np.empty(len(held), np.int64)
     if not _rows.measure_values(
@@ -139,7 +148,8 @@ def list_plain(field: Field, values: object, num_envs: int) -> ValueList | None:
     ):  # fmt: skip
         return None
     np.cumsum(offsets, out=offsets)
-    return ValueList(held, offsets, addresses, (len(held), num_envs))
+    shape = len(held) // num_envs, num_envs
+    return ValueList(held, offsets, addresses, shape)
 
 
 def leading_axes(field: Field, value: object) -> int:
