@@ -128,16 +128,16 @@ request_value(const Source *source, Py_ssize_t number)
         __builtin_prefetch(data + at);
 }
 
-/* Notes that bytes [begin, at) of `out` go to one environment's heap. */
+/* Notes that bytes [begin, end) of `out` go to one environment's heap. */
 static void
-end_segment(Block *block, Py_ssize_t env, int64_t begin, int64_t at, int64_t position)
+end_segment(Block *block, Py_ssize_t env, int64_t begin, int64_t end, int64_t position)
 {
-    if (at == begin)
+    if (end <= begin)
         return;
     int64_t *segment = block->segments + SEGMENT_NUMBERS * block->num_segments++;
     segment[0] = env;
     segment[1] = begin;
-    segment[2] = at;
+    segment[2] = end;
     segment[3] = position;
 }
 
@@ -145,7 +145,8 @@ end_segment(Block *block, Py_ssize_t env, int64_t begin, int64_t at, int64_t pos
 static int64_t
 pack_env(Block *block, Py_ssize_t env, Py_ssize_t steps, int64_t at)
 {
-    int64_t head = block->heads[env], begin = at, position = head;
+    /* The last value ends at `end`: the zeros behind it are not written. */
+    int64_t head = block->heads[env], begin = at, end = at, position = head;
     Py_ssize_t fields = block->fields, stop = block->first + steps;
     for (Py_ssize_t step = block->first; step < stop; step++)
         for (Py_ssize_t field = 0; field < fields; field++) {
@@ -165,7 +166,7 @@ pack_env(Block *block, Py_ssize_t env, Py_ssize_t steps, int64_t at)
             /* Where the ring begins again: once at most, as no heap takes more than its
              * bytes, so that two segments of each environment are enough. */
             if (start % block->size == 0) {
-                end_segment(block, env, begin, at, position);
+                end_segment(block, env, begin, end, position);
                 begin = at;
                 position = start;
             }
@@ -178,10 +179,11 @@ pack_env(Block *block, Py_ssize_t env, Py_ssize_t steps, int64_t at)
             memcpy(reference, &start, 8);
             memcpy(reference + 8, &length, 4);
             memcpy(reference + 12, &crc, 4);
+            end = at + nbytes;
             at += head - start;
         }
     block->after[env] = head;
-    end_segment(block, env, begin, at, position);
+    end_segment(block, env, begin, end, position);
     return at;
 }
 

@@ -49,7 +49,7 @@ def pack_values(
             where the heaps take none, those that the first step needs.
         segments: int64 ``[2 * E, 4]`` at least, written. Of each stretch of `out` that
             goes to one stretch of a heap the environment, the first byte in `out` and
-            the one after the last, and the heap position.
+            the one after its last value, and the heap position.
 
     Returns:
         Steps that were packed, of which `out` and the heaps of all environments have
@@ -115,7 +115,7 @@ def pack_values(
         for env in range(num_envs):
             after[env] = packing.head_after(first * num_envs + env, int(heads[env]))
         return 0, 0
-    at, found = 0, []
+    at, end, found = 0, 0, []
     views = [memoryview(named).cast("B") for named in references]
     for env in range(num_envs):
         head = position = int(heads[env])
@@ -129,7 +129,7 @@ def pack_values(
                     continue
                 head = packing.begin(head, nbytes)
                 if head % size == 0:
-                    found += [(env, begin, at, position)]
+                    found += [(env, begin, end, position)]
                     begin, position = at, head
                 data = packing.bytes_of(field, number, nbytes)
                 padding = -nbytes % ALIGNMENT
@@ -138,9 +138,10 @@ def pack_values(
                 length = nbytes // int(items[field])
                 views[field][place] = _REFERENCE.pack(head, length, crc32c(data))
                 head += nbytes + padding
+                end = at + nbytes
                 at += nbytes + padding
         after[env] = head
-        found += [(env, begin, at, position)]
+        found += [(env, begin, end, position)]
     found = [segment for segment in found if segment[1] < segment[2]]
     segments.reshape(-1)[: 4 * len(found)] = np.array(found, np.int64).reshape(-1)
     return steps, len(found)
