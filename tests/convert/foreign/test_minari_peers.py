@@ -241,3 +241,40 @@ def test_images_stored_as_jpeg_are_decoded_and_reported(tmp_path, rng, data_form
     report = mr.load(tmp_path / "datasets/raw-v0", tmp_path / "raw")
     assert not any("JPEG" in note for note in report.notes)
     assert_same(drawn(tmp_path / "raw", ["observation"])[0], oracle(plain))
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_texts_are_those_that_minari_reads(tmp_path, data_format):
+    spaces = gym.spaces
+    texts = ["", "go", "größer", "日本語", "x" * 9, "=1+1"]
+    charset = "".join(texts)
+    spoken = spaces.Dict(
+        {
+            "mission": spaces.Text(9, min_length=0, charset=charset),
+            "x": spaces.Box(-9, 9, (2,)),
+        }
+    )
+    action = spaces.Text(9, min_length=0, charset=charset)
+    lengths = (3, 5, 1)
+    observations = [
+        {
+            "mission": [texts[(n + i) % 6] for i in range(steps + 1)],
+            "x": np.full((steps + 1, 2), n, np.float32),
+        }
+        for n, steps in enumerate(lengths)
+    ]
+    actions = [[texts[i % 6] for i in range(steps)] for steps in lengths]
+    dataset = make(
+        "spoken/texts-v0", observations, actions, spoken, action,
+        data_format=data_format,
+    )  # fmt: skip
+    mr.load("spoken/texts-v0", tmp_path / "buffer")
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.schema["action"] == mr.Field.text(36)
+        rows = buffer.gather_all()
+        final = (buffer.view.flags(rows.env_ids, rows.positions) & 8) != 0
+    read = list(dataset.iterate_episodes())
+    missions = [text for each in read for text in each.observations["mission"]]
+    assert rows["observation/mission"].text() == missions
+    spoken_ = [text for each in read for text in each.actions]
+    assert rows["action"][~final].text() == spoken_
