@@ -607,6 +607,31 @@ class GenerationReader(StartView):
         """
         before = self.limits_before
         env_ids, positions = steps_of(draw)
+        with self.lock:
+            starts = self.starts
+            legal = _kernel.all_legal(
+                *self.table, starts.first, starts.stop,
+                np.ascontiguousarray(env_ids), np.ascontiguousarray(positions),
+            )  # fmt: skip
+        if not legal:
+            self._refuse_illegal(env_ids, positions)
+        fields = self.copy_draw(draw)
+        stale = self.stale(env_ids, positions, before)
+        if stale is not None:
+            which = int(np.flatnonzero(stale)[0])
+            raise StaleError(
+                f"position {positions[which]} of environment {env_ids[which]} was "
+                "overwritten while it was read. Draw again."
+            )
+        return self._batch(draw, fields)
+
+    def _refuse_illegal(self, env_ids: Ids, positions: Ids) -> None:
+        """Say which of some steps cannot be drawn.
+
+        Raises:
+            StaleError: One is not in the buffer, or is no legal start.
+            SchemaError: An environment is unknown.
+        """
         self.check_alive(env_ids, positions)
         with self.lock:
             starts = self.starts
@@ -622,15 +647,6 @@ class GenerationReader(StartView):
                 "transforms, is unknown. It is a final row, one of the newest rows, "
                 "or the last before a gap: read its fields with get_field."
             )
-        fields = self.copy_draw(draw)
-        stale = self.stale(env_ids, positions, before)
-        if stale is not None:
-            which = int(np.flatnonzero(stale)[0])
-            raise StaleError(
-                f"position {positions[which]} of environment {env_ids[which]} was "
-                "overwritten while it was read. Draw again."
-            )
-        return self._batch(draw, fields)
 
     def take(self, env_ids: ArrayLike, positions: ArrayLike, key: int) -> Batch:
         """Gather given steps; see `ReplayBuffer.take`."""

@@ -159,6 +159,42 @@ legal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 }
 
 static PyObject *
+all_legal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Buffers buffers = {.name = "all_legal"};
+    StartTable table;
+    Py_ssize_t count, num_positions, num_firsts, num_stops;
+    (void)module;
+    if (expect(buffers.name, nargs, 11) < 0 ||
+        read_start_table(&buffers, args, &table) < 0)
+        return release(&buffers, NULL);
+    const int64_t *firsts, *stops, *env_ids, *positions;
+    if (!(firsts = acquire(&buffers, args[7], 0, &num_firsts, 8)) ||
+        !(stops = acquire(&buffers, args[8], 0, &num_stops, 8)) ||
+        !(env_ids = acquire(&buffers, args[9], 0, &count, 8)) ||
+        !(positions = acquire(&buffers, args[10], 0, &num_positions, 8)))
+        return release(&buffers, NULL);
+    if (count != num_positions || num_firsts != table.ring.num_envs ||
+        num_stops != table.ring.num_envs)
+        return refuse(&buffers, MISFIT);
+    uint8_t good[GROUP];
+    for (Py_ssize_t first = 0; first < count; first += GROUP) {
+        Py_ssize_t some = count - first < GROUP ? count - first : GROUP;
+        for (Py_ssize_t i = first; i < first + some; i++) {
+            int64_t env_id = env_ids[i], position = positions[i];
+            if (outside(&table.ring, env_id, position) || position < firsts[env_id] ||
+                position >= stops[env_id])
+                return release(&buffers, Py_NewRef(Py_False));
+        }
+        check_some(&table, env_ids + first, positions + first, some, good);
+        for (Py_ssize_t i = 0; i < some; i++)
+            if (!good[i])
+                return release(&buffers, Py_NewRef(Py_False));
+    }
+    return release(&buffers, Py_NewRef(Py_True));
+}
+
+static PyObject *
 pick_legal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Buffers buffers = {.name = "pick_legal"};
@@ -337,6 +373,7 @@ locate_positions(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 #include "_steps_split.h"
 #include "_steps_fold.h"
 #include "_steps_goals.h"
+#include "_steps_divide.h"
 
 /* ---- module ------------------------------------------------------------------ */
 
@@ -345,6 +382,8 @@ static PyMethodDef methods[] = {
     {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, NULL},
     {"pick_legal", (PyCFunction)(void (*)(void))pick_legal, METH_FASTCALL, NULL},
     {"legal", (PyCFunction)(void (*)(void))legal, METH_FASTCALL, NULL},
+    {"all_legal", (PyCFunction)(void (*)(void))all_legal, METH_FASTCALL, NULL},
+    {"divide", (PyCFunction)(void (*)(void))divide, METH_FASTCALL, NULL},
     {"locate_rows", (PyCFunction)(void (*)(void))locate_rows, METH_FASTCALL, NULL},
     {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},

@@ -155,6 +155,96 @@ def legal(
         )  # fmt: skip
 
 
+def all_legal(
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
+    heads: Ids, after: int, firsts: Ids, stops: Ids, env_ids: Ids, positions: Ids, /,
+) -> bool:  # fmt: skip
+    """Tell whether steps are legal starts, all of them.
+
+    Args:
+        flags: See `legal`, as the next six.
+        slots: See `legal`.
+        num_envs: See `legal`.
+        time_major: See `legal`.
+        verdicts: See `legal`.
+        heads: See `legal`.
+        after: See `legal`.
+        firsts: int64 ``[E]``, the oldest possible start.
+        stops: int64 ``[E]``, one past the newest.
+        env_ids: int64 ``[N]``, of any values.
+        positions: int64 ``[N]``, of any values.
+
+    Raises:
+        ValueError: Shapes do not fit each other.
+    """
+    out = np.ones(len(env_ids), bool)
+    fits = len(env_ids) == len(positions) and len(firsts) == len(stops) == num_envs
+    none: Ids = np.empty(0, np.int64)
+    legal(
+        flags, slots, num_envs, time_major, verdicts, heads, after, none, none, out[:0]
+    )  # fmt: skip
+    if not fits:
+        raise ValueError("all_legal: flags must have every row, and arrays one length")
+    if not ((env_ids >= 0) & (env_ids < num_envs)).all():
+        return False
+    inside = (positions >= 0) & (positions < np.iinfo(np.int64).max)
+    inside &= (positions >= firsts[env_ids]) & (positions < stops[env_ids])
+    if not inside.all():
+        return False
+    legal(
+        flags, slots, num_envs, time_major, verdicts, heads, after, env_ids, positions,
+        out,
+    )  # fmt: skip
+    return bool(out.all())
+
+
+BELOW_ONE = 1.0 - 2.0**-53
+"""The greatest number below 1."""
+
+
+def divide(
+    fractions: NDArray[np.float64], points: NDArray[np.float64],
+    shares: NDArray[np.float64], counts: Ids, /,
+) -> None:  # fmt: skip
+    """Divide the points of batches between buffers; see `samplers.joint`.
+
+    Args:
+        fractions: float64 ``[R]``, share of each buffer in all mass, one above 0.
+        points: float64 ``[N, B]``, in ``[0, 1)``, of each batch.
+        shares: float64 ``[N * B]``, written: the points as shares of the mass of their
+            buffer, in ``[0, 1)``; buffer by buffer, and of each batch by batch.
+        counts: int64 ``[R, N]``, written: points of each batch that each buffer has.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no share.
+    """
+    num = len(fractions)
+    num_batches = counts.size // num if num else 0
+    size = points.size // num_batches if num_batches else 0
+    massive = np.flatnonzero(fractions > 0)
+    if (
+        not len(massive)
+        or not num_batches
+        or counts.size != num * num_batches
+        or not points.size == shares.size == size * num_batches
+    ):
+        raise ValueError(
+            "divide: a buffer must have a share, and each batch as many points"
+        )
+    edges = np.concatenate([[0.0], np.cumsum(fractions)])
+    # The end of the line by its definition: rounding would leave points without one.
+    which = np.searchsorted(edges[1:-1], points.reshape(-1), side="right")
+    # The edges of a buffer without a share are equal, so that no point lies between
+    # them, but one may lie on them.
+    which = massive[np.minimum(np.searchsorted(massive, which), len(massive) - 1)]
+    own = (points.reshape(-1) - edges[which]) / fractions[which]
+    own = np.minimum(np.maximum(own, 0.0), BELOW_ONE)
+    shares[:] = own[np.argsort(which, kind="stable")]
+    keys = which * num_batches + np.repeat(np.arange(num_batches), size)
+    flat = np.bincount(keys, minlength=num * num_batches)
+    counts.reshape(-1)[:] = flat
+
+
 def locate_rows(
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
     time_major: bool, bits: bytes, bare: bool, rows: Ids, ends: Bools, /,

@@ -33,6 +33,8 @@ from mmreplay.storage.gather import BufferPool
 if TYPE_CHECKING:
     from torch import device as Device
 
+MAX_PREFETCH = 4096
+"""Batches drawn ahead, at most: more are a typing error, and would fill the memory."""
 READ_AHEAD_NBYTES = 64 << 20
 CLOSE_S = 60.0
 """Seconds that `close` waits for the threads, at most."""
@@ -101,7 +103,7 @@ class ReplayLoader:
             buffer: An open buffer, with its sampler and transforms; or several, each
                 with its own, as `concat` puts them together.
             batch_size: Steps, or windows, a batch, at least 1.
-            prefetch: Batches drawn ahead, at least 1.
+            prefetch: Batches drawn ahead, in [1, 4096].
             device: Where tensors are handed over, such as ``"cuda"``.
             num_threads: Threads that gather, at least 1; several help on a fast disk
                 or with costly transforms. None is one thread, and a second one while
@@ -155,7 +157,9 @@ class ReplayLoader:
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."
         )
-        self.prefetch = integer("prefetch", prefetch, 1, "Pass a number of batches.")
+        self.prefetch = integer(
+            "prefetch", prefetch, 1, "Pass a number of batches.", maximum=MAX_PREFETCH
+        )
         if num_threads is not None:
             self._num_threads = integer("num_threads", num_threads, 1)
             max_gathering = self._num_threads, self._num_threads

@@ -24,7 +24,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.loader.prefetch import Drawable, Prefetcher
-from mmreplay.loader.replay_loader import READ_AHEAD_NBYTES, ReplayLoader
+from mmreplay.loader.replay_loader import MAX_PREFETCH, READ_AHEAD_NBYTES, ReplayLoader
 from mmreplay.loader.sources import (
     PowerOfTwoPool,
     calls_user_functions,
@@ -35,7 +35,7 @@ from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.descriptions import draws_from_several, refused_name
-from mmreplay.ray.draws import Wanted
+from mmreplay.ray.draws import Client, Update, Wanted
 from mmreplay.ray.epochs import shuffled_in
 from mmreplay.ray.limits import (
     ClientLimiter,
@@ -44,6 +44,7 @@ from mmreplay.ray.limits import (
     RingCounter,
     client_limiter,
 )
+from mmreplay.ray.messages import client_to_bytes, reply_from_bytes, request_to_bytes
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
 from mmreplay.ray.ring_table import refuse_shard
 from mmreplay.ray.run_status import require_run
@@ -100,6 +101,8 @@ class RayCall:
             raise CallLostError from error
         self._shard.unanswered.remove(self._references[0])
         wanted = self._wanted
+        if isinstance(results[0], bytes):
+            results[0] = reply_from_bytes(results[0])
         return results[0] if wanted is None else from_blocks(results, wanted)
 
 
@@ -116,6 +119,8 @@ class RayShard:
         self.key, self.unanswered = key, cluster.Unanswered()
         self._run, self._name = run, cluster.shard_name(run, key)
         self._handle: Any = None
+        self._client: Client | None = None
+        self._client_bytes = b""
 
     def send(self, method: str, *arguments: Any) -> Call:
         """Begin a call; see `ShardCalls.send`.
@@ -134,12 +139,27 @@ class RayShard:
                 return RayCall(self, [])
         call = getattr(self._handle, method)
         if method == "exchange":
-            wanted: Wanted = arguments[2]
-            blocks = num_blocks(wanted)
-            if blocks:
-                references = call.options(num_returns=1 + blocks).remote(*arguments)
-                return RayCall(self, references, wanted)
+            return self._exchange(call, *arguments)
         return RayCall(self, [call.remote(*arguments)])
+
+    def _exchange(
+        self,
+        call: Any,
+        client: Client,
+        updates: dict[str, list[Update]],
+        wanted: Wanted,
+        highest: float,
+    ) -> RayCall:
+        """Begin an exchange, which travels as bytes; see `Shard.exchange`."""
+        if client is not self._client:
+            self._client, self._client_bytes = client, client_to_bytes(client)
+        request = request_to_bytes(updates, wanted, highest)
+        blocks = num_blocks(wanted)
+        if blocks:
+            call = call.options(num_returns=1 + blocks)
+            references = call.remote(self._client_bytes, *request)
+            return RayCall(self, references, wanted)
+        return RayCall(self, [call.remote(self._client_bytes, *request)])
 
     def forget(self) -> None:
         """Look the actor up again: this one is dead for good."""
@@ -274,8 +294,9 @@ class ReplayClient(ReplayLoader):
                 other nodes.
             batch_size: Steps, or windows, a batch, at least 1.
             prefetch: Calls ahead of the learner, at least 1.
-            per_call: Batches that one call asks for. More are drawn by older
-                priorities: up to ``prefetch * per_call`` batches old.
+            per_call: Batches that one call asks for, at least 1. More are drawn by
+                older priorities: up to ``prefetch * per_call`` batches old, which may
+                be 4096 at most.
             device: Where tensors are handed over, such as ``"cuda"``.
             alone: Own the priorities of this node's rings.
             straggler_s: Draw without a ring that has not answered a batch's call for
@@ -292,8 +313,14 @@ class ReplayClient(ReplayLoader):
                 ring.
             LockedError: Another process owns the priorities.
         """
-        integer("prefetch", prefetch, 1, "Pass a number of calls.")
-        integer("per_call", per_call, 1, "Pass a number of batches.")
+        most = MAX_PREFETCH
+        integer("prefetch", prefetch, 1, "Pass a number of calls.", maximum=most)
+        integer("per_call", per_call, 1, "Pass a number of batches.", maximum=most)
+        if prefetch * per_call > most:
+            raise SchemaError(
+                f"prefetch * per_call must be at most {most} batches, got {prefetch} * "
+                f"{per_call}. Lower one of them."
+            )
         flag("alone", alone)
         number("lost_s", lost_s, above=0, way_out="Pass a number of seconds.")
         if straggler_s is not None:

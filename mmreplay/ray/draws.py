@@ -397,14 +397,16 @@ class RingDraws:
         source = cast(ShareSampler, ring.sampler)
         if "epoch" in wanted:
             source = cast(ShareSampler, self._at_epoch(ring, *wanted["epoch"]))
-        sampler = DrawAtShares(source, numbers, wanted["key"], UNWEIGHTED)
         try:
             if rows:
+                sampler = DrawAtShares(source, numbers, wanted["key"], UNWEIGHTED)
                 return _of_batch(ring.buffer.sample_by(sampler, len(numbers)))
             while True:
                 with suppress(ReplacedError):
-                    reader = ring.buffer.reading
-                    draw = reader.draw(sampler, len(numbers)).draw
+                    view = ring.buffer.view
+                    with view.lock:
+                        view.check_current()
+                        draw = source.draw_at(view, numbers.copy())
                     if ring.buffer.limit is not None:
                         ring.buffer.limit.count(len(draw))
                     return _of_draw(draw)

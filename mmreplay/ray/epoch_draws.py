@@ -25,7 +25,13 @@ from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.draws import Reply
 from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
 from mmreplay.ray.joined_batches import BatchJoiner
-from mmreplay.ray.requests import PlannedBatch, Request, Requests, RingRows
+from mmreplay.ray.requests import (
+    PlannedBatch,
+    PlannedCall,
+    Request,
+    Requests,
+    RingRows,
+)
 from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, RingTable
 from mmreplay.ray.shard_calls import CallLostError, NotYetError
 from mmreplay.samplers.base import State
@@ -104,16 +110,17 @@ class EpochDraws:
             totals[numbers[uuid]] = total
             shares[numbers[uuid]] = share.shares.get(uuid, np.empty(0))
         number = (share.epoch << 32) + share.first * epochs.num_ranks + epochs.rank
-        planned = PlannedBatch(
-            0,
+        call = PlannedCall(
+            (0,),
+            (StepGenerator(epochs.seed).key(number),),
             share.stop - share.first,
-            StepGenerator(epochs.seed).key(number),
             totals / totals.sum(),
             shares,
-            epoch_share=share,
+            [[len(own)] for own in shares],
+            share,
         )
-        self._requests.ask_for([planned])
-        return planned
+        self._requests.ask_for(call)
+        return PlannedBatch(call, 0)
 
     def _wait_for_rings(self, uuids: Collection[str]) -> None:
         """Find the rings of an epoch, however long their nodes are away.
@@ -201,7 +208,7 @@ class EpochDraws:
             StarvedError: A writer overwrote rows again and again.
             FailedError: The client is closed.
         """
-        share = planned.epoch_share
+        share = planned.call.epoch_share
         assert share is not None
         answer = partial(self._answer, share)
         rows: dict[int, list[RingRows]] = {}
@@ -214,7 +221,7 @@ class EpochDraws:
                     rows.setdefault(ring.number, []).append(found)
         joined = None
         if rows:
-            joined = self._joiner.join(planned, rows, planned.fractions)
+            joined = self._joiner.join(planned, rows, planned.call.fractions)
         with self._table.lock:
             self._epochs.gathered(share, 0 if joined is None else len(joined))
         return joined

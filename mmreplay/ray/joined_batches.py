@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.ray.requests import PlannedBatch, RingRows
+from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
@@ -75,13 +75,85 @@ class BatchJoiner:
             first.bfloat16,
             planned.key,
             _joined(windows) if windows else None,
-            buffer_ids=_numbers(each, count),
+            buffer_ids=_numbers(each, [[len(rows)] for rows in each]),
         )
+
+    def join_all(self, call: PlannedCall, rings: Sequence[RingRows]) -> Batch:
+        """Join all batches of a call to one, in which they follow each other.
+
+        Args:
+            call: The call.
+            rings: What each ring gave for all batches, in the order of the rings.
+        """
+        fractions = call.fractions
+        stops = [call.stops[rows.number] for rows in rings]
+
+        def joined(columns: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
+            return in_batches(columns, stops)
+
+        probabilities = _joined(
+            joined([[rows.probabilities * fractions[rows.number]] for rows in rings])
+        )
+        masks = [[rows.mask] for rows in rings if rows.mask is not None]
+        windows = [[rows.windows] for rows in rings if rows.windows is not None]
+        return Batch(
+            {
+                path: self._rows(joined([rows.fields[path] for rows in rings]))
+                for path in rings[0].fields
+            },
+            _joined(joined([[rows.env_ids] for rows in rings])),
+            _joined(joined([[rows.positions] for rows in rings])),
+            probabilities,
+            self._all_weights(call, probabilities),
+            _joined(joined(masks)) if masks else None,
+            rings[0].bfloat16,
+            0,
+            _joined(joined(windows)) if windows else None,
+            buffer_ids=_numbers(rings, stops),
+        )
+
+    def batch_of(self, call: PlannedCall, joined: Batch, number: int) -> Batch:
+        """Return one of the batches that `join_all` joined."""
+        own = slice(number * call.count, (number + 1) * call.count)
+        mask, windows, ids = joined.mask, joined.window_positions, joined.buffer_ids
+        assert ids is not None
+        return Batch(
+            {path: array[own] for path, array in joined.fields.items()},
+            joined.env_ids[own],
+            joined.positions[own],
+            joined.probabilities[own],
+            joined.weights[own],
+            None if mask is None else mask[own],
+            joined.bfloat16,
+            call.keys[number],
+            None if windows is None else windows[own],
+            buffer_ids=ids[own],
+        )
+
+    def _all_weights(
+        self, call: PlannedCall, probabilities: Numbers
+    ) -> NDArray[np.float32]:
+        """Weights of all batches of a call."""
+        if not self._table.prioritized:
+            return np.ones(len(probabilities), np.float32)
+        masses = self._masses(call.fractions)
+        sampler = cast(JointSampler, self._sampler)
+        by_batch = [sampler.joint_weights(step, masses) for step in call.steps]
+        numbers = probabilities.reshape(len(by_batch), -1)
+        if all(each == by_batch[0] for each in by_batch):
+            return by_batch[0].of(numbers).reshape(-1)
+        each = zip(by_batch, numbers, strict=True)
+        return np.concatenate([weights.of(own) for weights, own in each])
 
     def _weights(
         self, planned: PlannedBatch, fractions: Numbers, silent: Collection[int]
     ) -> JointWeights:
         """Weights by the newest masses, as if all were one buffer's."""
+        sampler = cast(JointSampler, self._sampler)
+        return sampler.joint_weights(planned.step, self._masses(fractions, silent))
+
+    def _masses(self, fractions: Numbers, silent: Collection[int] = ()) -> list[Mass]:
+        """The newest masses, as if all were one buffer's."""
         masses = []
         with self._table.lock:
             known = [(r.number, r.mass, r.shard.lost) for r in self._table.rings]
@@ -94,8 +166,7 @@ class BatchJoiner:
             if share > 0 and mass.total > 0:
                 lowest = share * mass.lowest / mass.total
             masses.append(Mass(float(share), mass.num_legal, lowest, mass.highest))
-        sampler = cast(JointSampler, self._sampler)
-        return sampler.joint_weights(planned.step, masses)
+        return masses
 
     def _rows(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Join rows of a field in memory that is used again.
@@ -111,12 +182,65 @@ class BatchJoiner:
         return np.concatenate(arrays, out=out)
 
 
-def _numbers(rings: Sequence[RingRows], count: int) -> NDArray[np.int64]:
-    """The number of the ring of each row."""
-    numbers, first = np.empty(count, np.int64), 0
-    for rows in rings:
-        numbers[first : first + len(rows)] = rows.number
-        first += len(rows)
+def in_batches(
+    columns: Sequence[Sequence[NDArray[Any]]], stops: Sequence[Sequence[int]]
+) -> list[NDArray[Any]]:
+    """Arrays of each ring for several batches, batch by batch.
+
+    Args:
+        columns: Of each ring, arrays that follow each other.
+        stops: Of each ring, where its rows for each batch end.
+
+    Example:
+        >>> from mmreplay.ray.joined_batches import in_batches
+        >>> rings = [[np.arange(3)], [np.arange(10, 12), np.arange(12, 15)]]
+        >>> np.concatenate(in_batches(rings, [[1, 3], [3, 5]])).tolist()
+        [0, 10, 11, 12, 1, 2, 13, 14]
+    """
+    if len(stops[0]) == 1 or len(columns) == 1:
+        return [array for own in columns for array in own]
+    cut = [_cut(own, ends) for own, ends in zip(columns, stops, strict=True)]
+    return [array for batch in zip(*cut, strict=True) for own in batch for array in own]
+
+
+def _cut(
+    arrays: Sequence[NDArray[Any]], stops: Sequence[int]
+) -> list[list[NDArray[Any]]]:
+    """Cut arrays that follow each other where batches end."""
+    found: list[list[NDArray[Any]]] = []
+    begins, begin = [], 0
+    for array in arrays:
+        begins.append(begin)
+        begin += len(array)
+    first = 0
+    for stop in stops:
+        found.append(
+            [
+                array[max(0, first - begin) : stop - begin]
+                for begin, array in zip(begins, arrays, strict=True)
+                if begin < stop and begin + len(array) > first
+            ]
+        )
+        first = stop
+    return found
+
+
+def _numbers(
+    rings: Sequence[RingRows], stops: Sequence[Sequence[int]]
+) -> NDArray[np.int64]:
+    """The number of the ring of each row of several batches, batch by batch.
+
+    Args:
+        rings: What each ring gave.
+        stops: Of each ring, where its rows for each batch end.
+    """
+    numbers = np.empty(sum([own[-1] for own in stops]), np.int64)
+    at, before = 0, (0,) * len(rings)
+    for after in zip(*stops, strict=True):
+        for rows, first, stop in zip(rings, before, after, strict=True):
+            numbers[at : at + stop - first] = rows.number
+            at += stop - first
+        before = after
     return numbers
 
 

@@ -27,6 +27,7 @@ from mmreplay.ray.joined_batches import BatchJoiner
 from mmreplay.ray.requests import (
     MAX_REDRAWS,
     PlannedBatch,
+    PlannedCall,
     Requests,
     RequestSlices,
     RingRows,
@@ -36,6 +37,9 @@ from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.joint import JointSampler, Numbers, plan, plan_batches
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, same, stored_integer
+
+TOGETHER_NBYTES = 1 << 20
+"""Batches of one call are joined at once where they are no larger."""
 
 
 class MassDraws:
@@ -113,17 +117,15 @@ class MassDraws:
             EmptyError: There is no mass.
             StarvedError: No shard answers.
         """
-        planned = self._planned
+        planned, random = self._planned, self._random
         first = planned[-1].step + 1 if planned else self._step
         steps = range(first, first + self._per_call)
-        points = np.array([self._points(step, 0, count) for step in steps])
-        fractions, shares = plan_batches(self._totals(count), points)
-        batches = [
-            PlannedBatch(step, count, self._random.key(step), fractions, own)
-            for step, own in zip(steps, shares, strict=True)
-        ]
-        self._requests.ask_for(batches)
-        planned.extend(batches)
+        points = self._points(random.shares_of(steps, count))
+        fractions, shares, stops = plan_batches(self._totals(count), points)
+        keys = [random.key(step) for step in steps]
+        call = PlannedCall(steps, keys, count, fractions, shares, stops)
+        self._requests.ask_for(call)
+        planned.extend(call.batches)
 
     def _totals(self, count: int) -> Numbers:
         """Masses of the rings as they are known; 0 of those that are lost.
@@ -155,15 +157,13 @@ class MassDraws:
             "update the priorities."
         )
 
-    def _points(self, step: int, first: int, stop: int) -> Numbers:
-        """Points of a batch on the line of all masses.
+    def _points(self, numbers: Numbers) -> Numbers:
+        """Points on the line of all masses, from the numbers of batches.
 
         Args:
-            step: Of the batch.
-            first: Of the numbers of the batch: points that are drawn again have others.
-            stop: One past the last.
+            numbers: Of a step, or of several; points that are drawn again have others
+                than those of the plan.
         """
-        numbers = self._random.shares(step, stop)[first:]
         if self._table.prioritized:
             return cast(JointSampler, self._sampler).points(numbers)
         return numbers
@@ -171,7 +171,7 @@ class MassDraws:
     def num_answered(self) -> int:
         """Batches of a call that was answered, which no one has asked for yet."""
         return sum(
-            all(request.reply is not None for request, _ in batch.requests)
+            all(request.reply is not None for request in batch.call.requests)
             for batch in tuple(self._planned)
         )
 
@@ -183,6 +183,9 @@ class MassDraws:
         Raises:
             StarvedError: Rings were empty again and again, or overwritten.
         """
+        batch = self._joined(planned)
+        if batch is not None:
+            return batch
         for _ in range(MAX_REDRAWS):
             batch = self._collect(planned)
             if batch is not None:
@@ -191,24 +194,73 @@ class MassDraws:
             self._table.ask_all()
             step, count = planned.step, planned.count
             with self._table.lock:
-                totals = self._totals(count)
-                fractions, shares = plan(totals, self._points(step, 0, count))
-                planned = PlannedBatch(step, count, planned.key, fractions, shares)
-            self._requests.ask_for([planned])
+                points = self._points(self._random.shares(step, count))
+                plan_now = plan_batches(self._totals(count), points[np.newaxis])
+                call = PlannedCall((step,), (planned.key,), count, *plan_now)
+                planned = PlannedBatch(call, 0)
+            self._requests.ask_for(call)
         raise StarvedError(
             f"run {self._table.run.run!r}: gave up after {MAX_REDRAWS} attempts, as "
             "rings were empty each time. Lower the batch_size, or increase the "
             "capacities."
         )
 
+    def _joined(self, planned: PlannedBatch) -> Batch | None:
+        """One of the batches of a call that are joined at once.
+
+        That takes little longer than to join one.
+
+        Returns:
+            None where they cannot be, as where a ring gave nothing.
+        """
+        call = planned.call
+        with call.lock:
+            if not call.tried:
+                rows = self._rows_of(call)
+                call.tried = True
+                if rows is not None:
+                    call.joined = self._joiner.join_all(call, rows)
+                    # Replies are in Ray's memory, which is not to be held.
+                    call.requests.clear()
+        if call.joined is None:
+            return None
+        return self._joiner.batch_of(call, call.joined, planned.number)
+
+    def _rows_of(self, call: PlannedCall) -> list[RingRows] | None:
+        """The rows of all batches of a call, ring by ring.
+
+        Returns:
+            None where a ring gave nothing, is late, or had rows overwritten; and where
+            it is better not to hold the memory of several batches for one.
+        """
+        several = len(call.steps) > 1
+        nbytes = len(call.steps) * call.count * self._table.schema.row_nbytes
+        if several and nbytes > TOGETHER_NBYTES:
+            return None
+        found: dict[int, RingRows] = {}
+        for request in call.requests:
+            if several and request.shard.draws is not None:
+                # Rings that are drawn without a call may have transforms that are
+                # random by batch.
+                return None
+            reply = self._requests.answer(request, self._straggler_s)
+            if reply is None:
+                return None
+            for name in request.stops:
+                rows = self._requests.all_rows(request, reply, name, call.keys[0])
+                if rows is None:
+                    return None
+                found[rows.number] = rows
+        return [found[number] for number in sorted(found)]
+
     def _collect(self, planned: PlannedBatch) -> Batch | None:
         """Collect the parts of a batch; None where no ring gave any."""
-        fractions = planned.fractions
+        fractions = planned.call.fractions
         rows: dict[int, list[RingRows]] = {}
         silent = self._receive(planned, planned.requests, rows)
         if not silent:
             return self._joiner.join(planned, rows, fractions)
-        points = np.array([len(own) for own in planned.shares])
+        points = np.array(planned.num_points)
         spent, failed = planned.count, silent
         while failed:
             # All points of a ring that gives nothing are drawn among the others.
@@ -222,9 +274,10 @@ class MassDraws:
             if not rest.sum() > 0:
                 return None
             self._stats.redrawn += missing
-            numbers = self._points(planned.step, spent, spent + missing)
+            # Other numbers of the step than those of the plan.
+            numbers = self._random.shares(planned.step, spent + missing)[spent:]
             spent += missing
-            _, shares = plan(rest, numbers)
+            _, shares = plan(rest, self._points(numbers))
             points += [len(own) for own in shares]
             requests = self._requests.ask_for_shares(planned, shares)
             failed = self._receive(planned, requests, rows)

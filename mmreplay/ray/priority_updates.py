@@ -83,17 +83,20 @@ class PriorityUpdates:
         mask = None
         if numbers.ndim == 2 and batch.mask is not None:
             mask = as_numpy(batch.mask)
-        counts = np.bincount(ids) if len(ids) else np.zeros(0, np.int64)
-        used = np.flatnonzero(counts).tolist()
-        if used and used[-1] >= len(rings):
+        counts = np.bincount(ids).tolist() if len(ids) else []
+        if len(counts) > len(rings):
             raise SchemaError(
                 f"buffer_ids must be in [0, {len(rings)}), got values up to "
-                f"{used[-1]}. Pass a batch of this client."
+                f"{len(counts) - 1}. Pass a batch of this client."
             )
         # Batches are laid out ring by ring; what was made of them may not be.
-        in_order, stops = not (ids[1:] < ids[:-1]).any(), np.cumsum(counts).tolist()
-        for number in used:
-            rows: Any = slice(stops[number] - counts[number], stops[number])
+        in_order = len(ids) in counts or not (ids[1:] < ids[:-1]).any()
+        stop = 0
+        for number, count in enumerate(counts):
+            first, stop = stop, stop + count
+            if not count:
+                continue
+            rows: Any = slice(first, stop)
             if not in_order:
                 rows = np.flatnonzero(ids == number)
             update: Update = {

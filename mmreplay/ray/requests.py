@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import RemovedError, ReplayError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
@@ -32,8 +31,6 @@ from mmreplay.samplers.joint import Numbers
 Array = NDArray[Any]
 MAX_REPEAT_S = 60.0
 """A request that ends its shard again and again is not repeated for longer."""
-TOGETHER_NBYTES = 1 << 20
-"""Rows of the batches of one call are gathered at once where they are no larger."""
 MAX_REDRAWS = 100
 """Tries to read a ring's rows before a writer overwrites them, as of a buffer."""
 
@@ -49,9 +46,8 @@ class Request:
         call: The call under way.
         at: When it was sent first.
         reply: The answer, once it is here.
-        lock: Held by who waits for it, and by who gathers for several batches.
-        gathered: Rows for all of its batches, by ring of this node; None where some
-            were overwritten, and each batch gathers its own.
+        stops: By ring where the draws for each batch end.
+        lock: Held by who waits for it.
     """
 
     shard: KnownShard
@@ -59,14 +55,23 @@ class Request:
     call: Call
     at: float
     reply: Reply | None = None
+    stops: dict[str, list[int]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    gathered: dict[str, RingRows | None] = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, Numbers]:
         """By ring what it draws; nothing where it only brings priorities."""
         wanted: Wanted = self.arguments[2]
         return wanted["shares"]
+
+    def slices(self, number: int) -> dict[str, slice]:
+        """By ring which of its draws are for one of the batches."""
+        found = {}
+        for name, stops in self.stops.items():
+            first = stops[number - 1] if number else 0
+            if first < stops[number]:
+                found[name] = slice(first, stops[number])
+        return found
 
 
 RequestSlices = tuple[Request, dict[str, slice]]
@@ -75,26 +80,82 @@ there are fewer draws where starts were overwritten."""
 
 
 @dataclass(slots=True, eq=False)
+class PlannedCall:
+    """Batches that are planned and asked for together.
+
+    Attributes:
+        steps: Of the client, of each batch.
+        keys: Of each batch; see `Draw.key`.
+        count: Steps of each batch.
+        fractions: float64 ``[R]``, each ring's share in the plan.
+        shares: float64 ``[k]`` of each ring, batch by batch.
+        stops: Of each ring where the shares of each batch end.
+        epoch_share: Of an epoch, where the sampler draws epochs.
+        requests: To shards that have a share; none once the batches were joined.
+        joined: All batches, once they were joined at once.
+        tried: They were, or cannot be.
+        lock: Held by who joins them.
+    """
+
+    steps: Sequence[int]
+    keys: Sequence[int]
+    count: int
+    fractions: Numbers
+    shares: list[Numbers]
+    stops: list[list[int]]
+    epoch_share: EpochShare | None = None
+    requests: list[Request] = field(default_factory=list)
+    joined: Batch | None = None
+    tried: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def batches(self) -> list[PlannedBatch]:
+        """Each of them."""
+        return [PlannedBatch(self, number) for number in range(len(self.steps))]
+
+
+@dataclass(slots=True, eq=False)
 class PlannedBatch:
     """A batch that was planned and asked for.
 
     Attributes:
-        step: Of the client.
-        count: Steps.
-        key: See `Draw.key`.
-        fractions: float64 ``[R]``, each ring's share in the plan.
-        shares: float64 ``[k]`` of each ring.
-        requests: To shards that have a share.
-        epoch_share: Of an epoch, where the sampler draws epochs.
+        call: That asked for it.
+        number: Which batch of the call it is.
     """
 
-    step: int
-    count: int
-    key: int
-    fractions: Numbers
-    shares: list[Numbers]
-    requests: list[RequestSlices] = field(default_factory=list)
-    epoch_share: EpochShare | None = None
+    call: PlannedCall
+    number: int
+
+    @property
+    def step(self) -> int:
+        """Of the client."""
+        return self.call.steps[self.number]
+
+    @property
+    def key(self) -> int:
+        """See `Draw.key`."""
+        return self.call.keys[self.number]
+
+    @property
+    def count(self) -> int:
+        """Steps."""
+        return self.call.count
+
+    @property
+    def num_points(self) -> list[int]:
+        """How many points of it fall to each ring."""
+        number = self.number
+        return [
+            stops[number] - (stops[number - 1] if number else 0)
+            for stops in self.call.stops
+        ]
+
+    @property
+    def requests(self) -> list[RequestSlices]:
+        """The requests for it, and which of their draws are its own."""
+        found = [(each, each.slices(self.number)) for each in self.call.requests]
+        return [(request, slices) for request, slices in found if slices]
 
 
 @dataclass(slots=True, eq=False)
@@ -126,19 +187,6 @@ class RingRows:
         """Rows."""
         return len(self.positions)
 
-    def of_batch(self, own: slice) -> RingRows:
-        """Some of the rows, of one array a field each."""
-        return RingRows(
-            self.number,
-            self.env_ids[own],
-            self.positions[own],
-            self.probabilities[own],
-            None if self.mask is None else self.mask[own],
-            None if self.windows is None else self.windows[own],
-            {path: [array[own]] for path, (array,) in self.fields.items()},
-            self.bfloat16,
-        )
-
 
 AwaitReply = Callable[[Request], Reply | None]
 """Waits for the reply to a request; None where there will be none in time."""
@@ -164,46 +212,35 @@ class Requests:
         self._table, self._stats = table, stats
         self._block_sizes = BlockSizes()
 
-    def ask_for(self, batches: Sequence[PlannedBatch]) -> None:
-        """Ask every shard for its part of some batches."""
+    def ask_for(self, call: PlannedCall) -> None:
+        """Ask every shard for its part of the batches of a call."""
         # Those of this process first: their rows are copied while others travel.
         for shard in sorted(
             self._table.shards.values(), key=lambda shard: shard.draws is None
         ):
-            self._ask_shard(shard, batches)
+            shares: dict[str, Numbers] = {}
+            stops: dict[str, list[int]] = {}
+            for name, ring in list(shard.rings.items()):
+                # A ring that is newer than the plan has none.
+                if ring.number < len(call.shares) and len(call.shares[ring.number]):
+                    shares[name] = call.shares[ring.number]
+                    stops[name] = call.stops[ring.number]
+            if shares:
+                step, key = call.steps[-1], call.keys[0]
+                request = self.send(shard, step, key, shares, call.epoch_share)
+                request.stops = stops
+                call.requests.append(request)
 
     def ask_for_shares(
         self, planned: PlannedBatch, shares: Sequence[Numbers]
     ) -> list[RequestSlices]:
         """Ask for other shares of rings for a batch, outside the order of plans."""
-        redrawn = replace(planned, shares=list(shares), requests=[])
-        self.ask_for([redrawn])
-        return redrawn.requests
-
-    def _ask_shard(self, shard: KnownShard, batches: Sequence[PlannedBatch]) -> None:
-        """Ask a shard for its part of some batches, all of a ring's at once."""
-        shares: dict[str, Numbers] = {}
-        slices: list[dict[str, slice]] = [{} for _ in batches]
-        for ring in list(shard.rings.values()):
-            each = [
-                batch.shares[ring.number]
-                for batch in batches
-                if ring.number < len(batch.shares)
-            ]
-            stops = np.cumsum([len(own) for own in each]).tolist()
-            if not stops or not stops[-1]:
-                continue
-            shares[ring.name] = np.concatenate(each) if len(each) > 1 else each[0]
-            for mine, first, stop in zip(slices, [0, *stops], stops, strict=False):
-                if first < stop:
-                    mine[ring.name] = slice(first, stop)
-        if not shares:
-            return
-        newest, oldest = batches[-1], batches[0]
-        request = self.send(shard, newest.step, oldest.key, shares, newest.epoch_share)
-        for batch, mine in zip(batches, slices, strict=True):
-            if mine:
-                batch.requests.append((request, mine))
+        redrawn = PlannedCall(
+            (planned.step,), (planned.key,), planned.count, planned.call.fractions,
+            list(shares), [[len(own)] for own in shares], planned.call.epoch_share,
+        )  # fmt: skip
+        self.ask_for(redrawn)
+        return PlannedBatch(redrawn, 0).requests
 
     def send(
         self,
@@ -231,8 +268,7 @@ class Requests:
         with self._table.lock:
             updates: dict[str, list[Update]] = {}
             if shard.updating is None:
-                noted, shard.updates = shard.updates, updates
-                updates = {name: merged(own) for name, own in noted.items()}
+                updates, shard.updates = shard.updates, updates
             return self._sent(shard, updates, wanted)
 
     def _sent(
@@ -374,6 +410,33 @@ class Requests:
         self._put_back(request.shard, self._updates_of(request))
         return True
 
+    def all_rows(
+        self, request: Request, reply: Reply, name: str, key: int
+    ) -> RingRows | None:
+        """The rows of one ring for all batches of a request, as they are now.
+
+        Args:
+            request: The request.
+            reply: Its answer.
+            name: Of the ring in its shard.
+            key: Of the first batch.
+
+        Returns:
+            None where it has nothing to draw, or rows were overwritten.
+        """
+        ring, drawn = request.shard.rings[name], reply["draws"][name]
+        if drawn is None:
+            return None
+        if has_rows(drawn):
+            return arrived(ring.number, drawn, slice(None), request.arguments[2])
+        if ring.buffer is None:
+            return None
+        try:
+            draw = draw_of(drawn, slice(None), key)
+            return gathered(ring.number, ring.buffer.gather(draw))
+        except (StaleError, RemovedError):
+            return None
+
     def rows(
         self,
         ring: KnownRing,
@@ -402,10 +465,11 @@ class Requests:
                 return None
             if has_rows(drawn):
                 wanted: Wanted = request.arguments[2]
-                return _arrived(ring.number, drawn, own, wanted)
+                return arrived(ring.number, drawn, own, wanted)
             try:
                 if ring.buffer is not None:
-                    return self._gather(ring.buffer, ring, request, drawn, own, planned)
+                    draw = draw_of(drawn, own, planned.key)
+                    return gathered(ring.number, ring.buffer.gather(draw))
             except StaleError:
                 self._stats.overwritten += 1
             except RemovedError:
@@ -416,7 +480,7 @@ class Requests:
             # without those that are gone.
             again = {ring.name: shares}
             request = self.send(
-                ring.shard, planned.step, planned.key, again, planned.epoch_share
+                ring.shard, planned.step, planned.key, again, planned.call.epoch_share
             )
             reply, own = answer(request), slice(None)
         raise StarvedError(
@@ -424,61 +488,6 @@ class Requests:
             "overwrote drawn steps before they were read. Increase its capacity, or "
             "lower batch_size or prefetch."
         )
-
-    def _gather(
-        self,
-        buffer: ReplayBuffer,
-        ring: KnownRing,
-        request: Request,
-        drawn: RingDraw,
-        own: slice,
-        planned: PlannedBatch,
-    ) -> RingRows:
-        """Gather rows of a ring of this node.
-
-        Small rows are gathered for all batches of a call at once, which takes little
-        longer than for one. Rings that are drawn without a call have no such batches,
-        and may have transforms that are random by batch.
-
-        Raises:
-            StaleError: Some were overwritten.
-        """
-        count, name = len(drawn["positions"]), ring.name
-        nbytes = count * self._table.schema.row_nbytes
-        if drawn["windows"] is not None:
-            nbytes *= drawn["windows"].shape[1]
-        asks_for_one = own == slice(0, count) or own == slice(None)
-        if not asks_for_one and ring.shard.draws is None and nbytes <= TOGETHER_NBYTES:
-            with request.lock:
-                if name not in request.gathered:
-                    request.gathered[name] = None
-                    with suppress(StaleError):
-                        draw = draw_of(drawn, slice(None), planned.key)
-                        rows = _gathered(ring.number, buffer.gather(draw))
-                        request.gathered[name] = rows
-                together = request.gathered[name]
-            if together is not None:
-                return together.of_batch(own)
-        draw = draw_of(drawn, own, planned.key)
-        return _gathered(ring.number, buffer.gather(draw))
-
-
-def merged(updates: list[Update]) -> list[Update]:
-    """The same priorities in one update, where that is possible; the last ones win."""
-    if len(updates) < 2 or any(each["values"].ndim > 1 for each in updates):
-        return updates
-
-    def column(name: Literal["env_ids", "positions", "values"]) -> Array:
-        return np.concatenate([each[name] for each in updates])
-
-    return [
-        {
-            "env_ids": column("env_ids"),
-            "positions": column("positions"),
-            "values": column("values"),
-            "mask": None,
-        }
-    ]
 
 
 def number_of(updates: Mapping[str, Sequence[Update]]) -> int:
@@ -502,7 +511,7 @@ def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
     )  # fmt: skip
 
 
-def _gathered(number: int, batch: Batch) -> RingRows:
+def gathered(number: int, batch: Batch) -> RingRows:
     """The rows of a ring of this node."""
     fields = {path: [array] for path, array in batch.fields.items()}
     return RingRows(
@@ -511,7 +520,7 @@ def _gathered(number: int, batch: Batch) -> RingRows:
     )  # fmt: skip
 
 
-def _arrived(number: int, drawn: RingDraw, own: slice, wanted: Wanted) -> RingRows:
+def arrived(number: int, drawn: RingDraw, own: slice, wanted: Wanted) -> RingRows:
     """The rows of a ring of another node."""
     mask, windows = drawn["mask"], drawn["windows"]
     return RingRows(

@@ -50,6 +50,8 @@ REPEAT_S = 0.05
 """Seconds between two tries of a call whose shard is being restarted."""
 OLD_S = 1.0
 """Masses that are older are asked for, also of rings that are lost."""
+MAX_ASKED = 8
+"""Calls for the masses of a lost shard that are waited for."""
 LOOK_S = 2.0
 """Seconds between two looks for new shards."""
 WAIT_S = 0.5
@@ -92,7 +94,8 @@ class KnownShard:
         updates: Priorities to be sent, by ring.
         updating: The request with priorities that is under way; others wait for it, so
             that the newest ones win.
-        asked: A call for masses that is under way, and since when.
+        asked: Calls for masses that are under way, and since when, the oldest first.
+            There is one, but for a shard that is lost.
         listed: A call for the rings of this node, likewise.
     """
 
@@ -105,7 +108,7 @@ class KnownShard:
     sent_at: float = 0.0
     updates: dict[str, list[Update]] = field(default_factory=dict)
     updating: Request | None = None
-    asked: tuple[Call, float] | None = None
+    asked: list[tuple[Call, float]] = field(default_factory=list)
     listed: Call | None = None
 
 
@@ -341,24 +344,29 @@ class RingTable:
                 self.note(shard, masses)
 
     def ask_again(self, shard: KnownShard) -> None:
-        """Ask a shard for masses where those that are known are old; do not wait."""
-        now, asked = time.monotonic(), shard.asked
-        if asked is not None:
-            call, at = asked
+        """Ask a shard for masses where those that are known are old; do not wait.
+
+        One that is lost is asked again while calls have no answer: those of before a
+        node died may never have one.
+        """
+        now = time.monotonic()
+        waiting, asked = [], shard.asked
+        for call, at in asked:
             try:
                 masses = call.result(0.0)
             except NotYetError:
-                # A call of before a node died may never be answered.
-                if self.is_lost(shard, at) and now - at > self.lost_s:
-                    shard.asked = None
+                if not self.is_lost(shard, at) or now - at <= self.lost_s:
+                    waiting.append((call, at))
             except CallLostError:
-                shard.asked = None
                 self.is_lost(shard, at)
             else:
-                shard.asked = None
+                shard.asked = []
                 self.note(shard, masses)
-        elif now - shard.heard_at > OLD_S:
-            shard.asked = self._send_masses(shard), now
+                return
+        since = waiting[-1][1] if waiting else shard.heard_at
+        if (not waiting or shard.lost) and now - since > OLD_S:
+            waiting.append((self._send_masses(shard), now))
+        shard.asked = waiting[-MAX_ASKED:]
 
     def ask_lost(self) -> None:
         """Ask lost shards again, and see whether they answer; do not wait."""
@@ -405,7 +413,7 @@ class RingTable:
             return False
         with self.lock:
             if not shard.lost:
-                shard.lost, shard.asked = True, None
+                shard.lost = True
                 self._stats.times_lost += 1
                 if self._waits:
                     return True

@@ -7,25 +7,34 @@ Ray: the shard of the node, a process beside it, sees new rows through its mappi
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from mmreplay.arguments import one_of
+from mmreplay.buffer.draw import batch_transform
 from mmreplay.buffer.opening import (
     RESUMES,
     StrPath,
     absolute,
+    check_interval,
+    check_sampler,
+    describe,
     holds_buffer,
 )
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.disk.lock import FILE_NAME as LOCK
+from mmreplay.disk.lock import lock_pid, refuse_network
 from mmreplay.errors import FormatError, LockedError, SchemaError
+from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.format.metadata import ON_DISK
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.lanes import THIN
-from mmreplay.ray.limits import RunLimiter, refuse_other_limiters
+from mmreplay.ray.limits import RingCounter, RunLimiter, refuse_other_limiters
 from mmreplay.ray.registry import check_same, described
 from mmreplay.schema import Schema
 
@@ -92,11 +101,17 @@ def writer(
         _check_ring_name(name)
     where = absolute(root)
     network = bool(create.get("allow_network", False))
+    # Before there is a registry, which would stay.
+    folder = where / run
+    check_folder(folder, network)
+    check_create(folder / "ring", schema, capacity, num_envs, limiter, create)
+    names = _ring_names(name)
+    _check_next_ring(folder, names, schema, capacity, num_envs, create)
     registry = cluster.start_registry(run)
     registry.call("check", VERSION, fields, roles)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
     buffer = _open(
-        where / run, name, schema, capacity, num_envs, granted, on_resume, create
+        folder, names, schema, capacity, num_envs, granted, on_resume, create
     )
     try:
         registry.call("join", key, str(where), node.host, node.node_id, network)
@@ -152,9 +167,100 @@ def serve(shard: Remote, name: str) -> dict[str, Any]:
         time.sleep(PAUSE_S)
 
 
+def check_folder(folder: Path, network: bool) -> None:
+    """Refuse a folder of a run that cannot be one.
+
+    Args:
+        folder: It need not exist yet.
+        network: Whether it may be on a network file system.
+
+    Raises:
+        SchemaError: A file is in its place.
+        FailedError: It is on a network file system.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise SchemaError(
+            f"root must be a folder, but {there} is a file. Pass a folder on a local "
+            "disk of this node."
+        )
+    refuse_network(there, network)
+
+
+def check_create(
+    path: Path,
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    limiter: RateLimiter | None,
+    create: dict[str, Any],
+) -> None:
+    """Refuse what `ReplayBuffer.create` would refuse, before anything is made.
+
+    Args:
+        path: Of the ring.
+        schema: Of its writer.
+        capacity: Rows of each environment.
+        num_envs: Environments.
+        limiter: Of the run.
+        create: More arguments of `ReplayBuffer.create`.
+
+    Raises:
+        SchemaError: An argument is not legal.
+        TypeError: There is no such argument.
+    """
+    call = signature(ReplayBuffer.create).bind(path, schema, capacity, **create)
+    call.apply_defaults()
+    given = call.arguments
+    autoreset = given["autoreset"]
+    if autoreset is None and isinstance(schema, Schema) and schema.autoreset is None:
+        # Of a ring that is opened again it is known; else `create` asks for it.
+        autoreset = "disabled" if any(path.parent.glob(f"*/{METADATA}")) else None
+    metadata = describe(
+        schema, capacity, num_envs, given["engine"], given["layout"], autoreset,
+        given["user_metadata"], given["codec"], given["level"], given["chunk_crc32c"],
+        given["heap_bytes"],
+    )  # fmt: skip
+    one_of("engine", given["engine"], ON_DISK, "Rings of a run are on disk.")
+    check_sampler(given["sampler"])
+    check_interval(given["commit_every"])
+    batch_transform(listed(given["transforms"]), metadata)
+    if limiter is not None:
+        ring = metadata.ring
+        RingCounter(limiter).check(path, ring.capacity * ring.num_envs)
+
+
+def _check_next_ring(
+    folder: Path,
+    names: Sequence[str],
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    create: dict[str, Any],
+) -> None:
+    """Refuse arguments that are not those of the ring that is to be opened again.
+
+    Raises:
+        SchemaError: One differs.
+    """
+    for each in names:
+        path = folder / each
+        if not holds_buffer(path):
+            return
+        if lock_pid(path / LOCK) is None:
+            with ReplayBuffer.open(path) as ring:
+                check_same(ring, schema, capacity, num_envs, create)
+            return
+
+
+def _ring_names(name: str | None) -> list[str]:
+    """The names that a writer tries one after another."""
+    return [f"ring-{k:03d}" for k in range(MAX_RINGS)] if name is None else [name]
+
+
 def _open(
     folder: Path,
-    name: str | None,
+    names: Sequence[str],
     schema: Schema,
     capacity: int,
     num_envs: int,
@@ -162,8 +268,7 @@ def _open(
     on_resume: Literal["break", "truncate", "continue"],
     create: dict[str, Any],
 ) -> ReplayBuffer:
-    """Make or open a ring for writing, of that name or the first one without writer."""
-    names = [f"ring-{k:03d}" for k in range(MAX_RINGS)] if name is None else [name]
+    """Make or open a ring for writing, the first one of some that has no writer."""
     for each in names:
         path = folder / each
         if not holds_buffer(path):
@@ -173,7 +278,7 @@ def _open(
                 )
             except (LockedError, FormatError):
                 # Another writer makes it, or made it since it was looked for.
-                if name is None and (path / LOCK).exists():
+                if len(names) > 1 and (path / LOCK).exists():
                     continue
                 raise
         shared = {
@@ -186,7 +291,7 @@ def _open(
                 path, "r+", limiter=limiter, on_resume=on_resume, **shared
             )
         except LockedError:
-            if name is None:
+            if len(names) > 1:
                 continue
             raise
         try:

@@ -35,16 +35,14 @@ from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.rate_counter import BoundCounter
 from mmreplay.ray.cluster import VERSION, this_node_id
-from mmreplay.ray.draws import (
-    Client,
-    Masses,
-    Reply,
-    ShardDraws,
-    Update,
-    Wanted,
-)
+from mmreplay.ray.draws import Client, Masses, ShardDraws
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
+from mmreplay.ray.messages import (
+    client_from_bytes,
+    reply_to_bytes,
+    request_from_bytes,
+)
 from mmreplay.ray.registry import described
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
 from mmreplay.storage.disk_space import free_nbytes
@@ -207,23 +205,27 @@ class Shard:
         with self._until_stopped():
             return self._draws.masses(client, step, highest)
 
-    def exchange(
-        self,
-        client: Client,
-        updates: Mapping[str, Sequence[Update]],
-        wanted: Wanted | None,
-        highest: float,
-    ) -> Reply | list[object]:
+    def exchange(self, client: bytes, *request: bytes) -> Any:
         """Set priorities, then draw; see `ShardDraws.exchange`.
 
+        Args:
+            client: From `client_to_bytes`.
+            *request: From `request_to_bytes`.
+
         Returns:
-            The reply, and the blocks of its rows where a client wants them.
+            The reply, as `reply_to_bytes` writes it; and behind it the blocks of its
+            rows where a client wants them.
         """
+        updates, wanted, highest = request_from_bytes(request)
         with self._until_stopped():
-            reply = self._draws.exchange(client, updates, wanted, highest)
-            if wanted is None or not num_blocks(wanted):
-                return reply
-            return in_blocks(reply, wanted)
+            reply = self._draws.exchange(
+                client_from_bytes(client), updates, wanted, highest
+            )
+        if not num_blocks(wanted):
+            return reply_to_bytes(reply)
+        results = in_blocks(reply, wanted)
+        results[0] = reply_to_bytes(reply)
+        return results
 
     def stop(self) -> None:
         """Close all rings and give the folder back; later calls are refused."""

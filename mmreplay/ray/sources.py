@@ -319,9 +319,9 @@ class RingsSource:
             try:
                 self.table.ask_again(shard)
             except ReplayError:
-                shard.asked = None
+                shard.asked = []
             except Exception as error:
-                shard.asked = None
+                shard.asked = []
                 self._warn_once(error)
         try:
             self.table.find_new_rings()

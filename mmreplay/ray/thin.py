@@ -51,7 +51,7 @@ from mmreplay.ray.limits import (
     refuse_other_limiters,
 )
 from mmreplay.ray.registry import described
-from mmreplay.ray.ring_writer import node_key, serve
+from mmreplay.ray.ring_writer import check_create, check_folder, node_key, serve
 from mmreplay.schema import Schema
 
 Keep = Literal["published", "committed"]
@@ -117,14 +117,21 @@ def thin_ring(
     node = cluster.this_node()
     key, where = node_key(node, key), absolute(root)
     network = bool(create.get("allow_network", False))
+    number("idle_s", idle_s, above=0)
+    fields, roles = described(schema)
+    # Before there is a registry, which would stay.
+    ring = where / run / THIN
+    check_folder(ring.parent, network)
+    more = {"autoreset": "disabled", **create}
+    check_create(ring, schema, capacity, num_envs, limiter, more)
     registry = cluster.start_registry(run)
-    registry.call("check", VERSION, *described(schema))
+    registry.call("check", VERSION, fields, roles)
     if limiter is not None:
         refuse_another_bound(run, limiter)
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
     create_lanes(
-        where / run / THIN, schema, capacity, num_envs, idle_s=idle_s,
+        ring, schema, capacity, num_envs, idle_s=idle_s,
         limiter=limiter, **create,
     )  # fmt: skip
     registry.call("join", key, str(where), node.host, node.node_id, network)

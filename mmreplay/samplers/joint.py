@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.samplers.base import Draw, Sampler, State, View
 
 Numbers = NDArray[np.float64]
-BELOW_ONE = 1.0 - 2.0**-53
+_steps = kernels.load("steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,10 @@ class JointSampler(ShareSampler, Protocol):
         """
 
     def points(self, numbers: Numbers) -> Numbers:
-        """Points of a batch in ``[0, 1)`` from independent numbers, stratified or not.
+        """Points of batches in ``[0, 1)`` from independent numbers, stratified or not.
 
         Args:
-            numbers: float64 ``[B]``, in ``[0, 1)``.
+            numbers: float64 ``[B]``, in ``[0, 1)``, or ``[N, B]`` of several batches.
         """
 
 
@@ -116,13 +118,13 @@ def plan(totals: Numbers, points: Numbers) -> tuple[Numbers, list[Numbers]]:
         >>> fractions.tolist(), [each.round(3).tolist() for each in shares]
         ([0.25, 0.75], [[0.5], [0.333, 0.667]])
     """
-    fractions, shares = plan_batches(totals, points[np.newaxis])
-    return fractions, shares[0]
+    fractions, shares, _ = plan_batches(totals, points[np.newaxis])
+    return fractions, shares
 
 
 def plan_batches(
     totals: Numbers, points: Numbers
-) -> tuple[Numbers, list[list[Numbers]]]:
+) -> tuple[Numbers, list[Numbers], list[list[int]]]:
     """Divide the points of several batches between buffers; see `plan`.
 
     Args:
@@ -130,30 +132,25 @@ def plan_batches(
         points: float64 ``[N, B]``, in ``[0, 1)``, of each batch.
 
     Returns:
-        The share of each buffer in all mass, and for each batch what `plan` returns.
+        The share of each buffer in all mass; for each buffer its points of all batches,
+        batch by batch, as shares of its own mass; and for each buffer where the points
+        of each batch end.
     """
+    num_batches, count = points.shape
     if len(totals) == 1:
-        return np.ones(1), [[own] for own in points]
-    fractions = totals / totals.sum()
-    edges = np.concatenate([[0.0], np.cumsum(fractions)])
-    # The end of the line by its definition: rounding would leave points without one.
-    which = np.searchsorted(edges[1:-1], points, side="right")
-    massive = np.flatnonzero(fractions > 0)
-    if len(massive) < len(fractions):
-        # The edges of a buffer without a share are equal, so that no point lies between
-        # them, but one may lie on them.
-        which = massive[np.minimum(np.searchsorted(massive, which), len(massive) - 1)]
-    shares: list[list[Numbers]] = [[] for _ in points]
-    for number, fraction in enumerate(fractions.tolist()):
-        here = which == number
-        own = points[here] - edges[number]
-        if fraction > 0:
-            own = np.minimum(np.maximum(own / fraction, 0.0), BELOW_ONE)
-        first = 0
-        for batch, count in zip(shares, here.sum(1).tolist(), strict=True):
-            batch.append(own[first : first + count])
-            first += count
-    return fractions, shares
+        stops = [count * (number + 1) for number in range(num_batches)]
+        return np.ones(1), [points.reshape(-1)], [stops]
+    fractions: Numbers = totals / totals.sum()
+    divided = np.empty(points.size)
+    counts = np.empty((len(totals), num_batches), np.int64)
+    _steps.divide(fractions, np.ascontiguousarray(points), divided, counts)
+    shares, all_stops, first = [], [], 0
+    for own in counts.tolist():
+        stops = list(accumulate(own))
+        shares.append(divided[first : first + stops[-1]])
+        all_stops.append(stops)
+        first += stops[-1]
+    return fractions, shares, all_stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +166,8 @@ class JointWeights:
     scale: float
 
     def of(self, probabilities: Numbers) -> NDArray[np.float32]:
-        """Weights, float32 ``[B]``, of probabilities, float64 ``[B]``."""
-        scale = self.scale or float(np.min(probabilities))
+        """Weights of probabilities, ``[B]``, or ``[N, B]`` of several batches."""
+        scale = self.scale or np.minimum.reduce(probabilities, -1, keepdims=True)
         weights: Numbers = (scale / probabilities) ** self.beta
         return weights.astype(np.float32)
 

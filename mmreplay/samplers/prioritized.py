@@ -395,7 +395,9 @@ class PrioritizedSampler(PriorityBasedSampler):
         if not self._options.stratified:
             return numbers
         # As a draw from one buffer does, to the last bit.
-        return (numbers + np.arange(len(numbers))) / len(numbers)
+        count = numbers.shape[-1]
+        points: Masses = (numbers + np.arange(count)) / count
+        return points
 
     def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
         """Weights of a batch that is drawn from several buffers as one.

@@ -70,6 +70,13 @@ class StepGenerator:
         _steps.shares(self.seed, step, numbers)
         return numbers
 
+    def shares_of(self, steps: range, count: int) -> NDArray[np.float64]:
+        """Return `shares` of several steps, float64 ``[len(steps), count]``."""
+        numbers = np.empty((len(steps), count))
+        for own, step in zip(numbers, steps, strict=True):
+            _steps.shares(self.seed, step, own)
+        return numbers
+
     def pick(self, step: int, ends: Ids, stops: Ids, count: int) -> tuple[Ids, Ids]:
         """Draw rows of stretches by the first numbers of one step.
 

@@ -306,6 +306,79 @@ def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
     assert found[:, :count].tolist() == picks[:, good][:, :count].tolist()
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 150))
+def test_all_steps_are_legal_where_each_is(kernel, ring, seed, count):
+    rng = random(seed)
+    # A final row now and then.
+    flags = (rng.random(ring.num_rows) < 0.02).astype(np.uint8) * FINAL
+    heads = rng.integers(ring.slots, 60, ring.num_envs)
+    firsts = heads - ring.slots
+    is_legal = (flags, *ring.shape, legal_start_table(derived=True), heads, 1)
+    env_ids = rng.integers(0, ring.num_envs, count)
+    positions = firsts[env_ids] + rng.integers(0, ring.slots, count)
+    if count and rng.random() < 0.3:
+        strange = [(-1, 5), (ring.num_envs, 5), (0, -1), (0, 1 << 62), (0, heads[0])]
+        strange.append((0, firsts[0] - 1))
+        at = rng.integers(count)
+        env_ids[at], positions[at] = strange[rng.integers(len(strange))]
+    known = (env_ids >= 0) & (env_ids < ring.num_envs)
+    inside = known & (positions >= 0)
+    inside[known] &= positions[known] >= firsts[env_ids[known]]
+    inside[known] &= positions[known] < heads[env_ids[known]]
+    wanted, out = bool(inside.all()), np.empty(count, bool)
+    if wanted:
+        kernel.legal(*is_legal, env_ids, positions, out)
+        wanted = bool(out.all())
+    steps = env_ids, positions
+    assert kernel.all_legal(*is_legal, firsts, heads, *steps) is wanted
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    masses=st.lists(st.sampled_from([0.0, 1e-300, 0.1, 1.0, 3.0]), min_size=1),
+    num_batches=st.integers(1, 4),
+    size=st.integers(0, 30),
+    seed=st.integers(0, 99),
+)
+def test_points_are_divided_as_by_hand(kernel, masses, num_batches, size, seed):
+    totals, rng = np.array(masses), random(seed)
+    totals[rng.integers(len(totals))] = 1.0
+    fractions = totals / totals.sum()
+    edges = np.concatenate([[0.0], np.cumsum(fractions)])
+    points = rng.random((num_batches, size))
+    # Some lie on edges, and one as near to the end as it can.
+    on_edges = rng.random(points.shape) < 0.3
+    points[on_edges] = rng.choice(np.append(edges[:-1], 1 - 2**-53), on_edges.sum())
+    points = np.minimum(points, 1 - 2**-53)
+    wanted = [[[] for _ in range(num_batches)] for _ in totals]
+    massive = np.flatnonzero(fractions)
+    for batch, own in enumerate(points):
+        for point in own:
+            below = int((edges[1:-1] <= point).sum())
+            number = min([*massive[massive >= below], massive[-1]])
+            share = (point - edges[number]) / fractions[number]
+            wanted[number][batch].append(min(max(share, 0.0), 1 - 2**-53))
+    shares = np.empty(points.size)
+    counts = np.empty((len(totals), num_batches), np.int64)
+    kernel.divide(fractions, points, shares, counts)
+    assert counts.tolist() == [[len(own) for own in each] for each in wanted]
+    assert shares.tolist() == [
+        share for each in wanted for own in each for share in own
+    ]
+
+
+def refusals_of_divisions():
+    halves, points, shares = np.full(2, 0.5), np.zeros((2, 3)), np.zeros(6)
+    counts = np.zeros((2, 2), np.int64)
+    yield "divide", (halves * 0, points, shares, counts)
+    yield "divide", (halves[:0], points, shares, counts)
+    yield "divide", (halves, points, shares, counts[:, :0].copy())
+    yield "divide", (halves, points, shares[:5], counts)
+    yield "divide", (halves, points.reshape(-1)[:5], shares[:5], counts)
+    yield "divide", (halves, points, shares, counts.reshape(-1)[:3])
+
+
 def refusals():
     flags, table, out = (
         np.zeros(6, np.uint8),
@@ -326,6 +399,11 @@ def refusals():
     yield "legal", (flags, *ring, table, one, 1, one, one, out)
     yield "legal", (flags, *ring, table, two, 3, one, one, out)
     yield "legal", (flags, *ring, table, two, -1, one, one, out)
+    known = (flags, *ring, table, two, 1)
+    yield "all_legal", (flags[:5], *known[1:], two, two, one, one)
+    yield "all_legal", (*known, one, two, one, one)
+    yield "all_legal", (*known, two, one, one, one)
+    yield "all_legal", (*known, two, two, one, two)
     yield "locate_rows", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
     yield "locate_rows", (flags, one, two, two, *ring, BITS, False, one, ends)
     yield "locate_rows", (flags, one, one, one, *ring, BITS, False, one, ends)
@@ -379,7 +457,12 @@ def refusals_of_splits():
         yield "split", (records, 10, 0, 1, np.array(part, np.int64), out)
 
 
-REFUSALS = [*refusals(), *refusals_of_columns(), *refusals_of_splits()]
+REFUSALS = [
+    *refusals(),
+    *refusals_of_columns(),
+    *refusals_of_splits(),
+    *refusals_of_divisions(),
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -416,6 +499,8 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
         "pick",
         "pick_legal",
         "legal",
+        "all_legal",
+        "divide",
         "locate_rows",
         "store",
         "take",
@@ -434,6 +519,7 @@ def test_c_counts_its_arguments_and_wants_arrays(name):
         "locate_positions": 7,
     }
     counts |= {"take": 14, "store": 10, "split": 6, "pick_legal": 14}
+    counts |= {"all_legal": 11, "divide": 4}
     count = counts[name]
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

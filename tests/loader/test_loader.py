@@ -118,6 +118,16 @@ class Counting(mr.UniformSampler):
         return super().draw(view, batch_size)
 
 
+@pytest.mark.parametrize("prefetch", [0, 4097, 10**9])
+def test_how_many_batches_are_drawn_ahead_is_bounded(path, prefetch):
+    told = rf"prefetch must be an integer in \[1, 4096\], got {prefetch}"
+    with (
+        mr.ReplayBuffer.open(path) as buffer,
+        pytest.raises(SchemaError, match=told),
+    ):
+        mr.ReplayLoader(buffer, 8, device="cpu", prefetch=prefetch)
+
+
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 def test_draws_are_made_so_far_ahead_and_no_further(path, prefetch):
     sampler = Counting(enough=3 + prefetch)

@@ -11,6 +11,14 @@ from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
 from mmreplay.ray.epochs import freeze_rings
+from mmreplay.ray.messages import (
+    client_from_bytes,
+    client_to_bytes,
+    reply_from_bytes,
+    reply_to_bytes,
+    request_from_bytes,
+    request_to_bytes,
+)
 from mmreplay.ray.reply_blocks import from_blocks, in_blocks, num_blocks
 from mmreplay.ray.shard_calls import CallLostError, NotYetError
 
@@ -137,12 +145,10 @@ class Call:
         draws = self.shard.draws
         target = self.shard if self.method == "info" else draws
         try:
-            reply = getattr(target, self.method)(*self.arguments)
-            wanted = self.arguments[2] if self.method == "exchange" else None
-            if wanted is not None and num_blocks(wanted):
-                self.shard.calls.append("blocks")
-                reply = from_blocks(as_travelled(in_blocks(reply, wanted)), wanted)
-            self.reply = reply
+            if self.method == "exchange" and self.arguments[2] is not None:
+                self.reply = self.exchange(draws, *self.arguments)
+            else:
+                self.reply = getattr(target, self.method)(*self.arguments)
         except ReplayError:
             if self.shard.draws is not draws:
                 # Restarted in the middle of it, which no answer outlives.
@@ -150,6 +156,18 @@ class Call:
             self.shard.calls.append("error")
             raise
         return self.reply
+
+    def exchange(self, draws, client, updates, wanted, highest):
+        """Draw as the actor does, by messages."""
+        request = request_from_bytes(request_to_bytes(updates, wanted, highest))
+        reply = draws.exchange(client_from_bytes(client_to_bytes(client)), *request)
+        blocks = []
+        if num_blocks(wanted):
+            self.shard.calls.append("blocks")
+            blocks = in_blocks(reply, wanted)[1:]
+        answer, *blocks = as_travelled([reply_to_bytes(reply), *blocks])
+        reply = reply_from_bytes(answer) if isinstance(answer, bytes) else answer
+        return from_blocks([reply, *blocks], wanted) if blocks else reply
 
 
 class Run:

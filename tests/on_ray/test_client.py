@@ -134,8 +134,14 @@ def test_other_samplers_are_refused_by_name_over_several_rings(run, sampler):
     ("options", "match"),
     [
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"prefetch": 0}, "prefetch must be an integer of at least 1, got 0"),
-        ({"per_call": 0}, "per_call must be an integer of at least 1, got 0"),
+        ({"prefetch": 0}, r"prefetch must be an integer in \[1, 4096\], got 0"),
+        ({"per_call": 0}, r"per_call must be an integer in \[1, 4096\], got 0"),
+        ({"prefetch": 10**9}, r"prefetch must be an integer in \[1, 4096\], got 10"),
+        ({"per_call": 4097}, r"per_call must be an integer in \[1, 4096\], got 4097"),
+        (
+            {"prefetch": 65, "per_call": 64},
+            r"prefetch \* per_call must be at most 4096 batches, got 65 \* 64",
+        ),
         ({"alone": 1}, "alone must be"),
         ({"lost_s": 0}, "lost_s must be"),
         ({"straggler_s": -1}, "straggler_s must be"),

@@ -124,6 +124,58 @@ def test_another_key_than_the_label_of_the_node_is_refused(cluster, tmp_path):
         mr.ray.writer("run", SCHEMA, 100, root=tmp_path, key="other")
 
 
+REFUSED = [
+    ({"capacity": 0}, mr.SchemaError, "capacity must be an integer in"),
+    ({"num_envs": 2}, mr.SchemaError, "autoreset must say what the 2 environments"),
+    ({"num_envs": 0}, mr.SchemaError, "num_envs must be an integer in"),
+    ({"commit_every": -1}, mr.SchemaError, "commit_every must be"),
+    ({"sampler": 3}, mr.SchemaError, "sampler must be a sampler"),
+    ({"transforms": [mr.NStep(3, gamma=0.9)]}, mr.SchemaError, "reward"),
+    ({"engine": "memory"}, mr.SchemaError, "engine must be one of .*on disk"),
+    ({"level": 5}, mr.SchemaError, "level=5 needs engine='zarr'"),
+    ({"user_metadata": 5}, mr.SchemaError, "user_metadata must be a dict"),
+    ({"nonsense": 5}, TypeError, "unexpected keyword argument 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "match"), REFUSED)
+def test_a_writer_that_is_refused_begins_no_run(
+    run_name, tmp_path, arguments, error, match
+):
+    from mmreplay.ray import cluster
+    from tests.on_ray.rows import SCHEMA
+
+    given = {"capacity": 100, "root": tmp_path / "root", **arguments}
+    with pytest.raises(error, match=match):
+        mr.ray.writer(run_name, SCHEMA, **given)
+    if arguments != {"num_envs": 2}:
+        with pytest.raises(error, match=match):
+            mr.ray.thin_ring(run_name, SCHEMA, **given)
+    with pytest.raises(mr.SchemaError, match="idle_s must be"):
+        mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path, idle_s=0)
+    (tmp_path / "file").touch()
+    for make in (mr.ray.writer, mr.ray.thin_ring):
+        with pytest.raises(mr.SchemaError, match=r"root must be a folder, but .*file"):
+            make(run_name, SCHEMA, 100, root=tmp_path / "file" / "below")
+    assert not cluster.run_exists(run_name)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_writer_that_does_not_fit_its_ring_begins_no_run(run_name, tmp_path):
+    from mmreplay.ray import cluster
+    from tests.on_ray.rows import SCHEMA
+
+    more = {"root": tmp_path, "num_envs": 2}
+    mr.ray.writer(run_name, SCHEMA, 100, autoreset="disabled", **more).close()
+    mr.ray.stop(run_name)
+    for name in (None, "ring-000"):
+        with pytest.raises(mr.SchemaError, match=r"capacity must be 100, as of .*99"):
+            mr.ray.writer(run_name, SCHEMA, 99, name=name, **more)
+    assert not cluster.run_exists(run_name)
+    # Whatever it does at the end of an episode is known of the ring.
+    mr.ray.writer(run_name, SCHEMA, 100, **more).close()
+
+
 def test_a_run_has_one_schema_and_nothing_is_made_of_another(run_name, tmp_path):
     from tests.on_ray.rows import SCHEMA
 

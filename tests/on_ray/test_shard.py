@@ -13,6 +13,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.disk import lock  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
+from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rings import client_of, wanted_of  # noqa: E402
@@ -177,7 +178,7 @@ def test_a_draw_during_a_stop_is_answered_by_it(shard, tmp_path, monkeypatch, me
     monkeypatch.setattr(RingDraws, method, stopped)
     client, wanted = client_of(mr.UniformSampler()), wanted_of({"a": [0.5]}, rows=True)
     with pytest.raises(mr.FailedError, match="the run 'run' was stopped"):
-        shard.exchange(client, {}, wanted, 0.0)
+        shard.exchange(client_to_bytes(client), *request_to_bytes({}, wanted, 0.0))
 
 
 def test_rings_of_another_schema_are_refused(shard, tmp_path):

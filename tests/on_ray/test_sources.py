@@ -973,13 +973,100 @@ def test_blocks_hold_no_more_than_ray_sends_with_a_reply(wide):
     source = make(mr.UniformSampler(seed=0))
     for _ in range(2):
         pending = draw(source, 200)
+        (planned,) = pending.shares
+        asked = [request for request, _ in planned.requests]
         source.gather(pending)
-    (planned,) = pending.shares
-    for request, _ in planned.requests:
+    assert len(asked) == 2
+    for request in asked:
         ((_, drawn),) = request.reply["draws"].items()
         blocks = drawn["blocks"]
         assert sum(len(block["n"]) for block in blocks) == len(drawn["positions"])
         assert all(len(pickle.dumps(block)) < 100 << 10 for block in blocks)
+
+
+@pytest.mark.parametrize("here", ["elsewhere", "s1"])
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("num_rings", [1, 2, 3])
+def test_batches_of_one_call_are_those_of_a_call_each(
+    make, here, prioritized, length, num_rings
+):
+    rings = [np.arange(50), 1000 + np.arange(3), 2000 + np.arange(400)][:num_rings]
+    beta = mr.LinearSchedule(0.2, 1.0, 5)
+    batches = []
+    for per_call in (1, 4):
+        sampler = mr.UniformSampler(seed=3)
+        if prioritized:
+            sampler = mr.PrioritizedSampler(beta=beta, seed=3)
+        if length > 1:
+            sampler = mr.SequenceSampler(length, sampler=sampler)
+        source, _ = make(rings, sampler, here=here, per_call=per_call, seed=3)
+        if prioritized:
+            for number, own in enumerate(rings):
+                prioritize(source, number, 1.0 + np.arange(len(own)) % 7)
+            source.table.ask_all()
+        batches.append([sample(source, 40) for _ in range(9)])
+    for one, other in zip(*batches, strict=True):
+        for name in ("env_ids", "positions", "probabilities", "weights", "buffer_ids"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        np.testing.assert_array_equal(one["n"], other["n"])
+        assert one.key == other.key
+        if length > 1:
+            np.testing.assert_array_equal(one.mask, other.mask)
+            np.testing.assert_array_equal(one.window_positions, other.window_positions)
+        first = 1000 * one.buffer_ids
+        drawn = one["n"] if length == 1 else one["n"][:, 0]
+        np.testing.assert_array_equal(drawn, first + one.positions)
+        assert (np.diff(one.buffer_ids) >= 0).all()
+
+
+def test_batches_of_one_call_are_apart_where_rows_were_overwritten(tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 100) as writer:
+        writer.extend(n=np.arange(100))
+        run = Run(Shard("s0", {"a": tmp_path / "a"}), key="s0")
+        source = RingsSource(run, mr.PrioritizedSampler(seed=0), (), per_call=4)
+        for turn in range(1, 9):
+            pending = [draw(source, 64) for _ in range(4)]
+            if turn % 2:
+                for request, _ in pending[0].shares[0].requests:
+                    source._requests.answer(request)
+                writer.extend(n=100 * turn + np.arange(100))
+            for each in pending:
+                batch = source.gather(each)
+                assert len(batch) == 64
+                assert (batch.positions >= 100 * (turn - 1 + turn % 2)).all()
+                np.testing.assert_array_equal(batch["n"], batch.positions)
+            if not turn % 2:
+                writer.extend(n=100 * turn + np.arange(100))
+        assert source.stats().overwritten > 0
+        source.close()
+        run.close()
+
+
+def test_a_lost_shard_is_heard_again_though_it_never_answers_former_calls(
+    make, monkeypatch
+):
+    source, (shard,) = make([np.arange(50)], mr.UniformSampler(0), lost_s=60.0)
+    known = source.table.shards["s0"]
+    shard.state, send = "silent", shard.send
+
+    class Deaf:
+        def result(self, timeout_s):
+            raise ring_table.NotYetError
+
+    monkeypatch.setattr(shard, "send", lambda *_: Deaf())
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source.table.ask_again(known)
+    assert not known.lost
+    known.lost = True
+    for _ in range(20):
+        source.table.ask_again(known)
+    assert len(known.asked) <= ring_table.MAX_ASKED
+    shard.state = "alive"
+    monkeypatch.setattr(shard, "send", send)
+    for _ in range(2):
+        source.table.ask_again(known)
+    assert not known.lost
 
 
 def test_few_rows_and_too_many_travel_as_one_result(wide):
