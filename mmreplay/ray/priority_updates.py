@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,6 +51,8 @@ class PriorityUpdates:
         """
         self._sampler, self._table, self._stats = sampler, table, stats
         self._requests = requests
+        # Looked at once: to ask what kind a sampler is takes as long as to note rows.
+        self._windows = sampler if isinstance(sampler, SequenceSampler) else None
 
     def update(self, batch: Batch, values: ArrayLike) -> int:
         """Note priorities for the rings of a batch's steps.
@@ -121,9 +123,10 @@ class PriorityUpdates:
             raise SchemaError(
                 f"priorities must be real numbers, got {values.dtype}. Cast them."
             )
+        windowed = self._windows
         lengths: tuple[int, ...] = ()
-        if isinstance(self._sampler, SequenceSampler):
-            lengths = (self._sampler.window_length, self._sampler.length)
+        if windowed is not None:
+            lengths = (windowed.window_length, windowed.length)
         fits = values.ndim == 1 or (values.ndim == 2 and values.shape[1] in lengths)
         if not fits or len(values) != count:
             windows = "".join(f" or [{count}, {n}]" for n in dict.fromkeys(lengths))
@@ -138,7 +141,8 @@ class PriorityUpdates:
         if batch.mask is not None:
             mask, width = as_numpy(batch.mask), shape[1]
             if mask.shape[1] != width:
-                first = cast(SequenceSampler, self._sampler).burn_in
+                assert windowed is not None
+                first = windowed.burn_in
                 mask = mask[:, first : first + width]
         storable(values[mask])
         return values

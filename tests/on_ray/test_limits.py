@@ -16,6 +16,7 @@ from mmreplay.errors import FormatError, SchemaError, StarvedError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.limits import RingCounter, counter_of, limiter_of  # noqa: E402
+from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
@@ -357,12 +358,12 @@ def test_draws_of_a_ring_count_once_its_writer_brings_a_limiter(tmp_path):
     with mr.ReplayBuffer.create(folder, SCHEMA, 100, commit_every=None) as buffer:
         buffer.extend(block(0, 0, 60))
     own, client = Shard("run", str(tmp_path), "key"), client_of(mr.UniformSampler())
-    wanted = wanted_of({"ring": np.full(16, 0.5)})
-    own.exchange(client, {}, wanted, 0.0)
+    request = request_to_bytes({}, wanted_of({"ring": np.full(16, 0.5)}), 0.0)
+    own.exchange(client_to_bytes(client), *request)
     with mr.ReplayBuffer.open(
         folder, "r+", limiter=RingCounter(mr.RateLimiter(4.0, 1, math.inf))
     ):
         own.masses(client, 0, 0.0)
-        own.exchange(client, {}, wanted, 0.0)
+        own.exchange(client_to_bytes(client), *request)
     assert own.counts()["counts"] == [60, 16, 60]
     own.stop()
