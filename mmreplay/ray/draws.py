@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.reader import ReplacedError
+from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import (
     DurabilityWarning,
@@ -182,6 +182,16 @@ class _Ring:
         """The ring's, in hex digits."""
         return self.buffer.metadata.uuid.hex()
 
+    @property
+    def view(self) -> GenerationReader:
+        """The ring now.
+
+        Raises:
+            RemovedError: Its folder was deleted.
+            FailedError: It is closed.
+        """
+        return self.buffer.view
+
 
 class RingDraws:
     """Draws from the rings of one node, for clients with one sampler.
@@ -262,11 +272,20 @@ class RingDraws:
         """
         with self._lock:
             rings = dict(self._rings)
+        return self._masses(rings, step, highest, {})
+
+    def _masses(
+        self,
+        rings: Mapping[str, _Ring],
+        step: int,
+        highest: float,
+        views: Mapping[str, GenerationReader | None],
+    ) -> Masses:
         if self._draws_epochs:
             # An epoch draws what was frozen for it.
             return {name: [0.0, 0.0, float("inf"), 0.0] for name in rings}
         self.known = {
-            name: _numbers(self._mass(ring, step, highest))
+            name: _numbers(self._mass(ring, step, highest, views.get(name)))
             for name, ring in rings.items()
         }
         return self.known
@@ -289,27 +308,38 @@ class RingDraws:
             StarvedError: A writer overwrote every row before it could be read.
         """
         step = 0 if wanted is None else wanted["step"]
-        dropped = sum(self.update(name, own, step) for name, own in updates.items())
+        shares = {} if wanted is None else wanted["shares"]
+        with self._lock:
+            rings = dict(self._rings)
+        views = {name: _view_of(ring) for name, ring in rings.items()}
+        dropped = 0
+        for name, own in updates.items():
+            dropped += self.update(name, own, step, views.get(name))
         # They look at new rows and at schedules, so that the draws are of what is here.
-        masses = self.masses(step, highest)
-        draws: dict[str, RingDraw | None] = {}
+        masses = self._masses(rings, step, highest, views)
+        draws: dict[str, RingDraw | None] = dict.fromkeys(shares)
         if wanted is not None:
-            for name, shares in wanted["shares"].items():
-                ring = self._rings.get(name)
-                draws[name] = None
-                if ring is not None:
-                    draws[name] = self._draw(
-                        ring, shares, wanted, name in wanted["rows"]
-                    )
+            for name in shares.keys() & rings.keys():
+                draws[name] = self._draw(
+                    rings[name], shares[name], wanted, name in wanted["rows"],
+                    views[name],
+                )  # fmt: skip
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
-    def update(self, name: str, updates: Sequence[Update], step: int = 0) -> int:
+    def update(
+        self,
+        name: str,
+        updates: Sequence[Update],
+        step: int = 0,
+        view: GenerationReader | None = None,
+    ) -> int:
         """Set priorities of one ring's steps; return how many were overwritten.
 
         Args:
             name: The ring's.
             updates: The oldest first.
             step: See `masses`.
+            view: Of the ring now, where it is known.
 
         Raises:
             LockedError: Another process owns the priorities.
@@ -322,8 +352,8 @@ class RingDraws:
         if prioritized is not None and prioritized.where is None:
             # The first look at its priorities, which may be another process's.
             self._mass(ring, step, 0.0)
-        view, dropped = ring.buffer.view, 0
-        sampler = cast(PriorityBasedSampler, ring.sampler)
+        view = ring.view if view is None or ring.buffer.closed else view
+        dropped, sampler = 0, cast(PriorityBasedSampler, ring.sampler)
         for each in updates:
             with view.lock:
                 try:
@@ -336,11 +366,18 @@ class RingDraws:
                     dropped += len(each["positions"])
         return dropped
 
-    def _mass(self, ring: _Ring, step: int, highest: float) -> Mass:
+    def _mass(
+        self,
+        ring: _Ring,
+        step: int,
+        highest: float,
+        view: GenerationReader | None = None,
+    ) -> Mass:
         sampler = cast(ShareSampler, ring.sampler)
         while True:
             try:
-                view = ring.buffer.view
+                if view is None or ring.buffer.closed:
+                    view = ring.view
                 with view.lock:
                     view.check_current()
                     sampler.enter_at(highest)
@@ -359,7 +396,7 @@ class RingDraws:
                     return mass
             except ReplacedError:
                 # Another thread followed a resize.
-                continue
+                view = None
             except RemovedError:
                 # Its folder was deleted: the next look opens what is there by then.
                 return Mass(0.0, 0, np.inf, 0.0)
@@ -390,7 +427,12 @@ class RingDraws:
         )
 
     def _draw(
-        self, ring: _Ring, shares: Array, wanted: Wanted, rows: bool
+        self,
+        ring: _Ring,
+        shares: Array,
+        wanted: Wanted,
+        rows: bool,
+        view: GenerationReader | None = None,
     ) -> RingDraw | None:
         """Draw from one ring; None where it has no mass, or was deleted."""
         numbers = np.asarray(shares, np.float64)
@@ -402,14 +444,19 @@ class RingDraws:
                 sampler = DrawAtShares(source, numbers, wanted["key"], UNWEIGHTED)
                 return _of_batch(ring.buffer.sample_by(sampler, len(numbers)))
             while True:
-                with suppress(ReplacedError):
-                    view = ring.buffer.view
+                if view is None or ring.buffer.closed:
+                    view = ring.view
+                try:
                     with view.lock:
                         view.check_current()
                         draw = source.draw_at(view, numbers.copy())
-                    if ring.buffer.limit is not None:
-                        ring.buffer.limit.count(len(draw))
-                    return _of_draw(draw)
+                except ReplacedError:
+                    view = None
+                else:
+                    break
+            if ring.buffer.limit is not None:
+                ring.buffer.limit.count(len(draw))
+            return _of_draw(draw)
         except (EmptyError, RemovedError):
             return None
 
@@ -633,6 +680,14 @@ def _is_removed(buffer: ReplayBuffer) -> bool:
         return buffer.reading is None
     except RemovedError:
         return True
+
+
+def _view_of(ring: _Ring) -> GenerationReader | None:
+    """What there is of a ring now; None where its folder was deleted."""
+    try:
+        return ring.view
+    except RemovedError:
+        return None
 
 
 def _numbers(mass: Mass) -> list[float]:

@@ -199,11 +199,13 @@ def in_batches(
     """
     if len(stops[0]) == 1 or len(columns) == 1:
         return [array for own in columns for array in own]
-    cut = [_cut(own, ends) for own, ends in zip(columns, stops, strict=True)]
-    return [array for batch in zip(*cut, strict=True) for own in batch for array in own]
+    split = [_split(own, ends) for own, ends in zip(columns, stops, strict=True)]
+    return [
+        array for batch in zip(*split, strict=True) for own in batch for array in own
+    ]
 
 
-def _cut(
+def _split(
     arrays: Sequence[NDArray[Any]], stops: Sequence[int]
 ) -> list[list[NDArray[Any]]]:
     """Cut arrays that follow each other where batches end."""

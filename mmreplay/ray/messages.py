@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mmreplay.ray.draws import Client, Reply, RingDraw, Update, Wanted
 
 Array = NDArray[Any]
-PART_NBYTES = 96 << 10
+ARGUMENT_NBYTES = 96 << 10
 """Of each argument that a request is sent as: Ray puts larger ones, from 100 KiB on,
 into its object store, which takes milliseconds."""
 ALIGNMENT = 8
@@ -131,10 +131,10 @@ def request_to_bytes(
         ],
     }
     message = to_bytes(head, columns)
-    firsts = range(0, len(message), PART_NBYTES)
+    firsts = range(0, len(message), ARGUMENT_NBYTES)
     if len(firsts) == 1:
         return [message]
-    return [message[first : first + PART_NBYTES] for first in firsts]
+    return [message[first : first + ARGUMENT_NBYTES] for first in firsts]
 
 
 Group = list[tuple[str, Update]]
@@ -158,13 +158,15 @@ def _groups(updates: Mapping[str, Sequence[Update]]) -> list[Group]:
 
 
 def request_from_bytes(
-    parts: Sequence[bytes],
+    arguments: Sequence[bytes],
 ) -> tuple[dict[str, list[Update]], Wanted, float]:
     """Read what `request_to_bytes` wrote.
 
     Priorities of a ring that follow each other come as one: the last ones win.
     """
-    head, arrays = from_bytes(parts[0] if len(parts) == 1 else b"".join(parts))
+    head, arrays = from_bytes(
+        arguments[0] if len(arguments) == 1 else b"".join(arguments)
+    )
     columns = iter(arrays)
     wanted = head["wanted"]
     wanted["shares"] = {}

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
@@ -504,10 +503,11 @@ def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
             drawn["windows"][own], drawn["mask"][own],
             None if firsts is None else firsts[own], tuple(drawn["first_only"]),
         )  # fmt: skip
-    positions = drawn["positions"][own]
+    probabilities = drawn["probabilities"][own]
+    # Weights are of the whole batch: nothing looks at those of a ring.
     return Draw(
-        drawn["env_ids"][own], positions, drawn["probabilities"][own],
-        np.ones(len(positions), np.float32), key, windows,
+        drawn["env_ids"][own], drawn["positions"][own], probabilities, probabilities,
+        key, windows,
     )  # fmt: skip
 
 

@@ -498,6 +498,7 @@ def _descending(values: Numbers) -> Ids:
 BLOCK_BITS = 4
 BLOCK = 1 << BLOCK_BITS
 FEW_BLOCKS = 4096
+FEW_NUMBERS = 8192
 """Up to this many, all blocks are looked through."""
 
 T = TypeVar("T", np.float32, np.float64)
@@ -550,6 +551,9 @@ class RunningMaximum(Generic[T]):
         Args:
             numbers: ``[N]``, N at least 1; the same array at every look.
         """
+        if self._nothing == 0 and len(numbers) <= FEW_NUMBERS:
+            # All are looked through sooner than some blocks.
+            return float(self._ufunc.reduce(numbers))
         if self._blocks is None:
             self._fill(numbers)
         elif self._changed:

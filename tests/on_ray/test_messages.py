@@ -7,7 +7,7 @@ pytest.importorskip("ray")
 
 import mmreplay as mr
 from mmreplay.ray.messages import (
-    PART_NBYTES,
+    ARGUMENT_NBYTES,
     client_from_bytes,
     client_to_bytes,
     from_bytes,
@@ -73,10 +73,10 @@ def test_a_request_of_a_few_rings_is_one_argument(rng):
 
 def test_a_large_request_is_several_arguments_that_ray_sends_at_once(rng):
     wanted = wanted_of({"a": rng.random(40_000)})
-    parts = request_to_bytes({}, wanted, 0.0)
-    assert len(parts) == 4
-    assert all(len(part) <= PART_NBYTES < 100 << 10 for part in parts)
-    assert equal(request_from_bytes(parts), ({}, wanted, 0.0))
+    arguments = request_to_bytes({}, wanted, 0.0)
+    assert len(arguments) == 4
+    assert all(len(each) <= ARGUMENT_NBYTES < 100 << 10 for each in arguments)
+    assert equal(request_from_bytes(arguments), ({}, wanted, 0.0))
 
 
 def test_priorities_of_a_ring_are_one_update_with_the_last_behind():

@@ -166,7 +166,7 @@ def test_a_stop_does_not_wait_for_a_draw_that_looks_for_rings(shard, tmp_path):
             asked.result(timeout=60.0)
 
 
-@pytest.mark.parametrize("method", ["masses", "_draw"])
+@pytest.mark.parametrize("method", ["_masses", "_draw"])
 def test_a_draw_during_a_stop_is_answered_by_it(shard, tmp_path, monkeypatch, method):
     fill(tmp_path / "run" / "a", 10)
     original = getattr(RingDraws, method)
