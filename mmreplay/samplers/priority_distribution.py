@@ -498,7 +498,7 @@ def _descending(values: Numbers) -> Ids:
 BLOCK_BITS = 4
 BLOCK = 1 << BLOCK_BITS
 FEW_BLOCKS = 4096
-FEW_NUMBERS = 8192
+FEW_NUMBERS = 4096
 """Up to this many, all blocks are looked through."""
 
 T = TypeVar("T", np.float32, np.float64)

@@ -16,9 +16,12 @@ def expected(numbers, ufunc, nothing):
 
 @pytest.mark.parametrize(("ufunc", "nothing", "dtype"), KINDS)
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 256, 300, 5000])
-@pytest.mark.parametrize("few", [2, 4096])
-def test_looks_follow_every_change(monkeypatch, rng, ufunc, nothing, dtype, size, few):
+@pytest.mark.parametrize(("few", "few_numbers"), [(2, 0), (4096, 0), (2, 4096)])
+def test_looks_follow_every_change(
+    monkeypatch, rng, ufunc, nothing, dtype, size, few, few_numbers
+):
     monkeypatch.setattr(priority_distribution, "FEW_BLOCKS", few)
+    monkeypatch.setattr(priority_distribution, "FEW_NUMBERS", few_numbers)
     numbers = np.zeros(size, dtype)
     found = RunningMaximum(ufunc, nothing)
     assert found.look(numbers) == nothing
@@ -30,7 +33,8 @@ def test_looks_follow_every_change(monkeypatch, rng, ufunc, nothing, dtype, size
             assert found.look(numbers) == expected(numbers, ufunc, nothing)
 
 
-def test_more_changes_than_blocks_are_looked_through_whole(rng):
+def test_more_changes_than_blocks_are_looked_through_whole(rng, monkeypatch):
+    monkeypatch.setattr(priority_distribution, "FEW_NUMBERS", 0)
     numbers = rng.random(1000).astype(np.float32)
     found = RunningMaximum(np.maximum, 0.0)
     found.look(numbers)
