@@ -215,10 +215,10 @@ def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> 
             "bytes that values of one environment may take, such as '1 GiB'. Pass at "
             f"least {least}, for all rows about capacity times their average size."
         )
-    nbytes = 0 if heap_bytes is None else size_in_bytes("heap_bytes", heap_bytes)
+    given = 0 if heap_bytes is None else size_in_bytes("heap_bytes", heap_bytes)
     step = metadata_file.HEAP_STEP_NBYTES
-    nbytes = -(-nbytes // step) * step
-    metadata_file.check_heap_nbytes(nbytes, ring, schema)
+    nbytes = -(-given // step) * step
+    metadata_file.check_heap_nbytes(nbytes, ring, schema, given)
     return nbytes
 
 

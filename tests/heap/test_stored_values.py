@@ -77,14 +77,19 @@ def test_an_impossible_heap_is_refused_before_there_is_a_folder(
 
 def test_a_heap_below_four_longest_rows_is_refused(tmp_path):
     schema = mr.Schema({"tokens": mr.Field((None,), "int32", max_length=2000)})
-    with pytest.raises(SchemaError, match="at least 32768 for this schema, 4 times"):
-        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes="16 KiB")
+    for heap_bytes, given in (("16 KiB", 16_384), (10, 10), ("1 KiB", 1024)):
+        with pytest.raises(
+            SchemaError,
+            match=rf"at least 32768 for this schema, 4 times.* got {given}\.",
+        ):
+            mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes=heap_bytes)
 
 
 def test_a_heap_without_a_field_that_varies_is_refused(tmp_path):
     schema = mr.Schema({"observation": mr.Field((), "float32")})
-    with pytest.raises(SchemaError, match="heap_bytes must be None without a field"):
-        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes="1 MiB")
+    match = r"heap_bytes must be None without a field that varies, got 9\. Leave it out"
+    with pytest.raises(SchemaError, match=match):
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes=9)
 
 
 @pytest.mark.parametrize(
