@@ -348,7 +348,7 @@ def test_a_plain_file_comes_in(tmp_path):
     assert (report.rows, report.episodes) == (5, 2)
     notes = " ".join(report.notes)
     assert "missing values of column 'reward' became NaN" in notes
-    assert "column 'name' varies from row to row: text of at most 1 bytes" in notes
+    assert "column 'name' varies from row to row: text of at most 1 byte" in notes
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         rows = target.gather_all()
         np.testing.assert_array_equal(rows["obs"], np.arange(15).reshape(5, 3))
