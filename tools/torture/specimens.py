@@ -119,15 +119,23 @@ def alive(buffer: mr.ReplayBuffer) -> Rows:
     return rows
 
 
-def values_of(rows: Rows, schema: mr.Schema) -> set[bytes]:
-    """What rows of `alive` have in fields that vary."""
+def values_of(rows: Rows, schema: mr.Schema) -> set[tuple[str, bytes]]:
+    """Values that rows of `alive` have in fields that vary, by path."""
     fixed = [
         field.nbytes
         for path, field in schema.fields.items()
         if not field.varies and path != MUTABLE and path not in SERVED
     ]
-    # A byte of flags follows them.
-    return {row[sum(fixed) + 1 :] for row in rows.values()}
+    found = set()
+    for row in rows.values():
+        # A byte of flags follows the others.
+        at = sum(fixed) + 1
+        for path in schema.varying:
+            length = int.from_bytes(row[at : at + 4])
+            stop = at + 4 + length * schema.fields[path].inner_nbytes
+            found.add((path, row[at + 4 : stop]))
+            at = stop
+    return found
 
 
 def contents(folder: Path) -> Contents:
