@@ -146,11 +146,12 @@ def _groups(updates: Mapping[str, Sequence[Update]]) -> list[Group]:
     every = [(name, each) for name, own in updates.items() for each in own]
     if not every:
         return []
-    dtype = every[0][1]["values"].dtype
+    # Of a batch that a user put together, numbers of steps may have other dtypes.
+    dtypes = [every[0][1][column].dtype for column in PRIORITIES]
     if all(
         each["mask"] is None
         and each["values"].ndim == 1
-        and each["values"].dtype == dtype
+        and [each[column].dtype for column in PRIORITIES] == dtypes
         for _, each in every
     ):
         return [every]

@@ -104,6 +104,15 @@ def test_priorities_of_windows_stay_apart(rng):
     assert equal(request_from_bytes(request)[0], updates)
 
 
+def test_steps_with_numbers_of_other_dtypes_stay_apart():
+    one, other = update_of([1, 2], [3, 4]), update_of([5, 6], [7, 8])
+    for name in ("env_ids", "positions"):
+        narrow = one | {name: one[name].astype(np.int32)}
+        for own in ([narrow, other], [other, narrow]):
+            request = request_to_bytes({"a": own}, wanted_of({}), 0.0)
+            assert equal(request_from_bytes(request)[0], {"a": own})
+
+
 def draw_of(rng, count, **more):
     return {
         "env_ids": np.zeros(count, np.int64),
