@@ -154,8 +154,9 @@ fold_copy(uint32_t crc, const unsigned char *data, size_t nbytes, unsigned char 
     if (__builtin_cpu_supports("sse4.2"))
         return fold_and_copy(crc, data, nbytes, to);
 #endif
+    /* Of what was copied: another thread may change the data in between. */
     memcpy(to, data, nbytes);
-    return fold(crc, data, nbytes);
+    return fold(crc, to, nbytes);
 }
 
 /* Shorter data is summed faster than the interpreter lock is released and taken. */
