@@ -75,7 +75,7 @@ class BatchJoiner:
             first.bfloat16,
             planned.key,
             _joined(windows) if windows else None,
-            buffer_ids=_numbers(each, [[len(rows)] for rows in each]),
+            buffer_ids=_numbers([(rows.number, len(rows)) for rows in each]),
         )
 
     def join_all(self, call: PlannedCall, rings: Sequence[RingRows]) -> Batch:
@@ -86,10 +86,10 @@ class BatchJoiner:
             rings: What each ring gave for all batches, in the order of the rings.
         """
         fractions = call.fractions
-        stops = [call.stops[rows.number] for rows in rings]
+        order = batch_by_batch([call.stops[rows.number] for rows in rings])
 
         def joined(columns: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
-            return in_batches(columns, stops)
+            return in_order(columns, order)
 
         probabilities = _joined(
             joined([[rows.probabilities * fractions[rows.number]] for rows in rings])
@@ -109,7 +109,9 @@ class BatchJoiner:
             rings[0].bfloat16,
             0,
             _joined(joined(windows)) if windows else None,
-            buffer_ids=_numbers(rings, stops),
+            buffer_ids=_numbers(
+                [(rings[ring].number, stop - first) for ring, first, stop in order]
+            ),
         )
 
     def batch_of(self, call: PlannedCall, joined: Batch, number: int) -> Batch:
@@ -182,67 +184,73 @@ class BatchJoiner:
         return np.concatenate(arrays, out=out)
 
 
-def in_batches(
-    columns: Sequence[Sequence[NDArray[Any]]], stops: Sequence[Sequence[int]]
+Fragment = tuple[int, int, int]
+"""Rows of a ring that are together in a batch: which ring, the first, one past the
+last."""
+
+
+def batch_by_batch(stops: Sequence[Sequence[int]]) -> list[Fragment]:
+    """Return the rows of each batch, in the order of the rings.
+
+    Args:
+        stops: Of each ring where its rows for each batch end.
+
+    Example:
+        >>> from mmreplay.ray.joined_batches import batch_by_batch
+        >>> batch_by_batch([[1, 3], [3, 5]])
+        [(0, 0, 1), (1, 0, 3), (0, 1, 3), (1, 3, 5)]
+    """
+    if len(stops) == 1:
+        return [(0, 0, stops[0][-1])]
+    order, before = [], (0,) * len(stops)
+    for after in zip(*stops, strict=True):
+        for ring, (first, stop) in enumerate(zip(before, after, strict=True)):
+            if first < stop:
+                order.append((ring, first, stop))
+        before = after
+    return order
+
+
+def in_order(
+    columns: Sequence[Sequence[NDArray[Any]]], order: Sequence[Fragment]
 ) -> list[NDArray[Any]]:
-    """Arrays of each ring for several batches, batch by batch.
+    """Arrays of the rings, fragment by fragment.
 
     Args:
         columns: Of each ring, arrays that follow each other.
-        stops: Of each ring, where its rows for each batch end.
+        order: The fragments.
 
     Example:
-        >>> from mmreplay.ray.joined_batches import in_batches
+        >>> from mmreplay.ray.joined_batches import in_order
         >>> rings = [[np.arange(3)], [np.arange(10, 12), np.arange(12, 15)]]
-        >>> np.concatenate(in_batches(rings, [[1, 3], [3, 5]])).tolist()
+        >>> found = in_order(rings, [(0, 0, 1), (1, 0, 3), (0, 1, 3), (1, 3, 5)])
+        >>> np.concatenate(found).tolist()
         [0, 10, 11, 12, 1, 2, 13, 14]
     """
-    if len(stops[0]) == 1 or len(columns) == 1:
-        return [array for own in columns for array in own]
-    split = [_split(own, ends) for own, ends in zip(columns, stops, strict=True)]
-    return [
-        array for batch in zip(*split, strict=True) for own in batch for array in own
-    ]
-
-
-def _split(
-    arrays: Sequence[NDArray[Any]], stops: Sequence[int]
-) -> list[list[NDArray[Any]]]:
-    """Cut arrays that follow each other where batches end."""
-    found: list[list[NDArray[Any]]] = []
-    begins, begin = [], 0
-    for array in arrays:
-        begins.append(begin)
-        begin += len(array)
-    first = 0
-    for stop in stops:
-        found.append(
-            [
-                array[max(0, first - begin) : stop - begin]
-                for begin, array in zip(begins, arrays, strict=True)
-                if begin < stop and begin + len(array) > first
-            ]
-        )
-        first = stop
+    if all(len(own) == 1 for own in columns):
+        return [columns[ring][0][first:stop] for ring, first, stop in order]
+    found = []
+    for ring, first, stop in order:
+        begin = 0
+        for array in columns[ring]:
+            end = begin + len(array)
+            if begin < stop and end > first:
+                found.append(array[max(0, first - begin) : stop - begin])
+            begin = end
     return found
 
 
-def _numbers(
-    rings: Sequence[RingRows], stops: Sequence[Sequence[int]]
-) -> NDArray[np.int64]:
-    """The number of the ring of each row of several batches, batch by batch.
+def _numbers(fragments: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The number of the ring of each row.
 
     Args:
-        rings: What each ring gave.
-        stops: Of each ring, where its rows for each batch end.
+        fragments: Of rows that follow each other the number, and how many they are.
     """
-    numbers = np.empty(sum([own[-1] for own in stops]), np.int64)
-    at, before = 0, (0,) * len(rings)
-    for after in zip(*stops, strict=True):
-        for rows, first, stop in zip(rings, before, after, strict=True):
-            numbers[at : at + stop - first] = rows.number
-            at += stop - first
-        before = after
+    numbers = np.empty(sum([count for _, count in fragments]), np.int64)
+    at = 0
+    for number, count in fragments:
+        numbers[at : at + count] = number
+        at += count
     return numbers
 
 
