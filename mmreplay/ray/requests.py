@@ -30,6 +30,8 @@ from mmreplay.samplers.joint import Numbers
 Array = NDArray[Any]
 MAX_REPEAT_S = 60.0
 """A request that ends its shard again and again is not repeated for longer."""
+SOONEST_S = 1e-3
+"""A call has no answer sooner, and to look for one takes as long as to join a batch."""
 MAX_REDRAWS = 100
 """Tries to read a ring's rows before a writer overwrites them, as of a buffer."""
 
@@ -263,7 +265,9 @@ class Requests:
             wanted["block_rows"] = block_rows
         if not shard.updates:
             return self._sent(shard, {}, wanted)
-        self.settle(shard)
+        under_way = shard.updating
+        if under_way is not None and time.monotonic() - under_way.at > SOONEST_S:
+            self.settle(shard)
         with self._table.lock:
             updates: dict[str, list[Update]] = {}
             if shard.updating is None:
