@@ -367,10 +367,14 @@ class HeapSpace:
         rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
         columns = self._gathered(rows)
         begins = np.full(len(positions), -1)
+        heap_heads = self._commit_state.heap_heads
+        assert heap_heads is not None
         for path in reversed(self._paths):
             # The first field with a value begins first.
             references: References = columns[path]  # type: ignore[assignment]  # of the record
+            # One beyond what was written is damage: it would raise heap tails to there.
             there = references["length"] > 0
+            there &= references["position"] < heap_heads[env_id]
             begins[there] = references["position"][there]
         return begins
 

@@ -625,3 +625,26 @@ def test_stacks_hold_a_value_for_each_frame(ring):
         mr.ReplayBuffer.open(
             ring, transforms=[mr.FrameStack(3, paths=["tokens"], axis=0)]
         )
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_forged_reference_raises_no_heap_tail_beyond_what_was_written(ring, blocks):
+    # Of a row that is given up for want of heap, first of all.
+    forge(ring, 3, (1 << 20, 10, 0))
+    with mr.ReplayBuffer.open(ring, "r+", commit_every=None) as buffer:
+        newer = [step(number) for number in range(30, 400)]
+        if blocks:
+            buffer.extend({path: [each[path] for each in newer] for path in newer[0]})
+        else:
+            for each in newer:
+                buffer.add(each)
+        state = buffer._files.commit
+        assert (state.heap_tails <= state.heap_heads).all()
+    with mr.ReplayBuffer.open(ring) as buffer:
+        assert buffer.heads[0] == 400
+        span = buffer.span
+        positions = np.arange(span.first[0], span.stop[0])
+        found = buffer.get_field("tokens", np.zeros(len(positions), int), positions)
+        expected = [step(number)["tokens"].tolist() for number in positions]
+        assert [each.tolist() for each in found] == expected
+        assert len(expected) > 50
