@@ -356,7 +356,7 @@ def _check_size(ring: Ring, schema: Schema) -> None:
 
 
 def check_heap_nbytes(
-    heap_nbytes: int, ring: Ring, schema: Schema, given: int | None = None
+    heap_nbytes: int, ring: Ring, schema: Schema, unrounded: int | None = None
 ) -> None:
     """Refuse a heap that cannot hold the rows of a schema.
 
@@ -364,16 +364,16 @@ def check_heap_nbytes(
         heap_nbytes: Bytes of each environment's; 0 where no field varies.
         ring: Of the rows.
         schema: The fields.
-        given: What was rounded up to them, for messages.
+        unrounded: What was rounded up to them, for messages.
 
     Raises:
         SchemaError: It is too small or too large, or no field varies.
     """
-    given = heap_nbytes if given is None else given
+    unrounded = heap_nbytes if unrounded is None else unrounded
     if not schema.varying:
         if heap_nbytes:
             raise SchemaError(
-                f"heap_bytes must be None without a field that varies, got {given}. "
+                f"heap_bytes must be None without a field that varies, got {unrounded}. "
                 "Leave it out."
             )
         return
@@ -381,7 +381,7 @@ def check_heap_nbytes(
     if heap_nbytes < least:
         raise SchemaError(
             f"heap_bytes must be at least {least} for this schema, {HEAP_ROWS} times "
-            f"the longest values of one row, got {given}. Pass more, or lower "
+            f"the longest values of one row, got {unrounded}. Pass more, or lower "
             "max_length."
         )
     if heap_nbytes % HEAP_STEP_NBYTES:
