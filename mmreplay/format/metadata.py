@@ -373,8 +373,8 @@ def check_heap_nbytes(
     if not schema.varying:
         if heap_nbytes:
             raise SchemaError(
-                f"heap_bytes must be None without a field that varies, got {unrounded}. "
-                "Leave it out."
+                "heap_bytes must be None without a field that varies, got "
+                f"{unrounded}. Leave it out."
             )
         return
     least = smallest_heap_nbytes(schema)
