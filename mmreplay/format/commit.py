@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.disk.files import NO_BIRTH
+from mmreplay.schema.field import HEAP_ALIGNMENT
 
 MAGIC = b"MMRCMT01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ16s")
@@ -162,6 +163,9 @@ def decode(
         if (heap_heads < heap_tails).any():
             return None
         if (heap_heads - heap_tails > heap_nbytes).any():
+            return None
+        # Values are laid out from the head on, each at a multiple.
+        if ((heap_heads | heap_tails) % HEAP_ALIGNMENT).any():
             return None
     return Record(
         sequence, epoch, flags, boot_id, own_uuid, generation, device, inode, time_ns,

@@ -265,8 +265,8 @@ heaps_exist(const Block *block)
 {
     for (Py_ssize_t env = 0; env < block->envs; env++) {
         int64_t head = block->heads[env], free = block->free[env];
-        if (head < 0 || head > INT64_MAX / 4 || free > INT64_MAX / 4 ||
-            free - head > block->size)
+        if (head < 0 || head % VALUE_ALIGNMENT || head > INT64_MAX / 4 ||
+            free > INT64_MAX / 4 || free - head > block->size)
             return 0;
     }
     return block->size >= 1 && block->size <= INT64_MAX / 4 &&

@@ -40,7 +40,7 @@ def pack_values(
         num_envs: E.
         first: The first step of T.
         stop: The one after the last.
-        heads: int64 ``[E]``, the heap heads.
+        heads: int64 ``[E]``, the heap heads, multiples of 8.
         free_until: int64 ``[E]``: heap positions below may be written; at most `size`
             after the heads.
         size: Bytes of a heap.
@@ -70,6 +70,7 @@ def pack_values(
         and size >= 1
         and size % ALIGNMENT == 0
         and bool((heads >= 0).all() and (free_until - heads <= size).all())
+        and not (heads % ALIGNMENT).any()
         and bool((items >= 1).all())
     )
     count = len(offsets[0]) - 1 if fits else 0

@@ -135,7 +135,7 @@ def read_commit(path, said):
         head, limit, tail = columns[:3]
         heap_head, heap_tail = columns[4:] or ([0] * envs, [0] * envs)
         heap = all(
-            0 <= t <= h <= t + heap_bytes and h < 1 << 62
+            0 <= t <= h <= t + heap_bytes and h < 1 << 62 and h % 8 == t % 8 == 0
             for h, t in zip(heap_head, heap_tail)  # noqa: B905
         )
         whole = (

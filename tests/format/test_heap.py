@@ -69,6 +69,8 @@ def test_a_slot_is_the_fewest_pages_that_hold_the_heaps_columns(num_envs, nbytes
         ((0, 1 << 62), (0, (1 << 62) - 8)),
         ((0, (1 << 63) - 1), (0, -1)),  # their difference wraps around
         ((0, -(1 << 63)), (0, (1 << 63) - 1)),
+        ((12, 0), (8, 0)),  # where no value begins
+        ((16, 8), (8, 4)),
     ],
 )
 def test_a_slot_with_an_impossible_heap_is_void(heap_heads, heap_tails):

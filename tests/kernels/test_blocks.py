@@ -176,6 +176,7 @@ def test_text_and_bytes_are_packed_as_they_were_measured(kernel):
         {"first": 2, "stop": 1},
         {"stop": 4},
         {"heads": np.array([-8])},
+        {"heads": np.array([4])},
         {"heads": np.array([0, 0])},
         {"free": np.array([SIZE + 1])},
         {"size": 0},
