@@ -311,11 +311,18 @@ def test_without_epochs_there_is_no_length(path):
         len(loader)
 
 
-@pytest.mark.parametrize("name", ["batch_size", "prefetch", "num_threads"])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("batch_size", "of at least 1"),
+        ("prefetch", r"in \[1, 4096\]"),
+        ("num_threads", "of at least 1"),
+    ],
+)
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "a"])
-def test_numbers_are_integers_of_at_least_one(path, name, number):
+def test_numbers_are_integers_of_at_least_one(path, name, bounds, number):
     options = {"batch_size": 4} | {name: number}
-    told = f"{name} must be an integer of at least 1, got {number!r}"
+    told = f"{name} must be an integer {bounds}, got {number!r}"
     with opened(path) as buffer, pytest.raises(SchemaError, match=told):
         mr.ReplayLoader(buffer, **options)
 
