@@ -193,6 +193,22 @@ def test_all_is_written_by_one_command(results, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("benchmarks.md\n")
 
 
+def backwards(value):
+    if isinstance(value, dict):
+        return {key: backwards(each) for key, each in reversed(value.items())}
+    return value
+
+
+def test_a_page_is_the_same_when_it_is_written_from_the_record(tmp_path, monkeypatch):
+    figures = tmp_path / "figures"
+    results = {"bench_ragged": backwards(RECORDS["bench_ragged"])}
+    written = every.publish(results, tmp_path / "benchmarks.md", figures)
+    texts = [path.read_text() for path in written]
+    monkeypatch.setattr(sys, "argv", ["all", "--redraw", "--docs", str(tmp_path)])
+    assert every.main() == 0
+    assert [path.read_text() for path in written] == texts
+
+
 def test_a_script_runs_in_the_interpreter_that_is_named(tmp_path, monkeypatch):
     options = ["bench_tree", "--quick", "--peers", "", "--docs", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["all", *options, "--python", sys.executable])

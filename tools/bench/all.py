@@ -160,7 +160,10 @@ def publish(
     """
     figures.mkdir(parents=True, exist_ok=True)
     raw = figures / page.RAW
-    raw.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+    recorded = json.dumps(results, indent=1, sort_keys=True)
+    raw.write_text(recorded + "\n", "utf-8")
+    # In the order of the file, as when they are drawn from it later.
+    results = json.loads(recorded)
     drawn = plots.draw_all(results, figures)
     return [raw, *drawn, *page.write(results, document, figures, drawn, readme)]
 
