@@ -505,7 +505,8 @@ def open_writer(
             )
         description = replace(description, priorities=priorities)
     metadata = _metadata(description, capacity, engine, ring_layout, codec, heap_bytes)
-    disk_space.refuse_larger_heap(absolute(target), metadata)
+    if metadata.heap_nbytes:
+        disk_space.refuse_larger_heap(absolute(target), metadata)
     return BufferWriter(absolute(target), description, metadata, overwrite)
 
 
