@@ -218,7 +218,7 @@ class ValueWriter:
     ) -> tuple[int, Array]:
         """Write the values of some steps, as many as fit; one at least.
 
-        Where not even one fits, the oldest rows are given up.
+        Where not even one fits, the oldest rows end first, which frees their values.
 
         Args:
             block: Their values.
@@ -226,8 +226,8 @@ class ValueWriter:
             stop: The one after the last.
 
         Returns:
-            The step after the last one that was stored, and int64 ``[E]``, the heap
-            heads to publish with the rows.
+            The number of steps stored by now, counted from the block's first, and int64
+            ``[E]``, the heap heads to publish with the rows.
         """
         heap, num_envs = self._heap, len(self._segments) // 2
         heads, done = self.heap_heads, first
@@ -399,7 +399,7 @@ class ValueWriter:
     def count_fitting(self, env_ids: Array, steps: Array, columns: Columns) -> int:
         """Count the steps whose values fit into the heap now; one at least.
 
-        Where not even one fits, the oldest rows are given up.
+        Where not even one fits, the oldest rows end first, which frees their values.
 
         Args:
             env_ids: int64 ``[N]``, each row's environment, equal ones together.

@@ -80,7 +80,7 @@ def free_nbytes(path: str | os.PathLike[str]) -> int:
 
 
 def _standing(path: str | os.PathLike[str]) -> Path:
-    """The folder of path, or the first one above that is there."""
+    """The folder of path, or its nearest parent that exists."""
     folder = Path(os.path.abspath(files.expanded(path)))
     while not folder.exists():
         folder = folder.parent
@@ -93,7 +93,7 @@ def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
     The file is sparse, so that nothing else would find it out before it is written.
 
     Args:
-        path: The buffer's folder, whether or not it is there.
+        path: The buffer's folder, which need not exist yet.
         metadata: Of the ring to be made.
 
     Raises:
@@ -123,7 +123,7 @@ def warn_where_short(
     """Warn of a ring that its disk cannot hold, days before an add would find out.
 
     Args:
-        path: The buffer's folder, whether or not it is there.
+        path: The buffer's folder, which need not exist yet.
         metadata: Of the ring to be filled.
         there_nbytes: Of its rows, what takes space already.
         frames: Calls from the user's own to this one.

@@ -34,7 +34,8 @@ LONG_NBYTES = 1 << 20
 NEW_PAGES_NBYTES = 64 << 10
 """The kernel allocates new pages as large as the write, and those of a heap are written
 again in every lap: 680 KB take 45 us over these, and 60 over chunks of 16 KiB. Freed
-memory returns to a virtual machine's host in chunks of 128 KiB: these are at hand."""
+memory returns to a virtual machine's host in chunks of 128 KiB; smaller ones stay with
+the kernel."""
 SCANNED_ROWS = 4096
 """Rows whose references are looked at together, for where their values begin."""
 

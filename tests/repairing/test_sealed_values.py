@@ -14,6 +14,7 @@ from mmreplay.verify import verify_buffer
 from tests.repairing.test_values import (
     DATA,
     HEAP_BYTES,
+    LOST_HEAPS,
     add,
     create,
     forge,
@@ -230,17 +231,9 @@ def test_a_reference_in_the_staging_files_that_leads_elsewhere_costs_its_row_alo
     assert_repaired(made, [STEPS - 2], [])
 
 
-@pytest.mark.parametrize("change", ["unlink", "empty", "zeros", "other"])
+@pytest.mark.parametrize("change", LOST_HEAPS)
 def test_a_heap_that_is_gone_costs_rows_in_no_shard_and_no_others(staged, change):
-    heap = staged / DATA / "heap.bin"
-    nbytes = heap.stat().st_size
-    changes = {
-        "unlink": heap.unlink,
-        "empty": lambda: os.truncate(heap, 0),
-        "zeros": lambda: heap.write_bytes(bytes(nbytes)),
-        "other": lambda: heap.write_bytes(os.urandom(nbytes)),
-    }
-    changes[change]()
+    LOST_HEAPS[change](staged / DATA / "heap.bin")
     made = mr.repair(staged)
     assert {cut.why for cut in made.cuts} == {"value"}
     lost = with_values(rows_of_shard(STEPS - 1))

@@ -153,24 +153,24 @@ def test_a_reference_that_leads_elsewhere_costs_its_row_alone(damaged, reference
     assert_repaired(made, without([17], []))
 
 
-@pytest.mark.parametrize("name", ["unlink", "empty", "zeros", "other"])
-def test_a_heap_that_is_gone_costs_the_rows_with_values(damaged, name):
-    heap = damaged / DATA / "heap.bin"
-    nbytes = heap.stat().st_size
-    change = {
-        "unlink": heap.unlink,
-        "empty": lambda: os.truncate(heap, 0),
-        "zeros": lambda: heap.write_bytes(bytes(nbytes)),
-        "other": lambda: heap.write_bytes(os.urandom(nbytes)),
-    }
-    change[name]()
+LOST_HEAPS = {
+    "unlink": lambda heap: heap.unlink(),
+    "empty": lambda heap: os.truncate(heap, 0),
+    "zeros": lambda heap: heap.write_bytes(bytes(heap.stat().st_size)),
+    "other": lambda heap: heap.write_bytes(os.urandom(heap.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("change", LOST_HEAPS)
+def test_a_heap_that_is_gone_costs_the_rows_with_values(damaged, change):
+    LOST_HEAPS[change](damaged / DATA / "heap.bin")
     made = mr.repair(damaged)
     assert {cut.why for cut in made.cuts} == {"value"}
     left = list(range(0, STEPS, 7))
     assert made.cut_rows == 2 * (STEPS - len(left))
     said = {"unlink": "heap.bin is missing: rows", "empty": "heap.bin has 0 bytes of"}
-    assert [fact[: len(said[name])] for fact in made.restored if "heap" in fact] == (
-        [said[name]] if name in said else []
+    assert [fact[: len(said[change])] for fact in made.restored if "heap" in fact] == (
+        [said[change]] if change in said else []
     )
     assert_repaired(made, [left, left])
 

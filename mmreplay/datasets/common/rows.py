@@ -66,7 +66,7 @@ class ArrayRows:
 
 
 class TextRows:
-    """Text, of which each row is as long as it is."""
+    """A column of text, whose rows differ in length."""
 
     def __init__(
         self, texts: Callable[[int, int], Ragged], count: int, field: Field, name: str
