@@ -200,8 +200,8 @@ def batch_by_batch(stops: Sequence[Sequence[int]]) -> list[Fragment]:
         >>> batch_by_batch([[1, 3], [3, 5]])
         [(0, 0, 1), (1, 0, 3), (0, 1, 3), (1, 3, 5)]
     """
-    if len(stops) == 1:
-        return [(0, 0, stops[0][-1])]
+    if len(stops) == 1 or len(stops[0]) == 1:
+        return [(ring, 0, own[-1]) for ring, own in enumerate(stops) if own[-1]]
     order, before = [], (0,) * len(stops)
     for after in zip(*stops, strict=True):
         for ring, (first, stop) in enumerate(zip(before, after, strict=True)):
@@ -227,7 +227,7 @@ def in_order(
         >>> np.concatenate(found).tolist()
         [0, 10, 11, 12, 1, 2, 13, 14]
     """
-    if all(len(own) == 1 for own in columns):
+    if all([len(own) == 1 for own in columns]):
         return [columns[ring][0][first:stop] for ring, first, stop in order]
     found = []
     for ring, first, stop in order:

@@ -217,17 +217,20 @@ def reply_to_bytes(reply: Reply) -> bytes | Reply:
     drawn = {name: each for name, each in reply["draws"].items() if each is not None}
     if any("fields" in each for each in drawn.values()):
         return reply
-    columns: list[Sequence[Array]] = []
+    masses = np.array([*reply["masses"].values()], np.float64).reshape(-1, 4)
+    columns: list[Sequence[Array]] = [[masses]]
     if drawn:
         every = [*drawn.values()]
         columns += [[each[column] for each in every] for column in DRAWN]
     described = {}
     for name, each in drawn.items():
-        described[name] = more = _described(each)
-        windows: list[WindowColumn] = more.get("windows", [])
-        columns += [[cast(Array, each[column])] for column in windows]
+        more = _described(each)
+        if more:
+            described[name] = more
+            windows: list[WindowColumn] = more.get("windows", [])
+            columns += [[cast(Array, each[column])] for column in windows]
     head = {
-        "masses": reply["masses"],
+        "rings": [*reply["masses"]],
         "dropped": reply["dropped"],
         "draws": [
             [name, -1 if each is None else len(each["positions"])]
@@ -253,6 +256,7 @@ def reply_from_bytes(message: bytes) -> Reply:
     """Read what `reply_to_bytes` wrote."""
     head, arrays = from_bytes(message)
     columns = iter(arrays)
+    masses = dict(zip(head["rings"], next(columns).tolist(), strict=True))
     counts = [(name, count) for name, count in head["draws"] if count >= 0]
     draws: dict[str, RingDraw | None] = {name: None for name, _ in head["draws"]}
     if counts:
@@ -260,7 +264,7 @@ def reply_from_bytes(message: bytes) -> Reply:
         first = 0
         for name, count in counts:
             own = slice(first, first + count)
-            more = head["described"][name]
+            more = head["described"].get(name, {})
             draw: RingDraw = {
                 "env_ids": env_ids[own],
                 "positions": positions[own],
@@ -277,4 +281,4 @@ def reply_from_bytes(message: bytes) -> Reply:
                 draw["bfloat16"] = more["bfloat16"]
             draws[name] = draw
             first += count
-    return {"masses": head["masses"], "draws": draws, "dropped": head["dropped"]}
+    return {"masses": masses, "draws": draws, "dropped": head["dropped"]}

@@ -146,7 +146,7 @@ def plan_batches(
     _steps.divide(fractions, np.ascontiguousarray(points), divided, counts)
     shares, all_stops, first = [], [], 0
     for own in counts.tolist():
-        stops = list(accumulate(own))
+        stops = own if num_batches == 1 else list(accumulate(own))
         shares.append(divided[first : first + stops[-1]])
         all_stops.append(stops)
         first += stops[-1]

@@ -392,9 +392,12 @@ class FolderWatch:
         # One fstat a draw, and the whole path once in 10 ms: a small batch takes 20 us,
         # beside which the look-up of every folder of a path counts.
         now = time.monotonic()
-        with suppress(OSError):
+        try:
             if now < self._due_s and os.fstat(self._file.fd).st_nlink:
                 return False
+        except OSError:
+            # Another thread has just closed it: what the path leads to tells.
+            pass
         newer = self.refuse_removed()
         self._due_s = now + LOOK_EVERY_S
         return newer
