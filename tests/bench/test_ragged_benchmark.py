@@ -25,6 +25,7 @@ def test_sequences_are_measured_against_padded_rows_and_sqlite(tmp_path):
         assert set(found[kind]["speedup"]) == {"padded", "sqlite"}
         assert min(found[kind]["median_us"].values()) > 0
     assert found["draw_256"]["over_the_bare_gather"] > 0
+    assert found["add_256"]["over_the_bare_write"][OURS] > 0
     disk = found["disk_over_values"]
     assert disk[OURS] < 1.2 < disk["padded"]
     if "cold" in found:

@@ -4,8 +4,10 @@ Log-normal lengths, 660 int32 on average: added one by one and in blocks of 256,
 256 at a time, and their size on disk. Beside our ring the same rows padded to the
 longest in a field of one shape, LMDB and SQLite with a value a row, TorchRL's buffer
 over a list of tensors, and TransferQueue's default store, in turns. What is on disk is
-made durable once a second. The bare gather is our kernel's copy of as many rows of as
-many bytes, found beforehand, to one array. Cold draws are raced against rows of
+made durable once a second. The bare write joins the same blocks and writes each with
+one call into a file of as many bytes, without lengths, checksums or commits. The bare
+gather is our kernel's copy of as many rows of as many bytes, found beforehand, to one
+array. Cold draws are raced against rows of
 uint8[2640], as large as the average sequence; files of values were dropped, and the
 references of 16 bytes a row are in memory, as flags are, or dropped too.
 """
@@ -13,8 +15,9 @@ references of 16 bytes a row are in memory, as flags are, or dropped too.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
@@ -26,8 +29,10 @@ from mmreplay import Field, ReplayBuffer, Schema, UniformSampler, kernels
 from tools.bench import cold, ragged_peers, token_rows
 from tools.bench.bench_cold import COLD, REST_S
 from tools.bench.ragged_peers import BATCH, MAKERS, ON_DISK, PADDED, SLOW, Ours
+from tools.bench.token_rows import Tokens
 from tools.bench.turns import (
     OURS,
+    Side,
     Times,
     medians_us,
     race,
@@ -37,6 +42,7 @@ from tools.bench.turns import (
 )
 
 _copies = kernels.load("copies")
+BARE_WRITE = "bare_write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,9 @@ def race_sides(
             check_draw(side, name)
         found = {
             "add_1": figures_of(race_adds(sides, sizes, calls)),
-            "add_256": figures_of(race_blocks(sides, sizes, max(2, calls // BATCH))),
+            "add_256": race_blocks(
+                sides, folder / "bare", sizes, max(2, calls // BATCH)
+            ),
             "draw_256": race_draws(sides, sizes, max(2, calls // 16)),
         }
         for name, side in sides.items():
@@ -139,8 +147,10 @@ def race_adds(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
     return race({n: adder(n, s) for n, s in sides.items()}, sizes.turns, calls)
 
 
-def race_blocks(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
-    """Add blocks of 256 rows, over the oldest ones."""
+def race_blocks(
+    sides: Mapping[str, Any], file: Path, sizes: Sizes, calls: int
+) -> dict[str, Any]:
+    """Add blocks of 256 rows, over the oldest ones, beside the bare write."""
     blocks = [token_rows.rows(at, BATCH) for at in range(0, token_rows.TABLE, BATCH)]
     numbers = dict.fromkeys(sides, 2 * sizes.rows)
 
@@ -154,7 +164,37 @@ def race_blocks(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
 
         return add
 
-    return race({n: adder(n, s) for n, s in sides.items()}, sizes.turns, calls)
+    adders = {name: adder(name, side) for name, side in sides.items()}
+    with bare_writer(file, sizes, blocks) as write:
+        times = race({BARE_WRITE: write, **adders}, sizes.turns, calls)
+    over = speedups(times, BARE_WRITE)
+    times.pop(BARE_WRITE)
+    return {**figures_of(times), "over_the_bare_write": over}
+
+
+@contextmanager
+def bare_writer(
+    path: Path, sizes: Sizes, blocks: Sequence[list[Tokens]]
+) -> Iterator[Side]:
+    """Join a block's rows and write them in one call, over the oldest bytes."""
+    out = np.zeros(BATCH * token_rows.LONGEST, np.int32)
+    nbytes, turn, offset = token_rows.nbytes(sizes.rows), 0, 0
+    with path.open("wb", buffering=0) as file:
+        while file.tell() < nbytes:
+            file.write(out.data)
+
+        def write() -> None:
+            nonlocal turn, offset
+            rows = blocks[turn % len(blocks)]
+            joined = out[: sum(map(len, rows))]
+            np.concatenate(rows, out=joined)
+            if offset + joined.nbytes > nbytes:
+                offset = 0
+            os.pwrite(file.fileno(), joined.data, offset)
+            turn, offset = turn + 1, offset + joined.nbytes
+
+        yield write
+    path.unlink()
 
 
 def race_draws(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> dict[str, Any]:
