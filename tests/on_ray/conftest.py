@@ -170,6 +170,15 @@ def until(
         time.sleep(0.05)
 
 
+@pytest.fixture(autouse=True)
+def _ended_shards() -> Iterator[None]:
+    """End the simulated shards of a test with it."""
+    yield
+    support = sys.modules.get("tests.on_ray.thin_support")
+    for shard in [] if support is None else list(support.SHARDS):
+        shard.kill()
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Nodes]:
     """A head without CPUs, and nodes with the labels ``n0`` and ``n1``.

@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+import weakref
 import zlib
 
 import numpy as np
@@ -87,6 +88,11 @@ class Feed:
         return len(seqs) + sum(self.ended[env].get(seq, False) for seq in seqs)
 
 
+SHARDS = weakref.WeakSet()
+"""Those that were made; `conftest` ends them with their test. A ring that is left open
+would be closed in the middle of another test, on the disk that is full there."""
+
+
 class SimulatedShard:
     """A shard in this process; its calls are lost, late, or killed, by choice.
 
@@ -107,6 +113,7 @@ class SimulatedShard:
         self.plan, self.queue, self.late = [], [], []
         self.lanes = None
         self.kills = 0
+        SHARDS.add(self)
 
     def __repr__(self):
         return "the simulated shard"
