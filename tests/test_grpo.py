@@ -64,12 +64,12 @@ def killed_at(folder, groups, function, number):
 
 
 def finished(folder, groups):
-    """Run the example to its end, as its page says; what it printed."""
+    """Run the example to its end, as its page says; what it printed, and to stderr."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), folder, "--groups", str(groups)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return json.loads(done.stdout)
+    return json.loads(done.stdout), done.stderr
 
 
 def example():
@@ -110,7 +110,8 @@ def test_killed_around_its_checkpoint_it_trains_on_each_group_once(tmp_path):
     # After a batch was learned, before the checkpoint that knows it.
     assert killed_at(tmp_path, groups, "save", 2)
     assert len(torch.load(tmp_path / "learner.pt")["trained"]) == 2
-    finished(tmp_path, groups)
+    _, progress = finished(tmp_path, groups)
+    assert progress == "goes on after 8 of 24 groups\n"
     check_each_group_once(tmp_path, groups)
 
 
@@ -121,7 +122,8 @@ def test_killed_20_times_it_trains_on_each_group_once_and_learns(tmp_path):
         # To open the ring takes some 26,000 lines, and a round 16,000.
         assert killed_at(tmp_path, groups, "", rng.randrange(1, 90_000))
         kills += 1
-    found = finished(tmp_path, groups)
+    found, progress = finished(tmp_path, groups)
+    assert "400 of 400 groups, mean reward" in progress
     check_each_group_once(tmp_path, groups)
     # The first answers are right in a ninth of their letters.
     assert found["first_return"] < 0.3

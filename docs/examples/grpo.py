@@ -1,7 +1,7 @@
 """Group-relative policy optimization that may be killed at any time, and goes on.
 
-    python docs/examples/grpo.py runs/spelling
-    python docs/examples/grpo.py runs/spelling    # after a kill: goes on where it was
+    .venv/bin/python docs/examples/grpo.py runs/spelling    # after make demo
+    .venv/bin/python docs/examples/grpo.py runs/spelling    # after a kill: goes on
 
 A policy learns to spell. A prompt is a text such as "Spell: abba", an answer a sequence
 of letters of any length, and its reward, which comes late, the share of letters that
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ END = len(LETTERS)
 LONGEST = 24
 GROUP, PROMPTS = 8, 4
 """Answers to a prompt, and prompts in a round."""
+REPORTED = 20
+"""Updates between two lines of progress."""
 CAPACITY, TYPICAL = 2048, 12
 SCHEMA = mr.Schema(
     {
@@ -85,6 +88,11 @@ class Learner:
         }  # fmt: skip
         torch.save(state, f"{self.path}.new")
         os.replace(f"{self.path}.new", self.path)
+
+    def progress(self, num_groups: int) -> str:
+        """Say how many groups were trained on."""
+        done = sum(len(groups) for _, groups in self.trained)
+        return f"{done} of {num_groups} groups"
 
     def learn(self, batch: mr.Batch) -> None:
         """Take one step on whole groups."""
@@ -152,6 +160,7 @@ def train(folder: Path, num_groups: int) -> list[tuple[float, list[int]]]:
         )
     with buffer:
         if learner.ticket is not None:
+            print(f"goes on after {learner.progress(num_groups)}", file=sys.stderr)
             buffer.acknowledge(learner.ticket)
         if buffer.heads[0]:
             last = int(buffer.get_field("group", 0, buffer.heads[0] - 1))
@@ -170,6 +179,10 @@ def train(folder: Path, num_groups: int) -> list[tuple[float, list[int]]]:
             learner.save()
             buffer.acknowledge(batch)
             recent.move_to(len(learner.trained))
+            if len(learner.trained) % REPORTED == 0:
+                mean = np.mean([reward for reward, _ in learner.trained[-REPORTED:]])
+                text = f"{learner.progress(num_groups)}, mean reward {mean:.2f}"
+                print(text, file=sys.stderr)
     return learner.trained
 
 

@@ -264,6 +264,24 @@ def test_a_lease_ends_after_its_time(monkeypatch):
             buffer.sample(1)
 
 
+def test_a_lease_that_ended_is_acknowledged_until_the_next_draw(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(uses, "monotonic", lambda: clock[0])
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=10, name=None)
+    with ring(None, 6, sampler=sampler) as buffer:
+        first, second = buffer.sample(2), buffer.sample(2)
+        clock[0] = 110.5
+        assert buffer.acknowledge(first) == 2
+        buffer.sample(1)
+        with pytest.raises(StaleError, match="acknowledge: the batch has no lease"):
+            buffer.acknowledge(second)
+
+
+def test_a_batch_without_leases_was_counted_when_it_was_drawn():
+    with ring(None, 6, sampler=mr.UseCounter(1, name=None, seed=0)) as buffer:
+        assert buffer.acknowledge(buffer.sample(2)) == 0
+
+
 def test_an_acknowledgement_is_the_number_of_the_use():
     sampler = mr.UseCounter(3, mr.DistinctSampler(seed=0), lease_s=1000, name=None)
     with ring(None, 2, sampler=sampler) as buffer:
