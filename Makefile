@@ -8,7 +8,7 @@
 #   make docs    the documentation site, with the API reference, into build/site
 #   make install-ray   an environment with Ray, in build/ray
 #   make ray     the tests of mmreplay.ray, in that environment
-#   make check   format, lint, types, import floors, all tests; prints the layout
+#   make check   format, lint, types, import layers, all tests; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
 PYTHON ?= python3

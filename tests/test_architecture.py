@@ -230,7 +230,7 @@ def test_the_layers_are_those_of_the_import_contract():
     (block,) = re.findall(r"^```\n(.*?)^```", section("Layers"), re.M | re.S)
     shown = [line.split(", ") for line in block.splitlines()]
     assert shown == [
-        re.findall(r"\w+", layer) for layer in contracts["floors"]["layers"]
+        re.findall(r"\w+", layer) for layer in contracts["layers"]["layers"]
     ]
 
 
