@@ -145,6 +145,61 @@ def indexed_buffer(path):
     return lambda: buffer[0]
 
 
+def drawn_by(sampler):
+    """A buffer of two groups of two rows, of two versions, with that sampler."""
+    fields = {name: mr.Field((), "int64") for name in ("group", "version")}
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(fields), 50, engine="memory", sampler=sampler
+    )
+    buffer.extend(group=[1, 2, 1, 2], version=[0, 0, 1, 1])
+    return buffer
+
+
+def incomplete_groups(path):
+    buffer = drawn_by(mr.GroupSampler("group", 3))
+    return lambda: buffer.sample(1)
+
+
+def old_versions(path):
+    buffer = drawn_by(mr.StalenessSampler("version", 9, 2))
+    return lambda: buffer.sample(1)
+
+
+def used_rows(path):
+    buffer = drawn_by(mr.UseCounter(1, mr.DistinctSampler()))
+    buffer.sample(4)
+    return lambda: buffer.sample(1)
+
+
+def found_by_a_float(path):
+    buffer = filled(path)
+    return lambda: buffer.find("reward", 1)
+
+
+def batch_of_another_sampler(path):
+    buffer = drawn_by(mr.UseCounter(1, lease_s=60))
+    batch = buffer.sample(2)
+    buffer.sampler = mr.UseCounter(1, name="other", lease_s=60)
+    return lambda: buffer.acknowledge(batch)
+
+
+def ticket_of_counted_uses(path):
+    buffer = drawn_by(mr.UseCounter(1))
+    batch = buffer.sample(2)
+    return lambda: buffer.ticket(batch)
+
+
+def acknowledged_data(path):
+    buffer = drawn_by(mr.UseCounter(1, lease_s=60))
+    return lambda: buffer.acknowledge(buffer.sample(2)["group"])
+
+
+def acknowledged_without_counter(path):
+    buffer = filled(path)
+    batch = buffer.sample(8)
+    return lambda: buffer.acknowledge(batch)
+
+
 @pytest.mark.parametrize(
     ("make", "section", "number"),
     [
@@ -158,6 +213,14 @@ def indexed_buffer(path):
         (overwritten_position, "Drawing", 1),
         (unknown_field, "Drawing", 4),
         (unprioritized, "Drawing", 5),
+        (incomplete_groups, "Groups, versions and uses", 0),
+        (old_versions, "Groups, versions and uses", 1),
+        (used_rows, "Groups, versions and uses", 2),
+        (found_by_a_float, "Groups, versions and uses", 3),
+        (batch_of_another_sampler, "Groups, versions and uses", 4),
+        (ticket_of_counted_uses, "Groups, versions and uses", 5),
+        (acknowledged_data, "Groups, versions and uses", 6),
+        (acknowledged_without_counter, "Groups, versions and uses", 7),
         (indexed_buffer, "Training with torch", 2),
         (unknown_format, "Converting", 0),
         (existing_target, "Converting", 1),
