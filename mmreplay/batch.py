@@ -275,8 +275,8 @@ class Batch:
     def _map(self, change: Any) -> Batch:
         if not hasattr(self.positions, "pin_memory"):
             raise SchemaError(
-                "batch holds numpy arrays, and only tensors can be pinned. Call "
-                "batch.torch(device)."
+                "batch holds numpy arrays, and only tensors can be moved or pinned. "
+                "Call batch.torch(device)."
             )
         return replace(
             self,

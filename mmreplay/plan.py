@@ -71,6 +71,8 @@ class Plan:
             flags.
         heap_bytes: What to pass to `ReplayBuffer.create` where a field varies; else 0.
         heap_nbytes: heap.bin, the heaps of all environments.
+        values_nbytes: Of the values of an average row that vary: by lengths, or a row's
+            share of the heap.
 
     Example:
         >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
@@ -92,6 +94,7 @@ class Plan:
     flags_working_nbytes: int
     heap_bytes: int = 0
     heap_nbytes: int = 0
+    values_nbytes: int = 0
 
     @property
     def index_nbytes(self) -> int:
@@ -101,10 +104,12 @@ class Plan:
     def batch_nbytes(self, batch_size: int) -> int:
         """RAM of one batch, next observations counted as whole rows.
 
+        Values that vary are counted as in an average row.
+
         Args:
             batch_size: Steps.
         """
-        return 2 * batch_size * self.row_nbytes
+        return 2 * batch_size * (self.row_nbytes + self.values_nbytes)
 
 
 def plan_buffer(
@@ -144,10 +149,15 @@ def plan_buffer(
     # The very reckoning of `create`, so that the two cannot come apart.
     # Sizes do not depend on what the environments do after an end.
     stated = schema.autoreset if isinstance(schema, Schema) else None
+    average = None
     if isinstance(schema, Schema) and schema.varying and heap_bytes is None:
         integer("capacity", capacity, 1, "Give the rows per environment.")
         typical = _lengths(schema, lengths)
         heap_bytes = planned_heap_nbytes(schema, capacity, typical)
+        average = sum(
+            round(length * schema.fields[path].inner_nbytes)
+            for path, length in typical.items()
+        )
     described = opening.describe(
         schema, capacity, num_envs, "memmap", layout, stated or "disabled", None,
         heap_bytes=heap_bytes,
@@ -178,6 +188,7 @@ def plan_buffer(
         flags_working_nbytes=rows,
         heap_bytes=heap,
         heap_nbytes=heap * num_envs,
+        values_nbytes=heap // capacity if average is None else average,
     )
 
 

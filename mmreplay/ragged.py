@@ -301,6 +301,13 @@ class Ragged:
             ".padded()."
         )
 
+    def __array_function__(self, *_: object) -> NoReturn:
+        # numpy.array_equal would take the refusal above for a difference.
+        raise TypeError(
+            "numpy's functions take no values of different lengths. Use .values and "
+            ".offsets, or .padded()."
+        )
+
     def __repr__(self) -> str:
         return f"<Ragged {self.form} of {len(self.values)} items>"
 

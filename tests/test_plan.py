@@ -172,6 +172,11 @@ def test_a_heap_may_be_given_and_lengths_by_field():
     plan = plan_buffer(VARYING, 1000, heap_bytes="1 MiB")
     assert plan.heap_bytes == plan.heap_nbytes == 1 << 20
     by_field = plan_buffer(VARYING, 10**6, lengths={"mission": 10.5, "tokens": 40})
+    values = round(10.5) + 40 * VARYING["tokens"].inner_nbytes
+    assert by_field.values_nbytes == values
+    assert by_field.batch_nbytes(9) == 18 * (by_field.row_nbytes + values)
+    given = plan_buffer(VARYING, 1000, heap_bytes="1 MiB")
+    assert given.values_nbytes == given.heap_bytes // 1000
     # 16 bytes of text and 240 of tokens, and a sixteenth more.
     assert 256e6 * 16 / 15 <= by_field.heap_bytes <= 256e6 * 16 / 15 + 8192
     assert by_field.pages_nbytes >= by_field.heap_nbytes

@@ -304,6 +304,8 @@ def test_nothing_to_join_another_shape_and_a_fraction_are_refused_by_name():
 def test_numpy_makes_no_array_of_it_even_where_lengths_agree():
     with pytest.raises(TypeError, match=r"make no array\. Use \.values and \.offsets"):
         np.asarray(ragged_of([[1, 2], [3, 4]]))
+    with pytest.raises(TypeError, match=r"numpy's functions take no values of diff"):
+        np.array_equal(ragged_of([[1, 2]]), ragged_of([[1, 2]]))
     with pytest.raises(TypeError, match="a single value"):
         len(ragged_of([[1, 2]]).reshape())
 

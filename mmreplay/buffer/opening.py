@@ -26,6 +26,7 @@ from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
+from mmreplay.episodes.column_index import require_integer
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
@@ -45,6 +46,7 @@ from mmreplay.format.metadata import (
 )
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
+from mmreplay.samplers.base import Sampler, ask
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
@@ -75,7 +77,7 @@ def holds_buffer(path: object) -> bool:
 
 
 def check_sampler(sampler: object) -> None:
-    """Check the argument ``sampler``.
+    """Check the argument ``sampler``; `check_looked_up` checks its field.
 
     Raises:
         SchemaError: It is neither a sampler nor None.
@@ -86,6 +88,21 @@ def check_sampler(sampler: object) -> None:
             "sampler must be a sampler such as UniformSampler(seed=0), got "
             f"{shown(sampler)}. Make one, or leave it out."
         )
+
+
+def check_looked_up(sampler: Sampler | None, schema: Schema) -> None:
+    """Check the fields by which a sampler, and those in it, look rows up.
+
+    Raises:
+        SchemaError: The schema has no such field, or it is not one integer, or mutable.
+    """
+    if sampler is None:
+        return
+    path = ask(sampler, "looked_up")
+    if path is not None:
+        require_integer(path, schema)
+    for part in ask(sampler, "parts"):
+        check_looked_up(part, schema)
 
 
 def check_mode(mode: str) -> None:
@@ -212,8 +229,9 @@ def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> 
         least = metadata_file.smallest_heap_nbytes(schema)
         raise SchemaError(
             f"heap_bytes must be given, as field {schema.varying[0]!r} varies: the "
-            "bytes that values of one environment may take, such as '1 GiB'. Pass at "
-            f"least {least}, for all rows about capacity times their average size."
+            "bytes that values of one environment may take, such as '1 GiB'. For all "
+            "rows to fit, pass about capacity times the average bytes of a row's "
+            f"values; at least {least}."
         )
     given = 0 if heap_bytes is None else size_in_bytes("heap_bytes", heap_bytes)
     step = metadata_file.HEAP_STEP_NBYTES

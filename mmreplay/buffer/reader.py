@@ -50,7 +50,7 @@ from mmreplay.episodes import (
     fold_table,
     legal_start_table,
 )
-from mmreplay.episodes.column_index import ColumnIndex
+from mmreplay.episodes.column_index import ColumnIndex, require_integer
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
     CorruptError,
@@ -1245,14 +1245,7 @@ class GenerationReader(StartView):
         with self.lock:
             index = self._column_indexes.get(path)
             if index is None:
-                field = self._schema[path]
-                # bfloat16 is kept in integers.
-                integer = field.dtype.startswith(("int", "uint"))
-                if not integer or field.shape or field.mutable:
-                    raise SchemaError(
-                        f"field {path!r} must be one integer and not mutable, as rows "
-                        f"are looked up by it, got {field}. Name another field."
-                    )
+                require_integer(path, self._schema)
                 index = ColumnIndex(self._ring, partial(self._read_column, path))
                 self._column_indexes[path] = index
             index.update(self.span)
@@ -1297,9 +1290,12 @@ class GenerationReader(StartView):
             if not wanted.size:
                 wanted = wanted.astype(np.int64)
             if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
+                got = f"{wanted.dtype}{list(wanted.shape)}"
+                if not wanted.ndim:
+                    got = shown(wanted.item())
                 raise SchemaError(
-                    "values must be an integer, or integers along one axis, got "
-                    f"{wanted.dtype}{list(wanted.shape)}. Cast or flatten them."
+                    f"values of field {path!r} must be an integer, or integers along "
+                    f"one axis, got {got}. Cast or flatten them."
                 )
             matches = index.look_up(np.atleast_1d(wanted))
         if not wanted.ndim:

@@ -38,7 +38,7 @@ from mmreplay.buffer.copy_files import Snapshot, snapshot
 from mmreplay.buffer.draw import batch_transform
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
-from mmreplay.buffer.opening import check_mode, check_sampler
+from mmreplay.buffer.opening import check_looked_up, check_mode, check_sampler
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
@@ -175,10 +175,11 @@ class ReplayBuffer:
         self._turn = threading.RLock()
         self._switching = threading.Lock()
         try:
+            check_looked_up(sampler, opened.metadata.schema)
             self.transforms = listed(transforms)
             self._switch_to(opened)
         except BaseException:
-            # Transforms that do not fit leave nothing open.
+            # Samplers and transforms that do not fit leave nothing open.
             opened.close()
             raise
         self.sampler = UniformSampler() if sampler is None else sampler
@@ -294,6 +295,7 @@ class ReplayBuffer:
                 stacklevel=2,
             )
         # Refused before there is a folder.
+        check_looked_up(sampler, metadata.schema)
         batch_transform(listed(transforms), metadata)
         if limiter is not None:
             limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
@@ -1115,10 +1117,11 @@ class ReplayBuffer:
             sync: Make all counts outlive a power cut.
 
         Returns:
-            How many of its rows have a higher count now.
+            How many of its rows have a higher count now; 0 where it was acknowledged
+            before, or its counter has no lease.
 
         Raises:
-            StaleError: The lease of the batch has ended.
+            StaleError: The lease of the batch has ended, and a batch was drawn since.
             SchemaError: The sampler has no `UseCounter`, the batch is of another
                 buffer, or it is no batch.
             FormatError: It is no ticket of this buffer.

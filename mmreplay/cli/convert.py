@@ -378,7 +378,7 @@ def _print_report(report: Report, target: Path, json: bool) -> None:
         f"{target}: {show.plural(report.rows, 'row')}, "
         f"{show.plural(report.episodes, 'episode')}, "
         f"{show.format_size(report.nbytes)} in {report.seconds:.1f} s, "
-        f"{rate / 1e6:,.0f} MB/s"
+        f"{show.number(rate / 1e6)} MB/s"
     )
     _print_notes(report.notes, report.doubts)
 

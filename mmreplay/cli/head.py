@@ -111,6 +111,7 @@ def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
         return array.tolist()
     wide = array.astype(np.float64)
     return {
+        **({"items": len(array)} if field.varies else {}),
         "dtype": field.dtype,
         "shape": list(array.shape),
         "min": array.min().item(),
@@ -126,7 +127,8 @@ def _cell(value: Any) -> str:
         return value if len(value) <= TEXT_CHARACTERS else f"{value[:TEXT_CHARACTERS]}…"
     if isinstance(value, dict):
         least, mean, most = (show.number(value[n]) for n in ("min", "mean", "max"))
-        return f"{least} .. {most}, mean {mean}"
+        items = f"{show.plural(value['items'], 'item')}: " if "items" in value else ""
+        return f"{items}{least} .. {most}, mean {mean}"
     if isinstance(value, list):
         return f"[{', '.join(_cell(item) for item in value)}]"
     if isinstance(value, bool):

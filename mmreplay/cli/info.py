@@ -170,7 +170,7 @@ def _heap(facts: dict[str, Any]) -> list[tuple[str, str]]:
         "environment"
     )
     if facts["engine"] == "zarr":
-        text += "; shards take them, and no row ends for want of them"
+        text += "; values move on to shards, so that a full heap ends no row"
     fit = heap["rows_that_fit"]
     if fit is not None and fit >= capacity:
         text += "; all rows fit: capacity is the tighter bound"

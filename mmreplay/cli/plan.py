@@ -228,6 +228,12 @@ def parse_field(text: str) -> tuple[str, Field]:
         if dtype in ("text", "bytes") and len(sizes) == 1 and not first:
             make = Field.text if dtype == "text" else Field.bytes
             return name, make(sizes[0])
+        if dtype in ("text", "bytes", "str"):
+            kind = "text" if dtype == "str" else dtype
+            raise usage_error(
+                f"--field {text!r}: {kind} needs the bytes of its longest value, such "
+                f"as {name}:{kind}:200"
+            )
         if first:
             return name, Field((None, *sizes), dtype, max_length=longest)
         return name, Field(sizes, dtype)

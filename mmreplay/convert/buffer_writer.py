@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import format_size
 from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration
 from mmreplay.buffer.opening import absolute, describe
@@ -148,8 +149,8 @@ class BufferWriter(Writer):
         source, values = self._description.heap_nbytes, self._description.values
         how = "as in the source" if heap_nbytes == source else "as passed or planned"
         self.notes.note(
-            f"heap_bytes is {heap_nbytes:,} per environment, {how}: pass heap_bytes= "
-            "(--heap-bytes) for another size"
+            f"heap_bytes is {format_size(heap_nbytes)} per environment, {how}: pass "
+            "heap_bytes= (--heap-bytes) for another size"
         )
         if 0 < source <= heap_nbytes or self._metadata.engine == "zarr":
             # The source's heap held the values, and so does one that is not smaller.

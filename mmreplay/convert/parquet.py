@@ -398,7 +398,7 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         if name not in kinds and name not in varying:
             note = f"column {name!r} of {schema.field(name).type} cannot be a field"
             if name in surveyed:
-                note += ", as it lacks values or differs in several axes"
+                note += ", as it has empty values (null) or differs in several axes"
             note = expanding.get(name, f"{note}, and was left out")
             left_out(notes, name, note)
     for name, field in varying.items():

@@ -227,7 +227,7 @@ def in_order(
         >>> np.concatenate(found).tolist()
         [0, 10, 11, 12, 1, 2, 13, 14]
     """
-    if all([len(own) == 1 for own in columns]):
+    if all(len(own) == 1 for own in columns):
         return [columns[ring][0][first:stop] for ring, first, stop in order]
     found = []
     for ring, first, stop in order:

@@ -163,6 +163,8 @@ class Sampler(Protocol):
             such a method.
         form: What it draws, if not single steps: samplers of one batch must agree.
         parts: The samplers that it draws with.
+        looked_up: Path of the integer field that it looks rows up by; a buffer without
+            it refuses the sampler at once.
     """
 
     epoch: int | None = None
@@ -170,6 +172,7 @@ class Sampler(Protocol):
     keeps_priorities: bool | None = None
     form: str | None = None
     parts: Sequence[Sampler] = ()
+    looked_up: str | None = None
     _random: StepGenerator | None = None
 
     def draw(self, view: View, batch_size: int) -> Draw:

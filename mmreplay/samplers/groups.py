@@ -117,6 +117,7 @@ class GroupSampler(Sampler):
     """
 
     form = GROUPS
+    looked_up: str
     _random: StepGenerator
 
     def __init__(
@@ -149,14 +150,14 @@ class GroupSampler(Sampler):
                 f"where must be {REWARD_VARIES!r} or a callable that selects groups, "
                 f"got {shown(where)}. Leave it out for all groups."
             )
-        self._field, self._rows, self._where = field, rows, where
+        self.looked_up, self._rows, self._where = field, rows, where
         self._random = StepGenerator(seed)
         self._step = 0
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, field=self._field, rows=self._rows, where=self._where,
+            self, field=self.looked_up, rows=self._rows, where=self._where,
             seed=self._random.given_seed,
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ class GroupSampler(Sampler):
         total = num_legal(view)
         if total < 1:
             raise nothing_to_draw(view, batch_size)
-        index = view.column_index(self._field)
+        index = view.column_index(self.looked_up)
         rng = self._random.at(self._step)
         seen: set[int] = set()
         chosen: list[GroupRows] = []
@@ -198,8 +199,8 @@ class GroupSampler(Sampler):
             what = "group" if self._rows is None else f"group of {self._rows} rows"
             raise EmptyError(
                 f"cannot draw {batch_size} groups: none of the {total} legal starts is "
-                f"of a complete {what} of field {self._field!r} that where= selects. "
-                "Add the rows that are missing, or change rows or where."
+                f"of a complete {what} of field {self.looked_up!r} that where= "
+                "selects. Add the rows that are missing, or change rows or where."
             )
         key = self._random.key(self._step)
         self._step += 1
@@ -225,8 +226,8 @@ class GroupSampler(Sampler):
             newest: Only a group's newest row leads to it.
         """
         env_ids, positions = view.start_at(ranks)
-        fields, whole = view.read_rows((self._field,), env_ids, positions)
-        column = np.asarray(fields[self._field])[whole]
+        fields, whole = view.read_rows((self.looked_up,), env_ids, positions)
+        column = np.asarray(fields[self.looked_up])[whole]
         env_ids, positions = env_ids[whole], positions[whole]
         values, firsts, which = np.unique(
             column, return_index=True, return_inverse=True
@@ -293,7 +294,7 @@ class GroupSampler(Sampler):
         """Seed and step."""
         return {
             "kind": "GroupSampler", "seed": self._random.seed, "step": self._step,
-            "field": self._field, "rows": self._rows,
+            "field": self.looked_up, "rows": self._rows,
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
@@ -301,7 +302,7 @@ class GroupSampler(Sampler):
         states.check_kind(state, "GroupSampler")
         seed = states.stored_integer(state, "seed")
         step = states.stored_integer(state, "step")
-        states.same(state, "field", self._field)
+        states.same(state, "field", self.looked_up)
         states.same(state, "rows", self._rows)
         self._random, self._step = StepGenerator(seed), step
 

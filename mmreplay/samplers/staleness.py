@@ -76,6 +76,7 @@ class StalenessSampler(Wrapper):
         {9}
     """
 
+    looked_up: str
     _random: StepGenerator
 
     def __init__(
@@ -114,7 +115,7 @@ class StalenessSampler(Wrapper):
                 "weight must be a callable of the versions that steps are behind, got "
                 f"{shown(weight)}. Pass, for example, lambda behind: 0.5**behind."
             )
-        self._field, self._maximum, self._weight = field, maximum, weight
+        self.looked_up, self._maximum, self._weight = field, maximum, weight
         self._seed(StepGenerator(seed))
         self._step = 0
         self._looked_at = self._left_out = 0
@@ -125,7 +126,7 @@ class StalenessSampler(Wrapper):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, field=self._field, current=self.current, maximum=self._maximum,
+            self, field=self.looked_up, current=self.current, maximum=self._maximum,
             weight=self._weight, sampler=self.parts[0], seed=self._random.given_seed,
         )  # fmt: skip
 
@@ -187,7 +188,7 @@ class StalenessSampler(Wrapper):
         if num_legal(view) < 1:
             raise nothing_to_draw(view, batch_size)
         # Refuses what is no version before a step is drawn.
-        view.column_index(self._field)
+        view.column_index(self.looked_up)
         before = self.parts[0].state_dict(), self._looked_at, self._left_out
         try:
             draw = self._draw(view, batch_size)
@@ -236,14 +237,14 @@ class StalenessSampler(Wrapper):
     def _nothing_recent(self, asked: str) -> EmptyError:
         behind = "" if self._maximum is None else f" at most {self._maximum}"
         return EmptyError(
-            f"cannot draw {asked} of field {self._field!r}{behind} versions behind "
+            f"cannot draw {asked} of field {self.looked_up!r}{behind} versions behind "
             f"{self.current}. Add newer steps, or raise maximum."
         )
 
     def _recent(self, view: View, draw: Draw, round_number: int, maximum: int) -> Draw:
         """Leave out what is too old, and by chance what `weight` says."""
-        fields, whole = view.read_rows((self._field,), draw.env_ids, draw.positions)
-        chances = self._chances(np.asarray(fields[self._field])) * whole
+        fields, whole = view.read_rows((self.looked_up,), draw.env_ids, draw.positions)
+        chances = self._chances(np.asarray(fields[self.looked_up])) * whole
         rng = self._chance.at(self._step * NUMBERS_A_DRAW + round_number)
         kept = np.flatnonzero(rng.random(len(draw)) < chances)
         self._looked_at += len(draw)
@@ -272,7 +273,7 @@ class StalenessSampler(Wrapper):
 
     def _recent_starts(self, view: View) -> tuple[Ids, Ids, NDArray[Any]]:
         """List the legal starts that are recent enough, with their versions."""
-        index = view.column_index(self._field)
+        index = view.column_index(self.looked_up)
         low = -(1 << 63) if self._maximum is None else self.current - self._maximum
         env_ids, positions, versions = index.in_range(low, (1 << 63) - 1)
         starts = view.starts
@@ -315,7 +316,7 @@ class StalenessSampler(Wrapper):
             "kind": "StalenessSampler",
             "seed": self._random.seed,
             "step": self._step,
-            "field": self._field,
+            "field": self.looked_up,
             "maximum": self._maximum,
             "current": self.current,
             "looked_at": self._looked_at,
@@ -328,7 +329,7 @@ class StalenessSampler(Wrapper):
         states.check_kind(state, "StalenessSampler")
         seed = states.stored_integer(state, "seed")
         step = states.stored_integer(state, "step")
-        states.same(state, "field", self._field)
+        states.same(state, "field", self.looked_up)
         states.same(state, "maximum", self._maximum)
         current = states.stored_integer(state, "current")
         looked_at = states.stored_integer(state, "looked_at")

@@ -344,7 +344,12 @@ def _cast(
         items = convert(_item(field), given, path, (len(array),))
     except SchemaError as error:
         name = f"field {path!r}"
-        raise SchemaError(str(error).replace(name, name + where, 1)) from None
+        text = str(error).replace(name, name + where, 1)
+        if field.kind != "array":
+            # Bytes have no wider dtype.
+            way_out = KIND_WAYS_OUT[field.kind]
+            text = text.replace("Declare a wider dtype.", way_out)
+        raise SchemaError(text) from None
     return np.ascontiguousarray(items)
 
 
@@ -379,10 +384,18 @@ def _check_shape(
     field: Field, items: NDArray[np.generic], path: str, where: str
 ) -> None:
     if items.ndim == 0 or items.shape[1:] != field.inner:
-        way_out = KIND_WAYS_OUT.get(field.kind, "Only the first axis varies.")
+        got = f"{items.dtype}{list(items.shape)}"
+        way_out = "Only the first axis varies."
+        if items.ndim == 0:
+            got = shown(items.item())
+            if not field.inner:
+                way_out = (
+                    f"Pass its items in a list, such as [{got}]; several values are a "
+                    "list of such lists."
+                )
+        way_out = KIND_WAYS_OUT.get(field.kind, way_out)
         raise SchemaError(
-            f"field {path!r}{where} must be {field.description}, got "
-            f"{items.dtype}{list(items.shape)}. {way_out}"
+            f"field {path!r}{where} must be {field.description}, got {got}. {way_out}"
         )
 
 

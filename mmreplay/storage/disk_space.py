@@ -111,8 +111,8 @@ def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
         most = total // num_envs // HEAP_STEP_NBYTES * HEAP_STEP_NBYTES
         whose = "" if num_envs == 1 else f" for each of {num_envs} environments"
         raise SchemaError(
-            f"heap_bytes must be at most {most}{whose}, as the disk of {path} has "
-            f"{format_size(total)} in all, got {metadata.heap_nbytes}. Pass less: "
+            f"heap_bytes must be at most {most:,}{whose}, as the disk of {path} has "
+            f"{format_size(total)} in all, got {metadata.heap_nbytes:,}. Pass less: "
             f"{format_size(free_nbytes(path))} is free."
         )
 

@@ -195,10 +195,10 @@ def test_the_rows_of_each_value_come_in_the_order_of_the_values():
         ("late", 1, "field 'late' must be one integer and not mutable"),
         ("brain", 1, "field 'brain' must be one integer"),
         ("actoin", 1, "field 'actoin' is not in the schema.* Did you mean 'action'"),
-        ("action", 1.0, r"values must be an integer, .*, got float64\[\]"),
-        ("action", [[1]], r"values must be .* one axis, got int64\[1, 1\]\. Cast"),
-        ("action", "a", "values must be an integer"),
-        ("action", [1, None], "values must be an integer"),
+        ("action", 1.0, r"values of field .* must be an integer, .*, got 1\.0"),
+        ("action", [[1]], r"must be .* one axis, got int64\[1, 1\]\. Cast"),
+        ("action", "a", "must be an integer, or integers along one axis"),
+        ("action", [1, None], "must be an integer, or integers along one axis"),
     ],
 )
 def test_what_rows_are_not_looked_up_by_is_refused(path, values, message):

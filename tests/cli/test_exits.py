@@ -132,6 +132,8 @@ def test_a_newer_version_is_refused(cli, path):
         (["plan", "--field", "a", "--capacity", "9"], "must be NAME:DTYPE"),
         (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "must be NAME:DTYPE"),
         (["plan", "--field", "a:floot", "--capacity", "9"], "bfloat16, got 'floot'"),
+        (["plan", "--field", "a:text", "--capacity", "9"], "such as a:text:200"),
+        (["plan", "--field", "a:str:9", "--capacity", "9"], "such as a:text:200"),
     ],
 )
 def test_a_wrong_command_line_is_reported_in_one_line(cli, args, message):

@@ -52,7 +52,7 @@ BAD_VALUES = {
     "beyond int32": ("tokens", np.array([1 << 40]), "int32"),
     "objects": ("tokens", np.array([object()]), "must be"),
     "text in an array": ("tokens", "a b", "must be"),
-    "a number": ("tokens", 3, "Only the first axis varies"),
+    "a number": ("tokens", 3, r"got 3\. Pass its items in a list, such as \[3\]"),
     "another inner shape": (
         "points",
         np.zeros((2, 2), np.float32),
@@ -66,8 +66,8 @@ BAD_VALUES = {
     ),
     "text as bytes": ("data", "abc", "must be bytes of at most 50 bytes, got 'abc'"),
     "text in an array of numpy": ("text", np.array("hi"), r"got array.* Pass a str\."),
-    "a number as text": ("text", 3, r"at most 50 bytes, got int64\[\]\. Pass a str"),
-    "a number as bytes": ("data", 3, r"got int64\[\]\. Pass bytes\."),
+    "a number as text": ("text", 3, r"at most 50 bytes, got 3\. Pass a str"),
+    "a number as bytes": ("data", 3, r"got 3\. Pass bytes\."),
     "none": ("text", None, "must be text of at most 50 bytes, got None"),
 }
 
@@ -129,20 +129,47 @@ def small_disk(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
 
 
-def refusal(nbytes, maximum, whose=""):
+@pytest.mark.filterwarnings("ignore::mmreplay.errors.AutoresetWarning")
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (mr.GroupSampler("promt"), "'promt' is not in the schema.*'prompt'"),
+        (mr.GroupSampler("text"), "'text' must be one integer and not mutable"),
+        (mr.StalenessSampler("text", 1), "'text' must be one integer and not mutable"),
+        (mr.UseCounter(1, mr.GroupSampler("promt")), "'promt' is not in the schema"),
+    ],
+)
+def test_a_sampler_over_a_field_that_is_not_there_is_refused_at_once(
+    tmp_path, sampler, message
+):
+    schema = mr.Schema(
+        {"prompt": mr.Field((), "int64"), "text": mr.Field.text(max_bytes=9)}
+    )
+    options = {"heap_bytes": 4096, "sampler": sampler}
+    with pytest.raises(SchemaError, match=message):
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 9, **options)
+    assert not (tmp_path / "ring").exists()
+    mr.ReplayBuffer.create(tmp_path / "ring", schema, 9, heap_bytes=4096).close()
+    for mode in ("r", "r+", "r+"):
+        # Nothing is left open, such as the writer's lock.
+        with pytest.raises(SchemaError, match=message):
+            mr.ReplayBuffer.open(tmp_path / "ring", mode, sampler=sampler)
+
+
+def refusal(size, maximum, whose=""):
     return (
         re.escape(f"heap_bytes must be at most {maximum}{whose}, as the disk of ")
-        + rf"/.* has 1\.00 MiB in all, got {nbytes}\. Pass less: 300\.00 KiB is free\."
+        + rf"/.* has 1\.00 MiB in all, got {size}\. Pass less: 300\.00 KiB is free\."
     )
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 def test_heaps_larger_than_the_disk_are_refused(tmp_path, small_disk, engine):
-    with pytest.raises(SchemaError, match=refusal((1 << 20) + 4096, 1 << 20)):
+    with pytest.raises(SchemaError, match=refusal("1,052,672", "1,048,576")):
         mr.ReplayBuffer.create(
             tmp_path / "new", SCHEMA, 9, engine=engine, heap_bytes=(1 << 20) + 4096
         )
-    match = refusal(512 << 10, 348_160, " for each of 3 environments")
+    match = refusal("524,288", "348,160", " for each of 3 environments")
     with pytest.raises(SchemaError, match=match):
         mr.ReplayBuffer.create(
             tmp_path / "new",
@@ -165,7 +192,7 @@ def test_heaps_larger_than_the_free_space_are_made_with_a_warning(tmp_path, smal
 
 def test_no_other_call_makes_a_heap_larger_than_the_disk(tmp_path, small_disk):
     plain = mr.Schema({"number": mr.Field((), "int64")})
-    match = refusal(2 << 20, 1 << 20)
+    match = refusal("2,097,152", "1,048,576")
     with mr.ReplayBuffer.create(tmp_path / "ring", plain, 9) as buffer:
         buffer.add(number=1)
         with pytest.raises(SchemaError, match=match):

@@ -219,7 +219,7 @@ def check_forms(batch, expected):
 def test_tensors_have_every_form(path):
     (expected,) = expected_of(path, "uniform", 32, 1)
     check_forms(expected.to("cpu"), expected)
-    with pytest.raises(SchemaError, match="only tensors can be pinned"):
+    with pytest.raises(SchemaError, match="only tensors can be moved or pinned"):
         mr.ReplayBuffer.open(path).sample(4).pin_memory()
 
 

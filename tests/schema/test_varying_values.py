@@ -256,14 +256,15 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
         (BLOB, None, (), "must be bytes of at most . bytes, got None. Pass bytes.$"),
         (BLOB, "ab", (), r"got 'ab'. Pass bytes, such as text.encode\(\).$"),
         (TOKENS, {1, 2}, (), r"must be int32\[up to 5\], got \{1, 2\}. Pass an array"),
-        (TEXT, 7, (), r"must be text of at most 8 bytes, got int64\[\]"),
-        (BLOB, [1, 256], (), "field 'x': uint8 must be 0 to 255, got 256"),
+        (TEXT, 7, (), r"must be text of at most 8 bytes, got 7\. Pass a str"),
+        (TOKENS, 7, (), r"up to 5\], got 7\. Pass its items in a list, such as \[7\]"),
+        (BLOB, [1, 256], (), r"'x': uint8 must be 0 to 255, got 256\. Pass bytes\."),
         (
             CLOUD, np.zeros((4, 2), np.float32), (),
             r"field 'x' must be float32\[up to 4, 3\], got float32\[4, 2\]\. Only the "
             "first axis varies",
         ),
-        (CLOUD, 1.0, (), r"must be float32\[up to 4, 3\], got float64\[\]"),
+        (CLOUD, 1.0, (), r"\[up to 4, 3\], got 1\.0\. Only the first axis varies"),
         (CLOUD, [np.zeros((1, 3)), np.zeros(3)], (2,), r"x', value 1 .* float64\[3\]"),
         (CLOUD, [[[1, 2]], []], (2,), r"value 0 must be float32\[up to 4, 3\], got"),
         (TOKENS, [[1, [2]]], (1,), "'x' must be an array of numbers, got list"),
