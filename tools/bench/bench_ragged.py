@@ -6,8 +6,8 @@ longest in a field of one shape, LMDB and SQLite with a value a row, TorchRL's b
 over a list of tensors, and TransferQueue's default store, in turns. What is on disk is
 made durable once a second. The bare write joins the same blocks and writes each with
 one call into a file of as many bytes, without lengths, checksums or commits. The bare
-gather is our kernel's copy of as many rows of as many bytes, found beforehand, to one
-array. Cold draws are raced against rows of
+gather is a loop of memcpy in C over as many rows of as many bytes, found beforehand, to
+one array. Cold draws are raced against rows of
 uint8[2640], as large as the average sequence; files of values were dropped, and the
 references of 16 bytes a row are in memory, as flags are, or dropped too.
 """
@@ -15,7 +15,9 @@ references of 16 bytes a row are in memory, as flags are, or dropped too.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay import Field, ReplayBuffer, Schema, UniformSampler, kernels
+from mmreplay import Field, ReplayBuffer, Schema, UniformSampler
 from tools.bench import cold, ragged_peers, token_rows
 from tools.bench.bench_cold import COLD, REST_S
 from tools.bench.ragged_peers import BATCH, MAKERS, ON_DISK, PADDED, SLOW, Ours
@@ -41,7 +43,6 @@ from tools.bench.turns import (
     speedups,
 )
 
-_copies = kernels.load("copies")
 BARE_WRITE = "bare_write"
 
 
@@ -106,7 +107,7 @@ def race_sides(
             "add_256": race_blocks(
                 sides, folder / "bare", sizes, max(2, calls // BATCH)
             ),
-            "draw_256": race_draws(sides, sizes, max(2, calls // 16)),
+            "draw_256": race_draws(sides, folder, sizes, max(2, calls // 16)),
         }
         for name, side in sides.items():
             check_draw(side, name)
@@ -197,16 +198,43 @@ def bare_writer(
     path.unlink()
 
 
-def race_draws(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> dict[str, Any]:
+def race_draws(
+    sides: Mapping[str, Any], folder: Path, sizes: Sizes, calls: int
+) -> dict[str, Any]:
     """Draw batches, beside the bare gather."""
     drawers = {name: side.draw for name, side in sides.items()}
-    times = race({"bare_gather": bare(sizes), **drawers}, sizes.turns, calls)
+    times = race({"bare_gather": bare(sizes, folder), **drawers}, sizes.turns, calls)
     over = float(np.median(times[OURS] / times.pop("bare_gather")))
     return {**figures_of(times), "over_the_bare_gather": rounded(over)}
 
 
-def bare(sizes: Sizes) -> Any:
+GATHER = """
+#include <string.h>
+void gather(const char *from, const long long *begin, const long long *nbytes,
+            const long long *target, char *to, long long count)
+{
+    for (long long i = 0; i < count; i++)
+        memcpy(to + target[i], from + begin[i], (size_t)nbytes[i]);
+}
+"""
+
+
+def compiled_gather(folder: Path) -> Any:
+    """The loop in C, built with the compiler that builds kernels."""
+    source, library = folder / "gather.c", folder / "gather.so"
+    source.write_text(GATHER, "ascii")
+    compiler = os.environ.get("CC", "cc")
+    command = [compiler, "-O3", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    gather = ctypes.CDLL(str(library)).gather
+    gather.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_longlong]
+    gather.restype = None
+    return gather
+
+
+def bare(sizes: Sizes, folder: Path) -> Side:
     """Copy as many rows of as many bytes out of one array, found beforehand."""
+    gather = compiled_gather(folder)
     lengths = 4 * token_rows.LENGTHS[np.arange(sizes.rows) % token_rows.TABLE]
     begins = np.cumsum(lengths) - lengths
     source = np.ones(int(lengths.sum()), np.uint8)
@@ -216,11 +244,12 @@ def bare(sizes: Sizes) -> Any:
         nbytes = lengths[rows]
         batches.append((begins[rows], nbytes, np.cumsum(nbytes) - nbytes))
     out = np.empty(4 * BATCH * token_rows.LONGEST, np.uint8)
+    places = [[array.ctypes.data for array in batch] for batch in batches]
+    from_, to = source.ctypes.data, out.ctypes.data
 
-    def side() -> None:
-        turn[0] = (turn[0] + 1) % len(batches)
-        begin, nbytes, targets = batches[turn[0]]
-        _copies.copy_spans(source, begin, nbytes, out, targets, False)
+    def side(_held: object = (source, batches, out)) -> None:
+        turn[0] = (turn[0] + 1) % len(places)
+        gather(from_, *places[turn[0]], to, BATCH)
 
     return side
 

@@ -648,9 +648,9 @@ one array, with the length of each.
 
 The bare write joins the rows of a block and writes them with one call, without lengths,
 checksums or commits: nothing that stores a block with a write is sooner done. The bare
-gather copies as many values of as many bytes, found beforehand, in C. Cold batches are
-of values that are not in memory, beside rows of uint8[2640] in a ring; references, 16
-bytes a row, stay in memory as flags do, or are read as well.""",
+gather is a loop of memcpy in C over as many values of as many bytes, found beforehand.
+Cold batches are of values that are not in memory, beside rows of uint8[2640] in a ring;
+references, 16 bytes a row, stay in memory as flags do, or are read as well.""",
     tuple(
         Ratios(label, f"{key} speedup", f"{key} median_us")
         for label, key in (
