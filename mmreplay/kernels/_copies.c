@@ -100,9 +100,9 @@ copy_rows(PyObject *module, PyObject *args)
 
 /* ---- copy_spans -------------------------------------------------------------- */
 
-/* How many spans ahead of the copied one a span is requested, and how much of it: the bare
- * gather of tools/bench/bench_ragged.py takes 58 us, and 76 with 1 and 1024. What is in the
- * caches already takes longer, by less than 2 us for 256 spans. */
+/* How many spans ahead of the copied one a span is requested, and how much of it: 256 spans
+ * of 2.6 KB take 58 us, and 76 with 1 and 1024. What is in the caches already takes longer,
+ * by less than 2 us for 256 spans. */
 enum { SPANS_AHEAD = 4, REQUESTED_NBYTES = 8192 };
 
 /* The processor foresees a span's lines from its first ones on; it does not foresee where
