@@ -26,7 +26,6 @@ from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
-from mmreplay.episodes.column_index import require_integer
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
@@ -46,7 +45,7 @@ from mmreplay.format.metadata import (
 )
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
-from mmreplay.samplers.base import Sampler, ask
+from mmreplay.samplers.base import Sampler, ask, require_integer
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState

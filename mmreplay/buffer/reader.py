@@ -50,7 +50,7 @@ from mmreplay.episodes import (
     fold_table,
     legal_start_table,
 )
-from mmreplay.episodes.column_index import ColumnIndex, require_integer
+from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
     CorruptError,
@@ -67,7 +67,7 @@ from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, draws_once
+from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host

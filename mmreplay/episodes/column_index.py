@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError, shown
 from mmreplay.ring import Ring, Span, position_chunks
-from mmreplay.schema import Schema
 
 Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -90,22 +89,6 @@ def require_path(field: object, example: str) -> None:
         raise SchemaError(
             f"field must be the path of an integer field, got {shown(field)}. Pass "
             f"a name such as {example!r}."
-        )
-
-
-def require_integer(path: str, schema: Schema) -> None:
-    """Check that rows can be looked up by a field.
-
-    Raises:
-        SchemaError: There is no such field, or it is not one integer, or mutable.
-    """
-    field = schema[path]
-    # bfloat16 is kept in integers.
-    integer = field.dtype.startswith(("int", "uint"))
-    if not integer or field.shape or field.mutable:
-        raise SchemaError(
-            f"field {path!r} must be one integer and not mutable, as rows are looked "
-            f"up by it, got {field}. Name another field."
         )
 
 

@@ -21,6 +21,7 @@ from mmreplay.episodes.starts import StartView
 from mmreplay.errors import SchemaError, shown
 from mmreplay.moved import renamed
 from mmreplay.samplers.random import StepGenerator
+from mmreplay.schema import Schema
 
 State = dict[str, Any]
 """JSON values and arrays."""
@@ -367,6 +368,22 @@ def checked(sampler: object) -> Sampler:
             f"{shown(sampler)}. Pass one such as mmreplay.UniformSampler(seed=0)."
         )
     return cast(Sampler, sampler)
+
+
+def require_integer(path: str, schema: Schema) -> None:
+    """Check that rows can be looked up by a field.
+
+    Raises:
+        SchemaError: There is no such field, or it is not one integer, or mutable.
+    """
+    field = schema[path]
+    # bfloat16 is kept in integers.
+    integer = field.dtype.startswith(("int", "uint"))
+    if not integer or field.shape or field.mutable:
+        raise SchemaError(
+            f"field {path!r} must be one integer and not mutable, as rows are looked "
+            f"up by it, got {field}. Name another field."
+        )
 
 
 PADDED = "padded episodes"
