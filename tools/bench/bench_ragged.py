@@ -247,7 +247,7 @@ def bare(sizes: Sizes, folder: Path) -> Side:
     places = [[array.ctypes.data for array in batch] for batch in batches]
     from_, to = source.ctypes.data, out.ctypes.data
 
-    def side(_held: object = (source, batches, out)) -> None:
+    def side(_arrays: object = (source, batches, out)) -> None:
         turn[0] = (turn[0] + 1) % len(places)
         gather(from_, *places[turn[0]], to, BATCH)
 
