@@ -281,7 +281,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=3600, help="of a run, s")
     found = make_peers.python_of(make_peers.FOLDER)
     python = found if found.exists() else Path(sys.executable)
-    parser.add_argument("--python", type=Path, default=python, help="runs the scripts")
+    # Scripts run in the folders of both trees: a path from here must lead there, too.
+    parser.add_argument(
+        "--python", type=lambda text: Path(text).absolute(), default=python,
+        help="runs the scripts",
+    )  # fmt: skip
     return parser.parse_args()
 
 
