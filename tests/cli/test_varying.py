@@ -127,6 +127,7 @@ def test_texts_are_shown_as_text_and_never_as_terminal_commands(ring, capsys):
     assert "4 bytes" in shown
     assert "y" * 60 + "…" in shown
     assert "y" * 61 not in shown
+    assert "20 items: 1 .. 1, mean 1" in shown
     assert run(["head", str(ring), "-n", "6", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["mission"] for row in rows[:3]] == [TEXT, TEXT + "x", TEXT + "xx"]
@@ -134,6 +135,7 @@ def test_texts_are_shown_as_text_and_never_as_terminal_commands(ring, capsys):
     assert rows[3]["frame"] == {"bytes": 3}
     assert rows[0]["cloud"] == []
     assert rows[5]["cloud"]["shape"] == [20, 3]
+    assert rows[5]["cloud"]["items"] == 20
     assert rows[1]["cloud"] == [[1.0, 1.0, 1.0]]
 
 
@@ -230,6 +232,13 @@ def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
     shown, warned = capsys.readouterr()
     assert "of 1.00 MiB of values that vary" in " ".join(shown.split())
     assert warned == ""
+    mr.ReplayBuffer.create(
+        tmp_path / "packed", schema, 500, heap_bytes="64 KiB", engine="zarr"
+    ).close()
+    assert run(["info", str(tmp_path / "packed")]) == 0
+    assert "move on to shards, so that a full heap ends no row" in (
+        " ".join(capsys.readouterr().out.split())
+    )
     assert run(["resize", str(path), "500", "--heap-bytes", "16 KiB", "--yes"]) == 0
     left = (16384 - 1024) // 800
     expected = f"{alive - left} rows removed, {left} steps left"

@@ -247,6 +247,7 @@ def bare(sizes: Sizes, folder: Path) -> Side:
     places = [[array.ctypes.data for array in batch] for batch in batches]
     from_, to = source.ctypes.data, out.ctypes.data
 
+    # The arrays are held by the function, which passes their addresses.
     def side(_arrays: object = (source, batches, out)) -> None:
         turn[0] = (turn[0] + 1) % len(places)
         gather(from_, *places[turn[0]], to, BATCH)
