@@ -126,11 +126,6 @@ class MappedRows:
         if advise != "kernel":
             # The kernel's own read-ahead reads 128 KiB for every missing row.
             self.mapping.madvise(mmap.MADV_RANDOM)
-        # A writer makes large pages for itself. In a virtual machine, 4,096 random rows
-        # through a large mapping of them take 8 % longer than through small ones. A
-        # kernel without large pages refuses.
-        with suppress(OSError):
-            self.mapping.madvise(mmap.MADV_NOHUGEPAGE)
         self._file = file
         # A view keeps the mapping alive: a thread that copies while another closes the
         # buffer ends its copy, and a mapping taken away under it would be a SIGSEGV.
