@@ -22,12 +22,12 @@ from tools.torture.specimens import alive, one_boot, specimens
 
 
 def test_no_damaged_buffer_passes_for_a_whole_one():
-    report = mutate.attack(100, 31)
+    report = mutate.attack(60, 31)
     assert report.findings == {}, report.examples
-    assert report.states == 100
+    assert report.states == 60
     for happened in ("verify: damaged", "read: right", "write: written", "draw: drawn"):
-        assert report.seen[happened] > 20, happened
-    assert report.seen["read: CorruptError"] + report.seen["read: FormatError"] > 20
+        assert report.seen[happened] > 10, happened
+    assert report.seen["read: CorruptError"] + report.seen["read: FormatError"] > 10
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_nothing_is_found_in_many_damaged_buffers():
 
 @pytest.mark.parametrize(
     ("geometries", "states", "seed", "refused"),
-    [(HEAPED, 60, 33, 10), (SHARDED_HEAPS, 20, 41, 5)],
+    [(HEAPED, 40, 33, 5), (SHARDED_HEAPS, 12, 41, 2)],
     ids=["heaps", "shards"],
 )
 def test_no_forged_value_passes_for_a_whole_one(geometries, states, seed, refused):
@@ -46,7 +46,7 @@ def test_no_forged_value_passes_for_a_whole_one(geometries, states, seed, refuse
     assert report.findings == {}, report.examples
     assert report.states == states
     for happened in ("verify: damaged", "read: right", "repair: cut", "draw: drawn"):
-        assert report.seen[happened] > 5, happened
+        assert report.seen[happened] > 2, happened
     assert report.seen["read: CorruptError"] > refused
 
 
