@@ -590,6 +590,25 @@ def test_e_goes_to_the_end_and_then_to_the_next_one(tab, serve, path):
     assert tab.errors() == []
 
 
+def test_the_address_of_the_playhead_does_not_replace_one_that_was_followed(
+    tab, serve, path
+):
+    tab.open(serve(path), "e=0:0")
+    # The timer of the playhead ends after the key, and before the event of its address.
+    tab.run(
+        "const begin = window.setTimeout, timers = [];"
+        "window.setTimeout = (timer) => timers.push(timer);"
+        "mmr.app.player.move(3);"
+        "window.setTimeout = begin;"
+        "location.hash = mmr.app.link('e=0:31');"
+        "for (const timer of timers) timer();"
+    )
+    tab.wait("return document.querySelector('h1')?.textContent === 'Episode 2 of 10'")
+    tab.key("ArrowRight")
+    tab.wait("return location.hash === '#e=0:31&t=1'")
+    assert tab.errors() == []
+
+
 def test_keys_work_with_caps_lock(tab, serve, path):
     tab.open(serve(path), "e=0:0")
     curves_drawn(tab, 3)

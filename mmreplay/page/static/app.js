@@ -66,6 +66,7 @@
     const own = ++turn;
     const isCurrent = () => own === turn;
     const { hash } = location;
+    known = hash;
     app.leave?.();
     app.leave = app.keys = app.onstate = app.recolour = app.player = null;
     app.id = id;
@@ -96,6 +97,15 @@
     document.title = `${buffer?.name ?? "mmreplay"} · ${TITLES[screen] ?? "Episode"} · mmreplay`;
   }
   app.refresh = show;
+
+  // A screen puts what it shows into the address. Where another address was followed, whose
+  // event is still to come, that one stays.
+  let known = location.hash;
+  app.putAddress = (parts) => {
+    if (location.hash !== known) return;
+    history.replaceState(null, "", app.link(parts));
+    known = location.hash;
+  };
 
   function waiting() {
     return el("div", { class: "card" }, el("p", { class: "muted" }, "Reading…"), el("div", { class: "skeleton" }));

@@ -47,10 +47,7 @@
         seed = wanted;
         error.hidden = true;
         show(answer);
-        if (!mmr.isSaved()) {
-          const address = `draws&sampler=${encodeURIComponent(text.value)}`;
-          history.replaceState(null, "", app.link(address));
-        }
+        if (!mmr.isSaved()) app.putAddress(`draws&sampler=${encodeURIComponent(text.value)}`);
       } catch (refused) {
         if (stopped || own !== turn) return;
         error.hidden = false;

@@ -187,7 +187,7 @@
       for (const { plot } of plots) placePlayhead(plot);
       clearTimeout(addressTimer);
       addressTimer = setTimeout(() => {
-        if (!stopped) history.replaceState(null, "", app.link(`e=${env}:${begin}&t=${step}`));
+        if (!stopped) app.putAddress(`e=${env}:${begin}&t=${step}`);
       }, 250);
     }
 
