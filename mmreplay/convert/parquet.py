@@ -1260,6 +1260,11 @@ def is_bytes(kind: Any) -> bool:
     )
 
 
+def encode_field(values: Ragged, field: Field) -> Any:
+    """Values of a field that varies as an Arrow array of the type that files have."""
+    return encode_values(values, _varying_type(field))
+
+
 def encode_values(values: Ragged, kind: Any) -> Any:
     """Values as an Arrow array of its own memory; see `encode`."""
     offsets = values.offsets.astype(np.int32)

@@ -31,6 +31,7 @@ from mmreplay.buffer.opening import StrPath, holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.episode_ends import EpisodeSpans
+from mmreplay.convert.parquet import encode_field
 from mmreplay.convert.select import bounds_of, paths_of
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
@@ -47,6 +48,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.metadata import load as load_metadata
 from mmreplay.nesting import unflatten
+from mmreplay.ragged import Ragged
 from mmreplay.ray.cluster import require_connection
 from mmreplay.ray.registry import described
 from mmreplay.ring import Span
@@ -62,10 +64,13 @@ ANSWER_S = 60.0
 """How long a node may take to look at the rings it is asked for."""
 MAX_TRIES = 10
 """Attempts to read a block whose rows a writer overwrites meanwhile."""
+NUM_LOOKED_AT = 64
+"""Rows whose values that vary say how long those of a row are."""
 LABEL = "mmreplay"
 """Label of a node by which users may name it."""
 
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Any]
+"""By name arrays ``[N, *shape]``, or `Ragged` of N values."""
 Ids = NDArray[np.int64]
 Paths = StrPath | Sequence[StrPath] | Mapping[str, Sequence[StrPath]]
 
@@ -81,6 +86,7 @@ class RingStarts:
         stop: One past the last rank to read.
         nbytes: Bytes of one row, by column.
         stored: Columns that are copied as they are stored, whatever else is read.
+        varying: Columns of values of any length, whose bytes are those of an average.
     """
 
     path: str
@@ -89,6 +95,7 @@ class RingStarts:
     stop: int
     nbytes: dict[str, int]
     stored: frozenset[str]
+    varying: frozenset[str] = frozenset()
 
     @property
     def num_rows(self) -> int:
@@ -378,15 +385,25 @@ def look_at(
             chosen = spans.span(*bounds_of("episodes", episodes, spans.total))
             first, stop = _ranks_within(buffer, chosen, snapshot)
         nbytes: dict[str, int] = {}
+        varying: frozenset[str] = frozenset()
         if snapshot.total:
-            env_ids, positions = snapshot.steps_at(view, np.arange(1))
-            one = buffer.take(env_ids, positions)
-            nbytes = {name: array.nbytes for name, array in one.fields.items()}
+            # Values that vary are as long as those of some rows, on average.
+            ranks = np.linspace(0, snapshot.total - 1, NUM_LOOKED_AT).astype(np.int64)
+            ranks = ranks if buffer.schema.varying else ranks[:1]
+            env_ids, positions = snapshot.steps_at(view, ranks)
+            some = buffer.take(env_ids, positions)
+            nbytes = {
+                name: -(-array.nbytes // len(ranks))
+                for name, array in some.fields.items()
+            }
+            varying = frozenset(
+                name for name, c in some.fields.items() if isinstance(c, Ragged)
+            )
             for name in ("env_id", "position", "buffer_id"):
                 nbytes.setdefault(name, 8)
         stored = frozenset() if transforms else frozenset(buffer.schema.paths)
         known = snapshot if snapshot.total else None
-        return RingStarts(str(where), known, first, stop, nbytes, stored)
+        return RingStarts(str(where), known, first, stop, nbytes, stored, varying)
 
 
 def _ranks_within(
@@ -451,7 +468,7 @@ def read_rows(
                 # Rows that are only counted need a column, too.
                 names = columns or ("position",)
                 block = {name: block[name] for name in names}
-            yield BlockAccessor.batch_to_arrow_block(block)
+            yield _arrow_block(buffer, block)
     if lost:
         warnings.warn(
             f"{ring.path}: {lost} of {stop - first} rows were overwritten before they "
@@ -461,6 +478,31 @@ def read_rows(
         )
         if count is not None:
             ray.get(count.add.remote(lost), timeout=ANSWER_S)
+
+
+def _arrow_block(buffer: ReplayBuffer, block: Columns) -> Any:
+    """A block of Ray Data; values that vary are lists, text and bytes, as in parquet.
+
+    Raises:
+        SchemaError: A row has several values of a field that varies.
+    """
+    ragged = {name: c for name, c in block.items() if isinstance(c, Ragged)}
+    if not ragged:
+        return BlockAccessor.batch_to_arrow_block(block)
+    fields = dict(buffer.schema.fields)
+    fields |= {name: fields[path] for path, name in buffer.view.next_paths.items()}
+    # The number of rows, where every column that is read varies.
+    plain = {name: c for name, c in block.items() if name not in ragged}
+    any_column = np.empty(len(next(iter(ragged.values()))), np.int8)
+    made = BlockAccessor.batch_to_arrow_block(plain or {"": any_column})
+    for name, values in ragged.items():
+        if len(values.shape) != 1:
+            raise SchemaError(
+                f"column {name!r} has {values.shape[1]} values of any length a row, "
+                "which Ray Data cannot read. Leave the stack out, or read other fields."
+            )
+        made = made.append_column(name, encode_field(values, fields[name]))
+    return made.select(list(block))
 
 
 def _gather(
@@ -495,7 +537,10 @@ def _gather(
             if (positions >= buffer.view.starts.first[env_ids]).all():
                 raise
             continue
-        block = {name: np.ascontiguousarray(array) for name, array in block.items()}
+        block = {
+            name: c if isinstance(c, Ragged) else np.ascontiguousarray(c)
+            for name, c in block.items()
+        }
         block.setdefault("env_id", env_ids)
         block.setdefault("position", positions)
         return block
@@ -630,11 +675,16 @@ def _check_alike(rings: Sequence[RingStarts]) -> None:
     Raises:
         SchemaError: They have not the same ones.
     """
+
+    def nbytes_of(ring: RingStarts) -> set[tuple[str, int]]:
+        fixed = {name: ring.nbytes[name] for name in ring.nbytes.keys() - ring.varying}
+        return {*fixed.items(), *((name, 0) for name in ring.varying)}
+
     some = [ring for ring in rings if ring.num_rows]
     for ring in some[1:]:
         first = some[0]
-        if ring.nbytes != first.nbytes:
-            different = sorted(set(ring.nbytes.items()) ^ set(first.nbytes.items()))
+        if nbytes_of(ring) != nbytes_of(first):
+            different = sorted(nbytes_of(ring) ^ nbytes_of(first))
             raise SchemaError(
                 f"rings of one dataset must have the same columns, but {ring.path} and "
                 f"{first.path} differ in {different[0][0]!r}. Read them into datasets "

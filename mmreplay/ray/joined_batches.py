@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
+from mmreplay.ragged import Ragged
 from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
@@ -170,13 +171,17 @@ class BatchJoiner:
             masses.append(Mass(float(share), mass.num_legal, lowest, mass.highest))
         return masses
 
-    def _rows(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def _rows(self, arrays: Sequence[Any]) -> Any:
         """Join rows of a field in memory that is used again.
 
         What travelled is Ray's memory, read-only and not to be held, so that it is
-        copied even where it is one array.
+        copied even where it is one array, or one `Ragged`.
         """
         first = arrays[0]
+        if isinstance(first, Ragged):
+            if len(arrays) == 1 and first.values.flags.writeable:
+                return first
+            return Ragged.concatenate(arrays)
         if len(arrays) == 1 and first.flags.writeable:
             return first
         count = sum([len(array) for array in arrays])

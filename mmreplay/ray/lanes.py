@@ -35,6 +35,7 @@ from mmreplay.nesting import unflatten
 from mmreplay.ray.limits import RingCounter, limiter_of
 from mmreplay.ray.registry import check_same, described, differing
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 
 THIN = "thin"
 """The folder of a run's ring of thin writers, beside those of its other rings."""
@@ -101,6 +102,7 @@ def create_lanes(
     """
     folder = absolute(path)
     described(schema)
+    refuse_varying(schema, "a ring of thin writers")
     number("idle_s", idle_s, above=0)
     counter = None if limiter is None else RingCounter(limiter)
     if not holds_buffer(folder):

@@ -234,8 +234,10 @@ class MassDraws:
             it is better not to hold the memory of several batches for one.
         """
         several = len(call.steps) > 1
-        nbytes = len(call.steps) * call.count * self._table.schema.row_nbytes
-        if several and nbytes > TOGETHER_NBYTES:
+        schema = self._table.schema
+        nbytes = len(call.steps) * call.count * schema.row_nbytes
+        # How long values that vary are is not known.
+        if several and (nbytes > TOGETHER_NBYTES or schema.varying):
             return None
         found: dict[int, RingRows] = {}
         for request in call.requests:

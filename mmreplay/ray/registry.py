@@ -39,7 +39,6 @@ from mmreplay.ray.cluster import (
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
-from mmreplay.schema.schema import refuse_varying
 
 INFO_S = 3.0
 """Within which a shard says what it serves, or counts as away."""
@@ -508,14 +507,13 @@ def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return a schema as it travels.
 
     Raises:
-        SchemaError: It is none, or a field varies, whose values do not travel yet.
+        SchemaError: It is none.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(
             f"schema must be a Schema, got {type(schema).__name__}. Use "
             "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
         )
-    refuse_varying(schema, "a run on Ray")
     return schema.to_json(), dict(schema.roles)
 
 

@@ -53,6 +53,7 @@ from mmreplay.ray.limits import (
 from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import check_create, check_folder, node_key, serve
 from mmreplay.schema import Schema
+from mmreplay.schema.schema import refuse_varying
 
 Keep = Literal["published", "committed"]
 OnFull = Literal["raise", "wait"]
@@ -119,6 +120,7 @@ def thin_ring(
     network = bool(create.get("allow_network", False))
     number("idle_s", idle_s, above=0)
     fields, roles = described(schema)
+    refuse_varying(schema, "a ring of thin writers")
     # Before there is a registry, which would stay.
     ring = where / run / THIN
     check_folder(ring.parent, network)

@@ -61,8 +61,10 @@ def as_travelled(results):
     """Results as Ray hands them over: copies, whose arrays cannot be written to."""
     results = pickle.loads(pickle.dumps(results))
     for block in results[1:]:
-        for array in block.values():
-            array.flags.writeable = False
+        for column in block.values():
+            ragged = isinstance(column, mr.Ragged)
+            for array in (column.values, column.offsets) if ragged else (column,):
+                array.flags.writeable = False
     return results
 
 
