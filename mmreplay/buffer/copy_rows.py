@@ -241,6 +241,10 @@ def copy_rows(
     Returns:
         int64 ``[E]``, the first position of each environment, and int64 ``[E]``, the
         heap heads and the heap tails; None where no field varies.
+
+    Raises:
+        CorruptError: A value that varies is damaged; the copy would give it a checksum
+            that fits.
     """
     span = reader.span
     ring = store.ring
@@ -272,7 +276,9 @@ def copy_rows(
             if not len(positions):
                 continue
             ids = np.full(len(positions), env_id)
-            rows_read = reader.gather_rows(ids, positions, reader.limits_before)
+            rows_read = reader.gather_rows(
+                ids, positions, reader.limits_before, copied=True
+            )
             columns: Columns = rows_read.fields
             for path, value in (fill or {}).items():
                 rows_read.fields[path] = (
@@ -347,6 +353,7 @@ def compact(
 
     Raises:
         FormatError: The path holds something already, or the source is no buffer.
+        CorruptError: A value that varies differs from its checksum.
         SchemaError: The codec is unknown, or has no such level; a level or checksums
             are asked for without a codec; or a field can have no array.
         StaleError: The source's writer gave up rows that were not copied yet.

@@ -53,6 +53,7 @@ from mmreplay.episodes import (
 from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
+    OR_REPAIR,
     CorruptError,
     EmptyError,
     FailedError,
@@ -802,7 +803,9 @@ class GenerationReader(StartView):
             fields.setdefault("is_first", windows.is_first)
         return fields
 
-    def with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
+    def with_values(
+        self, fields: Fields, env_ids: Ids, positions: Ids, *, copied: bool = False
+    ) -> Fields:
         """Replace references by the values that they name.
 
         Args:
@@ -810,12 +813,15 @@ class GenerationReader(StartView):
                 which stays as it is.
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``, the steps.
+            copied: The rows go to other files, each by itself, where values get new
+                checksums: they are compared with those that they have here.
 
         Returns:
             The same, with `Ragged` of references ``[N, ...]``.
 
         Raises:
-            CorruptError: A reference of a row that is still there is illegal.
+            CorruptError: A reference of a row that is still there is illegal or, where
+                that is looked at, a value differs from its checksum.
         """
         heap, commit = self._heap, self._commit
         if heap is None:
@@ -825,6 +831,7 @@ class GenerationReader(StartView):
         heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
         assert heap_heads is not None
         assert heap_tails is not None
+        check = copied or self.files.policy.check_values
         result = dict(fields)
         for name, column in fields.items():
             if column.dtype != REFERENCE:
@@ -836,7 +843,7 @@ class GenerationReader(StartView):
             ids = env_ids if each == 1 else np.repeat(env_ids, each)
             store = self._store
             sealed = store if isinstance(store, ZarrStore) else None
-            if sealed is None and not self.files.policy.check_values:
+            if sealed is None and not check:
                 plain = self._plain_values(
                     field, limits, references, ids, heap_heads, heap_tails
                 )
@@ -856,20 +863,22 @@ class GenerationReader(StartView):
                 illegal = ~legal(references, field, heap.nbytes, *bounds)
             if illegal.any():
                 steps = illegal.reshape(count, -1).any(axis=1)
-                self._refuse_damaged(path, env_ids[steps], positions[steps], ahead)
+                self._refuse_damaged(
+                    path, env_ids[steps], positions[steps], ahead, alone=copied
+                )
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
             if sealed is None:
                 data = self._value_buffers.empty_bytes(int(nbytes.sum()))
                 heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
-            if self.files.policy.check_values:
+            if check:
                 sums = value_checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
                 differs = sums != references["crc"]
                 if differs.any():
                     steps = differs.reshape(count, -1).any(axis=1)
                     self._refuse_damaged(
                         path, env_ids[steps], positions[steps], ahead,
-                        "its value differs from its checksum",
+                        "its value differs from its checksum", alone=copied,
                     )  # fmt: skip
             offsets = np.zeros(len(references) + 1, np.int64)
             np.cumsum(references["length"], out=offsets[1:])
@@ -953,7 +962,9 @@ class GenerationReader(StartView):
                 at = int(overlaps[0]) + 1
                 which = rows[row[at : at + 1]]
                 path = paths[int(number[at])]
-                self._refuse_damaged(path, env_ids[which], positions[which], 0)
+                self._refuse_damaged(
+                    path, env_ids[which], positions[which], 0, alone=True
+                )
 
     def references(
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
@@ -966,20 +977,33 @@ class GenerationReader(StartView):
     def _refuse_damaged(
         self, path: str, env_ids: Ids, positions: Ids, ahead: int,
         damage: str = "its reference does not lead to a value in heap.bin",
+        *, alone: bool = False,
     ) -> None:  # fmt: skip
         """Refuse references and values that are wrong, unless overwritten by now.
+
+        Args:
+            path: Their field.
+            env_ids: int64 ``[N]``, of their steps.
+            positions: int64 ``[N]``, likewise.
+            ahead: Steps after those in which they lie.
+            damage: What is wrong.
+            alone: Each row counts by itself, whatever transforms would read with it.
 
         Raises:
             CorruptError: They are damage.
         """
         self.check_uncut()
-        damaged = np.flatnonzero(~self._overwritten(env_ids, positions))
+        if alone:
+            dead: NDArray[np.bool_] = positions < self._oldest_intact(env_ids)
+        else:
+            dead = self._overwritten(env_ids, positions)
+        damaged = np.flatnonzero(~dead)
         if len(damaged):
             which = int(damaged[0])
             raise CorruptError(
                 f"field {path!r} is damaged in position {positions[which] + ahead} of "
-                f"environment {env_ids[which]}: {damage}. Run mmreplay verify, and "
-                "restore the buffer from a copy."
+                f"environment {env_ids[which]}: {damage}. Restore the buffer from a "
+                f"copy{OR_REPAIR}."
             )
 
     def copy_steps(
@@ -1391,25 +1415,29 @@ class GenerationReader(StartView):
         self._check_not_overwritten(ids, pos, before)
         return flags
 
-    def gather_rows(self, env_ids: Ids, positions: Ids, before: LimitsBefore) -> Batch:
+    def gather_rows(
+        self, env_ids: Ids, positions: Ids, before: LimitsBefore, *,
+        copied: bool = False,
+    ) -> Batch:  # fmt: skip
         """Stored fields of rows, and which are final.
 
         Args:
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``, alive when the limits were read.
             before: `limits_before`.
+            copied: See `with_values`.
         """
         fields = self.read(self._schema.paths, env_ids, positions)
         if self._heap is not None:
             self._refuse_overlaps(fields, env_ids, positions)
-            fields = self.with_values(fields, env_ids, positions)
+            fields = self.with_values(fields, env_ids, positions, copied=copied)
         final = (self.flags(env_ids, positions) & FINAL) != 0
         self._check_not_overwritten(env_ids, positions, before)
         fields.setdefault("final", final)
         return self._batch(draw_of(env_ids, positions), fields)
 
     def read_values(self, paths: Sequence[str], env_ids: Ids, positions: Ids) -> Fields:
-        """Stored fields of rows in order, with the values of those that vary.
+        """Stored fields of rows in order that go to another file; see `with_values`.
 
         Args:
             paths: Fields to read.
@@ -1420,7 +1448,8 @@ class GenerationReader(StartView):
             Per path ``[N, *shape]``, or `Ragged`; whole if the rows are not `stale`.
 
         Raises:
-            CorruptError: A reference of a row that is still there is illegal.
+            CorruptError: A reference of a row that is still there is illegal, or its
+                value differs from its checksum.
         """
         varying = [path for path in paths if path in self._schema.varying]
         if self._heap is None or not varying:
@@ -1429,7 +1458,7 @@ class GenerationReader(StartView):
         fields = self.read(read, env_ids, positions)
         self._refuse_overlaps(fields, env_ids, positions)
         wanted = {path: fields[path] for path in paths}
-        return self.with_values(wanted, env_ids, positions)
+        return self.with_values(wanted, env_ids, positions, copied=True)
 
     def gather_all(self) -> Batch:
         """Every row; see `ReplayBuffer.gather_all`."""

@@ -1246,7 +1246,9 @@ class ReplayBuffer:
         Raises:
             SchemaError: It is no such number, or less than the transforms' windows; or
                 `heap_bytes` is not legal.
-            FullError: No space is left; the buffer stays as it was.
+            CorruptError: A value that varies differs from its checksum, or is not where
+                its row says; the buffer stays as it was.
+            FullError: No space is left; likewise.
         """
         with self._turn:
             self._appender().check()
@@ -1275,6 +1277,7 @@ class ReplayBuffer:
             SchemaError: The path exists, fill, `heap_bytes` or the transforms do not
                 fit, or it would change what old rows say of their ends and next
                 observations.
+            CorruptError: As of `resize`.
         """
         with self._turn:
             self._appender().check()

@@ -62,8 +62,10 @@ def export(
         SchemaError: A field, option or column of priorities is unknown, or the format
             cannot hold a field.
         SourceError: Strict, and something would be lost.
+        CorruptError: A value that varies differs from its checksum, or is not where its
+            row says; the target is as it was.
         StaleError: A live writer overwrote rows before they were read.
-        FullError: No space is left; the target is as it was.
+        FullError: No space is left; likewise.
 
     Example:
         >>> report = mr.export("runs/cartpole", "cartpole.npz")

@@ -1120,6 +1120,22 @@ def test_each_row_whose_bytes_are_needed_is_in_one_file(engine, every, tmp_path)
         assert row["tokens"].tobytes() == tokens[env_id].tobytes()
 
 
+def test_a_damaged_value_is_in_no_file_and_its_row_stays(tmp_path):
+    schema = mr.Schema({"text": mr.Field.text(max_bytes=8)})
+    buffer = mr.ReplayBuffer.create(tmp_path / "source", schema, 60, heap_bytes=4096)
+    buffer.extend(text=["aaaaaaaa"] * 20)
+    buffer.commit()
+    with (tmp_path / "source" / "data-000001" / "heap.bin").open("r+b") as file:
+        file.seek(8)
+        file.write(b"b")
+    message = "'text' is damaged in position 1 of environment 0: its value differs from"
+    with pytest.raises(CorruptError, match=message):
+        mr.AutoExport(buffer, tmp_path / "files").flush()
+    assert list((tmp_path / "files").iterdir()) == []
+    assert len(buffer) == 20
+    buffer.close()
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(("engine", "capacity"), [("memmap", 500), ("zarr", 64)])
 def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(

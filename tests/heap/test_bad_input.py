@@ -284,7 +284,7 @@ def test_a_heap_that_was_replaced_is_damage_wherever_values_are_checked(tmp_path
     filled(tmp_path / "ring").close()
     heap = tmp_path / "ring" / DATA / "heap.bin"
     heap.write_bytes(os.urandom(HEAP_BYTES))
-    match = "its value differs from its checksum. Run mmreplay verify"
+    match = "its value differs from its checksum. Restore the buffer"
     for mode in ("r", "r+"):
         with (
             mr.ReplayBuffer.open(tmp_path / "ring", mode, check_values=True) as buffer,

@@ -353,6 +353,64 @@ def test_verify_finds_a_value_that_was_changed(ring):
                 buffer.take(0, [16, 17, 18])
 
 
+def change(path, position):
+    """Change a byte of the value of a row of `ring`."""
+    with (path / DATA / "heap.bin").open("r+b") as file:
+        file.seek(40 * position + 3)
+        file.write(b"x")
+
+
+def resize(path):
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        buffer.resize(100)
+
+
+def add_field(path):
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        buffer.add_field("more", mr.Field((), "int8"), 0)
+
+
+def stack_and_resize(path):
+    # Draws fold no row before the oldest one: that one is copied all the same.
+    stack = mr.FrameStack(4, paths=["observation"])
+    with mr.ReplayBuffer.open(path, "r+", transforms=[stack]) as buffer:
+        buffer.resize(100)
+
+
+COPIES = {
+    "resize": resize,
+    "resize of stacks": stack_and_resize,
+    "add_field": add_field,
+    "compact": lambda path: mr.compact(path, path.parent / "copy", codec=None),
+    "compact to shards": lambda path: mr.compact(path, path.parent / "copy"),
+    "export": lambda path: mr.export(path, path.parent / "copy.npz"),
+    "export of text": lambda path: mr.export(path, path.parent / "copy.csv"),
+    "export of a table": lambda path: mr.export(path, path.parent / "copy.parquet"),
+}
+
+
+@pytest.mark.parametrize("position", [0, 17])
+@pytest.mark.parametrize("copy", COPIES)
+def test_no_copy_gives_a_damaged_value_a_checksum_that_fits(ring, copy, position):
+    # It did: the damage was there for good, and verify found nothing.
+    change(ring, position)
+    match = (
+        f"'tokens' is damaged in position {position} of environment 0: its value "
+        "differs from its checksum. Restore the buffer from a copy, or run mmreplay "
+        "repair SOURCE TARGET"
+    )
+    with pytest.raises(CorruptError, match=match):
+        COPIES[copy](ring)
+    assert [path.name for path in ring.parent.iterdir()] == ["ring"]
+    (finding,) = mr.verify_buffer(ring).findings
+    assert f"position {position}: the checksum of its value must" in finding.message
+    made = mr.repair(ring, ring.parent / "repaired")
+    assert (made.rows, made.cuts) == (
+        29, (mr.DroppedRows(0, position, position + 1, "value"),)
+    )  # fmt: skip
+    COPIES[copy](made.target)
+
+
 def test_verify_finds_values_that_overlap(ring):
     with mr.ReplayBuffer.open(ring) as buffer:
         fields = buffer.reading._store.gather(np.array([12]), ("tokens",))
