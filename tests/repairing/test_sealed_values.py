@@ -133,6 +133,59 @@ def test_a_value_that_was_changed_in_its_shard_costs_its_row_alone(damaged):
     assert_repaired(made, [], [375])
 
 
+DAMAGED = {
+    "no UTF-8": b"\xff",
+    "half a character": b"\x80",
+    "another character": b"Z",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_text_that_was_changed_in_the_heap_costs_its_row_alone_when_sealed(
+    tmp_path, damage, at
+):
+    # As it was, no reader could take its chunk, and a repair dropped all of its rows.
+    schema = mr.Schema(
+        {"text": mr.Field.text(max_bytes=20), "more": mr.Field.bytes(max_bytes=20)}
+    )
+    options = {"heap_bytes": 65_536, "engine": "zarr", "commit_every": None}
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, schema, 100, **options) as buffer:
+        assert buffer.metadata.sharding.shard_rows == 16
+        buffer.extend(text=["åaaaaaa"] * 20, more=[b"mmmmmmmm"] * 20)
+        buffer.close(seal=False)
+    # Two values of eight bytes for each row; those of the first rows are in a shard.
+    for value in (2 * 17, 2 * 18 + 1):
+        with (path / DATA / "heap.bin").open("r+b") as file:
+            file.seek(8 * value + (0 if at == "first" else 7))
+            file.write(DAMAGED[damage])
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        buffer.extend(text=["c"] * 70, more=[b"c"] * 70)
+    with mr.ReplayBuffer.open(path) as buffer:
+        sealed = buffer._files.store.sealed(np.arange(90))
+        assert sealed.all()
+        others = [position for position in range(90) if position != 17]
+        assert buffer.get_field("text", 0, others).text() == (
+            ["åaaaaaa"] * 19 + ["c"] * 70
+        )
+        if damage == "another character" and at == "last":
+            assert buffer.get_field("text", 0, 17).text() == "åaaaaaZ"
+        else:
+            with pytest.raises(mr.errors.CorruptError, match="in position 17 of"):
+                buffer.get_field("text", 0, 17)
+        # Bytes of any kind can be stored as they are.
+        assert DAMAGED[damage] in buffer.get_field("more", 0, 18).values.tobytes()
+    found = [finding.message for finding in verify_buffer(path).findings]
+    assert [message.partition(": ")[0] for message in found] == [
+        "field 'text' of environment 0, position 17",
+        "field 'more' of environment 0, position 18",
+    ]
+    made = mr.repair(path)
+    assert made.cuts == (mr.DroppedRows(0, 17, 19, "value"),)
+    assert verify_buffer(made.target).findings == ()
+
+
 def test_values_of_other_lengths_than_their_references_cost_their_rows_alone(damaged):
     shard = shard_of(damaged, 0, 373)
     data = shard.read_bytes()

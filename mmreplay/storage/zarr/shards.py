@@ -835,7 +835,9 @@ class ShardMaker:
     def _encoded(self, array: ShardedArray, range_id: int, rows: Ids) -> Bytes:
         """The chunk of values of rows that are in the staging files.
 
-        Rows that are not alive have none: nothing may be left of their values.
+        Rows that are not alive have none: nothing may be left of their values. One that
+        was damaged in the heap goes along as it is, for `verify` to find by the
+        checksum in its reference.
         """
         field, heap, ring = array.values, self._heap, self._ring
         assert field is not None
@@ -862,7 +864,10 @@ class ShardMaker:
         head = int(after.heads[env_id])
         positions = head - 1 - (head - 1 - slot) % ring.slots + np.arange(len(rows))
         alive = (positions >= after.tails[env_id]) & (positions < head)
-        return values.encode(data, begins, np.where(alive, nbytes, 0))
+        nbytes = np.where(alive, nbytes, 0)
+        if field.kind == "text":
+            nbytes = values.text_nbytes(data, begins, nbytes)
+        return values.encode(data, begins, nbytes)
 
     def _values(self, array: ShardedArray, rows: Ids) -> NDArray[np.generic]:
         """What an array says of rows that are in the staging files."""

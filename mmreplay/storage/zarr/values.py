@@ -82,6 +82,26 @@ def _numbers(values: Ids | list[int]) -> Bytes:
     return np.array(values, "<u4").view(np.uint8).reshape(-1, NUMBER_NBYTES)
 
 
+def text_nbytes(data: Bytes, begins: Ids, nbytes: Ids) -> Ids:
+    """Bytes of each text to be stored, int64 ``[N]``: 0 of one that is no UTF-8.
+
+    Its chunk could not be read by anyone. With another length than its reference says
+    it is damage by itself, and the texts beside it are whole.
+
+    Args:
+        data: uint8, which holds the texts, as they lie on a disk.
+        begins: int64 ``[N]``, the first byte of each in it.
+        nbytes: int64 ``[N]``, the bytes of each.
+    """
+    stored, view = nbytes.copy(), data.data
+    for at, begin in enumerate(begins.tolist()):
+        try:
+            str(view[begin : begin + int(nbytes[at])], "utf-8")
+        except UnicodeDecodeError:
+            stored[at] = 0
+    return stored
+
+
 def decode(chunk: Bytes, rows: int, field: Field) -> ValueChunk:
     """Take a chunk apart, from a file of unknown origin.
 
