@@ -82,7 +82,7 @@ from mmreplay.storage.gather import (
     after,
 )
 from mmreplay.storage.heap import Heap
-from mmreplay.storage.layout import RECORDS, record_layout, served_ends
+from mmreplay.storage.layout import HEAP, RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.group import shards_in
@@ -93,6 +93,8 @@ if TYPE_CHECKING:
 
 MAX_REDRAWS = 100
 SCAN_ROWS = 8192
+AVERAGED_ROWS = 256
+"""Rows of each environment by which a batch that memory does not hold is measured."""
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 _kernel = kernels.load("steps")
 _copies = kernels.load("copies")
@@ -493,14 +495,36 @@ class GenerationReader(StartView):
                     fields = _contiguous(fields)
         except MemoryError as error:
             length = getattr(sampler, "length", None)
-            nbytes = int(batch_size) * self._schema.row_nbytes * (length or 1)
+            row_nbytes = self._schema.row_nbytes + self._average_values_nbytes()
+            nbytes = int(batch_size) * row_nbytes * (length or 1)
             windows = "" if length is None else f" windows of {length} steps"
+            about = " about" if self._schema.varying else ""
             raise MemoryError(
-                f"batch_size: the stored fields of {batch_size}{windows} need "
+                f"batch_size: the stored fields of {batch_size}{windows} need{about} "
                 f"{nbytes:,} bytes, which exceeds the memory. Draw several smaller "
                 "batches."
             ) from error
         return self._batch(draw, fields)
+
+    def _average_values_nbytes(self) -> int:
+        """Bytes of the values that vary of a row, by some of the rows alive."""
+        paths, span = self._schema.varying, self.span
+        if not paths:
+            return 0
+        numbers = np.linspace(0, 1, AVERAGED_ROWS, endpoint=False)[:, None]
+        there = np.flatnonzero(span.lengths)
+        lengths = span.lengths[there]
+        positions = span.first[there] + (numbers * lengths).astype(np.int64)
+        try:
+            items = self.get_lengths(paths, there, positions, damaged=True)
+        except (StaleError, FailedError, CorruptError):
+            # It is for a message about something else.
+            return 0
+        fields = self._schema.fields
+        sizes = [items[path] * fields[path].inner_nbytes for path in paths]
+        # Environments count by their rows.
+        means = np.sum(sizes, axis=0).mean(axis=0)
+        return round(float(means @ lengths / lengths.sum()))
 
     def _try_sample(
         self, sampler: Sampler, count: int, contiguous: bool = False
@@ -976,8 +1000,7 @@ class GenerationReader(StartView):
 
     def _refuse_damaged(
         self, path: str, env_ids: Ids, positions: Ids, ahead: int,
-        damage: str = "its reference does not lead to a value in heap.bin",
-        *, alone: bool = False,
+        damage: str | None = None, *, alone: bool = False,
     ) -> None:  # fmt: skip
         """Refuse references and values that are wrong, unless overwritten by now.
 
@@ -986,7 +1009,7 @@ class GenerationReader(StartView):
             env_ids: int64 ``[N]``, of their steps.
             positions: int64 ``[N]``, likewise.
             ahead: Steps after those in which they lie.
-            damage: What is wrong.
+            damage: What is wrong; by default, their references.
             alone: Each row counts by itself, whatever transforms would read with it.
 
         Raises:
@@ -999,10 +1022,16 @@ class GenerationReader(StartView):
             dead = self._overwritten(env_ids, positions)
         damaged = np.flatnonzero(~dead)
         if len(damaged):
-            which = int(damaged[0])
+            env_id, position = env_ids[damaged[:1]], positions[damaged[:1]] + ahead
+            if damage is None:
+                store, place = self._store, HEAP
+                if isinstance(store, ZarrStore):
+                    (row,) = self._ring.rows(env_id, position).tolist()
+                    place = store.place_of(path, row)
+                damage = f"its reference does not lead to a value in {place}"
             raise CorruptError(
-                f"field {path!r} is damaged in position {positions[which] + ahead} of "
-                f"environment {env_ids[which]}: {damage}. Restore the buffer from a "
+                f"field {path!r} is damaged in position {position[0]} of environment "
+                f"{env_id[0]}: {damage}. Restore the buffer from a "
                 f"copy{OR_REPAIR}."
             )
 

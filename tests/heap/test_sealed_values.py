@@ -15,6 +15,7 @@ import pytest
 from numcodecs import blosc
 
 import mmreplay as mr
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.sharding import Sharding
@@ -575,6 +576,85 @@ def test_a_value_of_another_length_than_its_reference_says_is_damage(ring):
         buffer.gather_all()
     (finding,) = mr.verify_buffer(ring).findings
     assert "leads to no value, or to one of another length" in finding.message
+
+
+def claim(shard, nbytes):
+    """Let every reference of a shard say that its value has so many bytes."""
+
+    def lie(raw):
+        references = np.frombuffer(raw, REFERENCE)
+        references["length"] = nbytes
+        return raw
+
+    change(shard, lie)
+
+
+BEYOND_MEMORY = (1 << 31) - (1 << 16)
+"""The longest value that may be sealed: hundreds of them exceed any memory."""
+
+
+@pytest.fixture
+def claimed(tmp_path):
+    """The path of 300 rows of ten bytes, each of which claims two gigabytes."""
+    schema = mr.Schema({"blob": mr.Field.bytes(max_bytes=BEYOND_MEMORY)})
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring", schema, 300, engine="zarr", heap_bytes="8 GiB"
+    ) as buffer:
+        assert buffer.metadata.sharding.shard_rows == 1
+        buffer.extend(blob=[b"x" * 10] * 300)
+    for shard in (tmp_path / "ring" / DATA / "zarr" / "%references").rglob("c.*"):
+        claim(shard, BEYOND_MEMORY)
+    return tmp_path / "ring"
+
+
+READS = {
+    "sample": lambda buffer: buffer.sample(256),
+    "a small sample": lambda buffer: buffer.sample(2),
+    "gather_all": lambda buffer: buffer.gather_all(),
+    "get_field": lambda buffer: buffer.get_field("blob", 0, np.arange(250)),
+    "checked": lambda buffer: mr.ReplayBuffer.open(
+        buffer.path, check_values=True
+    ).gather_all(),
+    "a table": lambda buffer: mr.export(buffer, buffer.path.parent / "copy.parquet"),
+    "a copy": lambda buffer: mr.compact(buffer.path, buffer.path.parent / "copy"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(
+    claimed, read
+):
+    match = (
+        r"field 'blob' is damaged in position \d+ of environment 0: its reference does "
+        r"not lead to a value in the shard .*/ring/data-000001/zarr/blob/c\.0\.\d+\. "
+        "Restore the buffer from a copy, or run mmreplay repair SOURCE TARGET"
+    )
+    with (
+        mr.ReplayBuffer.open(claimed) as buffer,
+        pytest.raises(CorruptError, match=match),
+    ):
+        READS[read](buffer)
+    assert [path.name for path in claimed.parent.iterdir()] == ["ring"]
+
+
+def test_verify_finds_every_sealed_reference_that_claims_another_length(claimed):
+    report = mr.verify_buffer(claimed)
+    found = [finding for finding in report.findings if finding.kind == "value"]
+    assert len(found) == 300
+    assert all("leads to no value" in finding.message for finding in found)
+
+
+def test_values_beside_one_of_another_length_stay_their_own(ring, monkeypatch):
+    shard = shard_of(ring, "observation")
+    change(shard, shorter)
+    # As if its row was overwritten meanwhile: then the others are the batch.
+    monkeypatch.setattr(GenerationReader, "_refuse_damaged", lambda *_, **__: None)
+    with mr.ReplayBuffer.open(ring) as buffer:
+        positions = np.arange(int(buffer.span.first[0]), int(buffer.span.stop[0]))
+        texts = buffer.get_field("observation", 0, positions).text()
+    expected = [step(number)["observation"] for number in positions.tolist()]
+    (damaged,) = [at for at, text in enumerate(texts) if text != expected[at]]
+    assert texts[damaged] == ""
 
 
 def test_a_value_that_was_changed_is_found(ring):

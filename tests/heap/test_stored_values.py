@@ -292,6 +292,17 @@ def test_a_reference_of_the_next_observation_is_named_by_its_own_row(tmp_path):
         buffer.take(0, [4])
 
 
+def test_a_batch_beyond_memory_is_measured_with_its_values(ring):
+    with mr.ReplayBuffer.open(ring) as buffer:
+        row_nbytes = buffer.schema.row_nbytes + 40
+        match = (
+            "batch_size: the stored fields of 1000000000000000 need about "
+            f"{row_nbytes * 10**15:,} bytes, which exceeds the memory"
+        )
+        with pytest.raises(MemoryError, match=match):
+            buffer.sample(10**15)
+
+
 def test_an_illegal_reference_of_an_overwritten_row_is_no_damage(tmp_path):
     writer = filled(tmp_path / "ring", steps=60, capacity=60)
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:

@@ -24,6 +24,7 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.gather import BufferPool
+from mmreplay.storage.layout import HEAP
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.store import Columns, ReadPolicy
 from mmreplay.storage.zarr import group
@@ -234,7 +235,11 @@ class ZarrStore:
 
         Returns:
             `REFERENCE` ``[N]``; uint8, the values one after another; and bool ``[N]``,
-            the rows whose reference is illegal, or whose shard holds another value.
+            the rows whose reference is illegal, or whose shard holds a value of another
+            length: those have no value and a reference of zeros.
+
+        Raises:
+            MemoryError: There are more bytes of values than memory.
         """
         range_ids, within = np.divmod(rows, self._range_rows)
         for _ in range(TRIES):
@@ -259,7 +264,7 @@ class ZarrStore:
         self, path: str, rows: Ids, ranges: tuple[Ids, Ids, Ids], heap_tails: Ids,
         heap_heads: Ids, buffer: Callable[[int], Bytes],
     ) -> tuple[References, Bytes, NDArray[np.bool_]]:  # fmt: skip
-        heap, field = self.heap, self.schema.fields[path]
+        heap, field, slots = self.heap, self.schema.fields[path], self.ring.slots
         assert heap is not None
         assert field.max_length is not None
         columns = self._copied(rows, *ranges, [path])
@@ -269,25 +274,39 @@ class ZarrStore:
         fits = legal(references, field, heap.nbytes, heap_tails, heap_heads)
         # The heap may have given up the values of rows in shards.
         fits |= sealed & (references["length"] <= field.max_length)
-        references[~fits] = np.zeros((), REFERENCE)
-        nbytes = nbytes_of(references, field)
-        data, targets = buffer(int(nbytes.sum())), np.cumsum(nbytes) - nbytes
-        raw = np.flatnonzero(~sealed)
-        begins = offsets(references[raw], rows[raw] // self.ring.slots, heap.nbytes)
-        if len(raw) == len(rows):
-            heap.take(begins, nbytes, data)
-        elif len(raw):
-            some = np.empty(int(nbytes[raw].sum()), np.uint8)
-            heap.take(begins, nbytes[raw], some)
-            starts = np.cumsum(nbytes[raw]) - nbytes[raw]
-            _copies.copy_spans(some, starts, nbytes[raw], data, targets[raw], False)
-        if sealed.any():
-            packed = np.flatnonzero(sealed)
-            fits[packed] &= ~self._reader.take_values(
-                self._arrays[path], range_ids[packed], numbers[packed], within[packed],
-                nbytes[packed], targets[packed], data,
-            )  # fmt: skip
-        return references, data, ~fits
+        packed = np.flatnonzero(sealed)
+        where = self._arrays[path], range_ids[packed], numbers[packed], within[packed]
+        while True:
+            references[~fits] = np.zeros((), REFERENCE)
+            nbytes = nbytes_of(references, field)
+            try:
+                data = buffer(int(nbytes.sum()))
+            except MemoryError:
+                # References may be forged, and say more than their chunks hold.
+                differs = self._reader.differing(*where, nbytes[packed])
+                if not (differs & fits[packed]).any():
+                    raise
+            else:
+                raw = np.flatnonzero(~sealed)
+                begins = offsets(references[raw], rows[raw] // slots, heap.nbytes)
+                if not len(packed):
+                    heap.take(begins, nbytes, data)
+                    return references, data, ~fits
+                targets = np.cumsum(nbytes) - nbytes
+                if len(raw):
+                    some = np.empty(int(nbytes[raw].sum()), np.uint8)
+                    heap.take(begins, nbytes[raw], some)
+                    starts = np.cumsum(nbytes[raw]) - nbytes[raw]
+                    _copies.copy_spans(
+                        some, starts, nbytes[raw], data, targets[raw], False
+                    )
+                differs = self._reader.take_values(
+                    *where, nbytes[packed], targets[packed], data
+                )
+                if not (differs & fits[packed]).any():
+                    return references, data, ~fits
+            # Once more without these: values lie one after another.
+            fits[packed] &= ~differs
 
     def _copied(
         self, rows: Ids, range_ids: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
@@ -335,6 +354,13 @@ class ZarrStore:
         numbers = self._states.take(rows // self._range_rows)
         sealed: NDArray[np.bool_] = numbers & 1 == 1
         return sealed
+
+    def place_of(self, path: str, row: int) -> str:
+        """Name the file that holds a row's value of a field that varies."""
+        range_id = row // self._range_rows
+        if not self._states.get(range_id) & 1:
+            return HEAP
+        return f"the shard {self._reader.path_of(self._arrays[path], range_id)}"
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
         """Say in the group of a new buffer what is alive; see `Sealing.settle`.

@@ -397,23 +397,45 @@ class ShardReader:
         Returns:
             bool ``[B]``: the values whose length is another, which are not copied.
         """
-        chunks, inner = self._where(array, within)
-        keys = range_ids * array.num_chunks + chunks
-        order = np.argsort(keys, kind="stable")
-        differs = np.zeros(len(keys), np.bool_)
-        for some in _groups(order, keys[order]):
-            item = some[0]
-            chunk = self._value_chunk(
-                array, int(range_ids[item]), int(entries[item]), int(chunks[item])
-            )
-            begins = chunk.offsets[inner[some]]
-            differs[some] = chunk.offsets[inner[some] + 1] - begins != nbytes[some]
+        differs = np.zeros(len(nbytes), np.bool_)
+        for some, chunk, inner in self._by_chunk(array, range_ids, entries, within):
+            begins = chunk.offsets[inner]
+            differs[some] = chunk.offsets[inner + 1] - begins != nbytes[some]
             fits = ~differs[some]
             _copies.copy_spans(
                 chunk.data, begins[fits], nbytes[some][fits], out, targets[some][fits],
                 False,
             )  # fmt: skip
         return differs
+
+    def differing(
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids,
+        nbytes: Ids,
+    ) -> NDArray[np.bool_]:  # fmt: skip
+        """Compare the lengths of values that vary, without a copy; see `take_values`.
+
+        Returns:
+            bool ``[B]``: the values whose length is another.
+        """
+        differs = np.zeros(len(nbytes), np.bool_)
+        for some, chunk, inner in self._by_chunk(array, range_ids, entries, within):
+            found = chunk.offsets[inner + 1] - chunk.offsets[inner]
+            differs[some] = found != nbytes[some]
+        return differs
+
+    def _by_chunk(
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids
+    ) -> Iterator[tuple[Ids, ValueChunk, Ids]]:
+        """Items by the chunk of their values: which, the chunk, and rows in it."""
+        chunks, inner = self._where(array, within)
+        keys = range_ids * array.num_chunks + chunks
+        order = np.argsort(keys, kind="stable")
+        for some in _groups(order, keys[order]):
+            item = some[0]
+            chunk = self._value_chunk(
+                array, int(range_ids[item]), int(entries[item]), int(chunks[item])
+            )
+            yield some, chunk, inner[some]
 
     def take(
         self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids, out: Array
@@ -585,7 +607,7 @@ class ShardReader:
         return shard
 
     def _opened(self, array: ShardedArray, range_id: int) -> Shard:
-        path = self._folder / shard_name(array, self._ring, range_id)
+        path = self.path_of(array, range_id)
         try:
             file = File.open(path, None)
         except CorruptError:
@@ -598,6 +620,10 @@ class ShardReader:
         except BaseException:
             file.close()
             raise
+
+    def path_of(self, array: ShardedArray, range_id: int) -> Path:
+        """File of the shard that holds a range's rows of an array."""
+        return self._folder / shard_name(array, self._ring, range_id)
 
     def forget(self) -> None:
         """Let everything go."""
