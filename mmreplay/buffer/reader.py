@@ -1024,11 +1024,11 @@ class GenerationReader(StartView):
         if len(damaged):
             env_id, position = env_ids[damaged[:1]], positions[damaged[:1]] + ahead
             if damage is None:
-                store, place = self._store, HEAP
+                store, file = self._store, HEAP
                 if isinstance(store, ZarrStore):
                     (row,) = self._ring.rows(env_id, position).tolist()
-                    place = store.place_of(path, row)
-                damage = f"its reference does not lead to a value in {place}"
+                    file = store.file_with(path, row)
+                damage = f"its reference does not lead to a value in {file}"
             raise CorruptError(
                 f"field {path!r} is damaged in position {position[0]} of environment "
                 f"{env_id[0]}: {damage}. Restore the buffer from a "

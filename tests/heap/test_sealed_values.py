@@ -644,7 +644,7 @@ def test_verify_finds_every_sealed_reference_that_claims_another_length(claimed)
     assert all("leads to no value" in finding.message for finding in found)
 
 
-def test_values_beside_one_of_another_length_stay_their_own(ring, monkeypatch):
+def test_values_around_one_of_another_length_stay_their_own(ring, monkeypatch):
     shard = shard_of(ring, "observation")
     change(shard, shorter)
     # As if its row was overwritten meanwhile: then the others are the batch.

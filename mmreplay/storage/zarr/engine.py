@@ -355,7 +355,7 @@ class ZarrStore:
         sealed: NDArray[np.bool_] = numbers & 1 == 1
         return sealed
 
-    def place_of(self, path: str, row: int) -> str:
+    def file_with(self, path: str, row: int) -> str:
         """Name the file that holds a row's value of a field that varies."""
         range_id = row // self._range_rows
         if not self._states.get(range_id) & 1:
