@@ -498,10 +498,10 @@ class GenerationReader(StartView):
             row_nbytes = self._schema.row_nbytes + self._average_values_nbytes()
             nbytes = int(batch_size) * row_nbytes * (length or 1)
             windows = "" if length is None else f" windows of {length} steps"
-            about = " about" if self._schema.varying else ""
+            size = f"about {nbytes:,}" if self._schema.varying else f"{nbytes:,}"
             raise MemoryError(
-                f"batch_size: the stored fields of {batch_size}{windows} need{about} "
-                f"{nbytes:,} bytes, which exceeds the memory. Draw several smaller "
+                f"batch_size: the stored fields of {batch_size}{windows} need "
+                f"{size} bytes, which exceeds the memory. Draw several smaller "
                 "batches."
             ) from error
         return self._batch(draw, fields)
