@@ -136,6 +136,14 @@ class Drawable(Protocol):
     def prefetch(self, pending: PendingBatch) -> int:
         """Ask the disk for a draw's rows; return the bytes that were missing."""
 
+    def go_back(self, state: State) -> bool:
+        """Draw from an earlier state of this iteration on, to repeat what failed.
+
+        Returns:
+            Whether the sampler draws by epochs, in which a batch that failed and is not
+            drawn again would be missing; if not, nothing has changed.
+        """
+
     def num_batches(self, count: int) -> int:
         """Batches of a whole epoch.
 
@@ -422,6 +430,11 @@ class Prefetcher:
             if not (self._timing.quick and self._gather_oldest()):
                 self._wait()
         pending = drawn[0]
+        if pending.error is not None:
+            self._go_back(pending)
+            if not drawn:
+                # A signal's handler closed the loader meanwhile.
+                return None
         # Written down before the batch is out: a draw that failed is over only once.
         self._failure_raised = self._failed is pending
         drawn.popleft()
@@ -429,6 +442,22 @@ class Prefetcher:
         if not self._timing.quick:
             self._wake_thread()
         return pending
+
+    def _go_back(self, pending: PendingBatch) -> None:
+        """Have a batch that failed, and those behind it, drawn again if by epochs.
+
+        An epoch would lack its steps otherwise. Ctrl-C anywhere here has it repeated,
+        as the batch that failed is still the oldest one.
+        """
+        with self._lock:
+            state = pending.state
+            if state is None or self._stopping or not self._source.go_back(state):
+                return
+            # As after a draw that failed: nothing is drawn until the learner asks.
+            self._failed, self._draws_on = pending, True
+            self._ungathered.clear()
+            while len(self._drawn) > 1:
+                self._drawn.pop()
 
     def _sample(self) -> Any:
         """Draw and gather a batch in the learner's thread, none being drawn ahead.
@@ -451,11 +480,16 @@ class Prefetcher:
                 ):
                     return NOTHING
                 self._budget.skips -= 1
-                batch = self._source.sample(pending, self._batch_size)
-                if batch is None:
-                    self._draws_on = False
-                    return None
-                return self._send(batch)
+                try:
+                    batch = self._source.sample(pending, self._batch_size)
+                    if batch is None:
+                        self._draws_on = False
+                        return None
+                    return self._send(batch)
+                except Exception:
+                    if pending.state is not None:
+                        self._source.go_back(pending.state)
+                    raise
         except StopIteration as error:
             raise _raisable(error) from error
         except Exception:

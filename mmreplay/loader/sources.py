@@ -222,6 +222,18 @@ class BufferSource:
                     raise
                 self.load_state_dict(pending.state)
 
+    def go_back(self, state: State) -> bool:
+        """Have the sampler draw the epoch from a state on."""
+        if epochs_of(self._sampler) is None:
+            return False
+        with self._lock:
+            if _epoch_owners.get(id(self._sampler), self) is not self:
+                # This source has drawn its epoch, and the next one is another's.
+                return False
+            self._sampler.load_state_dict(state)
+            self.begin()
+        return True
+
     def nbytes(self, pending: PendingBatch) -> int:
         """Bytes that the draw is gathered from."""
         return self.share_nbytes(pending.shares[0])
@@ -362,6 +374,10 @@ class ConcatSource:
         """Draw and gather."""
         self.draw(pending, count)
         return self.gather(pending)
+
+    def go_back(self, state: State) -> bool:
+        """Do nothing: there are no epochs."""
+        return False
 
     def nbytes(self, pending: PendingBatch) -> int:
         """Bytes that the draws are gathered from."""

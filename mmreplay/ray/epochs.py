@@ -336,8 +336,6 @@ class EpochPlan:
 
     Attributes:
         epoch: Number of the epoch of the next batch to plan.
-        skipped: Starts that were overwritten before they were drawn, of the newest
-            epoch that a batch was gathered of.
     """
 
     def __init__(
@@ -384,8 +382,11 @@ class EpochPlan:
             "block": int(state.get("block", 1)),
         }
         self._random = StepGenerator(int(state["seed"]) if seed is None else seed)
-        self.epoch = self.skipped = 0
-        self._skipped_epoch = 0
+        self.epoch = 0
+        # What was overwritten, by the first step of its batch: a batch that is drawn
+        # again counts once. And what a state that was loaded has counted.
+        self._missing: dict[int, int] = {}
+        self._skipped_epoch = self._skipped_before = 0
         self._done = 0
         self._frozen: dict[int, FrozenRun] = {}
         self._order: tuple[int, Permutation | BlockPermutation] | None = None
@@ -399,6 +400,11 @@ class EpochPlan:
     def done(self) -> int:
         """Steps of the learner's part of the epoch that were planned."""
         return self._done
+
+    @property
+    def skipped(self) -> int:
+        """Starts of the newest gathered epoch that were overwritten before a draw."""
+        return self._skipped_before + sum(self._missing.values())
 
     def frozen(self, epoch: int) -> FrozenRun | None:
         """Return an epoch that was begun, and is not over."""
@@ -484,9 +490,12 @@ class EpochPlan:
             count: Steps that it has.
         """
         if share.epoch > self._skipped_epoch:
-            self._skipped_epoch, self.skipped = share.epoch, 0
+            self._skipped_epoch, self._skipped_before, self._missing = share.epoch, 0, {}
         if share.epoch == self._skipped_epoch:
-            self.skipped += share.stop - share.first - count
+            missing = share.stop - share.first - count
+            self._missing.pop(share.first, None)
+            if missing:
+                self._missing[share.first] = missing
 
     def state_dict(self) -> State:
         """Where the next batch to plan is; O(environments) of all rings."""
@@ -519,7 +528,13 @@ class EpochPlan:
                 f"state of a client: done must be at most the steps of its epoch, got "
                 f"{done}. Pass what state_dict returned, unchanged."
             )
+        former = self._frozen.get(epoch)
+        if former is None or frozen is None or former.name != frozen.name:
+            self._skipped_epoch, self._skipped_before = epoch, skipped
+            self._missing = {}
+        elif self._skipped_epoch == epoch:
+            # Of the same epoch more is known here: also of batches ahead of the state.
+            self._missing = {f: n for f, n in self._missing.items() if f < done}
         self._random = StepGenerator(seed)
-        self.epoch, self._done = epoch, done
-        self.skipped, self._skipped_epoch, self._order = skipped, epoch, None
+        self.epoch, self._done, self._order = epoch, done, None
         self._frozen = {} if frozen is None else {epoch: frozen}

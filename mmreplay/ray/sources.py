@@ -204,6 +204,13 @@ class RingsSource:
                 return batch
         return None
 
+    def go_back(self, state: State) -> bool:
+        """Draw an epoch from a state on; without epochs nothing is missing."""
+        if not isinstance(self._draws, EpochDraws):
+            return False
+        self.load_state_dict(state)
+        return True
+
     @property
     def _in_process(self) -> bool:
         """Whether no batch waits for a call."""

@@ -77,6 +77,34 @@ def test_an_error_in_a_thread_is_raised_where_its_batch_would_be(path, at, error
         assert len(next(loader)) == 8
 
 
+@pytest.mark.parametrize("at", [1, 3, 30])
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("windows", [False, True])
+def test_an_error_takes_no_step_out_of_an_epoch(path, at, prefetch, windows):
+    def epochs(buffer):
+        buffer.sampler = mr.ShuffledSampler(seed=0)
+        if windows:
+            buffer.sampler = mr.SequenceSampler(3, sampler=buffer.sampler)
+        return buffer
+
+    with epochs(mr.ReplayBuffer.open(path)) as buffer:
+        with mr.ReplayLoader(buffer, 2) as loader:
+            expected = [b.positions.tolist() for _ in range(2) for b in loader]
+    buffer = epochs(failing(path, at, KeyError("x")))
+    with buffer, mr.ReplayLoader(buffer, 2, prefetch=prefetch) as loader:
+        found, errors, ends = [], 0, 0
+        while ends < 2:
+            try:
+                found.append(next(loader).positions.tolist())
+            except StopIteration:
+                ends += 1
+                iter(loader)
+            except KeyError:
+                errors += 1
+        assert errors == 1
+        assert found == expected
+
+
 def test_a_transform_does_not_end_the_iteration_in_silence(path):
     buffer = failing(path, 2, StopIteration("x"))
     with buffer, mr.ReplayLoader(buffer, 8) as loader:

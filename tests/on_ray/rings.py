@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, ReplayError
+from mmreplay.errors import FailedError
 from mmreplay.ray.cluster import VERSION
 from mmreplay.ray.descriptions import describe_sampler, describe_transforms
 from mmreplay.ray.draws import ShardDraws, describe_client
@@ -125,14 +125,19 @@ class Shard:
 
 
 class Call:
-    """A call of a `Shard`, which runs when its result is asked for."""
+    """A call of a `Shard`, which runs when its result is asked for.
+
+    Its answer stays what it was, as Ray's does: also where that is an error.
+    """
 
     def __init__(self, shard, method, arguments, lost):
         self.shard, self.method, self.arguments = shard, method, arguments
-        self.lost, self.reply = lost, None
+        self.lost, self.reply, self.error = lost, None, None
 
     def result(self, timeout_s):
         """Run it once."""
+        if self.error is not None:
+            raise self.error
         if self.reply is not None:
             return self.reply
         if self.lost or self.shard.state == "restarting":
@@ -151,11 +156,12 @@ class Call:
                 self.reply = self.exchange(draws, *self.arguments)
             else:
                 self.reply = getattr(target, self.method)(*self.arguments)
-        except ReplayError:
+        except Exception as error:
             if self.shard.draws is not draws:
                 # Restarted in the middle of it, which no answer outlives.
                 raise CallLostError from None
             self.shard.calls.append("error")
+            self.error = error
             raise
         return self.reply
 

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, FormatError, SchemaError, StaleError
+from mmreplay.errors import (
+    FailedError,
+    FormatError,
+    SchemaError,
+    StaleError,
+    StarvedError,
+)
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
-from mmreplay.ray import draws
+from mmreplay.ray import draws, requests
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.registry import Registry
@@ -183,6 +189,87 @@ def test_a_state_of_an_epoch_whose_ring_was_deleted_is_a_stale_error(run):
         pytest.raises(StaleError, match=f"rings .*{uuid}.* are nowhere"),
     ):
         next(iter(other))
+
+
+def fails_once(shard, at, error):
+    """Have the at-th exchange of a shard raise an error."""
+    exchange, calls = shard.draws.exchange, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == at:
+            raise error
+        return exchange(*arguments)
+
+    shard.draws.exchange = fail
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("error", [FailedError("cannot read"), OSError(5, "an error")])
+def test_an_epoch_lacks_nothing_after_an_error(run, at, prefetch, error):
+    fails_once(run.known[1], at, error)
+    with client_of(run, prefetch=prefetch) as client:
+        batches, drawn, errors = iter(client), [], []
+        while True:
+            try:
+                drawn += numbers([next(batches)])
+            except StopIteration:
+                break
+            except OSError as caught:
+                errors.append(caught)
+                assert len(client) == 10
+        assert Counter(drawn) == ALL
+        assert len(errors) == 1
+        assert client.stats().skipped == 0
+        assert Counter(numbers(client)) == ALL
+    with client_of(run) as client:
+        assert Counter(numbers(client)) == ALL
+
+
+def test_an_epoch_lacks_nothing_after_a_shard_that_ended_again_and_again(
+    run, monkeypatch
+):
+    monkeypatch.setattr(requests, "MAX_REPEAT_S", 0.1)
+    with client_of(run, prefetch=3) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        run.known[1].state = "poisoned"
+        with pytest.raises(StarvedError, match="the shard 's1' ended each time"):
+            while True:
+                drawn += numbers([next(batches)])
+        state = json.loads(json.dumps(client.state_dict()))
+        run.known[1].state = "alive"
+        rest = numbers(batches)
+        assert Counter(drawn + rest) == ALL
+        assert client.stats().skipped == 0
+    with client_of(run) as client:
+        client.load_state_dict(state)
+        assert numbers(client) == rest
+
+
+def test_starts_that_were_overwritten_count_once_where_an_error_was_met(
+    run, monkeypatch
+):
+    with (
+        mr.ReplayBuffer.open(run.known[0].folders["r"], "r+") as writer,
+        client_of(run, prefetch=4) as client,
+    ):
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        writer.extend(n=np.arange(1000, 1030))
+        fails_once(run.known[1], 3, FailedError("cannot read"))
+        failed = 0
+        while True:
+            try:
+                drawn += numbers([next(batches)])
+            except StopIteration:
+                break
+            except FailedError:
+                failed += 1
+        assert failed == 1
+        assert max(Counter(drawn).values()) == 1
+        assert client.stats().skipped == 80 - len(drawn) > 0
 
 
 def started(thread):
