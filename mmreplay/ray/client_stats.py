@@ -21,7 +21,7 @@ class ClientStats:
         redrawn: Steps drawn from other rings, in place of silent or empty ones.
         overwritten: Draws repeated, since rows were overwritten before the gather.
         repeated: Calls repeated, since a shard was restarted.
-        dropped: Priorities whose rows had been overwritten.
+        dropped: Priorities whose rows had been overwritten, or which were not stored.
         skipped: Starts of the newest epoch that were overwritten before they were
             drawn.
     """

@@ -490,7 +490,11 @@ class EpochPlan:
             count: Steps that it has.
         """
         if share.epoch > self._skipped_epoch:
-            self._skipped_epoch, self._skipped_before, self._missing = share.epoch, 0, {}
+            self._skipped_epoch, self._skipped_before, self._missing = (
+                share.epoch,
+                0,
+                {},
+            )
         if share.epoch == self._skipped_epoch:
             missing = share.stop - share.first - count
             self._missing.pop(share.first, None)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.concatenation import as_numpy
-from mmreplay.errors import ReplayError, SchemaError, frames_to_caller
+from mmreplay.errors import SchemaError, frames_to_caller
 from mmreplay.ray.client_stats import ClientStats, LostWarning
 from mmreplay.ray.draws import Update
 from mmreplay.ray.requests import Requests, number_of
@@ -166,13 +166,13 @@ class PriorityUpdates:
             try:
                 if shard.updating is not None:
                     self._requests.answer(shard.updating)
-            except ReplayError as error:
+            except Exception as error:
                 cause = f": {error}"
             try:
                 if shard.updates and not shard.lost:
                     request = self._requests.send(shard, self._table.step, 0, {})
                     self._requests.answer(request)
-            except ReplayError as error:
+            except Exception as error:
                 cause = f": {error}"
             with self._table.lock:
                 left, shard.updates = number_of(shard.updates), {}

@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.errors import RemovedError, ReplayError, StaleError, StarvedError
+from mmreplay.errors import RemovedError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
@@ -281,7 +281,7 @@ class Requests:
         arguments = (self._table.client, updates, wanted, self._table.highest)
         try:
             call = shard.calls.send("exchange", *arguments)
-        except ReplayError:
+        except Exception:
             self._put_back(shard, updates)
             raise
         request = Request(shard, arguments, call, now)
@@ -297,8 +297,8 @@ class Requests:
         """
         try:
             request.call = request.shard.calls.send("exchange", *request.arguments)
-        except ReplayError:
-            self._put_back(request.shard, self._updates_of(request))
+        except Exception:
+            self._return_updates_of(request)
             raise
 
     def _repeat(self, request: Request) -> None:
@@ -310,7 +310,7 @@ class Requests:
         """
         self._stats.repeated += 1
         if request.shares and self._table.closing:
-            self._put_back(request.shard, self._updates_of(request))
+            self._return_updates_of(request)
             self._table.refuse_closing()
         if time.monotonic() - request.at > MAX_REPEAT_S:
             self._stats.dropped += number_of(self._updates_of(request))
@@ -329,8 +329,9 @@ class Requests:
         """Look whether the priorities under way to a shard arrived; do not wait."""
         request = shard.updating
         if request is not None:
-            # Where it draws as well, the call that waits for its rows gets the error.
-            with suppress(ReplayError):
+            # Where it draws as well, the call that waits for its rows gets the error,
+            # whatever it is: Ray returns the same one each time that it is asked.
+            with suppress(Exception):
                 self.answered(request)
 
     def _updates_of(self, request: Request) -> dict[str, list[Update]]:
@@ -341,6 +342,13 @@ class Requests:
             if request.shard.updating is request:
                 request.shard.updating = None
         return dict(updates)
+
+    def _return_updates_of(self, request: Request) -> None:
+        """Have the priorities of a request that has no answer sent again."""
+        # In one step: newer ones that were sent in between would be set first, and the
+        # older ones win.
+        with self._table.lock:
+            self._put_back(request.shard, self._updates_of(request))
 
     def _put_back(self, shard: KnownShard, updates: dict[str, list[Update]]) -> None:
         """Have priorities sent again, before those that were noted since."""
@@ -396,7 +404,8 @@ class Requests:
             time.sleep(min(timeout_s, REPEAT_S))
             self._repeat(request)
             return False
-        except ReplayError:
+        except Exception:
+            # Of whatever class: others would wait for this request for good.
             self._stats.dropped += number_of(self._updates_of(request))
             raise
         request.reply = reply
@@ -410,7 +419,7 @@ class Requests:
     def _is_lost(self, request: Request) -> bool:
         if not self._table.is_lost(request.shard, request.at):
             return False
-        self._put_back(request.shard, self._updates_of(request))
+        self._return_updates_of(request)
         return True
 
     def all_rows(

@@ -508,6 +508,120 @@ def test_an_answer_that_is_no_error_of_mmreplay_is_raised_by_the_draw(
     source.table.warnings.clear()
 
 
+def fails_once(shard, error):
+    """Have the next exchange of a shard raise an error."""
+    exchange = shard.draws.exchange
+
+    def fail(*arguments):
+        shard.draws.exchange = exchange
+        raise error
+
+    shard.draws.exchange = fail
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "an error"), KeyError(0)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_error_that_is_none_of_mmreplay_is_met_once(make, monkeypatch, error, alone):
+    """The priorities of its request are counted, and newer ones are sent."""
+    monkeypatch.setattr(requests, "SOONEST_S", 0.0)
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    batch = sample(source, 8)
+    source.update_priorities(batch, np.full(8, 2.0))
+    fails_once(shard, error)
+    if alone:
+        # In a request of their own, nothing waits for the answer.
+        for _ in range(2):
+            source.tick()
+    else:
+        with pytest.raises(type(error)) as caught:
+            sample(source, 8)
+        assert caught.value is error
+    assert source.stats().dropped == 8
+    for value in range(3, 8):
+        source.update_priorities(sample(source, 8), np.full(8, value))
+        source.tick()
+    source.close()
+    assert highest_at(shard, source) == 7.0
+    assert source.stats().dropped == 8
+    assert not source.table.warnings
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_close_says_which_priorities_an_error_took(make, monkeypatch, under_way):
+    monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    source.update_priorities(sample(source, 8), np.full(8, 2.0))
+    fails_once(shard, MemoryError("no memory"))
+    if under_way:
+        shard.state = "slow"
+        source.tick()
+    with pytest.warns(LostWarning, match="node 's0' were not stored: no memory"):
+        source.close()
+    assert source.stats().dropped == 8
+
+
+def test_what_cannot_be_sent_at_all_is_sent_again(make, monkeypatch):
+    source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
+    source.update_priorities(sample(source, 8), np.full(8, 2.0))
+    send = shard.send
+
+    def refused(*arguments):
+        monkeypatch.setattr(shard, "send", send)
+        raise MemoryError
+
+    monkeypatch.setattr(shard, "send", refused)
+    with pytest.raises(MemoryError):
+        sample(source, 8)
+    sample(source, 8)
+    assert highest_at(shard, source) == 2.0
+    assert source.stats().dropped == 0
+
+
+def test_newer_priorities_win_that_are_sent_while_older_ones_come_back(
+    make, monkeypatch
+):
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, (shard, _) = make(
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(eps=0.0, seed=0),
+        lost_s=0.1,
+    )  # fmt: skip
+    batch = sample(source, 64)
+    source.update_priorities(batch, np.full(64, 9.0))
+    shard.state = "silent"
+    older, put_back = draw(source, 8), source._requests._put_back
+    threads = []
+
+    def newer():
+        source.update_priorities(batch, np.full(64, 3.0))
+        known = source.table.shards["s0"]
+        request = source._requests.send(known, 0, 0, {})
+        # The older request never arrived.
+        older.shares[0].requests[0][0].call.lost = True
+        shard.state = "alive"
+        source._requests.answer(request)
+
+    def overtaken(*arguments):
+        if not threads:
+            # It cannot begin before all is put back.
+            threads.append(threading.Thread(target=newer))
+            threads[0].start()
+            threads[0].join(0.3)
+        put_back(*arguments)
+
+    monkeypatch.setattr(source._requests, "_put_back", overtaken)
+    source.gather(older)
+    for thread in threads:
+        thread.join()
+    assert threads
+    while source.stats().lost:
+        source.tick()
+    source.close()
+    count = len(np.unique(batch.positions[batch.buffer_ids == 0]))
+    masses = shard.draws.masses(source.table.client, 0, 0.0)["r"]
+    assert masses[0] == pytest.approx(count * 3.0**0.6 + 50 - count)
+
+
 def test_a_thread_that_failed_is_said_by_the_next_draw(make, monkeypatch):
     source, _ = make([np.arange(50)], mr.UniformSampler(seed=0))
     failed = threading.Event()
