@@ -71,7 +71,8 @@ class ReplayLoader:
     too. That leaves the buffer's sampler where the learner is. An error in a thread is
     raised by the `next` that would have returned that batch; the call after it
     continues with the next batch, or with the same one where the sampler has epochs:
-    an error takes no step out of an epoch. Do not fork the process while the loader is open.
+    an error takes no step out of an epoch. Do not fork the process while the loader is
+    open.
 
     Attributes:
         prefetch: Batches drawn ahead, at most.

@@ -87,9 +87,9 @@ def test_an_error_takes_no_step_out_of_an_epoch(path, at, prefetch, windows):
             buffer.sampler = mr.SequenceSampler(3, sampler=buffer.sampler)
         return buffer
 
-    with epochs(mr.ReplayBuffer.open(path)) as buffer:
-        with mr.ReplayLoader(buffer, 2) as loader:
-            expected = [b.positions.tolist() for _ in range(2) for b in loader]
+    buffer = epochs(mr.ReplayBuffer.open(path))
+    with buffer, mr.ReplayLoader(buffer, 2) as loader:
+        expected = [b.positions.tolist() for _ in range(2) for b in loader]
     buffer = epochs(failing(path, at, KeyError("x")))
     with buffer, mr.ReplayLoader(buffer, 2, prefetch=prefetch) as loader:
         found, errors, ends = [], 0, 0
