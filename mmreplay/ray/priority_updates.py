@@ -21,7 +21,7 @@ from mmreplay.ray.draws import Update
 from mmreplay.ray.requests import Requests, number_of
 from mmreplay.ray.ring_table import KnownShard, RingTable
 from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.priority_store import storable
+from mmreplay.samplers.priority_store import Numbers, storable
 from mmreplay.samplers.sequence import SequenceSampler
 
 IDLE_S = 0.1
@@ -117,8 +117,8 @@ class PriorityUpdates:
         self._stats.dropped += dropped
         return dropped
 
-    def _checked(self, values: NDArray[Any], batch: Batch, count: int) -> NDArray[Any]:
-        """Priorities of a batch, refused here where a shard would refuse them."""
+    def _checked(self, values: NDArray[Any], batch: Batch, count: int) -> Numbers:
+        """A copy of priorities, which are refused here where a shard would do so."""
         if values.dtype.kind not in "fiu" and values.size:
             raise SchemaError(
                 f"priorities must be real numbers, got {values.dtype}. Cast them."
@@ -144,8 +144,11 @@ class PriorityUpdates:
                 assert windowed is not None
                 first = windowed.burn_in
                 mask = mask[:, first : first + width]
-        storable(values[mask])
-        return values
+        # A copy, as of priorities [B]: they are sent later, and the learner may use its
+        # array again.
+        numbers = np.zeros(shape, np.float32)
+        numbers[mask] = storable(values[mask])
+        return numbers
 
     def send_waiting(self, shard: KnownShard) -> None:
         """Send the priorities of a shard by themselves where it is not asked."""

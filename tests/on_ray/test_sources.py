@@ -705,6 +705,21 @@ def test_priorities_of_windows_are_theirs(make):
     assert source.table.rings[0].mass.highest == 6.0
 
 
+@pytest.mark.parametrize("shape", [(8,), (8, 4), (8, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_an_array_of_priorities_may_be_used_again(make, shape, dtype):
+    sampler = mr.SequenceSampler(
+        3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1
+    )
+    source, _ = make([np.arange(40)], sampler)
+    batch = sample(source, 8)
+    values = np.full(shape, 9, dtype)
+    source.update_priorities(batch, values)
+    values[:] = 100
+    sample(source, 8)
+    assert source.table.rings[0].mass.highest == 9.0
+
+
 def test_a_sampler_without_priorities_takes_none(make):
     source, _ = make([np.arange(50)], mr.UniformSampler(0))
     batch = sample(source, 8)
