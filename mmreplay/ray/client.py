@@ -48,6 +48,7 @@ from mmreplay.ray.messages import client_to_bytes, reply_from_bytes, request_to_
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
 from mmreplay.ray.ring_table import refuse_shard
 from mmreplay.ray.run_status import require_run
+from mmreplay.ray.seeds import draw_by_rank
 from mmreplay.ray.shard_calls import (
     Call,
     CallLostError,
@@ -298,12 +299,15 @@ class ReplayClient(ReplayLoader):
                 older priorities: up to ``prefetch * per_call`` batches old, which may
                 be 4096 at most.
             device: Where tensors are handed over, such as ``"cuda"``.
-            alone: Own the priorities of this node's rings.
+            alone: Own the priorities of this node's rings. A sampler that draws from
+                one ring alone does so in any case.
             straggler_s: Draw without a ring that has not answered a batch's call for
-                so long: unbiased for the other rings. None waits.
+                so long: unbiased for the other rings. None waits. Epochs, and samplers
+                that draw from one ring alone, leave no ring out.
             lost_s: Seconds without an answer after which a node is left out.
             seed: Of the draws; by default that of the sampler.
-            rank: Number of this learner; each draws other steps.
+            rank: Number of this learner; each draws by another seed, or another part
+                of the epochs of a `ShuffledSampler`.
             num_ranks: How many learners share the run, and its epochs.
             group: Name of the learners that share epochs, equal for all of them. By
                 default those of one seed that begin within 10 minutes of each other.
@@ -367,6 +371,7 @@ class ReplayClient(ReplayLoader):
                 raise
             schema = self._rings.schema
         else:
+            draw_by_rank(own, seed, rank)
             self._ring = _only_ring(calls, own, transforms, lost_s, limiter)
             schema = self._ring.schema
         one_thread = self._ring is not None and calls_user_functions(self._ring)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from queue import Empty
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
@@ -23,6 +22,7 @@ from mmreplay.ray.mass_draws import MassDraws
 from mmreplay.ray.priority_updates import PriorityUpdates
 from mmreplay.ray.requests import PlannedBatch, Requests, draw_of
 from mmreplay.ray.ring_table import RingTable
+from mmreplay.ray.seeds import seed_of_rank
 from mmreplay.ray.shard_calls import RunCalls
 from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.sequence import SequenceSampler
@@ -108,7 +108,7 @@ class RingsSource:
             self._draws = MassDraws(
                 sampler, self.table, self._requests, self._joiner, self._stats,
                 per_call=per_call, ahead=ahead, straggler_s=straggler_s,
-                seed=_seed_of_rank(sampler, seed, rank),
+                seed=seed_of_rank(sampler, seed, rank),
             )  # fmt: skip
         self._worker: Worker[None] | None = None
         self._said = ""
@@ -357,15 +357,3 @@ class RingsSource:
             self._updates.send_last()
         finally:
             self.table.close()
-
-
-def _seed_of_rank(sampler: Sampler, seed: int | None, rank: int) -> int | None:
-    """The seed of a learner's draws; by default that of the sampler, or inside it."""
-    if seed is None:
-        inner = sampler.parts[0] if sampler.parts else sampler
-        generators = inner.generators()
-        seed = generators[0].seed if generators else None
-    if not rank:
-        return seed
-    sequence = np.random.SeedSequence([seed or 0, rank])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -13,6 +13,7 @@ import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.client_stats import LostWarning
+from mmreplay.samplers.base import Draw, Sampler
 from tests.on_ray.rings import Run, Shard, ring
 
 
@@ -110,6 +111,66 @@ def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
     with ReplayClient(run, mr.ShuffledSampler(seed=0), batch_size=8) as client:
         assert len(client) == 5
         assert sorted(n for b in client for n in b["n"].tolist()) == list(range(40))
+
+
+ONE_RING = [
+    lambda seed: mr.RankPrioritizedSampler(seed=seed),
+    lambda seed: mr.DistinctSampler(seed=seed),
+    lambda seed: mr.RecentSampler(20, 0.5, seed=seed),
+    lambda seed: mr.SequenceSampler(4, mr.DistinctSampler(seed=seed)),
+    lambda seed: mr.MixtureSampler(
+        [(mr.UniformSampler(seed=1), 1), (mr.ShuffledSampler(seed=2), 1)], seed=seed
+    ),
+]
+
+
+@pytest.mark.parametrize("make", ONE_RING)
+def test_each_rank_and_seed_draws_other_steps_of_the_one_ring(run, make):
+    run.known.pop().draws.close()
+
+    def drawn(**options):
+        with ReplayClient(
+            run, make(options.pop("own", 0)), batch_size=8, **options
+        ) as c:
+            return [next(iter(c)).positions.tolist() for _ in range(3)]
+
+    options = [
+        {}, {"rank": 1, "num_ranks": 3}, {"rank": 2, "num_ranks": 3}, {"seed": 7},
+        {"seed": 7, "rank": 1, "num_ranks": 3}, {"seed": 7, "rank": 2, "num_ranks": 3},
+    ]  # fmt: skip
+    steps = [drawn(**each) for each in options]
+    assert len({str(each) for each in steps}) == len(options)
+    assert [drawn(**each) for each in options] == steps
+    assert drawn(rank=0, num_ranks=3) == steps[0]
+    assert drawn(own=5, seed=7) == steps[3]
+    with mr.ReplayBuffer.open(run.known[0].folders["r"], sampler=make(0)) as buffer:
+        assert [buffer.sample(8).positions.tolist() for _ in range(3)] == steps[0]
+
+
+class Oldest(Sampler):
+    """Draws the oldest step, by no seed."""
+
+    def draw(self, view, batch_size):
+        """Draw."""
+        first = np.full(batch_size, view.span.first[0])
+        ones = np.ones(batch_size)
+        return Draw(np.zeros(batch_size, np.int64), first, ones, ones)
+
+    def state_dict(self):
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state):
+        """Do nothing."""
+
+
+def test_a_sampler_without_a_seed_takes_none_of_a_client(run):
+    run.known.pop().draws.close()
+    with ReplayClient(run, Oldest(), batch_size=4, num_ranks=2) as client:
+        assert next(client).positions.tolist() == [0] * 4
+    for options in ({"seed": 3}, {"rank": 1, "num_ranks": 2}):
+        with pytest.raises(SchemaError, match="must be left out with Oldest, whose st"):
+            ReplayClient(run, Oldest(), **options)
 
 
 @pytest.mark.parametrize(
