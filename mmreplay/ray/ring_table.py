@@ -178,24 +178,39 @@ class RingTable:
         self._schema: Schema | None = None
         self._looked_at = 0.0
         self._new_rings = False
-        self.find_rings()
+        try:
+            self.find_rings()
+            self._refuse_missing_rings()
+        except BaseException:
+            # Priorities that are owned already would stay this process's.
+            self.close()
+            raise
+
+    def _refuse_missing_rings(self) -> None:
+        """Refuse a run without a ring that can be drawn, or owned where alone.
+
+        Raises:
+            SchemaError: The run has no ring, or this node has none to own.
+            StarvedError: No node with a ring answers.
+        """
+        run = self.run.run
         away = sorted(key for key, shard in self.shards.items() if shard.lost)
         if away and not self.rings:
             raise StarvedError(
-                f"run {run.run!r}: no node with a ring has answered for {lost_s:g} s, "
-                f"of {away}. Check them with mmreplay ray status {run.run}, and make "
+                f"run {run!r}: no node with a ring has answered for {self.lost_s:g} s, "
+                f"of {away}. Check them with mmreplay ray status {run}, and make "
                 "the client again."
             )
         owned = any(shard.draws is not None for shard in self.shards.values())
-        if self.rings and alone and self.prioritized and not owned:
+        if self.rings and self._alone and self.prioritized and not owned:
             raise SchemaError(
-                f"alone=True needs a ring of run {run.run!r} on this node, but its "
+                f"alone=True needs a ring of run {run!r} on this node, but its "
                 f"rings are on {sorted(self.shards)}. Leave it out, or run the learner "
                 "on a node with a ring."
             )
         if not self.rings:
             raise SchemaError(
-                f"run {run.run!r} must have a ring, but none was found. Make one with "
+                f"run {run!r} must have a ring, but none was found. Make one with "
                 "mr.ray.writer(run, schema, capacity, root=...)."
             )
 

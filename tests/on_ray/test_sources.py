@@ -916,6 +916,24 @@ def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
         run.close()
 
 
+def test_a_client_that_is_refused_owns_no_priorities(tmp_path):
+    path = ring(tmp_path / "a", np.arange(50))
+    other = Shard("s1", {"b": ring(tmp_path / "b", np.arange(50))})
+
+    def refused(*arguments):
+        raise FailedError("no disk")
+
+    other.draws.masses = refused
+    run, sampler = Run(Shard("s0", {"a": path}), other, key="s0"), mr.PrioritizedSampler
+    with pytest.raises(FailedError, match="no disk") as caught:
+        RingsSource(run, sampler(seed=0), (), alone=True)
+    # While the error, and what it refers to, is still there.
+    with mr.ReplayBuffer.open(path, sampler=sampler(seed=0)) as buffer:
+        buffer.sample(4)
+        assert "RAM" not in buffer.sampler.where
+    del caught
+
+
 def test_new_rings_and_new_nodes_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
