@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,33 @@ class KnownShard:
     updating: Request | None = None
     asked: list[tuple[Call, float]] = field(default_factory=list)
     listed: Call | None = None
+
+
+class Errors:
+    """Notes errors of blocks, each of which ends its own block only."""
+
+    def __init__(self) -> None:
+        """Note none yet."""
+        self._first: Exception | None = None
+
+    def __enter__(self) -> None:
+        """Begin a block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        """End a block; Ctrl-C ends all."""
+        if isinstance(error, Exception):
+            self._first = self._first or error
+            return True
+        return False
+
+    def raise_first(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._first is not None:
+            try:
+                raise self._first
+            finally:
+                # Its traceback has this frame.
+                self._first = None
 
 
 class RingTable:
@@ -230,13 +258,16 @@ class RingTable:
     def find_rings(self) -> None:
         """Take in shards and rings that are new, and ask all for their masses.
 
+        An error of one shard keeps no ring of another one out; the first is raised in
+        the end.
+
         Raises:
             SchemaError: A ring has another schema, or transforms do not travel.
             LockedError: Another process owns the priorities of a ring.
         """
         self._looked_at = time.monotonic()
         self._new_rings = False
-        asked = []
+        asked, errors = [], Errors()
         for calls in sorted(self.run.shards(), key=lambda calls: calls.key):
             shard = self.shards.get(calls.key)
             if shard is None:
@@ -244,10 +275,13 @@ class RingTable:
             if not shard.lost:
                 asked.append((shard, calls.send("info"), time.monotonic()))
         for shard, call, at in asked:
-            info = self._wait(shard, call, at, "info")
-            if info is not None:
-                self._take_in(shard, info)
-        self.ask_all()
+            with errors:
+                info = self._wait(shard, call, at, "info")
+                if info is not None:
+                    self._take_in(shard, info)
+        with errors:
+            self.ask_all()
+        errors.raise_first()
 
     def look_again(self) -> None:
         """Have the next look find rings as if some were new."""
@@ -263,7 +297,7 @@ class RingTable:
             return
         self._looked_at = time.monotonic()
         keys = {calls.key for calls in self.run.shards()}
-        is_new = self._new_rings or not keys <= self.shards.keys()
+        is_new, errors = self._new_rings or not keys <= self.shards.keys(), Errors()
         for shard in list(self.shards.values()):
             # Masses of its rings are this process's own, and say of no other ring.
             if shard.draws is None or shard.lost:
@@ -271,18 +305,19 @@ class RingTable:
             if shard.listed is None:
                 shard.listed = shard.remote.send("info")
                 continue
-            try:
-                info = shard.listed.result(0.0)
-            except NotYetError:
-                continue
-            except CallLostError:
-                shard.listed = None
-                continue
-            shard.listed, before = None, len(self.rings)
-            self._take_in(shard, info)
+            # Before the answer, which may be an error: the next look asks again.
+            call, shard.listed, before = shard.listed, None, len(self.rings)
+            with errors, suppress(CallLostError):
+                try:
+                    info = call.result(0.0)
+                except NotYetError:
+                    shard.listed = call
+                else:
+                    self._take_in(shard, info)
             is_new |= len(self.rings) > before
         if is_new:
             self.find_rings()
+        errors.raise_first()
 
     def _take_in(self, shard: KnownShard, info: Mapping[str, Any]) -> None:
         """Open what is on this node, and number the rings that are new.
@@ -347,16 +382,23 @@ class RingTable:
     # Their masses.
 
     def ask_all(self) -> None:
-        """Ask all shards for their masses, and wait."""
+        """Ask all shards for their masses, and wait.
+
+        Raises:
+            ReplayError: The first answer that is one, once all others are noted.
+        """
+        errors = Errors()
         asked = [
             (shard, self._send_masses(shard), time.monotonic())
             for shard in list(self.shards.values())
             if not shard.lost
         ]
         for shard, call, at in asked:
-            masses = self._wait(shard, call, at, "masses")
-            if masses is not None:
-                self.note(shard, masses)
+            with errors:
+                masses = self._wait(shard, call, at, "masses")
+                if masses is not None:
+                    self.note(shard, masses)
+        errors.raise_first()
 
     def ask_again(self, shard: KnownShard) -> None:
         """Ask a shard for masses where those that are known are old; do not wait.

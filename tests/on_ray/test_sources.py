@@ -953,6 +953,65 @@ def test_new_rings_and_new_nodes_are_found(tmp_path, monkeypatch):
     run.close()
 
 
+@pytest.mark.parametrize("error", [KeyError("once"), FailedError("once")])
+def test_new_rings_are_found_after_a_look_that_failed(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    run = Run(shard, key="s0")
+    source, info = RingsSource(run, mr.UniformSampler(seed=0), ()), shard.info
+
+    def fail():
+        shard.info = info
+        raise error
+
+    shard.info = fail
+    for _ in range(2):
+        source.tick()
+    assert list(source.table.warnings) == [f"run 'test': {error}"]
+    source.table.warnings.clear()
+    run.known.append(Shard("s1", {"b": ring(tmp_path / "b", np.arange(10))}))
+    shard.folders["c"] = ring(tmp_path / "c", np.arange(10))
+    for _ in range(4):
+        source.tick()
+    assert set(source.stats().rings) == {"s0/a", "s0/c", "s1/b"}
+    assert not source.table.warnings
+    source.close()
+    run.close()
+
+
+@pytest.mark.parametrize("here", ["elsewhere", "s0"])
+@pytest.mark.parametrize("damaged", ["info", "masses"])
+def test_a_damaged_ring_of_one_node_hides_none_of_others(
+    tmp_path, monkeypatch, here, damaged
+):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
+    second = Shard("s1", {"b": ring(tmp_path / "b", np.arange(10))})
+    run = Run(first, second, key=here)
+    source = RingsSource(run, mr.UniformSampler(seed=0), ())
+    if damaged == "info":
+        error = {"kind": "FormatError", "message": "a/x is damaged"}
+        first.info = lambda: {"error": error}
+    else:
+
+        def masses(*arguments):
+            raise mr.FormatError("a/x is damaged")
+
+        first.draws.masses = masses
+    run.known.append(Shard("s2", {"c": ring(tmp_path / "c", np.arange(10))}))
+    second.folders["d"] = ring(tmp_path / "d", np.arange(10))
+    for _ in range(4):
+        source.tick()
+    assert set(source.stats().rings) == {"s0/a", "s1/b", "s1/d", "s2/c"}
+    assert all(ring.mass.total for ring in source.table.rings[1:])
+    if damaged == "info" or here == "elsewhere":
+        assert set(source.table.warnings) == {"run 'test': a/x is damaged"}
+    source.table.warnings.clear()
+    source.close()
+    run.close()
+
+
 def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
