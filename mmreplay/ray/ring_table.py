@@ -68,16 +68,20 @@ class KnownRing:
         name: Within its shard.
         uuid: In hex digits.
         shard: That serves it.
+        folder: On its node.
         buffer: To gather from, where it is on this node.
         mass: As it was heard last.
+        listed: Whether the shard has it, as it said last.
     """
 
     number: int
     name: str
     uuid: str
     shard: KnownShard
+    folder: str
     buffer: ReplayBuffer | None
     mass: Mass = field(default_factory=lambda: Mass(0.0, 0, np.inf, 0.0))
+    listed: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +93,7 @@ class KnownShard:
         calls: That draw: the same, or of this process.
         draws: This process's own, where it draws without a call.
         rings: By name.
+        copies: Names of rings that are copies of others, and are not drawn from.
         lost: It has not answered for too long.
         heard_at: When it was heard last.
         sent_at: When a request was sent to it last.
@@ -104,6 +109,7 @@ class KnownShard:
     calls: ShardCalls
     draws: RingDraws | None = None
     rings: dict[str, KnownRing] = field(default_factory=dict)
+    copies: frozenset[str] = frozenset()
     lost: bool = False
     heard_at: float = 0.0
     sent_at: float = 0.0
@@ -262,7 +268,8 @@ class RingTable:
         the end.
 
         Raises:
-            SchemaError: A ring has another schema, or transforms do not travel.
+            SchemaError: A ring has another schema, or is a copy of another one, or
+                transforms do not travel.
             LockedError: Another process owns the priorities of a ring.
         """
         self._looked_at = time.monotonic()
@@ -274,11 +281,17 @@ class RingTable:
                 shard = self.shards[calls.key] = KnownShard(calls, calls)
             if not shard.lost:
                 asked.append((shard, calls.send("info"), time.monotonic()))
+        answers: list[tuple[KnownShard, Mapping[str, Any]]] = []
         for shard, call, at in asked:
             with errors:
                 info = self._wait(shard, call, at, "info")
                 if info is not None:
-                    self._take_in(shard, info)
+                    answers.append((shard, info))
+                    # Of all before any is taken in: a ring may have been moved.
+                    self._unlist(shard, info)
+        for shard, info in answers:
+            with errors:
+                self._take_in(shard, info)
         with errors:
             self.ask_all()
         errors.raise_first()
@@ -313,20 +326,60 @@ class RingTable:
                 except NotYetError:
                     shard.listed = call
                 else:
-                    self._take_in(shard, info)
+                    self._unlist(shard, info)
+                    if self._copies(shard, info).keys() - shard.copies:
+                        # Or moved here: the other shard is to say so.
+                        is_new = True
+                    else:
+                        self._take_in(shard, info)
             is_new |= len(self.rings) > before
         if is_new:
             self.find_rings()
         errors.raise_first()
+
+    def _unlist(self, shard: KnownShard, info: Mapping[str, Any]) -> None:
+        """Note which rings a shard has no more."""
+        if info["error"] is not None:
+            # It may have those that are not among its rings now.
+            return
+        found: Mapping[str, RingInfo] = info["rings"]
+        for name, ring in list(shard.rings.items()):
+            ring.listed = name in found and found[name]["uuid"] == ring.uuid
+
+    def _copies(
+        self, shard: KnownShard, info: Mapping[str, Any]
+    ) -> dict[str, tuple[str, str]]:
+        """By name of a ring that is a copy: name and folder of the other one."""
+        found: Mapping[str, RingInfo] = info.get("rings", {})
+        known = {
+            ring.uuid: ring
+            for ring in list(self.rings)
+            if ring.listed and not ring.shard.lost
+        }
+        copies, seen = {}, dict[str, tuple[str, str]]()
+        # Those that are drawn from already are not the copies.
+        for name in sorted(found, key=lambda name: (name not in shard.rings, name)):
+            uuid, path = found[name]["uuid"], found[name]["path"]
+            ring = known.get(uuid)
+            if ring is not None and ring is not shard.rings.get(name):
+                copies[name] = f"{ring.shard.remote.key}/{ring.name}", ring.folder
+            elif uuid in seen:
+                copies[name] = seen[uuid]
+            seen.setdefault(uuid, (f"{shard.remote.key}/{name}", path))
+        return copies
 
     def _take_in(self, shard: KnownShard, info: Mapping[str, Any]) -> None:
         """Open what is on this node, and number the rings that are new.
 
         Raises:
             ReplayError: See `refuse_shard`.
+            SchemaError: A ring has another schema, or is a copy of another one; a copy
+                is raised once the others are taken in.
         """
         refuse_shard(shard.remote.key, info)
-        found: Mapping[str, RingInfo] = info["rings"]
+        copies = self._copies(shard, info)
+        shard.copies = frozenset(copies)
+        found = {n: each for n, each in info["rings"].items() if n not in copies}
         here = info["node_id"] == self.run.node_id
         buffers: Mapping[str, ReplayBuffer] = {}
         if here and (self._alone or not self.prioritized):
@@ -352,12 +405,22 @@ class RingTable:
                 buffer = _opened(each, self._transforms)
             with self.lock:
                 if ring is None:
-                    ring = KnownRing(len(self.rings), name, each["uuid"], shard, buffer)
+                    ring = KnownRing(
+                        len(self.rings), name, each["uuid"], shard, each["path"], buffer
+                    )
                     shard.rings[name] = ring
                     self.rings.append(ring)
                 else:
                     # It was deleted and made again: another ring of this number.
-                    ring.uuid, ring.buffer = each["uuid"], buffer
+                    ring.uuid, ring.buffer, ring.listed = each["uuid"], buffer, True
+        if copies:
+            name, (other, folder) = next(iter(copies.items()))
+            raise SchemaError(
+                f"ring {shard.remote.key}/{name} in {info['rings'][name]['path']} is a "
+                f"copy of {other} in {folder}, with the same uuid. Take one of them "
+                "out of the run; mmreplay convert makes a copy that is a ring of its "
+                "own."
+            )
 
     def _check_schema(self, schema: Schema, name: str) -> None:
         if self._schema is None:
@@ -441,7 +504,8 @@ class RingTable:
             for name, ring in shard.rings.items():
                 total, num_legal, lowest, highest = masses.get(name, (0, 0, np.inf, 0))
                 ring.mass = Mass(total, int(num_legal), lowest, highest)
-            self._new_rings |= bool(masses.keys() - shard.rings.keys())
+            known = shard.rings.keys() | shard.copies
+            self._new_rings |= bool(masses.keys() - known)
 
     # Nodes that do not answer.
 

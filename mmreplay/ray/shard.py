@@ -29,6 +29,7 @@ from mmreplay.errors import (
     FormatError,
     LockedError,
     ReplayError,
+    SchemaError,
     system_failure,
 )
 from mmreplay.format.metadata import FILE_NAME as METADATA
@@ -245,7 +246,7 @@ class Shard:
             FailedError: The run was stopped, or the disk cannot be read.
             FormatError: A folder is missing, or a ring is damaged.
             LockedError: Another process serves the folder.
-            SchemaError: A ring has another schema than the others.
+            SchemaError: A ring has another schema than the others, or is a copy of one.
         """
         with self._lock:
             self._refuse_stopped()
@@ -354,6 +355,7 @@ class Shard:
         """Open one ring to draw from it; its writer is another process."""
         ring = ReplayBuffer.open(self.folder / name)
         try:
+            _refuse_copy(ring, self.rings)
             described(ring.schema)
             for first in self.rings.values():
                 check_schema(len(self.rings), ring, first)
@@ -431,3 +433,18 @@ class Shard:
             held, self._folder_lock = self._folder_lock, None
             if held is not None:
                 held.release()
+
+
+def _refuse_copy(ring: ReplayBuffer, others: Mapping[str, ReplayBuffer]) -> None:
+    """Refuse a ring that is a copy of another one: clients know rings by their uuids.
+
+    Raises:
+        SchemaError: It is.
+    """
+    for other in others.values():
+        if other.metadata.uuid == ring.metadata.uuid:
+            raise SchemaError(
+                f"{ring.path} is a copy of {other.path}, with the same uuid. Take one "
+                "of them out of the folder of the run; mmreplay convert makes a copy "
+                "that is a ring of its own."
+            )

@@ -11,6 +11,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
+from mmreplay.cli.run import run as command  # noqa: E402
 from mmreplay.disk import lock  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
@@ -105,6 +106,23 @@ def test_a_damaged_ring_is_an_answer_until_it_is_whole(shard, tmp_path):
     assert "run/b" in error["message"]
     damaged.write_bytes(whole)
     assert set(shard.open_rings()) == {"a", "b"}
+
+
+def test_a_copy_of_a_ring_is_an_answer_until_it_is_out(shard, tmp_path):
+    run = tmp_path / "run"
+    fill(run / "a", 10)
+    assert set(shard.open_rings()) == {"a"}
+    shutil.copytree(run / "a", run / "0")
+    told = f"{run}/0 is a copy of {run}/a, with the same uuid.*mmreplay convert"
+    with pytest.raises(mr.SchemaError, match=told):
+        shard.open_rings()
+    assert shard.info()["error"]["kind"] == "SchemaError"
+    shutil.rmtree(run / "0")
+    (run / "a").rename(run / "b")
+    assert set(shard.open_rings()) == {"b"}
+    # As the message and the page say.
+    assert command(["convert", str(run / "b"), str(run / "c")]) == 0
+    assert set(shard.open_rings()) == {"b", "c"}
 
 
 def test_too_few_files_are_an_answer_until_there_are_enough(shard, tmp_path):

@@ -1012,6 +1012,94 @@ def test_a_damaged_ring_of_one_node_hides_none_of_others(
     run.close()
 
 
+@pytest.mark.parametrize("here", ["elsewhere", "s0", "s1"])
+@pytest.mark.parametrize("one_node", [False, True])
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.ShuffledSampler])
+def test_a_copy_of_a_ring_is_refused(tmp_path, here, one_node, sampler):
+    path = ring(tmp_path / "a", np.arange(50))
+    shutil.copytree(path, tmp_path / "b")
+    shards = [Shard("s0", {"a": path}), Shard("s1", {"b": tmp_path / "b"})]
+    if one_node:
+        shards[0].folders |= shards.pop().folders
+    run = Run(*shards, key=here)
+    key = "s0" if one_node else "s1"
+    told = f"ring {key}/b in {tmp_path}/b is a copy of s0/a in {path}, with the same"
+    with pytest.raises(SchemaError, match=told):
+        RingsSource(run, sampler(seed=0), ())
+    run.close()
+
+
+@pytest.mark.parametrize("here", ["elsewhere", "s0", "s1"])
+@pytest.mark.parametrize("key", ["s0", "s1"])
+def test_a_copy_that_comes_later_is_not_drawn_from(tmp_path, monkeypatch, here, key):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    monkeypatch.setattr(draws, "LOOK_S", 0.0)
+    path = ring(tmp_path / "a", np.arange(50))
+    run = Run(
+        Shard("s0", {"a": path}),
+        Shard("s1", {"b": ring(tmp_path / "b", [1])}),
+        key=here,
+    )
+    source = RingsSource(run, mr.UniformSampler(seed=0), ())
+    by_key = {shard.key: shard for shard in run.known}
+    # By name before the ring that is drawn from.
+    shutil.copytree(path, tmp_path / "0")
+    by_key[key].folders = {"0": tmp_path / "0", **by_key[key].folders}
+    by_key[key].folders["c"] = ring(tmp_path / "c", np.arange(50))
+    for _ in range(6):
+        source.tick()
+        sample(source, 8)
+    (text,) = source.table.warnings
+    assert f"ring {key}/0 in {tmp_path}/0 is a copy of s0/a in {path}" in text
+    source.table.warnings.clear()
+    assert source.stats().rings == ("s0/a", "s1/b", f"{key}/c")
+    num_looks = sum(shard.calls.count("info") for shard in run.known)
+    for _ in range(5):
+        source.tick()
+    # A copy is not looked at as a new ring again and again.
+    more = sum(shard.calls.count("info") for shard in run.known) - num_looks
+    assert more <= (5 if here != "elsewhere" else 0)
+    source.table.warnings.clear()
+    source.close()
+    run.close()
+
+
+@pytest.mark.parametrize("here", ["elsewhere", "s0", "s1"])
+@pytest.mark.parametrize("way", [("s0", "s1"), ("s1", "s0"), ("s0", "s0")])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_ring_that_was_moved_is_no_copy(tmp_path, monkeypatch, here, way, lost):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    monkeypatch.setattr(draws, "LOOK_S", 0.0)
+    former, now = way
+    if lost and (former == now or here == former):
+        pytest.skip("a node that is lost has no client, and serves no other ring")
+    path = ring(tmp_path / "a", np.arange(50))
+    shards = {key: Shard(key, {key: ring(tmp_path / key, [7])}) for key in ("s0", "s1")}
+    shards[former].folders["a"] = path
+    run = Run(*shards.values(), key=here)
+    source = RingsSource(run, mr.UniformSampler(seed=0), (), lost_s=0.1)
+    if lost:
+        shards[former].state = "silent"
+        while not source.stats().lost:
+            sample(source, 8)
+        source.table.warnings.clear()
+    else:
+        del shards[former].folders["a"]
+    path.rename(tmp_path / "b")
+    shards[now].folders["b"] = tmp_path / "b"
+    for _ in range(6):
+        source.tick()
+    batch = sample(source, 64)
+    assert source.stats().rings[-1] == f"{now}/b"
+    assert 3 in batch.buffer_ids
+    assert not source.table.warnings
+    shards[former].state = "alive"
+    source.close()
+    run.close()
+
+
 def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
