@@ -333,7 +333,7 @@ class RingDraws:
         step: int = 0,
         view: GenerationReader | None = None,
     ) -> int:
-        """Set priorities of one ring's steps; return how many were overwritten.
+        """Set priorities of one ring's steps; return how many are there no more.
 
         Args:
             name: The ring's.
@@ -346,13 +346,19 @@ class RingDraws:
             SchemaError: Values do not fit the sampler.
         """
         ring = self._rings.get(name)
+        count = sum(len(each["positions"]) for each in updates)
         if ring is None:
-            return sum(len(each["positions"]) for each in updates)
+            return count
         prioritized = _prioritized(ring.sampler)
         if prioritized is not None and prioritized.where is None:
             # The first look at its priorities, which may be another process's.
             self._mass(ring, step, 0.0)
-        view = ring.view if view is None or ring.buffer.closed else view
+        try:
+            view = ring.view if view is None or ring.buffer.closed else view
+        except FailedError:
+            if _is_gone(ring.buffer):
+                return count
+            raise
         dropped, sampler = 0, cast(PriorityBasedSampler, ring.sampler)
         for each in updates:
             with view.lock:
@@ -680,6 +686,11 @@ def _is_removed(buffer: ReplayBuffer) -> bool:
         return buffer.reading is None
     except RemovedError:
         return True
+
+
+def _is_gone(buffer: ReplayBuffer) -> bool:
+    """Whether a ring was deleted, and maybe closed since."""
+    return buffer.closed or _is_removed(buffer)
 
 
 def _view_of(ring: _Ring) -> GenerationReader | None:

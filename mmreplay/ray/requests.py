@@ -17,7 +17,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.errors import RemovedError, StaleError, StarvedError
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError, RemovedError, StaleError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
@@ -446,8 +447,10 @@ class Requests:
         try:
             draw = draw_of(drawn, slice(None), key)
             return gathered(ring.number, ring.buffer.gather(draw))
-        except (StaleError, RemovedError):
-            return None
+        except (StaleError, FailedError) as error:
+            if is_gone(error, ring.buffer):
+                return None
+            raise
 
     def rows(
         self,
@@ -478,15 +481,19 @@ class Requests:
             if has_rows(drawn):
                 wanted: Wanted = request.arguments[2]
                 return arrived(ring.number, drawn, own, wanted)
+            buffer = ring.buffer
             try:
-                if ring.buffer is not None:
+                if buffer is not None:
                     draw = draw_of(drawn, own, planned.key)
-                    return gathered(ring.number, ring.buffer.gather(draw))
+                    return gathered(ring.number, buffer.gather(draw))
             except StaleError:
                 self._stats.overwritten += 1
-            except RemovedError:
+            except FailedError as error:
+                if not is_gone(error, buffer):
+                    raise
                 # Its shard reads what is there by now, if anything.
-                ring.buffer = None
+                if ring.buffer is buffer:
+                    ring.buffer = None
             # Overwritten since the draw: the ring's whole share is drawn again, by the
             # same shares, with the probabilities of then. An epoch has the same starts,
             # without those that are gone.
@@ -500,6 +507,12 @@ class Requests:
             "overwrote drawn steps before they were read. Increase its capacity, or "
             "lower batch_size or prefetch."
         )
+
+
+def is_gone(error: Exception, buffer: ReplayBuffer | None) -> bool:
+    """Whether rows were overwritten, or their ring deleted, and maybe closed since."""
+    gone = isinstance(error, StaleError | RemovedError)
+    return gone or (buffer is not None and buffer.closed)
 
 
 def number_of(updates: Mapping[str, Sequence[Update]]) -> int:

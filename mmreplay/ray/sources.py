@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import Empty
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.limiting import Limit
-from mmreplay.errors import FailedError, ReplayError, StaleError, frames_to_caller
+from mmreplay.errors import FailedError, ReplayError, frames_to_caller
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.ray.client_stats import ClientStats, LostWarning
@@ -232,16 +233,18 @@ class RingsSource:
         planned: PlannedBatch = pending.shares[0]
         missing = 0
         for request, slices in planned.requests:
+            # What fails here is met by `gather` as well, which brings an epoch back
+            # that is not known any more, and goes without a ring that was deleted.
             try:
                 draws = request.call.result(0.0)["draws"]
-            except StaleError:
-                # The epoch is not known here any more; `gather` brings it back.
+            except ReplayError:
                 continue
             for name, own in slices.items():
                 buffer, drawn = request.shard.rings[name].buffer, draws[name]
                 if drawn is not None and buffer is not None:
                     draw = draw_of(drawn, own, planned.key)
-                    missing += buffer.reading.prefetch(draw)
+                    with suppress(FailedError):
+                        missing += buffer.reading.prefetch(draw)
         return missing
 
     def num_batches(self, count: int) -> int:

@@ -1100,6 +1100,75 @@ def test_a_ring_that_was_moved_is_no_copy(tmp_path, monkeypatch, here, way, lost
     run.close()
 
 
+def two_rings(tmp_path, sampler, here, **options):
+    """A source over rings a and b of one shard; and what deletes the first."""
+    shard = Shard("s0", {n: ring(tmp_path / n, np.arange(100)) for n in "ab"})
+    run = Run(shard, key=here)
+    source = RingsSource(run, sampler, (), **options)
+
+    def delete():
+        shutil.rmtree(shard.folders.pop("a"))
+
+    return source, run, delete
+
+
+@pytest.mark.parametrize(
+    ("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)]
+)
+def test_priorities_of_a_deleted_ring_are_dropped(tmp_path, here, alone):
+    sampler = mr.PrioritizedSampler(seed=0)
+    source, run, delete = two_rings(tmp_path, sampler, here, alone=alone)
+    batch = sample(source, 32)
+    count = (batch.buffer_ids == 0).sum()
+    delete()
+    assert source.update_priorities(batch, np.ones(32)) == (count if alone else 0)
+    for _ in range(3):
+        assert set(sample(source, 8).buffer_ids) == {1}
+    assert source.stats().dropped == count
+    source.update_priorities(batch, np.ones(32))
+    source.close()
+    assert source.stats().dropped == 2 * count
+    run.close()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_batches_ahead_go_without_a_deleted_ring(tmp_path, monkeypatch, closed, alone):
+    monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
+    sampler = mr.PrioritizedSampler(seed=0) if alone else mr.UniformSampler(seed=0)
+    source, run, delete = two_rings(tmp_path, sampler, "s0", alone=alone)
+    ahead = [draw(source, 32) for _ in range(3)]
+    delete()
+    if closed:
+        for _ in range(3):
+            source.tick()
+    for pending in ahead:
+        source.prefetch(pending)
+        batch = source.gather(pending)
+        assert set(batch.buffer_ids) == {1}
+        assert len(batch) == 32
+    assert set(sample(source, 32).buffer_ids) == {1}
+    assert not source.table.warnings
+    source.close()
+    run.close()
+
+
+def test_an_error_of_a_ring_that_is_there_is_raised(tmp_path, monkeypatch):
+    source, run, _ = two_rings(tmp_path, mr.UniformSampler(seed=0), "s0")
+
+    def refuse(self, draw):
+        raise FailedError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mr.ReplayBuffer, "gather", refuse)
+        for _ in range(2):
+            with pytest.raises(FailedError, match="the disk is gone"):
+                sample(source, 8)
+    assert len(sample(source, 8)) == 8
+    source.close()
+    run.close()
+
+
 def test_new_rings_of_this_node_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     shard = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
