@@ -168,6 +168,7 @@ class PriorityUpdates:
             cause = ""
             try:
                 if shard.updating is not None:
+                    self._requests.draw_no_more(shard.updating)
                     self._requests.answer(shard.updating)
             except Exception as error:
                 cause = f": {error}"

@@ -310,9 +310,7 @@ class Requests:
             StarvedError: The shard ended in it again and again.
         """
         self._stats.repeated += 1
-        if request.shares and self._table.closing:
-            self._return_updates_of(request)
-            self._table.refuse_closing()
+        self._refuse_closing(request)
         if time.monotonic() - request.at > MAX_REPEAT_S:
             self._stats.dropped += number_of(self._updates_of(request))
             num_steps = sum(len(own) for own in request.shares.values())
@@ -324,7 +322,23 @@ class Requests:
             )
         self.send_again(request)
 
+    def _refuse_closing(self, request: Request) -> None:
+        """End the wait for a draw; priorities are sent again by who closes.
+
+        Raises:
+            FailedError: The client is closed, and it draws.
+        """
+        if request.shares and self._table.closing:
+            self._return_updates_of(request)
+            self._table.refuse_closing()
+
     # Priorities under way.
+
+    def draw_no_more(self, request: Request) -> None:
+        """Wait for the priorities of a request alone, as nobody takes its draws."""
+        with self._table.lock:
+            client, updates, wanted, highest = request.arguments
+            request.arguments = client, updates, {**wanted, "shares": {}}, highest
 
     def settle(self, shard: KnownShard) -> None:
         """Look whether the priorities under way to a shard arrived; do not wait."""
@@ -377,6 +391,7 @@ class Requests:
                     wait_s = request.at + straggler_s - time.monotonic()
                 if self._look(request, min(max(0.0, wait_s), WAIT_S)):
                     break
+                self._refuse_closing(request)
                 if straggler_s is not None and wait_s <= WAIT_S:
                     return None
                 if self._is_lost(request):

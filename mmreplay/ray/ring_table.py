@@ -523,7 +523,7 @@ class RingTable:
                     call = self._send_masses(shard)
                 else:
                     call = shard.remote.send(method)
-            if self.is_lost(shard, at):
+            if self.closing or self.is_lost(shard, at):
                 return None
 
     def is_lost(self, shard: KnownShard, since: float) -> bool:

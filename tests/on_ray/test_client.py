@@ -2,7 +2,11 @@
 
 import gc
 import os
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -96,6 +100,51 @@ def test_a_lost_node_warns_in_the_learners_thread(run):
         for _ in range(4):
             batch = next(steps)
         assert set(batch.buffer_ids.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "sampler", [mr.UniformSampler, mr.PrioritizedSampler, mr.ShuffledSampler]
+)
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_closing_waits_for_no_draw_of_a_silent_node(run, sampler, prefetch):
+    client = ReplayClient(
+        run, sampler(seed=0), batch_size=8, prefetch=prefetch, lost_s=60.0
+    )
+    next(iter(client))
+    run.known[1].state = "silent"
+    # The threads wait for it by now.
+    with suppress(FailedError), ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(list, client)
+        time.sleep(0.5)
+        began = time.monotonic()
+        client.close()
+        # Two waits of half a second, and time for a busy machine.
+        assert time.monotonic() - began < 10
+        waits.result()
+    run.known[1].state = "alive"
+
+
+def test_closing_sends_the_priorities_of_draws_that_nobody_waits_for(run):
+    sampler = mr.PrioritizedSampler(eps=0.0, seed=0)
+    client = ReplayClient(run, sampler, batch_size=64, prefetch=1, lost_s=60.0)
+    batch = next(iter(client))
+    client.update_priorities(batch, np.full(64, 7.0))
+    next(client)
+    for shard in run.known:
+        shard.state = "silent"
+
+    def back():
+        for shard in run.known:
+            shard.state = "alive"
+
+    timer = threading.Timer(0.7, back)
+    timer.start()
+    client.close()
+    timer.join()
+    assert client.stats().dropped == 0
+    for shard in run.known:
+        masses = shard.draws.masses(client._rings.table.client, 0, 0.0)
+        assert masses["r"][3] == 7.0
 
 
 def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
