@@ -96,17 +96,13 @@ def ranked_stream(
     """
     own = checked(sampler)
     divided = getattr(own, "num_ranks", 1)
-    if divided > 1:
-        if (divided, getattr(own, "rank", 0)) != (num_ranks, rank):
-            raise SchemaError(
-                f"the {type(own).__name__} is for rank {getattr(own, 'rank', 0)} of "
-                f"{divided}, but this worker is rank {rank} of {num_ranks}. Leave out "
-                "its rank and num_ranks."
-            )
-        return ReplayStream(path, own, batch_size, transforms=transforms)
-    if num_ranks == 1:
-        return ReplayStream(path, own, batch_size, transforms=transforms)
-    if isinstance(own, ShuffledSampler):
+    if divided > 1 and (divided, getattr(own, "rank", 0)) != (num_ranks, rank):
+        raise SchemaError(
+            f"the {type(own).__name__} is for rank {getattr(own, 'rank', 0)} of "
+            f"{divided}, but this worker is rank {rank} of {num_ranks}. Leave out "
+            "its rank and num_ranks."
+        )
+    if num_ranks > 1 and isinstance(own, ShuffledSampler):
         check_seeded(own, num_ranks)
         state = own.state_dict()
         batches = state["batches"]
@@ -117,6 +113,8 @@ def ranked_stream(
             block=state.get("block", 1),
         )  # fmt: skip
         return ReplayStream(path, shared, batch_size, transforms=transforms)
+    if divided > 1 or num_ranks == 1:
+        return ReplayStream(path, own, batch_size, transforms=transforms)
     num_batches = None
     if epochs_of(own) is not None:
         # Interleaved, ranks may get numbers of batches that differ by one.

@@ -59,6 +59,18 @@ def test_ranks_draw_equally_many_batches_of_other_steps(ring, num_ranks):
     assert num_ranks > 1 or len(every) == STEPS - 1
 
 
+def test_a_sampler_with_its_own_rank_draws_as_one_without(ring):
+    """The last batch of one rank would be a batch that another one has not."""
+    batch_size = (STEPS - 1 - 1) // 4
+    for rank in range(2):
+        own = mr.ShuffledSampler(seed=0, rank=rank, num_ranks=2)
+        got = drawn(ranked_stream(ring, own, batch_size, (), rank, 2))
+        plain = mr.ShuffledSampler(seed=0)
+        want = drawn(ranked_stream(ring, plain, batch_size, (), rank, 2))
+        assert len(got) == len(want) == 2
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_block_and_an_order_stay(ring):
     sampler = mr.ShuffledSampler(seed=0, shuffle=False)
     batches = drawn(ranked_stream(ring, sampler, 10, (), 1, 2))
