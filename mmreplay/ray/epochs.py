@@ -354,7 +354,8 @@ class EpochPlan:
             seed: In place of the sampler's.
 
         Raises:
-            SchemaError: The sampler has an option that is for one buffer only.
+            SchemaError: The sampler has an option that is for one buffer only, or
+                another rank.
         """
         state = sampler.state_dict()
         for option, legal in (("batches", None), ("layout", "env_major")):
@@ -364,7 +365,13 @@ class EpochPlan:
                     f"{state[option]!r}. Leave it out."
                 )
         if sampler.num_ranks != 1:
-            rank, num_ranks = sampler.rank, sampler.num_ranks
+            own = sampler.rank, sampler.num_ranks
+            if num_ranks != 1 and (rank, num_ranks) != own:
+                raise SchemaError(
+                    f"rank must be {own[0]} of {own[1]}, as of the ShuffledSampler, "
+                    f"got {rank} of {num_ranks}. Leave it out of one of both."
+                )
+            rank, num_ranks = own
         if (
             num_ranks > 1
             and seed is None

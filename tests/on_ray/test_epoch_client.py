@@ -348,6 +348,20 @@ def test_ranks_without_a_seed_are_refused(run):
     ReplayClient(run, mr.ShuffledSampler(), num_ranks=2, seed=1).close()
 
 
+def test_a_rank_other_than_that_of_the_sampler_is_refused(run):
+    def rows(rank, num_ranks):
+        sampler = mr.ShuffledSampler(seed=0, rank=0, num_ranks=2)
+        with ReplayClient(run, sampler, rank=rank, num_ranks=num_ranks) as client:
+            return numbers(client)
+
+    for rank, num_ranks in ((3, 4), (1, 2), (0, 4)):
+        got = f"{rank} of {num_ranks}"
+        with pytest.raises(SchemaError, match=f"of the ShuffledSampler, got {got}"):
+            rows(rank, num_ranks)
+    assert rows(0, 1) == rows(0, 2)
+    assert len(rows(0, 2)) == 40
+
+
 class Shards:
     """Rings that freeze, and may be away."""
 
