@@ -116,6 +116,9 @@ def _call_of(sampler: Sampler) -> str:
 
 
 def _from_call(node: ast.expr) -> Any:
+    function = node.func if isinstance(node, ast.Call) else node
+    if isinstance(function, ast.Attribute):
+        return _from_numpy(node, function)
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     if not isinstance(node.func, ast.Name) or node.func.id not in CLASSES:
@@ -130,6 +133,22 @@ def _from_call(node: ast.expr) -> Any:
             if keyword.arg not in own
         },
     }
+
+
+def _from_numpy(node: ast.expr, function: ast.Attribute) -> Any:
+    """The plain value of what numpy prints: ``np.float64(0.6)``, or ``np.True_``."""
+    named = getattr(np, function.attr, None)
+    if ast.unparse(function.value) != "np":
+        raise ValueError(ast.unparse(node))
+    if isinstance(named, np.bool):
+        return bool(named)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(named, type)
+        and issubclass(named, np.integer | np.floating)
+    ):
+        return named(*map(ast.literal_eval, node.args)).item()
+    raise ValueError(ast.unparse(node))
 
 
 def describe_transforms(transforms: Sequence[Transform]) -> list[Description]:

@@ -1,11 +1,15 @@
 """Samplers and transforms as class name and arguments."""
 
+import ast
+import re
+
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
 from mmreplay.ray.descriptions import (
+    _from_call,
     describe_sampler,
     describe_transforms,
     make,
@@ -27,6 +31,54 @@ from mmreplay.ray.descriptions import (
 )
 def test_what_is_made_of_a_description_is_the_sampler(sampler):
     assert repr(make(describe_sampler(sampler))) == repr(sampler)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+def test_numbers_of_numpy_are_plain_ones(kind):
+    number, plain = kind(0.6), float(kind(0.6))
+    for one, other in (
+        (
+            mr.PrioritizedSampler(number, number, eps=number, seed=np.int64(3)),
+            mr.PrioritizedSampler(plain, plain, eps=plain, seed=3),
+        ),
+        (
+            mr.PrioritizedSampler(mr.LinearSchedule(number, kind(1), 9)),
+            mr.PrioritizedSampler(mr.LinearSchedule(plain, 1.0, 9)),
+        ),
+        (
+            mr.SequenceSampler(np.int64(4), mr.PrioritizedSampler(number)),
+            mr.SequenceSampler(4, mr.PrioritizedSampler(plain)),
+        ),
+    ):
+        described = describe_sampler(one)
+        assert text_of(described) == text_of(describe_sampler(other))
+        assert repr(make(described)) == repr(make(describe_sampler(other)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("np.True_", True), ("np.False_", False), ("np.int8(-3)", -3),
+        ("np.float64(1e-06)", 1e-06), ("np.uint64(18446744073709551615)", 2**64 - 1),
+    ],
+)  # fmt: skip
+def test_what_numpy_prints_of_a_scalar_is_read(text, expected):
+    assert eval(text) == expected
+    (got,) = _from_call(ast.parse(f"UniformSampler(block={text})").body[0].value)[
+        "arguments"
+    ].values()
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["np.array([1])", "os.system('x')", "np.load('x')", "np.pi"],
+)
+def test_other_calls_are_not_made(text):
+    call = ast.parse(f"UniformSampler(block={text})").body[0].value
+    with pytest.raises(ValueError, match=re.escape(text)):
+        _from_call(call)
 
 
 def test_learners_that_differ_on_their_own_side_share_a_description():
