@@ -217,6 +217,7 @@ class Lanes:
         columns: Columns | None,
         final: Columns | None = None,
         commit: bool = False,
+        envs: Sequence[int] | None = None,
     ) -> Answer:
         """Add a block of a writer, if it is the next one, and answer the heads.
 
@@ -224,12 +225,14 @@ class Lanes:
 
         Args:
             writer: Whose lease holds; all others are answered, and add nothing.
-            first: The heads that the block follows.
+            first: The heads that the block follows, of all lanes of the writer.
             columns: Per path ``[T, E, *shape]``, at most half the ring's reserve of
                 steps; None to ask for the heads alone.
             final: Likewise, of the observation's fields: what each ended episode ended
                 with.
             commit: Make all rows so far survive a power cut.
+            envs: ``[E]``, the lanes that the block has, by their numbers in the lease;
+                None for all.
 
         Raises:
             SchemaError: The block does not fit the ring.
@@ -243,7 +246,7 @@ class Lanes:
             self._last_call[writer] = self._clock()
             if lease.stop is None:
                 if columns and self._heads(lease) == list(first):
-                    self._add(lease, columns, final)
+                    self._add(lease, columns, final, envs)
                 if commit:
                     self.ring.commit()
             return self._answer(lease)
@@ -268,7 +271,13 @@ class Lanes:
         with self._lock:
             self.ring.close()
 
-    def _add(self, lease: Lease, columns: Columns, final: Columns | None) -> None:
+    def _add(
+        self,
+        lease: Lease,
+        columns: Columns,
+        final: Columns | None,
+        envs: Sequence[int] | None,
+    ) -> None:
         """Add one block in one publication, so that it is in whole or not at all."""
         steps, half = len(next(iter(columns.values()))), self._max_steps
         if not 1 <= steps <= half:
@@ -277,18 +286,16 @@ class Lanes:
                 f"got {steps}. Use the mmreplay of the shard."
             )
         heads = self._heads(lease)
-        begins = [
-            env
-            for env, head, first in zip(lease.env_ids, heads, lease.first, strict=True)
-            if head == first
-        ]
+        own = range(len(heads)) if envs is None else envs
+        env_ids = [lease.env_ids[env] for env in own]
+        begins = [lease.env_ids[env] for env in own if heads[env] == lease.first[env]]
         if begins:
             # Here and not when the lease began, which a restart would forget.
             self.ring.end_episodes(begins)
         self.ring.extend(
             columns,
             final_observation=None if final is None else _nested(self.ring, final),
-            env_ids=list(lease.env_ids),
+            env_ids=env_ids,
         )
 
     @property

@@ -193,9 +193,10 @@ class Shard:
         columns: dict[str, NDArray[Any]] | None,
         final: dict[str, NDArray[Any]] | None = None,
         commit: bool = False,
+        envs: list[int] | None = None,
     ) -> Answer:
         """Add a block of a thin writer; see `Lanes.extend`."""
-        return self._thin().extend(writer, first, columns, final, commit)
+        return self._thin().extend(writer, first, columns, final, commit, envs)
 
     def give_back(self, writer: str) -> Answer:
         """End the lease of a thin writer; see `Lanes.give_back`."""

@@ -262,7 +262,11 @@ class Block:
         columns: Per path ``[T, E, *shape]``.
         final: Likewise, of the observation's fields; None where no final rows follow.
         ended: bool ``[T, E]``, steps that end an episode.
-        first: int64 ``[E]``, heads that the block follows.
+        resets: bool ``[E]``, environments of the writer whose first step here is what
+            the episode before it ended with; see `ThinWriter._put`.
+        envs: int64 ``[N]``, the environments of the writer that it has, then N in place
+            of E in the arrays above; None for all.
+        first: int64 ``[E]``, heads that the block follows, of all environments.
         after: int64 ``[E]``, heads after it.
         granted: The rate limiter allows it.
         published: The shard said that it arrived.
@@ -272,6 +276,8 @@ class Block:
     columns: Columns
     final: Columns | None
     ended: NDArray[np.bool_]
+    resets: NDArray[np.bool_] | None = None
+    envs: Positions | None = None
     first: Positions = field(init=False)
     after: Positions = field(init=False)
     granted: bool = False
@@ -280,9 +286,32 @@ class Block:
 
     def move_to(self, first: Positions) -> Positions:
         """Let the block follow some heads, and return those after it."""
-        self.first = first
-        self.after = counts_after(first, self.ended, self.final is not None)
+        self.first, self.after = first, first.copy()
+        envs = slice(None) if self.envs is None else self.envs
+        with_final = self.final is not None
+        self.after[envs] = counts_after(first[envs], self.ended, with_final)
         return self.after
+
+    def without_resets(self) -> list[Block]:
+        """The same without the first steps of `resets`, in up to two blocks."""
+        resets = self.resets
+        if resets is None or not resets.any():
+            return [self]
+        assert self.envs is None
+        assert self.final is None
+        blocks = []
+        if not resets.all():
+            blocks.append(self._part(slice(1), np.flatnonzero(~resets)))
+        if len(self.ended) > 1:
+            rest = self._part(slice(1, None), None)
+            rest.resets = self.ended[0] & ~resets
+            blocks.append(rest)
+        return blocks
+
+    def _part(self, steps: slice, envs: Positions | None) -> Block:
+        own: tuple[Any, ...] = (steps,) if envs is None else (steps, envs)
+        columns = {path: column[own] for path, column in self.columns.items()}
+        return Block(columns, None, self.ended[own], envs=envs, granted=self.granted)
 
     @property
     def num_rows(self) -> int:
@@ -424,6 +453,8 @@ class ThinWriter:
         self._flags = EpisodeFlags(schema, num_envs, final_follows=False)
         self._blocks: deque[Block] = deque()
         self._head = np.zeros(self._num_envs, np.int64)
+        self._resets = np.zeros(self._num_envs, bool)
+        self._begins = False
         self._writer: str | None = None
         self._next_writer = uuid.uuid4().hex
         self._former: str | None = None
@@ -678,8 +709,24 @@ class ThinWriter:
             self._stopped = False
 
     def _put(self, block: Block) -> None:
-        self._head = block.move_to(self._head)
-        self._blocks.append(block)
+        """Place a new block behind those that wait.
+
+        With ``autoreset="next_step"`` the step after an end is what the episode ended
+        with. In other environments of the ring nothing of that episode is before it,
+        and it would be a first step: so the first block of a lease leaves it out.
+        """
+        if self._terms["autoreset"] == "next_step":
+            block.resets = self._resets
+            for ended in block.ended:
+                self._resets = ended & ~self._resets
+        self._place([block])
+
+    def _place(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            for part in block.without_resets() if self._begins else [block]:
+                self._head = part.move_to(self._head)
+                self._blocks.append(part)
+            self._begins = False
 
     def _deliver(self, ahead: int) -> None:
         """Send blocks, and wait until at most `ahead` of them are not answered.
@@ -750,7 +797,7 @@ class ThinWriter:
             commit = held > UNCOMMITTED_NBYTES
         block.call = self._shard.send(
             "extend", self._writer, block.first.tolist(), block.columns, block.final,
-            commit,
+            commit, None if block.envs is None else block.envs.tolist(),
         )  # fmt: skip
 
     def _receive(self, block: Block) -> None:
@@ -885,6 +932,7 @@ class ThinWriter:
             else:
                 # It was granted, and lost before this writer heard of it.
                 self._next_writer = uuid.uuid4().hex
-        self._head = np.array(terms["heads"], np.int64)
-        for block in self._blocks:
-            self._head = block.move_to(self._head)
+        self._head, self._begins = np.array(terms["heads"], np.int64), True
+        blocks = list(self._blocks)
+        self._blocks.clear()
+        self._place(blocks)

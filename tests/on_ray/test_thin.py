@@ -47,10 +47,10 @@ class ArmedShard(Shard):
         self.die_if("lease")
         return answer
 
-    def extend(self, writer, first, columns, final=None, commit=False):
+    def extend(self, writer, first, columns, *more):
         if columns:
             self.die_if("before")
-        answer = super().extend(writer, first, columns, final, commit)
+        answer = super().extend(writer, first, columns, *more)
         if columns:
             # Published, and not answered.
             self.die_if("after")

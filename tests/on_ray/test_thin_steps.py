@@ -29,6 +29,7 @@ from tests.on_ray.thin_support import (
     add_steps,
     check_rows,
     make_writer,
+    quietly,
 )
 
 NESTED = mr.Schema(
@@ -270,6 +271,107 @@ def test_reset_rows_of_next_step_mode_are_final_rows(tmp_path):
     assert len(ring) == 4
     assert ring.gather_all().fields["final"].tolist() == [0, 0, 1, 0, 0, 1]
     ring.close()
+
+
+PLAIN = mr.Schema(
+    {
+        "observation": mr.Field((), "int64"),
+        "terminated": mr.Field((), "bool"),
+        "truncated": mr.Field((), "bool"),
+    }
+)
+
+
+def stored_transitions(folder):
+    """Observation, next observation and end of every step that can be drawn."""
+    with mr.ReplayBuffer.open(folder) as ring:
+        view = ring.view
+        count = int(view.starts.lengths.sum()) - view.num_illegal
+        batch = ring.take(*view.start_at(np.arange(count)))
+        columns = (batch[path] for path in ("observation", "next_observation"))
+        ends = batch["terminated"] | batch["truncated"]
+        return list(zip(*(each.tolist() for each in (*columns, ends)), strict=True))
+
+
+def take_lanes(shard, num_envs):
+    """Another writer gets environments of those who were silent, and writes a row."""
+    shard.plan = []
+    shard.opened()
+    while shard.queue:
+        shard._run(shard.queue.pop(0))
+    shard.now += 1000.0
+    with ThinWriter(shard, PLAIN, num_envs) as other:
+        never = np.zeros(num_envs, bool)
+        other.add(observation=np.full(num_envs, -1), terminated=never, truncated=never)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 64])
+def test_what_an_episode_ended_with_is_no_first_step_of_the_next_lease(tmp_path, steps):
+    shard = NestedShard(tmp_path / "ring", PLAIN, 4, autoreset="next_step")
+    writer = ThinWriter(shard, PLAIN, 2, steps=steps)
+    # The first environment ends, then the second one; the next row is a reset's.
+    ends = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0], [0, 0]], bool)
+    observations = np.arange(6)[:, None] + [0, 10]
+    for number in range(6):
+        if number in (2, 3):
+            writer.flush()
+            take_lanes(shard, 4)
+        writer.add(
+            observation=observations[number],
+            terminated=ends[number],
+            truncated=np.zeros(2, bool),
+        )
+    writer.close()
+    assert writer.lost_rows == 0
+    shard.opened().close()
+    found = [each for each in stored_transitions(shard.folder) if each[0] >= 0]
+    # Of 0 and 11 the next one is in a former lease; of ends there is none.
+    assert sorted(found) == [
+        (0, 1, False), (1, 1, True), (3, 4, False), (4, 5, False),
+        (10, 11, False), (12, 12, True), (14, 15, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_transition_of_next_step_mode_joins_two_episodes(tmp_path, seed):
+    shard = NestedShard(tmp_path / "ring", PLAIN, 5, autoreset="next_step")
+    rng = np.random.default_rng(seed)
+    num_envs = int(rng.integers(1, 4))
+    keep = ("published", "committed")[seed % 2]
+    writer = ThinWriter(shard, PLAIN, num_envs, steps=4, keep=keep)
+    legal, before = set(), np.zeros(num_envs, np.int64)
+    ended = is_reset = np.zeros(num_envs, bool)
+    for number in range(100):
+        fault = rng.choice(["", "", "", "idle", "power", "kill", "flush", "plan"])
+        if fault == "idle":
+            take_lanes(shard, 5)
+        elif fault == "power":
+            shard.lose_power()
+        elif fault == "kill":
+            shard.kill()
+        elif fault == "flush":
+            assert quietly(writer.flush) is None
+        elif fault == "plan":
+            shard.plan = list(rng.choice(["lost", "late", "before", "after"], 2))
+        observation = 1000 * np.arange(num_envs) + number
+        for env in np.flatnonzero(~is_reset & (number > 0)).tolist():
+            legal.add((before[env], observation[env], ended[env]))
+            if ended[env]:
+                # Where the next row is in another lease.
+                legal.add((before[env], before[env], True))
+        before, is_reset = observation, ended
+        ended = (rng.random(num_envs) < 0.3) & ~is_reset
+        truncated = rng.random(num_envs) < 0.5
+        error = quietly(
+            writer.add, observation=observation,
+            terminated=ended & ~truncated, truncated=ended & truncated,
+        )  # fmt: skip
+        assert error is None
+    assert quietly(writer.close) is None
+    shard.opened().close()
+    found = {each for each in stored_transitions(shard.folder) if each[0] >= 0}
+    assert len(found) > 20
+    assert found <= legal
 
 
 def test_ends_of_several_agents_end_an_episode_together(tmp_path):
