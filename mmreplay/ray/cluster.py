@@ -315,19 +315,20 @@ class RunFacts(TypedDict):
     Attributes:
         members: Of its nodes by key: root, host and network.
         bound: Settings of its rate limiter; None without one.
+        counts: Of its nodes by key, what the rings counted for the rate limiter: rows
+            written, items drawn and rows alive.
     """
 
     members: dict[str, list[Any]]
     bound: list[float] | None
+    counts: dict[str, list[int]]
 
 
 def load_facts(run: str) -> RunFacts:
     """Return what `save_facts` stored of a run; nothing of a new one."""
     stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
-    if not stored:
-        return {"members": {}, "bound": None}
-    found: RunFacts = json.loads(stored)
-    return found
+    facts: RunFacts = {"members": {}, "bound": None, "counts": {}}
+    return {**facts, **json.loads(stored)} if stored else facts
 
 
 def save_facts(run: str, facts: RunFacts) -> None:

@@ -1,9 +1,10 @@
 """The actor that knows the members of a run.
 
 It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Its
-members and its limiter's settings are stored with the cluster, as shards may be away,
-and Ray forgets those without a label with their nodes. Draws and writes do not need it;
-a join does, and a shard whose node is back without a label.
+members, its limiter's settings and what their rings counted last are stored with the
+cluster, as shards may be away, and Ray forgets those without a label with their nodes.
+Draws and writes do not need it; a join does, and a shard whose node is back without a
+label.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ GROUP_S = 600.0
 """Learners of a group begin within so long of each other."""
 LIST_S = 1.0
 """Shards that are new are looked for so often."""
+STORE_S = 1.0
+"""What the rings count is stored so often, and when a shard gives no answer."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,11 @@ class Counted:
     samples: int = 0
     size: int = 0
 
+    @property
+    def counts(self) -> list[int]:
+        """What it counted, as it travels and is stored."""
+        return [self.inserts, self.samples, self.size]
+
 
 class Registry:
     """Members of one run; a plain class, made an actor by `cluster`."""
@@ -113,6 +121,9 @@ class Registry:
         self._looking = threading.Lock()
         self._counted: dict[str, Counted] = {}
         self._listed_at = -LIST_S
+        self._stored_at = -STORE_S
+        self._silent: set[str] = set()
+        self._facts_lock = threading.Lock()
 
     def check(self, version: str, fields: Any, roles: Any) -> None:
         """Refuse a writer that does not fit the run, before it makes a ring.
@@ -174,10 +185,10 @@ class Registry:
         with self._lock:
             self._load_facts()
             self._members[key] = Member(key, root, host, network, info)
-            self._save_facts()
             # Its rows count for a rate limiter from the first one on.
             self._counted.setdefault(key, Counted(time.monotonic()))
             self._learn(info)
+            self._save_facts()
             return dict(info)
 
     def _started(
@@ -385,12 +396,14 @@ class Registry:
     def _look(self, grants: Grants) -> bool:
         """Ask all shards what their rings count.
 
-        A shard that was silent for `SILENT_S` counts as it did last. Until then
-        nothing new is known, and what is under way stays held.
+        A shard that was silent for `SILENT_S` counts as it did last, also where this
+        actor was restarted meanwhile. Until then nothing new is known, and what is
+        under way stays held.
 
         Returns:
             Whether all shards answered.
         """
+        self._load_facts()
         now = time.monotonic()
         if now - self._listed_at >= LIST_S:
             with suppress(RayError, ConnectionError):
@@ -412,6 +425,12 @@ class Registry:
                 self._bound = found["bound"] or self._bound
         now = time.monotonic()
         every = list(self._counted.values())
+        silent = {key for key, each in self._counted.items() if each.at_s < began_s}
+        if silent - self._silent or now - self._stored_at >= STORE_S:
+            # Before the first grant by what is known of those that are away.
+            self._save_facts()
+            self._stored_at = now
+        self._silent = silent
         if all(each.at_s >= began_s or now - each.at_s > SILENT_S for each in every):
             sums = Counts(
                 sum(each.inserts for each in every),
@@ -420,7 +439,7 @@ class Registry:
             )
             with self._grants_lock:
                 grants.looked(began_s, sums)
-        return all(each.at_s >= began_s for each in every)
+        return not silent
 
     def _shard(self, key: str) -> Remote:
         return Remote(cluster.shard_name(self.run, key))
@@ -459,21 +478,30 @@ class Registry:
             saved = cluster.load_facts(self.run)
             for key, (root, host, network) in saved["members"].items():
                 self._members.setdefault(key, Member(key, root, host, network))
+            now = time.monotonic()
+            for key, counts in saved["counts"].items():
+                if key not in self._counted or not self._counted[key].inserts:
+                    self._counted[key] = Counted(now, *counts)
             self._bound = self._bound or saved["bound"]
             self._saved = saved
 
     def _save_facts(self) -> None:
         """Store what changed; a failure is made good by the next call."""
-        members = {
-            key: member.where
-            for key, member in sorted(self._members.items())
-            if member.where is not None
-        }
-        facts: RunFacts = {"members": members, "bound": self._bound}
-        if self._saved is not None and facts != self._saved:
-            with suppress(RayError, ConnectionError):
-                cluster.save_facts(self.run, facts)
-                self._saved = facts
+        # Threads of joins and of grants: the newest is stored last.
+        with self._facts_lock:
+            members = {
+                key: member.where
+                for key, member in sorted(self._members.items())
+                if member.where is not None
+            }
+            counts = {key: each.counts for key, each in sorted(self._counted.items())}
+            facts: RunFacts = {
+                "members": members, "bound": self._bound, "counts": counts,
+            }  # fmt: skip
+            if self._saved is not None and facts != self._saved:
+                with suppress(RayError, ConnectionError):
+                    cluster.save_facts(self.run, facts)
+                    self._saved = facts
 
     def _learn(self, info: dict[str, Any]) -> None:
         """Take the run's schema from the first ring that is known."""

@@ -10,6 +10,7 @@ from mmreplay.ray import cluster  # noqa: E402
 from mmreplay.ray import registry as registry_module  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
+from mmreplay.ray.grants import Grants  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
@@ -33,7 +34,7 @@ class Cluster:
     def __init__(self, folder, monkeypatch):
         self.folder, self.shards, self.alive = folder, {}, []
         self.stale, self.late = set(), {}
-        self.stored = {"run": {"members": {}, "bound": None}}
+        self.stored = {"run": {"members": {}, "bound": None, "counts": {}}}
         monkeypatch.setattr(cluster, "load_facts", lambda run: self.stored[run])
         monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
@@ -196,6 +197,65 @@ def test_the_limiter_of_nodes_that_are_away_is_known_to_a_restarted_registry(nod
     assert registry.bound() == list(LIMITER.settings)
     with pytest.raises(mr.SchemaError, match="as everywhere in the run"):
         registry.limit("another", "insert", 64, [2.0, 1, 1000.0])
+
+
+def counting(nodes, name, *counts):
+    """Let the rings of a node have counted so much for the rate limiter."""
+    answer = {"counts": list(counts), "bound": list(LIMITER.settings)}
+    nodes.shards[name].counts = lambda: answer
+
+
+def granted_items(registry, most):
+    """How many items a learner is granted one after another, 100 at a time."""
+    settings = list(LIMITER.settings)
+    for number in range(most // 100):
+        answer = registry.grant("learner", "sample", 100, 0, number + 1, settings)
+        if not answer["granted"]:
+            return 100 * number
+    return most
+
+
+def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(
+    nodes, monkeypatch
+):
+    monkeypatch.setattr(registry_module, "SILENT_S", 0.0)
+    registry = Registry("run")
+    for name in ("a", "b"):
+        nodes.join(registry, name)
+    # One wrote what was drawn from the other: 400 items more are within the bound.
+    counting(nodes, "a", 8000, 2000, 8000)
+    counting(nodes, "b", 2000, 8600, 2000)
+    registry.limit("learner", "sample", 100, list(LIMITER.settings))
+    assert granted_items(registry, 5000) == 300
+    nodes.lose("b")
+    for _ in range(2):
+        # It is not heard of any more, and neither is its shard.
+        assert granted_items(Registry("run"), 5000) == 300
+    assert nodes.stored["run"]["counts"]["b"] == [2000, 8600, 2000]
+
+
+def test_what_rings_count_is_stored_once_a_second_and_when_a_node_is_gone(
+    nodes, monkeypatch
+):
+    now = [100.0]
+    monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
+    registry = Registry("run")
+    for name in ("a", "b"):
+        nodes.join(registry, name)
+
+    def looked(count):
+        for name in nodes.shards:
+            counting(nodes, name, count, 0, count)
+        now[0] += 0.4
+        registry._look(Grants(LIMITER, lambda: now[0]))
+        stored = nodes.stored["run"]["counts"]
+        return [stored[name][0] for name in ("a", "b")]
+
+    assert [looked(count) for count in (1, 2, 3, 4)] == [[1, 1]] * 3 + [[4, 4]]
+    assert looked(5) == [4, 4]
+    nodes.lose("b")
+    assert looked(6) == [6, 5]
+    assert looked(7) == [6, 5]
 
 
 def test_the_space_that_is_free_on_the_disk_of_a_ring_is_shown(nodes):
