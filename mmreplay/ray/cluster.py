@@ -315,19 +315,21 @@ class RunFacts(TypedDict):
     Attributes:
         members: Of its nodes by key: root, host and network.
         bound: Settings of its rate limiter; None without one.
+        schema: Fields and roles of its rings; None while there is none.
         counts: Of its nodes by key, what the rings counted for the rate limiter: rows
             written, items drawn and rows alive.
     """
 
     members: dict[str, list[Any]]
     bound: list[float] | None
+    schema: list[Any] | None
     counts: dict[str, list[int]]
 
 
 def load_facts(run: str) -> RunFacts:
     """Return what `save_facts` stored of a run; nothing of a new one."""
     stored = _internal_kv_get(registry_name(run), namespace=NAMESPACE)
-    facts: RunFacts = {"members": {}, "bound": None, "counts": {}}
+    facts: RunFacts = {"members": {}, "bound": None, "schema": None, "counts": {}}
     return {**facts, **json.loads(stored)} if stored else facts
 
 

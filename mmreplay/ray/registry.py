@@ -1,10 +1,10 @@
 """The actor that knows the members of a run.
 
 It keeps nothing on disk: after a kill it asks the shards, whose names Ray knows. Its
-members, its limiter's settings and what their rings counted last are stored with the
-cluster, as shards may be away, and Ray forgets those without a label with their nodes.
-Draws and writes do not need it; a join does, and a shard whose node is back without a
-label.
+members, its schema, its limiter's settings and what the rings counted last are stored
+with the cluster, as shards may be away, and Ray forgets those without a label with
+their nodes. Draws and writes do not need it; a join does, and a shard whose node is
+back without a label.
 """
 
 from __future__ import annotations
@@ -140,13 +140,15 @@ class Registry:
         cluster.check_version(f"the run {self.run!r}", VERSION, version)
         with self._lock:
             self._refresh()
-            mine = Schema.from_json(fields, roles)
-            if self._schema is not None and mine != self._schema:
-                raise SchemaError(
-                    f"the run {self.run!r} has another schema: "
-                    f"{differing(mine, self._schema)}. Name another run, or write the "
-                    "fields of this one."
-                )
+            self._refuse_another_schema(Schema.from_json(fields, roles))
+
+    def _refuse_another_schema(self, mine: Schema) -> None:
+        if self._schema is not None and mine != self._schema:
+            raise SchemaError(
+                f"the run {self.run!r} has another schema: "
+                f"{differing(mine, self._schema)}. Name another run, or write the "
+                "fields of this one."
+            )
 
     def join(
         self, key: str, root: str, host: str, node_id: str, network: bool
@@ -164,7 +166,8 @@ class Registry:
             What the shard says of itself.
 
         Raises:
-            SchemaError: The node is a member with another folder.
+            SchemaError: The node is a member with another folder, or its rings have
+                another schema than the run: two writers may begin it at one time.
             FailedError: Its shard has another version of mmreplay.
             StarvedError: Its shard does not answer.
         """
@@ -182,14 +185,31 @@ class Registry:
                 f"{self.run!r} is served from there, got {root!r}. Pass that "
                 "folder, or name another run."
             )
+        try:
+            with self._lock:
+                self._load_facts()
+                for ring in info["rings"].values():
+                    mine = Schema.from_json(ring["schema"], ring["roles"])
+                    self._refuse_another_schema(mine)
+                self._members[key] = Member(key, root, host, network, info)
+                # Its rows count for a rate limiter from the first one on.
+                self._counted.setdefault(key, Counted(time.monotonic()))
+                self._learn(info)
+                self._save_facts()
+                return dict(info)
+        except SchemaError:
+            # None of its rings belongs to the run, as those of a shard are alike.
+            # Clients would find it by its name.
+            self._forget(key)
+            raise
+
+    def _forget(self, key: str) -> None:
+        """End a shard, which is no member any more."""
+        cluster.kill(cluster.shard_name(self.run, key))
         with self._lock:
-            self._load_facts()
-            self._members[key] = Member(key, root, host, network, info)
-            # Its rows count for a rate limiter from the first one on.
-            self._counted.setdefault(key, Counted(time.monotonic()))
-            self._learn(info)
+            self._members.pop(key, None)
+            self._counted.pop(key, None)
             self._save_facts()
-            return dict(info)
 
     def _started(
         self, key: str, root: str, node: Node, network: bool
@@ -483,6 +503,8 @@ class Registry:
                 if key not in self._counted or not self._counted[key].inserts:
                     self._counted[key] = Counted(now, *counts)
             self._bound = self._bound or saved["bound"]
+            if self._schema is None and saved["schema"] is not None:
+                self._schema = Schema.from_json(*saved["schema"])
             self._saved = saved
 
     def _save_facts(self) -> None:
@@ -494,9 +516,11 @@ class Registry:
                 for key, member in sorted(self._members.items())
                 if member.where is not None
             }
+            schema = self._schema and [*described(self._schema)]
             counts = {key: each.counts for key, each in sorted(self._counted.items())}
             facts: RunFacts = {
-                "members": members, "bound": self._bound, "counts": counts,
+                "members": members, "bound": self._bound, "schema": schema,
+                "counts": counts,
             }  # fmt: skip
             if self._saved is not None and facts != self._saved:
                 with suppress(RayError, ConnectionError):

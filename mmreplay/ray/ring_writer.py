@@ -7,7 +7,8 @@ Ray: the shard of the node, a process beside it, sees new rows through its mappi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from mmreplay.buffer.opening import (
     holds_buffer,
 )
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
+from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import lock_pid, refuse_network
 from mmreplay.errors import FormatError, LockedError, SchemaError
@@ -110,17 +112,35 @@ def writer(
     registry = cluster.start_registry(run)
     registry.call("check", VERSION, fields, roles)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
+    before = set(files.names(folder)) if folder.is_dir() else set()
     buffer = _open(
         folder, names, schema, capacity, num_envs, granted, on_resume, create
     )
-    try:
-        registry.call("join", key, str(where), node.host, node.node_id, network)
-        assert buffer.path is not None
-        serve(Remote(cluster.shard_name(run, key)), buffer.path.name)
-    except BaseException:
-        buffer.close()
-        raise
+    assert buffer.path is not None
+    with removed_if_refused(buffer.path, buffer.path.name not in before):
+        try:
+            registry.call("join", key, str(where), node.host, node.node_id, network)
+            serve(Remote(cluster.shard_name(run, key)), buffer.path.name)
+        except BaseException:
+            buffer.close()
+            raise
     return RingWriter(run, key, buffer)
+
+
+@contextmanager
+def removed_if_refused(path: Path, is_new: bool) -> Iterator[None]:
+    """Remove a ring that was made for a run which refuses it, or it is in the way.
+
+    Args:
+        path: The ring, closed when the refusal leaves here.
+        is_new: It was made for this run just now.
+    """
+    try:
+        yield
+    except SchemaError:
+        if is_new:
+            files.remove_tree(path)
+        raise
 
 
 def _check_ring_name(name: str) -> None:

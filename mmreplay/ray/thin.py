@@ -51,7 +51,13 @@ from mmreplay.ray.limits import (
     refuse_other_limiters,
 )
 from mmreplay.ray.registry import described
-from mmreplay.ray.ring_writer import check_create, check_folder, node_key, serve
+from mmreplay.ray.ring_writer import (
+    check_create,
+    check_folder,
+    node_key,
+    removed_if_refused,
+    serve,
+)
 from mmreplay.schema import Schema
 from mmreplay.schema.schema import refuse_varying
 
@@ -132,12 +138,14 @@ def thin_ring(
         refuse_another_bound(run, limiter)
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
+    is_new = not ring.exists()
     create_lanes(
         ring, schema, capacity, num_envs, idle_s=idle_s,
         limiter=limiter, **create,
     )  # fmt: skip
-    registry.call("join", key, str(where), node.host, node.node_id, network)
-    serve(Remote(cluster.shard_name(run, key)), THIN)
+    with removed_if_refused(ring, is_new):
+        registry.call("join", key, str(where), node.host, node.node_id, network)
+        serve(Remote(cluster.shard_name(run, key)), THIN)
 
 
 def thin_writer(

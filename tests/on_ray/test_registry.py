@@ -12,7 +12,7 @@ from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
 from mmreplay.ray.grants import Grants  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
-from mmreplay.ray.registry import Registry  # noqa: E402
+from mmreplay.ray.registry import Registry, described  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.rings import client_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block  # noqa: E402
@@ -34,12 +34,14 @@ class Cluster:
     def __init__(self, folder, monkeypatch):
         self.folder, self.shards, self.alive = folder, {}, []
         self.stale, self.late = set(), {}
-        self.stored = {"run": {"members": {}, "bound": None, "counts": {}}}
+        nothing = {"members": {}, "bound": None, "schema": None, "counts": {}}
+        self.stored = {"run": nothing}
         monkeypatch.setattr(cluster, "load_facts", lambda run: self.stored[run])
         monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
         monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
         monkeypatch.setattr(cluster, "start_shard", self.start_shard)
+        monkeypatch.setattr(cluster, "kill", self.kill)
         monkeypatch.setattr(Registry, "_shard", lambda _, key: Remote(self, key))
 
     def start_shard(self, run, key, root, node, network):
@@ -47,11 +49,17 @@ class Cluster:
         if key not in self.shards and key not in self.stale:
             self.shards[key] = Shard(run, root, key, network)
 
-    def join(self, registry, name):
+    def kill(self, name):
+        shard = self.shards.pop(cluster.split_name(name)[1], None)
+        if shard is not None:
+            shard.stop()
+
+    def join(self, registry, name, schema=SCHEMA):
         """A node without a label joins with a ring, and its writer the run."""
         root = self.folder / name
-        with mr.ReplayBuffer.create(root / "run" / "ring", SCHEMA, 100) as ring:
-            ring.extend(block(0, 0, 10))
+        with mr.ReplayBuffer.create(root / "run" / "ring", schema, 100) as ring:
+            if schema is SCHEMA:
+                ring.extend(block(0, 0, 10))
         self.alive.append(Node(f"id of {name}", name, None))
         registry.join(name, str(root), name, f"id of {name}", False)
 
@@ -162,6 +170,33 @@ def test_learners_of_a_named_group_join_it_whenever_they_begin(nodes, monkeypatc
     now += 10 * registry_module.GROUP_S
     assert Registry("run").epoch_name("start", 0, True) == again
     assert Registry("run").epoch_name("start", 0) != again
+
+
+OTHER = mr.Schema({"number": mr.Field((), "int32")})
+
+
+def test_a_restarted_registry_knows_the_schema_of_nodes_that_are_away(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    nodes.lose("a")
+    for each in (registry, Registry("run")):
+        with pytest.raises(mr.SchemaError, match=r"field 'number' is .*int32"):
+            each.check(cluster.VERSION, *described(OTHER))
+        each.check(cluster.VERSION, *described(SCHEMA))
+    # It is stored as it is compared, and not at each call.
+    assert nodes.stored["run"]["schema"] == [*described(SCHEMA)]
+
+
+def test_of_two_writers_of_other_schemas_that_begin_a_run_one_is_refused(nodes):
+    registry = Registry("run")
+    # Neither has a ring yet.
+    registry.check(cluster.VERSION, *described(SCHEMA))
+    registry.check(cluster.VERSION, *described(OTHER))
+    nodes.join(registry, "a")
+    with pytest.raises(mr.SchemaError, match="the run 'run' has another schema: field"):
+        nodes.join(registry, "b", OTHER)
+    # Clients find shards by their names.
+    assert [*nodes.shards] == [*registry.members()] == ["a"]
+    assert [*nodes.stored["run"]["counts"]] == ["a"]
 
 
 def test_a_limiter_is_known_once_a_writer_brought_it(nodes):

@@ -1,10 +1,13 @@
 """What a writer of a run refuses before it joins, without a cluster."""
 
+from types import SimpleNamespace
+
 import pytest
 
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
+from mmreplay.ray import cluster, ring_writer, thin  # noqa: E402
 from mmreplay.ray.ring_writer import _check_ring_name, _open  # noqa: E402
 from tests.on_ray.rows import SCHEMA  # noqa: E402
 
@@ -28,3 +31,34 @@ def test_a_ring_is_opened_again_only_by_what_it_was_made_with(tmp_path):
         again(autoreset="next_step")
     with pytest.raises(mr.SchemaError, match=r"engine must be 'memmap', as of .*zarr"):
         again(engine="zarr")
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A run whose registry finds at the end that another writer was first."""
+
+    def call(method, *arguments):
+        if method == "join":
+            raise mr.SchemaError("the run has another schema")
+
+    registry = SimpleNamespace(call=call)
+    monkeypatch.setattr(cluster, "require_connection", lambda: None)
+    monkeypatch.setattr(cluster, "this_node", lambda: cluster.Node("id", "n0", None))
+    monkeypatch.setattr(cluster, "start_registry", lambda run: registry)
+
+
+def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
+    with pytest.raises(mr.SchemaError, match="has another schema"):
+        ring_writer.writer("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
+    with pytest.raises(mr.SchemaError, match="has another schema"):
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+    assert list((tmp_path / "run").iterdir()) == []
+    # One that was there before stays.
+    for name in ("ring-000", "thin"):
+        path = tmp_path / "run" / name
+        mr.ReplayBuffer.create(path, SCHEMA, 100, 8, autoreset="disabled").close()
+    with pytest.raises(mr.SchemaError, match="has another schema"):
+        ring_writer.writer("run", SCHEMA, 100, root=tmp_path, num_envs=8)
+    with pytest.raises(mr.SchemaError, match="has another schema"):
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+    assert len(list((tmp_path / "run").iterdir())) == 2
