@@ -207,9 +207,13 @@ class RayRun:
         self._members_call: Any = None
         self._registry = cluster.Remote(cluster.registry_name(run))
 
-    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
+    def epoch_name(
+        self, start: str, rank: int, token: str, lasts: bool = False
+    ) -> Mapping[str, Any]:
         """Name of the epochs of a group of learners; see `RunCalls.epoch_name`."""
-        return str(self._registry.call("epoch_name", start, rank, lasts))
+        arguments = start, rank, token, lasts
+        answer: Mapping[str, Any] = self._registry.call("epoch_name", *arguments)
+        return answer
 
     def epoch(self, client: Any, name: str, epoch: int) -> Mapping[str, Any]:
         """Freeze an epoch in all rings; see `RunCalls.epoch`."""

@@ -11,9 +11,10 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -71,6 +72,8 @@ class EpochDraws:
         if group is not None:
             self._start_of_name += f" {group}"
         self._name = ""
+        # A call that is repeated must not look like another learner's.
+        self._token = uuid4().hex
         self._beginning = threading.RLock()
 
     @property
@@ -181,23 +184,33 @@ class EpochDraws:
             if epochs.num_ranks > 1:
                 start = f"{start}.{epochs.num_ranks}"
                 lasts = self._group is not None
-                self._name = run.epoch_name(start, epochs.rank, lasts)
+                own = start, epochs.rank, self._token, lasts
+                self._name = self._answered(lambda: run.epoch_name(*own))["name"]
             else:
                 self._name = f"{start}/{uuid4().hex}"
-        warned = False
-        while True:
-            answer = run.epoch(self._table.client, self._name, epochs.epoch)
-            if not answer["away"]:
-                break
-            self._table.refuse_closing()
-            warned = warned or self._warn_of(answer["away"])
-            time.sleep(WAIT_S)
+        name, client = self._name, self._table.client
+        answer = self._answered(lambda: run.epoch(client, name, epochs.epoch))
         self._refuse_missing([u for u, each in answer["rings"].items() if each is None])
         frozen = {
             uuid: FrozenEpoch.from_json(each, f"epoch of ring {uuid}")
             for uuid, each in answer["rings"].items()
         }
         epochs.begin(FrozenRun.of(frozen))
+
+    def _answered(self, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Ask the registry until no node is away.
+
+        Raises:
+            FailedError: The client is closed.
+        """
+        warned = False
+        while True:
+            answer = ask()
+            if not answer["away"]:
+                return answer
+            self._table.refuse_closing()
+            warned = warned or self._warn_of(answer["away"])
+            time.sleep(WAIT_S)
 
     # From the replies to a batch.
 
@@ -302,4 +315,4 @@ class EpochDraws:
                 "returned, unchanged."
             )
         self._epochs.load_state_dict(state)
-        self._name = name
+        self._name, self._token = name, uuid4().hex

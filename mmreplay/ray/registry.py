@@ -115,6 +115,7 @@ class Registry:
         self._schema: Schema | None = None
         self._lock = threading.RLock()
         self._groups: dict[str, tuple[str, set[int]]] = {}
+        self._epoch_names: dict[str, str] = {}
         self._grants: Grants | None = None
         self._bound: list[float] | None = None
         self._grants_lock = threading.RLock()
@@ -250,35 +251,62 @@ class Registry:
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
 
-    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
-        """Return the name of the epochs of a group of learners.
+    def epoch_name(
+        self, start: str, rank: int, token: str, lasts: bool = False
+    ) -> dict[str, Any]:
+        """Return the name of the epochs of a group of learners; may be repeated.
 
-        The first learner of a group makes it. A rank that asks again belongs to
-        another group, as after a restart without a state.
+        The first learner of a group makes it. Another learner of a rank that it has
+        belongs to another group, as after a restart without a state.
 
         Args:
             start: Equal for the learners of a group.
             rank: Of the learner in its group.
+            token: Of the learner alone: asked again by it, the name is the same.
             lasts: Learners join it whenever they begin, as it was given a name.
 
-        Raises:
-            StarvedError: A shard is away.
+        Returns:
+            ``name``, and ``away``, the shards that have to answer before there is one:
+            none where there is.
         """
+        if token in self._epoch_names:
+            return {"name": self._epoch_names[token], "away": []}
         name, ranks = self._groups.get(start, ("", set()))
         since_s = 0.0 if lasts else time.time() - GROUP_S
         if name and _began_s(name) <= since_s:
             name, ranks = "", set()
         if not name:
             # A registry that was restarted finds a group that began a moment ago.
-            for key in self._keys():
-                for each in self._shard(key).call("epoch_names", f"{start}/"):
-                    if _began_s(each) > since_s:
-                        name = max(name, each)
+            names, away = self._stored_epoch_names(f"{start}/")
+            if away:
+                return {"name": "", "away": away}
+            name = max((each for each in names if _began_s(each) > since_s), default="")
         if not name or rank in ranks:
             name = f"{start}/{int(time.time())}-{uuid.uuid4().hex[:8]}"
             ranks = set()
         self._groups[start] = name, {*ranks, rank}
-        return name
+        self._epoch_names[token] = name
+        return {"name": name, "away": []}
+
+    def _stored_epoch_names(self, start: str) -> tuple[list[str], list[str]]:
+        """Ask all shards for epochs whose names begin so; return who gave no answer."""
+        names: list[str] = []
+        asked, away = [], []
+        for key in self._keys():
+            remote = self._shard(key)
+            try:
+                asked.append((key, remote, remote.send("epoch_names", start)))
+            except FailedError:
+                # It ended with its node.
+                away.append(key)
+        stop = time.monotonic() + INFO_S
+        for key, remote, reference in asked:
+            try:
+                left = max(0.0, stop - time.monotonic())
+                names += remote.receive(reference, left)
+            except UnansweredError:
+                away.append(key)
+        return names, sorted(away)
 
     def epoch(self, client: Any, name: str, epoch: int) -> dict[str, Any]:
         """Have every ring of the run freeze an epoch, or say what was frozen for it.

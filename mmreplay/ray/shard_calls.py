@@ -84,7 +84,9 @@ class RunCalls(Protocol):
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
 
-    def epoch_name(self, start: str, rank: int, lasts: bool = False) -> str:
+    def epoch_name(
+        self, start: str, rank: int, token: str, lasts: bool = False
+    ) -> Mapping[str, Any]:
         """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
 
     def epoch(self, client: Client, name: str, epoch: int) -> Mapping[str, Any]:

@@ -189,9 +189,10 @@ class Run:
         """The shards that are known now."""
         return list(self.known)
 
-    def epoch_name(self, start, rank, lasts=False):
-        """The name of a group of learners."""
-        return f"{start}/group"
+    def epoch_name(self, start, rank, token, lasts=False):
+        """The name of a group of learners, once all shards answer."""
+        away = [shard.key for shard in self.known if shard.state != "alive"]
+        return {"name": "" if away else f"{start}/group", "away": away}
 
     def epoch(self, client, name, epoch):
         """Have the shards that answer freeze an epoch."""

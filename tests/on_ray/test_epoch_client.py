@@ -137,6 +137,19 @@ def test_an_epoch_begins_when_a_node_that_was_away_at_first_is_back(run, counted
         assert Counter(drawn) == ALL
 
 
+def test_several_learners_begin_when_a_node_that_was_away_is_back(run):
+    away = run.known[1]
+    clients = [client_of(run, rank=rank, num_ranks=2) for rank in range(2)]
+    away.state = "silent"
+    back = threading.Timer(1.0, setattr, (away, "state", "alive"))
+    back.start()
+    with pytest.warns(mr.ray.LostWarning, match=r"waits for nodes \['s1'\]"):
+        drawn = numbers(clients[0])
+    assert Counter(drawn + numbers(clients[1])) == ALL
+    for client in clients:
+        client.close()
+
+
 def made_again(run, number):
     """Delete a ring, make another one of its name, and return all that is left."""
     folders, own = run.known[number].folders, np.arange(1000, 1009)

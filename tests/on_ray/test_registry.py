@@ -119,11 +119,40 @@ def test_a_restarted_registry_knows_the_nodes_that_are_away(nodes):
     assert members["b"]["info"]["rings"]["ring"]["heads"] == [10]
 
 
+def name_of(registry, rank, token, lasts=False):
+    """The name of the epochs of a learner of the group "start"."""
+    answer = registry.epoch_name("start", rank, token, lasts)
+    assert bool(answer["name"]) == (answer["away"] == [])
+    return answer["name"]
+
+
 def test_an_epoch_of_a_restarted_registry_waits_for_nodes_that_are_away(nodes):
-    nodes.join(Registry("run"), "a")
+    for name in ("a", "b", "c"):
+        nodes.join(Registry("run"), name)
+    # One with its shard, another one with a label, whose shard is known.
     nodes.lose("a")
-    with pytest.raises(FailedError, match="no such shard"):
-        Registry("run").epoch_name("start", 0)
+    nodes.late["c"] = 1
+    registry = Registry("run")
+    answer = registry.epoch_name("start", 0, "0")
+    assert answer == {"name": "", "away": ["a", "c"]}
+    nodes.alive.append(Node("another id", "a", None))
+    registry.members()
+    assert name_of(registry, 0, "0")
+
+
+def test_a_learner_that_asks_again_is_of_the_same_group(monkeypatch):
+    registry = Registry("run")
+    monkeypatch.setattr(registry, "_keys", list)
+    first = name_of(registry, 0, "0")
+    # The answer was lost, and the call is repeated.
+    assert name_of(registry, 1, "1") == name_of(registry, 1, "1") == first
+    assert name_of(registry, 0, "0") == first
+    # Started again, without a state.
+    again = name_of(registry, 1, "another 1")
+    assert again != first
+    # A call of before that comes late changes nothing.
+    assert name_of(registry, 1, "1") == first
+    assert name_of(registry, 0, "another 0") == again
 
 
 def test_what_a_shard_says_of_itself_is_newer_than_what_is_stored(nodes):
@@ -145,31 +174,31 @@ def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
     monkeypatch.setattr(registry, "_keys", list)
     now = 1e9
     monkeypatch.setattr(registry_module.time, "time", lambda: now)
-    first = registry.epoch_name("start", 0)
-    assert registry.epoch_name("start", 1) == first
+    first = name_of(registry, 0, "0")
+    assert name_of(registry, 1, "1") == first
     # Of another group, whose first learner was started again with its state.
     now += registry_module.GROUP_S
-    late = registry.epoch_name("start", 2)
+    late = name_of(registry, 2, "2")
     assert late != first
-    assert registry.epoch_name("start", 0) == late
+    assert name_of(registry, 0, "another 0") == late
 
 
 def test_learners_of_a_named_group_join_it_whenever_they_begin(nodes, monkeypatch):
     nodes.join(registry := Registry("run"), "a")
     now = 1e9
     monkeypatch.setattr(registry_module.time, "time", lambda: now)
-    first = registry.epoch_name("start", 0, True)
+    first = name_of(registry, 0, "0", True)
     now += 10 * registry_module.GROUP_S
-    assert registry.epoch_name("start", 1, True) == first
+    assert name_of(registry, 1, "1", True) == first
     # A rank that has lost its state begins another group, as ever.
-    again = registry.epoch_name("start", 1, True)
+    again = name_of(registry, 1, "another 1", True)
     assert again != first
     # A restarted registry finds what the rings have frozen.
     client = client_of(mr.ShuffledSampler(seed=0))
     registry.epoch(client, again, 0)
     now += 10 * registry_module.GROUP_S
-    assert Registry("run").epoch_name("start", 0, True) == again
-    assert Registry("run").epoch_name("start", 0) != again
+    assert name_of(Registry("run"), 0, "0", True) == again
+    assert name_of(Registry("run"), 0, "0") != again
 
 
 OTHER = mr.Schema({"number": mr.Field((), "int32")})
