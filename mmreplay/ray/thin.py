@@ -852,7 +852,8 @@ class ThinWriter:
         """Call until the shard answers, and has its folder.
 
         A shard whose node manager was killed answers for some seconds more, and keeps
-        the next one from its rings.
+        the next one from its rings. One whose disk is full is waited for as long as
+        that takes, with ``on_full="wait"``.
 
         Args:
             method: Of the shard.
@@ -868,7 +869,12 @@ class ThinWriter:
             except LockedError:
                 if time.monotonic() + PAUSE_S >= stop:
                     raise
-            time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)
+            except FullError:
+                if self._on_full == "raise":
+                    raise
+                time.sleep(FULL_S)
+                stop = time.monotonic() + self._timeout_s
 
     def _drop_done(self, committed: Positions) -> None:
         """Drop the oldest blocks that need not be sent again, whatever happens."""

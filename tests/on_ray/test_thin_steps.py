@@ -426,6 +426,51 @@ def test_a_writer_may_wait_for_a_disk_that_is_full(shard, monkeypatch):
     check_rows(shard.folder, {0: feed}, {0: 0}, [0])
 
 
+@pytest.mark.parametrize("on_full", ["wait", "raise"])
+@pytest.mark.parametrize("what", ["lease", "commit", "give_back"])
+def test_a_writer_may_wait_for_a_full_disk_in_every_call(
+    shard, monkeypatch, what, on_full
+):
+    now, waits = [100.0], []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(thin_module, "time", clock)
+    options = {"keep": "committed"} if what == "commit" else {}
+    writer, feed = make_writer(
+        shard, 0, 1, steps=5, on_full=on_full, timeout_s=3.0, **options
+    )
+    rng = np.random.default_rng(0)
+    assert add_steps(writer, feed, rng, 5, ends=0.0) is None
+    if what == "lease":
+        writer.flush()
+        shard.now += 1000.0
+        # It takes the environments.
+        make_writer(shard, 1, 5)[0].close()
+        assert add_steps(writer, feed, rng, 5, ends=0.0) is None
+    call = shard.call
+
+    def filled(method, *arguments, timeout_s):
+        is_commit = method == "extend" and arguments[4]
+        if method == what or (what == "commit" and is_commit):
+            # For longer than an answer may take.
+            shard.plan = ["full"] if len(waits) < 5 else []
+        return call(method, *arguments, timeout_s=timeout_s)
+
+    monkeypatch.setattr(shard, "call", filled)
+    if on_full == "raise":
+        with pytest.raises(FullError):
+            writer.close()
+        monkeypatch.setattr(shard, "call", call)
+    writer.close()
+    assert waits == [1.0] * 5 * (on_full == "wait")
+    shard.opened().close()
+    check_rows(shard.folder, {0: feed, 1: Feed(1, 5)}, {0: 0, 1: 0}, [0])
+
+
 def test_a_shard_that_does_not_answer_is_asked_again_by_the_next_call(shard):
     writer, feed = make_writer(shard, 0, 1, steps=5)
     rng = np.random.default_rng(0)
