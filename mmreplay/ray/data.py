@@ -133,8 +133,8 @@ def read(
     Raises:
         LockedError: A ring is being written, and `live` is False.
         FormatError: No node has a ring at a path, or several nodes have other ones.
-        SchemaError: Rings differ in their columns, a column is unknown, or this process
-            is not connected to a cluster.
+        SchemaError: Rings differ in their columns, a column is unknown, a node that is
+            named has no CPU, or this process is not connected to a cluster.
         EmptyError: No ring has a legal start.
         FailedError: A node did not answer.
 
@@ -584,17 +584,24 @@ def _find(
     alive = [node for node in ray.nodes() if node["Alive"]]
     workers = [node for node in alive if node["Resources"].get("CPU", 0) > 0]
     if name is not None:
-        asked = [node for node in alive if name in _names_of(node)]
-        if not asked:
+        named = [node for node in alive if name in _names_of(node)]
+        if not named:
             known = sorted({text for node in alive for text in _names_of(node)})
             raise FormatError(
                 f"no node is named {name!r} by its id, host name or label "
                 f"{LABEL!r}, of {known}. Pass one of those."
             )
+        asked = [node for node in named if node in workers]
     elif len(alive) == 1 and workers:
         return [((), look(path)) for path in paths]
     else:
-        asked = workers or alive
+        asked = workers
+    if not asked:
+        who = "this cluster" if name is None else f"node {name!r}"
+        raise SchemaError(
+            f"{who} has no CPU, which Ray Data needs to read rings there. Start a node "
+            "that has their folders with --num-cpus=1 or more, and name that one."
+        )
     answers = {node["NodeID"]: _ask(node["NodeID"], paths, look) for node in asked}
     found = []
     for index, path in enumerate(paths):

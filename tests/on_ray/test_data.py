@@ -249,6 +249,31 @@ def test_an_unknown_node_is_refused_with_the_known_ones(cluster, rings):
         read({"n7": rings})
 
 
+def test_a_node_without_a_cpu_is_refused(rings, monkeypatch):
+    def node(name, **resources):
+        return {
+            "Alive": True, "NodeID": f"id of {name}", "NodeManagerHostname": "host",
+            "Labels": {"mmreplay": name}, "Resources": resources,
+        }  # fmt: skip
+
+    def ask(node_id, paths, look):
+        return [look(path) for path in paths]
+
+    every = [node("head"), node("n0", CPU=2.0)]
+    monkeypatch.setattr(data, "require_connection", lambda: None)
+    monkeypatch.setattr(data, "_ask", ask)
+    monkeypatch.setattr(ray, "nodes", lambda: every)
+    with pytest.raises(mr.SchemaError, match=r"node 'head' has no CPU.* --num-cpus=1"):
+        read({"head": rings})
+    # By a name of several nodes those that can are asked.
+    for name in ("n0", "host"):
+        ((nodes, _),) = data._find(name, rings[:1], data.look_at)
+        assert nodes == ("id of n0",)
+    del every[1]
+    with pytest.raises(mr.SchemaError, match="this cluster has no CPU, which Ray Data"):
+        read(rings)
+
+
 def test_a_path_without_a_ring_is_refused(cluster, tmp_path):
     with pytest.raises(mr.FormatError, match="nothing"):
         read(tmp_path / "nothing")
