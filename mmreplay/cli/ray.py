@@ -65,7 +65,8 @@ def print_status(result: RunStatus) -> None:
     )
     rows = [
         [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
-         show.number(ring.rate), "-" if ring.writer is None else str(ring.writer),
+         _format_heads(ring.heads), show.number(ring.rate),
+         "-" if ring.writer is None else str(ring.writer),
          "-" if ring.free is None else format_size(ring.free),
          _format_priorities(ring.priorities), ring.path]
         for shard in result.shards
@@ -77,6 +78,7 @@ def print_status(result: RunStatus) -> None:
             "ring",
             "steps",
             "rows",
+            "heads",
             "rows/s",
             "writer",
             "disk free",
@@ -100,6 +102,14 @@ def _trouble(shard: ShardStatus) -> str:
     if not shard.alive:
         return f"{shard.key}: does not answer; its rings are not drawn from."
     return f"{shard.key}: {shard.error}" if shard.error else ""
+
+
+def _format_heads(heads: tuple[int, ...]) -> str:
+    """Rows of each environment: the least, and the most where that differs."""
+    least, most = min(heads), max(heads)
+    if least == most:
+        return show.count(least)
+    return f"{show.count(least)} to {show.count(most)}"
 
 
 def _format_priorities(priorities: dict[str, float]) -> str:

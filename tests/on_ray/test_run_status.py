@@ -84,6 +84,25 @@ def test_the_page_shows_the_rings_of_this_node_whatever_its_shard_is_called(
         rings_here("run", "auto")
 
 
+@pytest.mark.parametrize(
+    ("heads", "shown"),
+    [((1250,), "1,250"), ((7, 7), "7"), (tuple(range(1000, 1251)), "1,000 to 1,250")],
+)
+def test_the_table_shows_the_least_and_the_most_head_of_a_ring(capsys, heads, shown):
+    from mmreplay.cli.ray import print_status
+
+    ring = run_status.RingStatus(
+        "ring-000", "/data", 2000, len(heads), 60, sum(heads), heads, 5.0, None, None,
+        {},
+    )  # fmt: skip
+    shard = run_status.ShardStatus("n0", "host", "/", 1, True, None, (ring,), "id")
+    print_status(run_status.RunStatus("run", (shard,)))
+    lines = capsys.readouterr().out.splitlines()
+    (names,) = (line for line in lines if "heads" in line)
+    (row,) = (line for line in lines if "ring-000" in line)
+    assert row[: names.index("heads") + 5].endswith(f"  {shown}")
+
+
 class Answers:
     """Stands for Ray: what was asked for, and which results are there."""
 
