@@ -472,8 +472,10 @@ class Registry:
                 self._counted[key] = Counted(time.monotonic(), *found["counts"])
                 self._bound = found["bound"] or self._bound
         now = time.monotonic()
-        every = list(self._counted.values())
-        silent = {key for key, each in self._counted.items() if each.at_s < began_s}
+        # Another thread may add one.
+        counted = dict(self._counted)
+        every = counted.values()
+        silent = {key for key, each in counted.items() if each.at_s < began_s}
         if silent - self._silent or now - self._stored_at >= STORE_S:
             # Before the first grant by what is known of those that are away.
             self._save_facts()
@@ -544,7 +546,7 @@ class Registry:
                 for key, member in sorted(self._members.items())
                 if member.where is not None
             }
-            schema = self._schema and [*described(self._schema)]
+            schema = None if self._schema is None else [*described(self._schema)]
             counts = {key: each.counts for key, each in sorted(self._counted.items())}
             facts: RunFacts = {
                 "members": members, "bound": self._bound, "schema": schema,
