@@ -309,14 +309,14 @@ class Block:
         assert self.final is None
         blocks = []
         if not resets.all():
-            blocks.append(self._part(slice(1), np.flatnonzero(~resets)))
+            blocks.append(self._slice(slice(1), np.flatnonzero(~resets)))
         if len(self.ended) > 1:
-            rest = self._part(slice(1, None), None)
+            rest = self._slice(slice(1, None), None)
             rest.resets = self.ended[0] & ~resets
             blocks.append(rest)
         return blocks
 
-    def _part(self, steps: slice, envs: Positions | None) -> Block:
+    def _slice(self, steps: slice, envs: Positions | None) -> Block:
         own: tuple[Any, ...] = (steps,) if envs is None else (steps, envs)
         columns = {path: column[own] for path, column in self.columns.items()}
         return Block(columns, None, self.ended[own], envs=envs, granted=self.granted)
@@ -727,9 +727,9 @@ class ThinWriter:
             block.resets = self._resets
             for ended in block.ended:
                 self._resets = ended & ~self._resets
-        self._place([block])
+        self._append_blocks([block])
 
-    def _place(self, blocks: list[Block]) -> None:
+    def _append_blocks(self, blocks: list[Block]) -> None:
         for block in blocks:
             for part in block.without_resets() if self._begins else [block]:
                 self._head = part.move_to(self._head)
@@ -949,4 +949,4 @@ class ThinWriter:
         self._head, self._begins = np.array(terms["heads"], np.int64), True
         blocks = list(self._blocks)
         self._blocks.clear()
-        self._place(blocks)
+        self._append_blocks(blocks)

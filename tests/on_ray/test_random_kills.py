@@ -40,7 +40,7 @@ CAPACITY = 5_000_000
 STEPS = 32
 THIN_STEPS = 8
 """Of a block of the thin writer, so that several are under way."""
-LANES, IDLE_S = 4, 5.0
+THIN_ENVS, IDLE_S = 4, 5.0
 """Those of thin writers that were killed go to the next ones."""
 THIN = 100
 """Numbers of thin writers begin here; one that is started again has the next one."""
@@ -135,7 +135,9 @@ class WritesThin(Noting):
 
 def make_thin_ring(run, root):
     """Make the ring of thin writers of the node that this runs on."""
-    mr.ray.thin_ring(run, SCHEMA, CAPACITY, root=root, num_envs=LANES, idle_s=IDLE_S)
+    mr.ray.thin_ring(
+        run, SCHEMA, CAPACITY, root=root, num_envs=THIN_ENVS, idle_s=IDLE_S
+    )
 
 
 class Learns(Noting):

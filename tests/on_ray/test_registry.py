@@ -269,14 +269,14 @@ def counting(nodes, name, *counts):
     nodes.shards[name].counts = lambda: answer
 
 
-def granted_items(registry, most):
+def granted_items(registry, limit):
     """How many items a learner is granted one after another, 100 at a time."""
     settings = list(LIMITER.settings)
-    for number in range(most // 100):
+    for number in range(limit // 100):
         answer = registry.grant("learner", "sample", 100, 0, number + 1, settings)
         if not answer["granted"]:
             return 100 * number
-    return most
+    return limit
 
 
 def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(
