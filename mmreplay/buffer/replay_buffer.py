@@ -1114,7 +1114,9 @@ class ReplayBuffer:
         Args:
             batch: As `sample` returned it; or what `ticket` returned for it, also
                 after a restart.
-            sync: Make all counts outlive a power cut.
+            sync: Make all counts outlive a power cut, as far as their rows do: also
+                of rows that are committed later. docs/samplers.md has the one case in
+                which those lose theirs.
 
         Returns:
             How many of its rows have a higher count now; 0 where it was acknowledged

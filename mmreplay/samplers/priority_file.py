@@ -13,7 +13,8 @@ where that process only reads the buffer. The folder holds
   CLEAN record, which holds beyond the boot and speaks only of rows that no power cut
   takes back. docs/format.md has the byte offsets;
 - ``SYNCED``, where `PriorityFile.sync` was called: a CLEAN record beside STATE, for
-  the numbers as they were then;
+  the numbers as they were then, and a PUBLISHED one of the rows that were not durable
+  yet;
 - ``LOCK``, held by the process that draws.
 
 Without the right to write, or the lock, priorities stay in RAM. `PriorityColumn.where`
@@ -86,6 +87,9 @@ MAX_COUNT = 1 << 62
 CLEAN = 1
 """The column was synced before this record was, nothing was stored since, and the
 rows that it speaks of were durable."""
+PUBLISHED = 2
+"""The column was synced before this record was, which speaks of all rows published
+then, and has the epoch of COMMIT as its cut epoch."""
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
@@ -341,10 +345,7 @@ def read_column(home: BufferIdentity, name: str) -> StoredColumn:
     state = File.open(folder / STATE, None)
     try:
         data = state.pread(min(state.nbytes, NUM_SLOTS * slot_nbytes(num_envs)), 0)
-        record = trusted(
-            data, home.uuid, num_envs, process.boot_id(), state.identity(),
-            lambda: locked(folder),
-        )  # fmt: skip
+        record = read_record(folder, home, data, state.identity())
     finally:
         state.close()
     file = File.open(folder / COLUMN, None)
@@ -430,14 +431,21 @@ class ColumnFiles:
                 self._note_lost_state(f"{path} has {void} damaged records of 2")
         self._open_files += [state]
         self._identity = state.identity()
-        if last is None:
-            return state, self._synced_record()
-        slot, record = last
-        self._slot, self._sequence = 1 - slot, record.sequence
-        # This process holds the lock, so that no other one draws.
-        here = self._boot_id, self._identity
-        known = trusted(data, home.uuid, home.ring.num_envs, *here)
-        return state, self._synced_record() if known is None else known
+        clean = None
+        if last is not None:
+            slot, record = last
+            self._slot, self._sequence = 1 - slot, record.sequence
+            # This process holds the lock, so that no other one draws.
+            here = self._boot_id, self._identity
+            clean = trusted(data, home.uuid, home.ring.num_envs, *here)
+            if clean is not None and _is_here(clean, *here, not_held):
+                return state, clean
+        synced = self._synced_record()
+        if synced is not None:
+            # STATE may have been written back before SYNCED was: numbers go on above
+            # both, so that a record stored from now on is the newer one.
+            self._sequence = max(self._sequence, synced.sequence)
+        return state, both_known(clean, synced, home)
 
     def _note_lost_state(self, damage: str) -> None:
         """Note damage of STATE where there are numbers that it spoke of."""
@@ -490,27 +498,30 @@ class ColumnFiles:
         """What holds of the numbers that `sync` made durable; None without any."""
         if not (self.folder / SYNCED).exists():
             return None
-        home, size = self.home, slot_nbytes(self.home.ring.num_envs)
-        try:
-            data = files.read_bytes(self.folder / SYNCED, size)
-            record = decode(data, home.uuid, home.ring.num_envs)
-        except FormatError:
-            record = None
-        if record is not None and record.flags & CLEAN:
-            return record
-        self.damages.append(f"{self.folder / SYNCED} is damaged")
-        return None
+        record = _read_synced(self.folder, self.home)
+        if record is None:
+            self.damages.append(f"{self.folder / SYNCED} is damaged")
+        return record
 
     def sync(self, seen: Ids) -> None:
         """Sync the numbers, and record what of them outlives a power cut."""
         self._numbers.sync()
-        durable = np.minimum(seen, durable_heads(self.home))
+        home, durable = self.home, durable_record(self.home)
+        heads = np.zeros_like(seen) if durable is None else durable.heads
         device, inode, birth = self._identity
         record = StateRecord(
-            self._sequence, self.home.generation, CLEAN, self._boot_id, self.home.uuid,
-            device, inode, durable, self.home.cut_epoch, birth,
+            self._sequence, home.generation, CLEAN, self._boot_id, home.uuid,
+            device, inode, np.minimum(seen, heads), home.cut_epoch, birth,
         )  # fmt: skip
-        files.replace_bytes(self.folder / SYNCED, record.encode())
+        data = record.encode()
+        # Rows that a later commit makes durable keep their numbers, too: the epoch says
+        # which opening may have cut them. Unless some of them were cut before this.
+        if durable is not None and durable.cut_epoch == home.cut_epoch:
+            record = replace(
+                record, flags=PUBLISHED, seen=seen, cut_epoch=durable.epoch
+            )
+            data += record.encode()
+        files.replace_bytes(self.folder / SYNCED, data)
         files.sync_folder(self.folder)
 
     def _map(self) -> Numbers:
@@ -555,8 +566,9 @@ class ColumnFiles:
                 self._numbers.sync()
                 # A power cut drops the rows above, and others are written in their
                 # place; the record before this one says what is seen until then.
-                durable = np.minimum(seen, durable_heads(self.home))
-                self.write_record(durable, generation, CLEAN)
+                durable = durable_record(self.home)
+                heads = np.zeros_like(seen) if durable is None else durable.heads
+                self.write_record(np.minimum(seen, heads), generation, CLEAN)
                 self._state.sync()
                 # What follows may be interrupted, and then called again.
                 self._last_seen = None
@@ -762,6 +774,63 @@ def trusted(
     return last if clean else None
 
 
+def read_record(
+    folder: Path, home: BufferIdentity, data: bytes, identity: Identity
+) -> StateRecord | None:
+    """The record that an opening would go by, without the column's lock.
+
+    Args:
+        folder: The column's.
+        home: The buffer.
+        data: The STATE file's.
+        identity: Of the open STATE file.
+    """
+    here = process.boot_id(), identity, lambda: locked(folder)
+    record = trusted(data, home.uuid, home.ring.num_envs, *here)
+    if record is not None and _is_here(record, *here):
+        return record
+    return both_known(record, _read_synced(folder, home), home)
+
+
+def _read_synced(folder: Path, home: BufferIdentity) -> StateRecord | None:
+    """What SYNCED says of rows that are still the same; None if missing or damaged."""
+    num_envs, size = home.ring.num_envs, slot_nbytes(home.ring.num_envs)
+    try:
+        data = files.read_bytes(folder / SYNCED, 2 * size)
+    except FormatError:
+        return None
+    clean = decode(data[:size], home.uuid, num_envs)
+    if clean is None or not clean.flags & CLEAN:
+        return None
+    if len(data) == size:
+        return clean
+    published = decode(data[size:], home.uuid, num_envs)
+    if published is None or not published.flags & PUBLISHED:
+        return None
+    # COMMIT tells of the last opening that cut rows. It was the first one since where
+    # it is the next epoch; of an earlier one, or of a cut in an earlier generation,
+    # nothing is known, and what was durable then is all that is sure.
+    first = home.cut_epoch <= published.cut_epoch + 1
+    if published.generation != home.generation or not first:
+        return clean
+    return both_known(clean, published, home)
+
+
+def both_known(
+    one: StateRecord | None, other: StateRecord | None, home: BufferIdentity
+) -> StateRecord | None:
+    """The newer of two records, with what either knows of rows that are the same.
+
+    Both were true, and no number of a row falls: what one knows the other only may
+    not have known yet, or not known to be durable.
+    """
+    if one is None or other is None:
+        return one or other
+    newer = max(one, other, key=lambda record: record.sequence)
+    seen = np.maximum(known(one, home), known(other, home))
+    return replace(newer, seen=seen)
+
+
 def known(record: StateRecord | None, home: BufferIdentity) -> NDArray[np.int64]:
     """Positions below which a column's numbers are still of the buffer's rows.
 
@@ -801,18 +870,17 @@ def _slots(data: bytes) -> list[bytes]:
     return [data[slot * size : (slot + 1) * size] for slot in range(NUM_SLOTS)]
 
 
-def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
-    """Heads that no power cut takes back, int64 ``[E]``; 0 where they are not known.
+def durable_record(home: BufferIdentity) -> commit.Record | None:
+    """The newest record that no power cut takes back; None where it is not known.
 
-    They never fall: priorities of rows below hold in every copy of the buffer.
+    Its heads never fall: numbers of rows below hold in every copy of the buffer.
 
     Args:
         home: The buffer; its COMMIT is read again.
     """
-    num_envs = home.ring.num_envs
-    unknown = np.zeros(num_envs, np.int64)
     if home.folder is None:
-        return unknown
+        return None
+    num_envs = home.ring.num_envs
     path = home.folder / f"data-{home.generation:06d}" / "COMMIT"
     nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, home.heap_nbytes)
     try:
@@ -825,7 +893,6 @@ def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
             file.close()
     except ReplayError:
         # Gone with its generation, or not readable: nothing is lost by knowing less.
-        return unknown
+        return None
     slots = commit.split(data, home.uuid, home.generation, num_envs, home.heap_nbytes)
-    record = commit.newest_durable(slots)
-    return unknown if record is None else record.heads
+    return commit.newest_durable(slots)

@@ -257,7 +257,8 @@ class UseCounter(Wrapper):
     and pass it to ``buffer.acknowledge`` after a restart, before the first draw.
 
     After a power cut a counter that was not closed starts from 0, unless
-    ``buffer.acknowledge(batch, sync=True)`` made its counts durable. Where its files
+    ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One that was
+    closed has those of the rows that were committed by then. Where its files
     are damaged, counts are lost, too: a `DurabilityWarning` names the file. One process
     may count by a name; a second one is refused. For windows put the counter inside of
     the `SequenceSampler`: it counts the steps that windows begin with.

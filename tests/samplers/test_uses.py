@@ -455,6 +455,115 @@ def test_a_damaged_synced_record_counts_as_none(tmp_path):
         assert messages == [f"{state} is missing", f"{record} is damaged"]
 
 
+def leasing():
+    return mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=1000, seed=0)
+
+
+def left_in(path):
+    """Numbers of the rows that a counter may draw from a folder."""
+    with mr.ReplayBuffer.open(path, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        uids = []
+        with suppress(EmptyError):
+            while True:
+                uids += buffer.sample(50)["uid"].tolist()
+    return sorted(uids)
+
+
+def test_what_was_synced_after_a_reopening_outlives_a_power_cut(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 20, sampler=leasing()) as buffer:
+        buffer.commit()
+        buffer.acknowledge(buffer.sample(5), sync=True)
+    # STATE is stored through a mapping: the disk has the bytes that closing synced.
+    state = (path / "samplers/uses/STATE").read_bytes()
+    with mr.ReplayBuffer.open(
+        path, "r+", sampler=leasing(), commit_every=None
+    ) as buffer:
+        extend(buffer, np.arange(20, 30))
+        buffer.commit()
+        assert buffer.acknowledge(buffer.sample(100), sync=True) == 25
+        power_cut(path, target)
+    (target / "samplers/uses/STATE").write_bytes(state)
+    assert left_in(target) == []
+    # Numbers of records go on above both: the next closing is newer than either.
+    with mr.ReplayBuffer.open(
+        target, "r+", sampler=leasing(), commit_every=None
+    ) as buffer:
+        extend(buffer, np.arange(30, 40))
+        buffer.acknowledge(buffer.sample(4))
+        buffer.commit()
+    power_cut(target, tmp_path / "again")
+    assert len(left_in(tmp_path / "again")) == 6
+
+
+def test_a_closing_before_the_commit_keeps_what_was_synced(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 20) as writer:
+        with mr.ReplayBuffer.open(path, sampler=leasing()) as reader:
+            assert reader.acknowledge(reader.sample(5), sync=True) == 5
+        writer.commit()
+        power_cut(path, target)
+    assert len(left_in(target)) == 15
+
+
+@pytest.mark.parametrize("opened_first", ["writer", "counter"])
+def test_counts_that_were_synced_before_the_commit_hold_once_it_came(
+    tmp_path, opened_first
+):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 10, sampler=leasing()) as buffer:
+        buffer.commit()
+        extend(buffer, np.arange(10, 20))
+        assert buffer.acknowledge(buffer.sample(100), sync=True) == 20
+        extend(buffer, np.arange(20, 25))
+        buffer.commit()
+        extend(buffer, np.arange(25, 30))
+        power_cut(path, target)
+    if opened_first == "writer":
+        with mr.ReplayBuffer.open(target, "r+", commit_every=None) as writer:
+            assert writer.heads == 25
+            extend(writer, np.arange(100, 105))
+        assert left_in(target) == [*range(20, 25), *range(100, 105)]
+    assert left_in(target) == ([] if opened_first == "writer" else list(range(20, 25)))
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3])
+def test_rows_written_where_synced_ones_were_cut_have_no_use(tmp_path, cuts):
+    path = tmp_path / "ring"
+    with ring(path, 10, sampler=leasing()) as buffer:
+        buffer.commit()
+        extend(buffer, np.arange(10, 20))
+        assert buffer.acknowledge(buffer.sample(100), sync=True) == 20
+        power_cut(path, tmp_path / "cut-0")
+    # After each power cut the writer alone opens the ring, and goes on.
+    for cut in range(cuts):
+        target, after = tmp_path / f"cut-{cut}", tmp_path / f"cut-{cut + 1}"
+        with mr.ReplayBuffer.open(target, "r+", commit_every=None) as writer:
+            assert writer.recovery.how == "power_cut"
+            first = 100 * (cut + 1)
+            extend(writer, np.arange(first, first + 10))
+            writer.commit()
+            extend(writer, np.arange(7))
+            power_cut(target, after)
+    left = left_in(after)
+    assert left == sorted(
+        uid for cut in range(cuts) for uid in range(100 * cut + 100, 100 * cut + 110)
+    )
+
+
+def test_a_synced_file_of_one_record_is_read(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 20, sampler=leasing()) as buffer:
+        buffer.commit()
+        buffer.acknowledge(buffer.sample(5), sync=True)
+        power_cut(path, target)
+    synced = target / "samplers/uses" / SYNCED
+    data = synced.read_bytes()
+    assert len(data) == 8192
+    synced.write_bytes(data[:4096])  # as before the second record was there
+    assert len(left_in(target)) == 15
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
