@@ -37,7 +37,6 @@ from mmreplay.buffer.statistics import (
 )
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.disk.lock import locked
 from mmreplay.disk.pause import Pause
 from mmreplay.errors import (
     CorruptError,
@@ -49,7 +48,6 @@ from mmreplay.errors import (
 )
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.heap import legal, nbytes_of
-from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import (
     KINDS,
@@ -345,8 +343,9 @@ class PriorityCopies:
         pairs: The file of priorities of each sampler, and its copy.
     """
 
-    def __init__(self, source: Path, target: Path, metadata: Metadata) -> None:
-        self._metadata = metadata
+    def __init__(self, opened: OpenFiles, source: Path, target: Path) -> None:
+        self._metadata = opened.metadata
+        self._home = opened.identity
         self._target = target / FOLDER
         self._seen: list[Array] = []
         self.pairs: list[tuple[File, File]] = []
@@ -358,18 +357,15 @@ class PriorityCopies:
             raise
 
     def _add(self, folder: Path) -> None:
-        metadata = self._metadata
-        uuid, num_envs = metadata.uuid, metadata.ring.num_envs
+        metadata, num_envs = self._metadata, self._metadata.ring.num_envs
         nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
         with suppress(CorruptError, FormatError):
             state = File.open(folder / STATE, nbytes)
             try:
-                data, known = state.pread(nbytes, 0), state.identity()
+                data, identity = state.pread(nbytes, 0), state.identity()
             finally:
                 state.close()
-            record = priority_file.trusted(
-                data, uuid, num_envs, process.boot_id(), known, lambda: locked(folder)
-            )
+            record = priority_file.read_record(folder, self._home, data, identity)
             if record is None:
                 return
             kind = next(
@@ -382,7 +378,7 @@ class PriorityCopies:
             except BaseException:
                 numbers.close()
                 raise
-            self._seen.append(record.seen)
+            self._seen.append(priority_file.known(record, self._home))
             self.pairs.append((numbers, copy))
 
     def _create_copy(self, name: str, file: str, nbytes: int) -> File:
@@ -736,7 +732,7 @@ def snapshot(
             )
         stack.enter_context(new_folder(target, allow_network))
         with NewGeneration(target, metadata) as new:
-            priorities = PriorityCopies(source, target, metadata)
+            priorities = PriorityCopies(opened, source, target)
             stack.callback(priorities.close)
             copied = copy_files(opened, new, priorities.pairs, progress)
             new.finish(

@@ -51,7 +51,7 @@ from mmreplay.episodes import (
     legal_start_table,
 )
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.starts import BufferIdentity, StartView
+from mmreplay.episodes.starts import StartView
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -202,11 +202,7 @@ class GenerationReader(StartView):
         )  # fmt: skip
         # Only another process's record changes without a call of this process.
         self._foreign_commit = commit if isinstance(commit, CommitReader) else None
-        epoch = commit.cut_epoch
-        self.home = BufferIdentity(
-            ring, files.path, metadata.uuid, metadata.generation, epoch,
-            commit.cuts if epoch else None, metadata.heap_nbytes,
-        )  # fmt: skip
+        self.home = files.identity
 
         transform = batch_transform(transforms, metadata) if transforms else None
         self._transform = transform

@@ -1,5 +1,6 @@
 """No row is drawn more often than it may, whatever ends the process."""
 
+import errno
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
+from mmreplay.disk.files import Disk
 from mmreplay.episodes.starts import ListedStarts
 from mmreplay.errors import (
     EmptyError,
@@ -24,8 +26,9 @@ from mmreplay.errors import (
     StaleError,
 )
 from mmreplay.samplers import uses
-from mmreplay.samplers.priority_file import SYNCED
+from mmreplay.samplers.priority_file import SYNCED, read_column
 from mmreplay.samplers.uses import _occurrences
+from mmreplay.testing.disks import using
 from tests.contracts.sampler import ListedView
 
 FIELDS = {
@@ -562,6 +565,72 @@ def test_a_synced_file_of_one_record_is_read(tmp_path):
     assert len(data) == 8192
     synced.write_bytes(data[:4096])  # as before the second record was there
     assert len(left_in(target)) == 15
+
+
+def test_a_snapshot_after_a_power_cut_takes_the_counts_that_were_synced(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 20, sampler=leasing()) as buffer:
+        buffer.acknowledge(buffer.sample(5), sync=True)
+        buffer.commit()
+        power_cut(path, target)
+    with mr.ReplayBuffer.open(target) as reader:
+        reader.snapshot(tmp_path / "copy")
+    left = left_in(tmp_path / "copy")
+    assert len(left) == 15
+    assert left == left_in(target)
+
+
+class FailingDisk(Disk):
+    """Fails each sync of data while `fails`."""
+
+    fails = False
+
+    def datasync(self, fd):
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().datasync(fd)
+
+
+def cut_by_a_failed_sync(path, disk, numbering):
+    """A ring whose rows 10 to 19 were seen by a sampler, cut, and others written."""
+    with using(disk):
+        buffer = ring(path, 10)
+        buffer.commit()
+        extend(buffer, np.arange(10, 20))
+        with mr.ReplayBuffer.open(path, sampler=numbering) as reader:
+            batch = reader.sample(20)
+            if isinstance(numbering, mr.UseCounter):
+                reader.acknowledge(batch)
+            else:
+                reader.update_priorities(batch, np.full(20, 7.0))
+        disk.fails = True
+        for call in (buffer.commit, buffer.close):
+            with suppress(mr.FailedError):
+                call()
+        disk.fails = False
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        assert buffer.heads == 10
+        extend(buffer, np.arange(100, 110))
+
+
+def test_a_snapshot_leaves_out_counts_of_rows_that_were_cut(tmp_path):
+    cut_by_a_failed_sync(tmp_path / "ring", FailingDisk(), leasing())
+    with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
+        reader.snapshot(tmp_path / "copy")
+    for folder in ("copy", "ring"):
+        assert left_in(tmp_path / folder) == list(range(100, 110))
+
+
+def test_a_snapshot_leaves_out_priorities_of_rows_that_were_cut(tmp_path):
+    sampler = mr.PrioritizedSampler(seed=0)
+    cut_by_a_failed_sync(tmp_path / "ring", FailingDisk(), sampler)
+    with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
+        reader.snapshot(tmp_path / "copy")
+    every = np.zeros(20, int), np.arange(20)
+    for folder in ("copy", "ring"):
+        with mr.ReplayBuffer.open(tmp_path / folder) as buffer:
+            column = read_column(buffer.view.home, "prioritized")
+            assert (column.read(*every)[10:] == -1).all()
 
 
 @pytest.mark.parametrize(
