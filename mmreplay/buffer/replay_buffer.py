@@ -1135,7 +1135,9 @@ class ReplayBuffer:
         """Return what acknowledges a batch of a `UseCounter` with a lease later.
 
         It is JSON: in the learner's checkpoint it says which batch the checkpoint
-        knows.
+        knows. It counts for no row that was overwritten since, or cut by a power cut
+        or a failed sync, and for none written in its place. A ticket without
+        ``cut_epoch``, made before there was one, counts below the last cut alone.
 
         Args:
             batch: As `sample` returned it, and not acknowledged yet.

@@ -46,6 +46,7 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.priority_file import (
+    MAX_COUNT,
     USES,
     PriorityColumn,
     check_name,
@@ -70,19 +71,46 @@ Ticket = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """Rows of a draw that was not acknowledged yet.
+class Uses:
+    """Rows of a draw, which use of each it is, and when they were those rows.
 
     Attributes:
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``, each row once for each of its uses.
         uses: int64 ``[N]``, which use of the row it is, from 1.
-        until: When it ends, by `time.monotonic`.
+        generation: Of the buffer, when they were drawn.
+        cut_epoch: Likewise; see `BufferIdentity`.
     """
 
     env_ids: Ids
     positions: Ids
     uses: Ids
+    generation: int
+    cut_epoch: int
+
+    def alive(self, view: StartView) -> Bools:
+        """Which rows are still there, and no others at their positions.
+
+        Args:
+            view: The buffer now.
+        """
+        span, env_ids = view.span, self.env_ids
+        # Of rows above a cut others have the positions.
+        stop = view.home.known(span.stop, self.generation, self.cut_epoch)
+        alive = self.positions >= span.first[env_ids]
+        return alive & (self.positions < stop[env_ids])
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Uses of a draw that was not acknowledged yet.
+
+    Attributes:
+        uses: They.
+        until: When it ends, by `time.monotonic`.
+    """
+
+    uses: Uses
     until: float
 
     def holds(self, draw: Draw) -> bool:
@@ -91,8 +119,9 @@ class Lease:
         Some rows may have left the batch since they were drawn. Of an episode the
         lease is of one step.
         """
-        num_envs = 1 + max(self.env_ids.max(initial=0), draw.env_ids.max(initial=0))
-        own = self.positions * num_envs + self.env_ids
+        mine = self.uses
+        num_envs = 1 + max(mine.env_ids.max(initial=0), draw.env_ids.max(initial=0))
+        own = mine.positions * num_envs + mine.env_ids
         held = np.isin(draw.positions * num_envs + draw.env_ids, own)
         if draw.offsets is not None and len(draw.offsets) > 1:
             held = np.logical_or.reduceat(held, draw.offsets[:-1])
@@ -400,9 +429,9 @@ class UseCounter(Wrapper):
             # loses the batch, and does not use a row too often.
             self._counts.raise_to(env_ids, positions, uses)
         else:
-            until = monotonic() + self._lease_s
-            lease = Lease(env_ids, positions, uses, until)
-            self._leases.setdefault(draw.key, []).append(lease)
+            home, until = view.home, monotonic() + self._lease_s
+            drawn = Uses(env_ids, positions, uses, home.generation, home.cut_epoch)
+            self._leases.setdefault(draw.key, []).append(Lease(drawn, until))
         return draw
 
     def _draw(self, view: View, batch_size: int) -> tuple[Draw, Ids, Ids, Ids]:
@@ -480,13 +509,14 @@ class UseCounter(Wrapper):
                 del self._leases[key]
         if not self._leases:
             return None
-        ring, first = view.home.ring, view.span.first
+        ring = view.home.ring
         leased = np.zeros(ring.num_rows, np.int64)
         for lease in [each for leases in self._leases.values() for each in leases]:
-            alive = lease.positions >= first[lease.env_ids]
-            rows = ring.rows(lease.env_ids[alive], lease.positions[alive])
+            drawn = lease.uses
+            alive = drawn.alive(view)
+            rows = ring.rows(drawn.env_ids[alive], drawn.positions[alive])
             # An acknowledged use is in the count.
-            pending = lease.uses[alive] > self._counts.column.values[rows]
+            pending = drawn.uses[alive] > self._counts.column.values[rows]
             np.add.at(leased, rows[pending], 1)
         return leased
 
@@ -507,12 +537,15 @@ class UseCounter(Wrapper):
                 "ticket: the batch has no lease. Draw with UseCounter(lease_s=...), "
                 "and take the ticket before it is acknowledged or its lease ends."
             )
+        drawn = lease.uses
         return {
             "kind": "UseTicket",
             "uuid": view.home.uuid.hex(),
-            "env_ids": lease.env_ids.tolist(),
-            "positions": lease.positions.tolist(),
-            "uses": lease.uses.tolist(),
+            "generation": drawn.generation,
+            "cut_epoch": drawn.cut_epoch,
+            "env_ids": drawn.env_ids.tolist(),
+            "positions": drawn.positions.tolist(),
+            "uses": drawn.uses.tolist(),
         }
 
     def _lease_of(self, draw: Draw) -> Lease | None:
@@ -554,7 +587,7 @@ class UseCounter(Wrapper):
             lease, key = self._lease_of(what), what.key
             steps = hash((what.env_ids.tobytes(), what.positions.tobytes()))
             if lease is not None:
-                stored = self._store(view, lease.env_ids, lease.positions, lease.uses)
+                stored = self._store(view, lease.uses)
                 self._acknowledged[key, steps] = None
                 while len(self._acknowledged) > MAX_ACKNOWLEDGED:
                     del self._acknowledged[next(iter(self._acknowledged))]
@@ -570,16 +603,17 @@ class UseCounter(Wrapper):
                     "sampler drew it. Give a longer lease_s, or pass its ticket."
                 )
         else:
-            stored = self._store(view, *_checked_ticket(view, what))
+            stored = self._store(view, _checked_ticket(view, what))
         if sync:
             self._counts.column.sync()
         return stored
 
-    def _store(self, view: View, env_ids: Ids, positions: Ids, uses: Ids) -> int:
-        # Rows that were overwritten since have no count to raise.
-        alive = positions >= view.span.first[env_ids]
-        alive &= positions < view.span.stop[env_ids]
-        return self._counts.raise_to(env_ids[alive], positions[alive], uses[alive])
+    def _store(self, view: View, uses: Uses) -> int:
+        # Rows that were overwritten or cut since have no count to raise.
+        alive = uses.alive(view)
+        return self._counts.raise_to(
+            uses.env_ids[alive], uses.positions[alive], uses.uses[alive]
+        )
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step, and the state of the other sampler; no counts.
@@ -656,8 +690,8 @@ def _within(draw: Draw, good: Bools) -> tuple[Draw, Bools]:
     return replace(draw.taken(np.flatnonzero(good)), offsets=offsets), good
 
 
-def _checked_ticket(view: View, ticket: object) -> tuple[Ids, Ids, Ids]:
-    """Rows and uses of a ticket; it comes from a file, so everything is checked."""
+def _checked_ticket(view: View, ticket: object) -> Uses:
+    """Return a ticket's uses; it comes from a file, so everything is checked."""
     if not isinstance(ticket, dict) or ticket.get("kind") != "UseTicket":
         got = ticket.get("kind") if isinstance(ticket, dict) else ticket
         raise FormatError(
@@ -688,4 +722,11 @@ def _checked_ticket(view: View, ticket: object) -> tuple[Ids, Ids, Ids]:
             f"ticket: uses must be in [1, {MAX_USES}], got values in [{uses.min()}, "
             f"{uses.max()}]. Pass what ticket returned, unchanged."
         )
-    return env_ids, positions, uses
+    # A ticket without them is older than any cut: of rows above it none is raised.
+    whens = [ticket.get(name, 0) for name in ("generation", "cut_epoch")]
+    if not all(type(when) is int and 0 <= when < MAX_COUNT for when in whens):
+        raise FormatError(
+            "ticket: generation and cut_epoch must be integers in [0, 2**62), got "
+            f"{shown(whens)}. Pass what ticket returned, unchanged."
+        )
+    return Uses(env_ids, positions, uses, *whens)

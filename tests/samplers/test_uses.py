@@ -633,6 +633,74 @@ def test_a_snapshot_leaves_out_priorities_of_rows_that_were_cut(tmp_path):
             assert (column.read(*every)[10:] == -1).all()
 
 
+@pytest.mark.parametrize("opened_first", ["writer", "learner"])
+def test_a_ticket_counts_for_no_row_written_where_its_own_were_cut(
+    tmp_path, opened_first
+):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 10, sampler=leasing()) as buffer:
+        buffer.commit()
+        extend(buffer, np.arange(10, 20))
+        ticket = json.loads(json.dumps(buffer.ticket(buffer.sample(20))))
+        assert len(ticket["positions"]) == 20
+        power_cut(path, target)
+    if opened_first == "learner":
+        with mr.ReplayBuffer.open(target, sampler=leasing()) as learner:
+            assert learner.acknowledge(ticket) == 10
+    with mr.ReplayBuffer.open(target, "r+", commit_every=None) as writer:
+        extend(writer, np.arange(100, 110))
+    with mr.ReplayBuffer.open(target, sampler=leasing()) as learner:
+        assert learner.acknowledge(ticket) == 10 * (opened_first == "writer")
+        assert sorted(learner.sample(99)["uid"].tolist()) == list(range(100, 110))
+
+
+def test_a_ticket_that_says_no_epoch_counts_below_the_last_cut_alone(tmp_path):
+    path, target = tmp_path / "ring", tmp_path / "after"
+    with ring(path, 10, sampler=leasing()) as buffer:
+        buffer.commit()
+        extend(buffer, np.arange(10, 20))
+        ticket = buffer.ticket(buffer.sample(20))
+        old = {
+            key: value
+            for key, value in ticket.items()
+            if key not in ("generation", "cut_epoch")
+        }
+        power_cut(path, target)
+        # No row was cut: it is as good as another.
+        assert buffer.acknowledge(old) == 20
+    with mr.ReplayBuffer.open(
+        target, "r+", sampler=leasing(), commit_every=None
+    ) as writer:
+        extend(writer, np.arange(100, 110))
+        assert writer.acknowledge(old) == 10
+        assert sorted(writer.sample(99)["uid"].tolist()) == list(range(100, 110))
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_lease_counts_for_no_row_written_where_its_own_were_cut(
+    tmp_path, acknowledged
+):
+    path, disk = tmp_path / "ring", FailingDisk()
+    with using(disk):
+        writer = ring(path, 10)
+        writer.commit()
+        extend(writer, np.arange(10, 20))
+        reader = mr.ReplayBuffer.open(path, sampler=leasing())
+        batch = reader.sample(20)
+        disk.fails = True
+        for call in (writer.commit, writer.close):
+            with suppress(mr.FailedError):
+                call()
+        disk.fails = False
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as writer, reader:
+        assert writer.heads == 10
+        extend(writer, np.arange(100, 110))
+        if acknowledged:
+            assert reader.acknowledge(batch) == 10
+        # Those of the rows below the cut are leased, or used.
+        assert sorted(reader.sample(99)["uid"].tolist()) == list(range(100, 110))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -701,6 +769,13 @@ def test_only_batches_of_the_counter_are_acknowledged():
             ({"env_ids": [0, 7]}, "of environments below 1"),
             ({"positions": [-1, 0]}, r"^ticket: positions must be in \[0, 2\*\*63\)"),
             ({"uses": "ab"}, "^ticket: uses must be a list of .*Pass what ticket ret"),
+            (
+                {"cut_epoch": -1},
+                r"^ticket: generation and cut_epoch must be integers in "
+                r"\[0, 2\*\*62\), got \[1, -1\]\. Pass what ticket returned",
+            ),
+            ({"generation": "1"}, r"^ticket: generation and .*, got \['1', 0\]"),
+            ({"generation": 1 << 62}, "^ticket: generation and cut_epoch must be i"),
         ):
             with pytest.raises(FormatError, match=message):
                 buffer.acknowledge(good | change)
