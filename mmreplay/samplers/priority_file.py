@@ -280,8 +280,13 @@ def open_column(
         _make_folders(folder)
         system = file_system(folder)
         if system in NETWORK:
-            why = f"RAM: {folder} is on a network file system ({system})"
-            return PriorityColumn.blank(home.ring, why, kind)
+            why = f"{folder} is on a network file system ({system})"
+            column = PriorityColumn.blank(home.ring, f"RAM: {why}", kind)
+            column.cause = FailedError(
+                f"{why}, where {kind.words} cannot be kept safely. Put the buffer on a "
+                "local disk, or pass name=None: then they end with this process."
+            )
+            return column
         for other in KINDS:
             if other is not kind and os.path.lexists(folder / other.file):
                 raise SchemaError(

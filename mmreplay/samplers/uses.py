@@ -289,8 +289,9 @@ class UseCounter(Wrapper):
     ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One that was
     closed has those of the rows that were committed by then. Where its files
     are damaged, counts are lost, too: a `DurabilityWarning` names the file. One process
-    may count by a name; a second one is refused. For windows put the counter inside of
-    the `SequenceSampler`: it counts the steps that windows begin with.
+    may count by a name; a second one is refused. On a network file system counts cannot
+    be kept safely: there a counter needs ``name=None``. For windows put the counter
+    inside of the `SequenceSampler`: it counts the steps that windows begin with.
 
     A draw costs one or more draws of the other sampler; where most rows were used as
     often as they may, O(rows) to list the others, too, 1 ms for a million. A batch is

@@ -25,7 +25,7 @@ from mmreplay.errors import (
     SchemaError,
     StaleError,
 )
-from mmreplay.samplers import uses
+from mmreplay.samplers import priority_file, uses
 from mmreplay.samplers.priority_file import SYNCED, read_column
 from mmreplay.samplers.uses import _occurrences
 from mmreplay.testing.disks import using
@@ -699,6 +699,24 @@ def test_a_lease_counts_for_no_row_written_where_its_own_were_cut(
             assert reader.acknowledge(batch) == 10
         # Those of the rows below the cut are leased, or used.
         assert sorted(reader.sample(99)["uid"].tolist()) == list(range(100, 110))
+
+
+def test_a_counter_on_a_network_file_system_is_refused_unless_it_counts_in_ram(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "ring"
+    monkeypatch.setattr(priority_file, "file_system", lambda path: "nfs4")
+    with ring(path, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        with pytest.raises(
+            mr.FailedError,
+            match=r"uses is on a network file system \(nfs4\), where counts of uses "
+            r"cannot be kept safely\. Put the buffer on a local disk, or pass name=N",
+        ):
+            buffer.sample(2)
+        buffer.sampler = mr.UseCounter(1, name=None, seed=0)
+        assert sum(drain(buffer).values()) == 9
+    with ring(None, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        assert sum(drain(buffer).values()) == 9
 
 
 @pytest.mark.parametrize(
