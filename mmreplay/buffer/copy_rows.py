@@ -338,8 +338,8 @@ def compact(
     """Copy a buffer into a new one of another engine or codec, row for row.
 
     Positions, boundaries, mutable fields, statistics and the user's own JSON come
-    along; the uuid and samplers' priorities do not. Memory: a few thousand rows, and
-    what sealing takes.
+    along; the uuid, samplers' priorities and counts of uses do not. Memory: a few
+    thousand rows, and what sealing takes.
 
     Args:
         source: The buffer, without a writer: a row that is dropped during the copy is

@@ -18,7 +18,7 @@ from mmreplay.episodes.column_index import BYTES_A_ROW
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
 from mmreplay.format.metadata import heap_reserve_nbytes
-from mmreplay.samplers.priority_file import COLUMN
+from mmreplay.samplers.priority_file import PRIORITIES, USES, ColumnKind
 from mmreplay.storage.commit_state import open_commit
 
 if TYPE_CHECKING:
@@ -71,22 +71,38 @@ def write_statistics(folder: Path | None, statistics: dict[str, Any]) -> None:
 
 def stored_priorities(folder: Path | None) -> list[str]:
     """Names of the samplers whose priorities are stored beside a buffer, sorted."""
+    return _stored(folder, PRIORITIES)
+
+
+def _stored(folder: Path | None, kind: ColumnKind) -> list[str]:
     root = None if folder is None else folder / "samplers"
     if root is None or not root.is_dir():
         return []
-    return sorted(name for name in files.names(root) if (root / name / COLUMN).exists())
+    return sorted(
+        name for name in files.names(root) if (root / name / kind.file).exists()
+    )
 
 
 def left_behind(folder: Path | None) -> list[str]:
-    """Return a sentence for each stored priority that a copy leaves behind."""
+    """Return a sentence for each sampler's column that a copy leaves behind."""
     try:
-        names = stored_priorities(folder)
+        names, counts = stored_priorities(folder), counts_left_behind(folder)
     except OSError as error:
         return [f"stored priorities were not copied: {error}"]
-    return [
+    priorities = [
         f"the priorities {name!r} were not copied. Use export(..., "
         f"priorities={name!r}) or mmreplay convert --priorities {name} to copy them."
         for name in names
+    ]
+    return priorities + counts
+
+
+def counts_left_behind(folder: Path | None) -> list[str]:
+    """Return a sentence for each UseCounter whose counts a copy leaves behind."""
+    return [
+        f"the counts of uses {name!r} were not copied: a UseCounter draws each row of "
+        "the copy as often as it may. Only a snapshot takes them along."
+        for name in _stored(folder, USES)
     ]
 
 

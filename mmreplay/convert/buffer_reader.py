@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import left_behind
+from mmreplay.buffer.statistics import counts_left_behind, left_behind
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
     Block,
@@ -68,10 +68,10 @@ class BufferReader(Reader):
         self._span = Span(first, stop)
         self._dropped_epoch = buffer.view.home.cut_epoch
         self._priorities = None
-        if priorities is None:
-            for note in left_behind(buffer.path):
-                self.report.note(note)
-        else:
+        notes = left_behind if priorities is None else counts_left_behind
+        for note in notes(buffer.path):
+            self.report.note(note)
+        if priorities is not None:
             self._priorities = StoredPriorities(
                 buffer.path, buffer.metadata, priorities, self.report
             )

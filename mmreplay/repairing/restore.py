@@ -445,7 +445,8 @@ def repair(
     of the newest block, and after the last commit). Where rows are cut between others,
     those after begin an episode (flags START and BREAK), and those before move up to
     them: heads stay as they are, and the newest rows keep their positions. So the new
-    buffer has a uuid of its own, and samplers' states of the old one do not fit it.
+    buffer has a uuid of its own, and samplers' states of the old one do not fit it;
+    their priorities and counts of uses are left out, and `restored` names them.
     What is left of an episode behind a cut passes for a whole one; `restored` says of
     how many.
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
+from mmreplay.cli.run import run
 from mmreplay.disk.files import Disk
 from mmreplay.episodes.starts import ListedStarts
 from mmreplay.errors import (
@@ -154,6 +155,7 @@ def test_groups_are_used_whole():
 CHILD = """
 import os, sys
 import mmreplay as mr
+from mmreplay.cli.run import run
 sampler = mr.UseCounter(
     int(sys.argv[2]), mr.UniformSampler(seed=int(sys.argv[3])),
     lease_s=float(sys.argv[4]) if len(sys.argv) > 4 else None,
@@ -717,6 +719,30 @@ def test_a_counter_on_a_network_file_system_is_refused_unless_it_counts_in_ram(
         assert sum(drain(buffer).values()) == 9
     with ring(None, 9, sampler=mr.UseCounter(1, seed=0)) as buffer:
         assert sum(drain(buffer).values()) == 9
+
+
+def test_copies_that_leave_counts_out_say_so(tmp_path, capsys):
+    path = tmp_path / "ring"
+    with ring(path, 20, sampler=mr.UseCounter(1, seed=0)) as buffer:
+        buffer.sample(5)
+    told = (
+        "the counts of uses 'uses' were not copied: a UseCounter draws each row of the "
+        "copy as often as it may. Only a snapshot takes them along."
+    )
+    assert mr.compact(path, tmp_path / "compact").notes == (told,)
+    assert mr.repair(path, tmp_path / "repaired").restored == (told,)
+    assert told in mr.export(path, tmp_path / "a.npz").notes
+    for command in (["compact", path, tmp_path / "c"], ["repair", "--in-place", path]):
+        assert run([*map(str, command)]) == 0
+        assert f"note {told}" in capsys.readouterr().out
+    for folder in ("compact", "repaired", "ring"):
+        assert len(left_in(tmp_path / folder)) == 20
+    # With priorities as well, which a file can hold.
+    former = tmp_path / "ring-damaged"
+    with mr.ReplayBuffer.open(former, sampler=mr.PrioritizedSampler(seed=0)) as reader:
+        reader.sample(4)
+    notes = mr.export(former, tmp_path / "b.npz", priorities="prioritized").notes
+    assert [note for note in notes if "were not copied" in note] == [told]
 
 
 @pytest.mark.parametrize(
