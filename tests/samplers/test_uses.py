@@ -532,8 +532,8 @@ def test_counts_that_were_synced_before_the_commit_hold_once_it_came(
     assert left_in(target) == ([] if opened_first == "writer" else list(range(20, 25)))
 
 
-@pytest.mark.parametrize("cuts", [1, 2, 3])
-def test_rows_written_where_synced_ones_were_cut_have_no_use(tmp_path, cuts):
+@pytest.mark.parametrize("drops", [1, 2, 3])
+def test_rows_written_where_synced_ones_were_dropped_have_no_use(tmp_path, drops):
     path = tmp_path / "ring"
     with ring(path, 10, sampler=leasing()) as buffer:
         buffer.commit()
@@ -541,18 +541,20 @@ def test_rows_written_where_synced_ones_were_cut_have_no_use(tmp_path, cuts):
         assert buffer.acknowledge(buffer.sample(100), sync=True) == 20
         power_cut(path, tmp_path / "cut-0")
     # After each power cut the writer alone opens the ring, and goes on.
-    for cut in range(cuts):
-        target, after = tmp_path / f"cut-{cut}", tmp_path / f"cut-{cut + 1}"
+    for drop in range(drops):
+        target, after = tmp_path / f"cut-{drop}", tmp_path / f"cut-{drop + 1}"
         with mr.ReplayBuffer.open(target, "r+", commit_every=None) as writer:
             assert writer.recovery.how == "power_cut"
-            first = 100 * (cut + 1)
+            first = 100 * (drop + 1)
             extend(writer, np.arange(first, first + 10))
             writer.commit()
             extend(writer, np.arange(7))
             power_cut(target, after)
     left = left_in(after)
     assert left == sorted(
-        uid for cut in range(cuts) for uid in range(100 * cut + 100, 100 * cut + 110)
+        uid
+        for drop in range(drops)
+        for uid in range(100 * drop + 100, 100 * drop + 110)
     )
 
 
@@ -593,7 +595,7 @@ class FailingDisk(Disk):
         super().datasync(fd)
 
 
-def cut_by_a_failed_sync(path, disk, numbering):
+def dropped_by_a_failed_sync(path, disk, numbering):
     """A ring whose rows 10 to 19 were seen by a sampler, cut, and others written."""
     with using(disk):
         buffer = ring(path, 10)
@@ -615,17 +617,17 @@ def cut_by_a_failed_sync(path, disk, numbering):
         extend(buffer, np.arange(100, 110))
 
 
-def test_a_snapshot_leaves_out_counts_of_rows_that_were_cut(tmp_path):
-    cut_by_a_failed_sync(tmp_path / "ring", FailingDisk(), leasing())
+def test_a_snapshot_leaves_out_counts_of_rows_that_were_dropped(tmp_path):
+    dropped_by_a_failed_sync(tmp_path / "ring", FailingDisk(), leasing())
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
         reader.snapshot(tmp_path / "copy")
     for folder in ("copy", "ring"):
         assert left_in(tmp_path / folder) == list(range(100, 110))
 
 
-def test_a_snapshot_leaves_out_priorities_of_rows_that_were_cut(tmp_path):
+def test_a_snapshot_leaves_out_priorities_of_rows_that_were_dropped(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0)
-    cut_by_a_failed_sync(tmp_path / "ring", FailingDisk(), sampler)
+    dropped_by_a_failed_sync(tmp_path / "ring", FailingDisk(), sampler)
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
         reader.snapshot(tmp_path / "copy")
     every = np.zeros(20, int), np.arange(20)
@@ -636,7 +638,7 @@ def test_a_snapshot_leaves_out_priorities_of_rows_that_were_cut(tmp_path):
 
 
 @pytest.mark.parametrize("opened_first", ["writer", "learner"])
-def test_a_ticket_counts_for_no_row_written_where_its_own_were_cut(
+def test_a_ticket_counts_for_no_row_written_where_its_own_were_dropped(
     tmp_path, opened_first
 ):
     path, target = tmp_path / "ring", tmp_path / "after"
@@ -656,7 +658,7 @@ def test_a_ticket_counts_for_no_row_written_where_its_own_were_cut(
         assert sorted(learner.sample(99)["uid"].tolist()) == list(range(100, 110))
 
 
-def test_a_ticket_that_says_no_epoch_counts_below_the_last_cut_alone(tmp_path):
+def test_a_ticket_that_says_no_epoch_counts_below_the_last_drop_alone(tmp_path):
     path, target = tmp_path / "ring", tmp_path / "after"
     with ring(path, 10, sampler=leasing()) as buffer:
         buffer.commit()
@@ -679,7 +681,7 @@ def test_a_ticket_that_says_no_epoch_counts_below_the_last_cut_alone(tmp_path):
 
 
 @pytest.mark.parametrize("acknowledged", [False, True])
-def test_a_lease_counts_for_no_row_written_where_its_own_were_cut(
+def test_a_lease_counts_for_no_row_written_where_its_own_were_dropped(
     tmp_path, acknowledged
 ):
     path, disk = tmp_path / "ring", FailingDisk()
