@@ -11,7 +11,10 @@ as it is; the versions of the policy; and which answers were trained on.
 
 The learner's checkpoint names the batch that it knows, by a ticket. After a kill that
 batch is acknowledged before another is drawn, so that each group is trained on exactly
-once: neither skipped, nor used twice.
+once: neither skipped, nor used twice. That holds whenever the process is killed. After
+a power cut it would with a checkpoint that is synced before it is renamed, a commit of
+the buffer before that, and ``acknowledge(batch, sync=True)``, which all wait for the
+disk.
 """
 
 from __future__ import annotations
