@@ -33,6 +33,7 @@ from mmreplay.samplers.base import (
     draws_once,
     epochs_of,
     form_of,
+    is_distinct,
     keeps_priorities,
     padded,
 )
@@ -291,6 +292,11 @@ class NarrowingSampler(Wrapper):
         """Epochs gone through; None where the part has none."""
         epochs = epochs_of(self.parts[0])
         return None if epochs is None else epochs.epoch
+
+    @property
+    def distinct(self) -> bool:  # type: ignore[override]  # set by its part alone
+        """Whether no step comes twice in a batch, as of its part."""
+        return is_distinct(self.parts[0])
 
     def more(self, view: View, batch_size: int) -> bool:
         """Whether this epoch has another batch; see `Sampler.more`."""

@@ -25,6 +25,7 @@ class DistinctSampler(Sampler):
         32
     """
 
+    distinct = True
     _random: StepGenerator
 
     def __init__(self, seed: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,12 @@ from mmreplay.samplers.base import (
     View,
     call_repr,
     checked,
+    draws_once,
     form_of,
+    is_distinct,
 )
 from mmreplay.samplers.combine import Wrapper, joined, state_of
+from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import called_counter, counters_in
@@ -32,10 +35,12 @@ from mmreplay.samplers.uses import called_counter, counters_in
 MAX_ROUNDS = 32
 """Draws of the inner sampler for one batch."""
 MAX_CANDIDATES = 1 << 16
+MAX_VERSION = (1 << 63) - 1
 NUMBERS_A_DRAW = MAX_ROUNDS + 1
 """Generators of one draw: one a round, and one for steps that the index lists."""
 
 Ids = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Weight = Callable[[Ids], NDArray[Any]]
 """Returns how likely steps so many versions old are kept, ``[N]`` in ``[0, 1]``."""
 
@@ -51,9 +56,13 @@ class StalenessSampler(Wrapper):
     Probabilities and weights are those of the other sampler, the probabilities times
     what `weight` gives: divide them by ``1 - left_out`` for those among the steps that
     are left. Costs a draw of the other sampler and a read of the field for each batch,
-    times ``1 / (1 - left_out)``. Where few steps are left, a uniform sampler finds them
-    by the values of the field instead. A batch of another sampler is shorter where
-    nearly all of what it draws is left out.
+    times ``1 / (1 - left_out)``. Where few steps are left, those of a `UniformSampler`
+    or `DistinctSampler` are found by the values of the field instead. A batch of
+    another sampler is shorter where nearly all of what it draws is left out.
+
+    With a `DistinctSampler` inside no step comes twice in a batch: each set of steps
+    that are recent enough is as likely as each other. A batch is shorter where fewer
+    are left.
 
     With a `GroupSampler` inside, groups are drawn whose rows are all recent enough: it
     is shown those alone, by the values of the field, at a cost of O(rows that are
@@ -98,9 +107,9 @@ class StalenessSampler(Wrapper):
             weight: Returns how likely a step is kept, ``[N]`` in ``[0, 1]``, by the
                 versions that it is behind, int64 ``[N]``; those ahead count as 0. None
                 keeps all.
-            sampler: Draws the steps to choose from, single steps or groups;
-                `UniformSampler` with the same seed by default. A `UseCounter` goes
-                around this sampler, as it would count steps that are left out.
+            sampler: Draws the steps to choose from, single steps or groups, without
+                epochs; `UniformSampler` with the same seed by default. A `UseCounter`
+                goes around this sampler, as it would count steps that are left out.
             seed: Seed of its own generator; None takes one from the system.
 
         Raises:
@@ -109,7 +118,7 @@ class StalenessSampler(Wrapper):
         require_path(field, "version")
         if maximum is not None:
             way_out = "Leave it out for any number of versions."
-            maximum = integer("maximum", maximum, 0, way_out)
+            maximum = integer("maximum", maximum, 0, way_out, maximum=MAX_VERSION)
         if weight is not None and not callable(weight):
             raise SchemaError(
                 "weight must be a callable of the versions that steps are behind, got "
@@ -122,6 +131,7 @@ class StalenessSampler(Wrapper):
         self.move_to(current)
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
         super().__init__([self._inner(inner)])
+        self.distinct = is_distinct(inner)
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -149,6 +159,14 @@ class StalenessSampler(Wrapper):
                 f"{called_counter(sampler)}. Put the StalenessSampler inside of the "
                 "UseCounter: steps that are left out are not used."
             )
+        if draws_once(sampler):
+            # Of a draw that has more recent steps than are asked for, the rest would be
+            # lost for the epoch.
+            raise SchemaError(
+                "the sampler inside a StalenessSampler must have no epochs, got "
+                f"{type(sampler).__name__}. Use a DistinctSampler, in a UseCounter(1, "
+                "StalenessSampler(...)) for each step once."
+            )
         if form == GROUPS and self._weight is not None:
             raise SchemaError(
                 f"weight must be None where groups are drawn, got {shown(self._weight)}"
@@ -166,12 +184,13 @@ class StalenessSampler(Wrapper):
         """Set the version of the learner's policy.
 
         Args:
-            current: An integer of at least 0.
+            current: An integer in ``[0, 2**63)``.
 
         Raises:
             SchemaError: It is none.
         """
-        self.current = integer("current", current, 0, "Pass a version.")
+        way_out = "Pass a version."
+        self.current = integer("current", current, 0, way_out, maximum=MAX_VERSION)
 
     @property
     def left_out(self) -> float:
@@ -205,15 +224,19 @@ class StalenessSampler(Wrapper):
             return self._draw_groups(view, batch_size)
         drawn: list[Draw] = []
         count, size = 0, batch_size
+        listable = type(self.parts[0]) in (UniformSampler, DistinctSampler)
         for round_number in range(MAX_ROUNDS):
             draw = self.parts[0].draw(view, size)
-            drawn.append(self._recent(view, draw, round_number, batch_size - count))
+            # A distinct sampler draws fewer where there are no more.
+            everything = self.distinct and len(draw) < size
+            recent = self._recent(view, draw, round_number, drawn, batch_size - count)
+            drawn.append(recent)
             count += len(drawn[-1])
             if count == batch_size:
                 break
             size = min(2 * size, MAX_CANDIDATES)
-            if size == MAX_CANDIDATES and type(self.parts[0]) is UniformSampler:
-                drawn.append(self._listed(view, batch_size - count))
+            if listable and (everything or size == MAX_CANDIDATES):
+                drawn.append(self._listed(view, drawn, batch_size - count))
                 count += len(drawn[-1])
                 break
         if not count:
@@ -241,7 +264,14 @@ class StalenessSampler(Wrapper):
             f"{self.current}. Add newer steps, or raise maximum."
         )
 
-    def _recent(self, view: View, draw: Draw, round_number: int, maximum: int) -> Draw:
+    def _recent(
+        self,
+        view: View,
+        draw: Draw,
+        round_number: int,
+        before: Sequence[Draw],
+        maximum: int,
+    ) -> Draw:
         """Leave out what is too old, and by chance what `weight` says."""
         fields, whole = view.read_rows((self.looked_up,), draw.env_ids, draw.positions)
         chances = self._chances(np.asarray(fields[self.looked_up])) * whole
@@ -249,6 +279,9 @@ class StalenessSampler(Wrapper):
         kept = np.flatnonzero(rng.random(len(draw)) < chances)
         self._looked_at += len(draw)
         self._left_out += len(draw) - len(kept)
+        if self.distinct and before:
+            there = _steps_in(before, draw.env_ids[kept], draw.positions[kept])
+            kept = kept[~there]
         if len(kept) > maximum:
             # Not the first ones: stratified steps come in the order of the rows.
             kept = np.sort(rng.choice(kept, maximum, replace=False))
@@ -256,17 +289,24 @@ class StalenessSampler(Wrapper):
         chosen.probabilities = chosen.probabilities * chances[kept]
         return chosen
 
-    def _listed(self, view: View, count: int) -> Draw:
+    def _listed(self, view: View, before: Sequence[Draw], count: int) -> Draw:
         """Draw from the steps that the index lists as recent enough."""
         env_ids, positions, versions = self._recent_starts(view)
         chances = self._chances(versions)
+        if self.distinct:
+            chances[_steps_in(before, env_ids, positions)] = 0
         total = float(chances.sum())
         if not total > 0:
             none = np.empty(0, np.int64)
             return Draw(none, none, np.empty(0), np.empty(0, np.float32))
         rng = self._chance.at(self._step * NUMBERS_A_DRAW + MAX_ROUNDS)
-        which = np.searchsorted(np.cumsum(chances), rng.random(count) * total, "right")
-        which = np.minimum(which, len(chances) - 1)
+        if self.distinct:
+            count = min(count, int(np.count_nonzero(chances)))
+            which = rng.choice(len(chances), count, replace=False, p=chances / total)
+        else:
+            sums = np.cumsum(chances)
+            which = np.searchsorted(sums, rng.random(count) * total, "right")
+            which = np.minimum(which, len(chances) - 1)
         shares = chances[which] / num_legal(view)
         ones = np.ones(count, np.float32)
         return Draw(env_ids[which], positions[which], shares, ones)
@@ -274,8 +314,7 @@ class StalenessSampler(Wrapper):
     def _recent_starts(self, view: View) -> tuple[Ids, Ids, NDArray[Any]]:
         """List the legal starts that are recent enough, with their versions."""
         index = view.column_index(self.looked_up)
-        low = -(1 << 63) if self._maximum is None else self.current - self._maximum
-        env_ids, positions, versions = index.in_range(low, (1 << 63) - 1)
+        env_ids, positions, versions = index.in_range(self._oldest, MAX_VERSION)
         starts = view.starts
         legal = positions >= starts.first[env_ids]
         legal &= positions < starts.stop[env_ids]
@@ -283,17 +322,26 @@ class StalenessSampler(Wrapper):
         legal[inside] = view.legal(env_ids[inside], positions[inside])
         return env_ids[legal], positions[legal], versions[legal]
 
+    @property
+    def _oldest(self) -> int:
+        """The oldest version that is recent enough, an int64."""
+        if self._maximum is None:
+            return -MAX_VERSION - 1
+        return self.current - self._maximum
+
     def _chances(self, versions: NDArray[Any]) -> NDArray[np.float64]:
         """How likely steps are kept, float64 ``[N]``."""
-        behind: Ids = np.int64(self.current) - versions.astype(np.int64)
-        recent = np.ones(len(behind), bool)
-        if self._maximum is not None:
-            recent = behind <= self._maximum
+        numbers = versions.astype(np.int64)
+        # Compared, not subtracted: from a mark such as -2**63 the difference wraps.
+        recent = numbers >= self._oldest
         if versions.dtype == np.uint64:
-            recent &= versions <= np.uint64((1 << 63) - 1)
+            recent &= versions <= np.uint64(MAX_VERSION)
         if self._weight is None:
             return recent.astype(np.float64)
-        asked = np.maximum(behind, 0)
+        # Those that are further behind than int64 can say are not older than that.
+        asked = self.current - np.clip(
+            numbers, self.current - MAX_VERSION, self.current
+        )
         chances = np.asarray(called("StalenessSampler weight", self._weight, asked))
         legal = chances.shape == asked.shape and chances.dtype.kind in "fiub"
         if not legal or not ((chances >= 0) & (chances <= 1)).all():
@@ -338,3 +386,11 @@ class StalenessSampler(Wrapper):
         self._seed(StepGenerator(seed))
         self._step, self.current = step, current
         self._looked_at, self._left_out = looked_at, left_out
+
+
+def _steps_in(draws: Sequence[Draw], env_ids: Ids, positions: Ids) -> Bools:
+    """Which steps are among those of draws, bool ``[N]``."""
+    ids = np.concatenate([draw.env_ids for draw in draws])
+    num_envs = 1 + max(ids.max(initial=0), env_ids.max(initial=0))
+    steps = np.concatenate([draw.positions for draw in draws]) * num_envs + ids
+    return np.isin(positions * num_envs + env_ids, steps)

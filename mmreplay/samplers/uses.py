@@ -20,7 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
-from mmreplay.episodes.starts import BufferIdentity, ListedStarts, StartView
+from mmreplay.episodes.starts import (
+    BufferIdentity,
+    ListedStarts,
+    StartView,
+    num_legal,
+)
 from mmreplay.errors import (
     DurabilityWarning,
     EmptyError,
@@ -43,8 +48,10 @@ from mmreplay.samplers.base import (
     checked,
     epochs_of,
     form_of,
+    is_distinct,
 )
-from mmreplay.samplers.combine import Wrapper, joined, state_of
+from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
+from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.priority_file import (
     MAX_COUNT,
     USES,
@@ -297,6 +304,12 @@ class UseCounter(Wrapper):
     often as they may, O(rows) to list the others, too, 1 ms for a million. A batch is
     shorter where fewer rows are left.
 
+    With a `DistinctSampler` inside no step comes twice in a batch, whatever `maximum`
+    is: each set of steps that may be drawn is as likely as each other. Probabilities
+    and weights are those of the other sampler: of a `UniformSampler` or
+    `DistinctSampler` those among all legal starts, of another one those among the
+    starts that it was shown.
+
     Example:
         >>> schema = mr.Schema({"prompt": mr.Field((), "int64")})
         >>> sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0))
@@ -367,6 +380,7 @@ class UseCounter(Wrapper):
                 "maximum holds."
             )
         super().__init__([inner])
+        self.distinct = is_distinct(inner)
         # A failed batch must not draw others in its place: their uses are counted.
         self.draws_once = True
 
@@ -468,6 +482,8 @@ class UseCounter(Wrapper):
             uses = self._counts.of(draw.env_ids, draw.positions) + leased[rows]
             uses += _occurrences(rows)
             draw, kept = _within(draw, uses <= self._maximum)
+            if listed:
+                draw.probabilities *= _share_listed(self.parts[0], view, shown)
             if not listed and 2 * np.count_nonzero(kept) < len(kept):
                 listed = True
             short = draw.offsets is not None and len(draw.offsets) - 1 < batch_size
@@ -475,7 +491,8 @@ class UseCounter(Wrapper):
                 # Groups of several draws make no batch: all come from one list.
                 listed = True
                 continue
-            np.add.at(leased, rows[kept], 1)
+            # Of a distinct sampler, each row is used up for the rest of the batch.
+            np.add.at(leased, rows[kept], self._maximum if self.distinct else 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)
             every_position.append(draw.positions)
@@ -664,6 +681,22 @@ def called_counter(sampler: Sampler) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def _share_listed(sampler: Sampler, view: View, listed: View) -> float:
+    """By what to multiply probabilities among some starts for those among all.
+
+    The same for all starts; 1 of a sampler that does not draw each as often.
+    """
+    # Not through every wrapper: the newest steps of a RecentSampler come more often.
+    while isinstance(sampler, NarrowingSampler) or (
+        isinstance(sampler, Wrapper) and is_distinct(sampler)
+    ):
+        view, listed = sampler.shown(view), sampler.shown(listed)
+        sampler = sampler.parts[0]
+    if type(sampler) not in (UniformSampler, DistinctSampler):
+        return 1.0
+    return num_legal(listed) / num_legal(view)
 
 
 def _occurrences(rows: Ids) -> Ids:

@@ -1,5 +1,8 @@
 """Steps by how many versions they are behind, against a loop over all rows."""
 
+from collections import Counter
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,6 +148,87 @@ def test_unsigned_versions_beyond_int64_are_no_recent_ones():
             assert found == ({1} if maximum == 3 else {0, 1})
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "uint64"])
+def test_versions_at_the_ends_of_their_type_are_no_recent_ones(dtype):
+    ends = np.iinfo(dtype)
+    versions = np.array([ends.min, 1, 4, 5, ends.max], dtype)
+    beyond = ends.max > 2**63 - 1
+    with ring(versions, dtype=dtype) as buffer:
+        for current in (5, 100, 2**63 - 1):
+            for maximum in (0, 1, 96, 2**63 - 1, None):
+                expected = {
+                    position
+                    for position, version in enumerate(versions.tolist())
+                    if maximum is None or version >= current - maximum
+                } - ({4} if beyond else set())
+                sampler = mr.StalenessSampler("version", current, maximum, seed=0)
+                if not expected:
+                    with pytest.raises(EmptyError, match="cannot draw 90 steps"):
+                        sampler.draw(buffer.view, 90)
+                    continue
+                found = set(sampler.draw(buffer.view, 90).positions.tolist())
+                assert found == expected
+
+
+def test_weight_gets_versions_behind_that_do_not_wrap():
+    asked = set()
+
+    def weight(behind):
+        asked.update(behind.tolist())
+        return np.ones(len(behind))
+
+    with ring([-(2**63), -4, 2**63 - 1, 5], dtype="int64") as buffer:
+        mr.StalenessSampler("version", 5, None, weight, seed=0).draw(buffer.view, 90)
+    assert asked == {2**63 - 1, 9, 0}
+
+
+@pytest.mark.parametrize(
+    ("listed", "wrapped"), [(False, False), (True, False), (False, True)]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_set_of_recent_steps_is_as_likely(listed, wrapped, weighted, monkeypatch):
+    if listed:
+        monkeypatch.setattr(staleness, "MAX_CANDIDATES", 1)
+    versions = np.arange(12) % 3
+    draws, size = 4000, 2
+    inner = mr.DistinctSampler(seed=1)
+    if wrapped:
+        inner = mr.ignore_earliest(1, inner)
+    weight = (lambda behind: np.full(len(behind), 0.5)) if weighted else None
+    sampler = mr.StalenessSampler("version", 2, 0, weight, sampler=inner, seed=0)
+    drawn = Counter()
+    with ring(versions) as buffer:
+        for _ in range(draws):
+            draw = sampler.draw(buffer.view, size)
+            chance = 0.5 if weighted else 1
+            assert (draw.probabilities == chance * (1 / (12 - wrapped))).all()
+            drawn[tuple(sorted(draw.positions.tolist()))] += 1
+    sets = list(combinations([2, 5, 8, 11], size))
+    assert set(drawn) == set(sets)
+    # Five standard deviations of a count; six counts.
+    mean = draws / len(sets)
+    assert all(abs(count - mean) < 5 * mean**0.5 for count in drawn.values())
+    # Of some 20,000 steps: five standard deviations.
+    share = 1 - 4 * chance / (12 - wrapped)
+    assert abs(sampler.left_out - share) < 5 * (0.25 / 20_000) ** 0.5
+
+
+@pytest.mark.parametrize("size", [4, 5, 100])
+def test_of_too_few_recent_steps_each_is_drawn_once(size):
+    with ring(np.arange(4000) // 1000) as buffer:
+        extend(buffer, [9, 9, 9, 9])
+        for inner in (
+            mr.DistinctSampler(seed=1),
+            mr.ignore_earliest(1, mr.DistinctSampler(seed=1)),
+        ):
+            sampler = mr.StalenessSampler("version", 9, 5, sampler=inner, seed=0)
+            draw = sampler.draw(buffer.view, size)
+            assert sorted(draw.positions.tolist()) == [4000, 4001, 4002, 4003]
+            sampler.move_to(15)
+            with pytest.raises(EmptyError, match=f"cannot draw {size} steps of field"):
+                sampler.draw(buffer.view, size)
+
+
 @settings(deadline=None)
 @given(
     rows=st.lists(
@@ -239,9 +323,14 @@ def test_priorities_of_the_inner_sampler_count():
     ("arguments", "message"),
     [
         ((3, 1), "field must be the path of an integer field, got 3"),
-        (("version", -1), "current must be an integer of at least 0, got -1"),
+        (("version", -1), "current must be an integer in .*, got -1"),
         (("version", 1.5), "current must be an integer"),
-        (("version", 1, -1), "maximum must be an integer of at least 0, got -1"),
+        (
+            ("version", 2**63),
+            r"current must be an integer in \[0, 9223372036854775807\]",
+        ),
+        (("version", 1, 2**70), "maximum must be an integer in .*, got 11805916207174"),
+        (("version", 1, -1), "maximum must be an integer in .*, got -1"),
         (("version", 1, 1, 0.5), r"weight must be a callable .*, got 0\.5"),
     ],
 )
@@ -287,6 +376,14 @@ def test_fields_and_views_without_versions_are_refused():
     ("sampler", "message"),
     [
         (mr.SequenceSampler(2), "must draw single steps or groups, got the Sequence"),
+        (
+            mr.ShuffledSampler(),
+            r"must have no epochs, got ShuffledSampler\. Use a DistinctSampler, in",
+        ),
+        (
+            mr.MixtureSampler([(mr.ShuffledSampler(), 1), (mr.UniformSampler(), 1)]),
+            "must have no epochs, got MixtureSampler",
+        ),
         (mr.UseCounter(1, name=None), "must not count uses, got a UseCounter. Put the"),
         (
             mr.RecentSampler(9, 0.5, mr.UseCounter(1)),

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import suppress
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -103,6 +104,74 @@ def test_each_step_is_drawn_just_as_often_as_it_may(inner, maximum, num_envs):
         counts = drain(buffer, 100)
         assert set(counts.values()) == {maximum}
         assert len(counts) == num_envs * (1000 - (inner == "recent"))
+
+
+DISTINCT = {
+    "distinct": lambda: mr.DistinctSampler(seed=1),
+    "without the oldest": lambda: mr.ignore_earliest(1, mr.DistinctSampler(seed=1)),
+    "recent enough": lambda: mr.StalenessSampler(
+        "uid", 9, 8, sampler=mr.DistinctSampler(seed=1), seed=2
+    ),
+}
+
+
+@pytest.mark.parametrize("inner", DISTINCT)
+@pytest.mark.parametrize("used", [3, 6])
+def test_each_set_of_steps_that_may_be_drawn_is_as_likely(inner, used):
+    maximum, size, draws = 2, 2, 3000
+    drawn = Counter()
+    with ring(None, 10) as buffer:
+        view = buffer.view
+        # The oldest row is left out by the wrappers alone.
+        uses = np.zeros(10, int)
+        uses[2 : 2 + used] = maximum
+        ticket = {
+            "kind": "UseTicket", "uuid": view.home.uuid.hex(),
+            "env_ids": [0] * used, "positions": list(range(2, 2 + used)),
+            "uses": [maximum] * used,
+        }  # fmt: skip
+        other = DISTINCT[inner]()
+        for _ in range(draws):
+            sampler = mr.UseCounter(maximum, other, name=None, seed=0)
+            sampler.acknowledge(view, ticket)
+            draw = sampler.draw(view, size)
+            # Of all legal starts, whether the others were listed or not.
+            starts = 9 if inner == "without the oldest" else 10
+            assert np.allclose(draw.probabilities, 1 / starts, rtol=1e-12)
+            drawn[tuple(sorted(draw.positions.tolist()))] += 1
+    left = [p for p in range(inner != "distinct", 10) if uses[p] < maximum]
+    sets = list(combinations(left, size))
+    assert set(drawn) == set(sets)
+    mean = draws / len(sets)
+    # Five standard deviations of a count; up to 21 counts.
+    assert all(abs(count - mean) < 5 * mean**0.5 for count in drawn.values())
+
+
+@pytest.mark.parametrize("inner", DISTINCT)
+@pytest.mark.parametrize("lease_s", [None, 1000])
+def test_no_step_comes_twice_in_a_batch_of_a_distinct_sampler(inner, lease_s):
+    for seed in range(20):
+        sampler = mr.UseCounter(
+            2, DISTINCT[inner](), lease_s=lease_s, name=None, seed=seed
+        )
+        counts = Counter()
+        with ring(None, 8, sampler=sampler) as buffer:
+            legal = {(0, position) for position in range(inner != "distinct", 8)}
+            while left := {step for step in legal if counts[step] < 2}:
+                batch = buffer.sample(5)
+                drawn = steps_in(batch)
+                assert len(set(drawn)) == len(drawn) == min(5, len(left))
+                assert set(drawn) <= left
+                counts.update(drawn)
+            with pytest.raises(EmptyError):
+                buffer.sample(1)
+
+
+def test_probabilities_of_a_uniform_sampler_are_those_among_all_starts():
+    sampler = mr.UseCounter(1, mr.UniformSampler(seed=0), name=None)
+    with ring(None, 50, sampler=sampler) as buffer:
+        for _ in range(5):
+            assert np.allclose(buffer.sample(10).probabilities, 0.02, rtol=1e-12)
 
 
 @settings(deadline=None, max_examples=60)
