@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -219,6 +219,12 @@ def record(
             `ReplayBuffer.create`. None plans it by the first observation and action,
             for values twice as long, or a sixteenth of the longest.
 
+    Spaces such as Sequence, Graph and Text state no length, or a small one: their
+    fields take up to 4,096 items, and texts what their space says. For longer values
+    make the buffer first, with fields of a larger ``max_length``, and record into it.
+    The error about a value that is too long has the call. The buffer's own
+    ``max_length`` counts.
+
     Raises:
         SchemaError: The environment is unknown, has a space that cannot be stored,
             or differs from the buffer; or the policy cannot be called with an
@@ -258,7 +264,7 @@ def record(
         if fresh and schema.varying and heap_bytes is None:
             source.reset(seed)
             is_reset = True
-            heap_bytes = _heap_bytes(schema, source, played, capacity or max_rows)
+            heap_bytes = _heap_bytes(schema, source, played, path, capacity or max_rows)
         buffer = _open(
             path, schema, source, capacity, max_rows,
             on_resume, commit_every,
@@ -299,20 +305,79 @@ def record(
     )  # fmt: skip
 
 
-def _heap_bytes(schema: Schema, source: Source, played: Any, rows: int) -> int:
+def _heap_bytes(
+    schema: Schema, source: Source, played: Any, path: Path, rows: int
+) -> int:
     """Plan the heap of a new buffer by the first observation and an action."""
     # Of a copy: the draws of the actions that are played stay as they are.
     action = deepcopy(played.action_space).sample()
     first = source.leaves("observation", source.observation)
     first |= source.leaves("action", action)
     lengths = {}
-    for path in schema.varying:
-        field = schema[path]
-        values = convert_varying(field, first[path], path, (source.num_envs,))
+    for name in schema.varying:
+        field = schema[name]
+        try:
+            values = convert_varying(field, first[name], name, (source.num_envs,))
+        except SchemaError as error:
+            ring = path, rows, source.num_envs, source.autoreset
+            _say_how_to_record_longer(error, schema, *ring, first)
+            raise
         assert field.max_length is not None
         longer = max(2 * float(values.lengths.mean()), field.max_length / 16)
-        lengths[path] = min(longer, field.max_length)
+        lengths[name] = min(longer, field.max_length)
     return planned_heap_nbytes(schema, rows, lengths)
+
+
+def _say_how_to_record_longer(
+    error: SchemaError, schema: Schema, path: Path, capacity: int, num_envs: int,
+    autoreset: Autoreset, *rows: Leaves,
+) -> None:  # fmt: skip
+    """Note the call that makes a ring for values of rows that are too long.
+
+    Args:
+        error: Takes the note; none where no value is too long.
+        schema: Of the ring that refused the rows.
+        path: Its folder, and so on.
+        capacity: Of it.
+        num_envs: Of it.
+        autoreset: Of it.
+        rows: Values by path, as `Source.leaves` has them.
+    """
+    longer: dict[str, Field] = {}
+    lengths = {}
+    for name in schema.varying:
+        field = schema[name]
+        assert field.max_length is not None
+        lengths[name] = field.max_length / 16
+        cells = np.concatenate([row[name] for row in rows if name in row])
+        # A character takes four bytes at most.
+        limit = 4 * max(
+            (len(cell) for cell in cells if hasattr(cell, "__len__")), default=0
+        )
+        limit = max(limit, field.max_length)
+        try:
+            wide = replace(field, max_length=limit)
+            values = convert_varying(wide, cells, name, (len(cells),))
+        except SchemaError:
+            # It is refused for something else.
+            continue
+        length = int(values.lengths.max(initial=0))
+        if length > field.max_length:
+            longer[name] = replace(field, max_length=2 * length)
+            lengths[name] = float(length)
+    if not longer:
+        return
+    fields = Schema.from_flat({**schema.fields, **longer})
+    made = ", ".join(f"{name!r}: mr.{field!r}" for name, field in longer.items())
+    there = f"{path}-longer"
+    error.add_note(
+        "to record longer values, make a buffer for them and record into it: "
+        f"fields = {{**mr.Schema.from_env(env).fields, {made}}}; "
+        f"mr.ReplayBuffer.create({there!r}, mr.Schema.from_flat(fields), "
+        f"{capacity}, {num_envs}, autoreset={autoreset!r}, "
+        f"heap_bytes={planned_heap_nbytes(fields, capacity, lengths)}).close(); "
+        f"mr.record(env, {there!r}, ...)"
+    )
 
 
 def rows_of(steps: int, num_envs: int) -> int:
@@ -395,6 +460,18 @@ def _rows_to_store(
 
 
 def _add(
+    buffer: ReplayBuffer, row: Leaves, final: Leaves | None, stored: NDArray[np.bool_]
+) -> None:
+    try:
+        _add_rows(buffer, row, final, stored)
+    except SchemaError as error:
+        assert buffer.path is not None
+        ring = buffer.path, buffer.capacity, buffer.num_envs, buffer.autoreset
+        _say_how_to_record_longer(error, buffer.schema, *ring, row, final or {})
+        raise
+
+
+def _add_rows(
     buffer: ReplayBuffer, row: Leaves, final: Leaves | None, stored: NDArray[np.bool_]
 ) -> None:
     if stored.all():
@@ -497,7 +574,7 @@ def _compare(
     for name in source.left_out:
         del theirs[name]
     for name in [*ours, *theirs]:
-        if ours.get(name) != theirs.get(name):
+        if not _alike(ours.get(name), theirs.get(name)):
             raise SchemaError(
                 f"field {name!r}: the environment gives {_field_text(theirs, name)}, "
                 f"but the buffer at {buffer.path} holds {_field_text(ours, name)}. "
@@ -518,6 +595,16 @@ def _compare(
                 f"{name} must be {held!r} like the buffer at {buffer.path}, got "
                 f"{got!r}. {way_out} to another path."
             )
+
+
+def _alike(ours: Field | None, theirs: Field | None) -> bool:
+    """Whether a field takes the values of another, but for how long they may be.
+
+    A space states no length, or one that the ring was made to go beyond.
+    """
+    if ours is None or theirs is None or not (ours.varies and theirs.varies):
+        return ours == theirs
+    return ours == replace(theirs, max_length=ours.max_length)
 
 
 def _field_text(fields: Mapping[str, Field], name: str) -> str:

@@ -251,3 +251,81 @@ def test_graphs_without_edges_and_empty_sequences_are_recorded(tmp_path, vector)
     shapes = {f"{world}/edges": (0, 3), f"{world}/edge_links": (0, 2)}
     for path, shape in (shapes | {"observation/points": (0, 2)}).items():
         assert {each.shape for each in rows[path]} == {shape}
+
+
+class Talking(gym.Env):
+    """Says more at each step: the second of an episode is longer than spaces state."""
+
+    observation_space = spaces.Dict(
+        path=spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True), word=spaces.Text(3)
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, first=10):
+        self.first = first
+
+    def _say(self):
+        path = np.ones((self.first + 5_000 * self.age, 2), np.float32)
+        return {"path": path, "word": "é" * (20 * self.age)}
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return self._say(), {}
+
+    def step(self, action):
+        self.age += 1
+        return self._say(), 1.0, self.age == 2, False, {}
+
+
+@pytest.mark.parametrize(("first", "vector"), [(10, False), (5_000, False), (10, True)])
+def test_the_error_about_a_long_value_has_the_call_for_longer_ones(
+    tmp_path, first, vector
+):
+    def made():
+        if vector:
+            return SyncVectorEnv(
+                [Talking, Talking], autoreset_mode=AutoresetMode.NEXT_STEP,
+                observation_mode="different",
+            )  # fmt: skip
+        return Talking(first)
+
+    env = made()
+    with pytest.raises(SchemaError, match="must have at most") as caught:
+        mr.record(env, tmp_path / "ring", steps=12, capacity=50)
+    path = tmp_path / "ring"
+    for _ in range(5):
+        (note,) = caught.value.__notes__
+        told, _, calls = note.partition(": ")
+        assert told == (
+            "to record longer values, make a buffer for them and record into it"
+        )
+        made_, _, recorded_ = calls.rpartition("; ")
+        exec(made_, {"mr": mr, "env": env})
+        path = path.with_name(f"{path.name}-longer")
+        assert recorded_ == f"mr.record(env, {str(path)!r}, ...)"
+        try:
+            env = made()
+            assert mr.record(env, path, steps=12).held == 12
+            break
+        except SchemaError as error:
+            caught.value.__notes__ = error.__notes__
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.gather_all()["observation/path"].lengths.max() > 5_000
+        assert buffer.schema["observation/path"].max_length > 5_000
+
+
+def test_another_kind_of_field_that_varies_is_no_such_field(tmp_path):
+    schema = mr.Schema.from_env(Talking())
+    for path, field in (
+        ("observation/path", mr.Field((None, 3), "float32", max_length=9)),
+        ("observation/path", mr.Field((None, 2), "float64", max_length=9)),
+        ("observation/path", mr.Field((2,), "float32")),
+        ("observation/word", mr.Field.bytes(max_bytes=12)),
+    ):
+        other = mr.Schema.from_flat({**schema.fields, path: field})
+        there = tmp_path / str(len(list(tmp_path.iterdir())))
+        mr.ReplayBuffer.create(
+            there, other, 9, heap_bytes="1 MiB", autoreset="disabled"
+        ).close()
+        with pytest.raises(SchemaError, match=f"field '{path}': the env.* to another"):
+            mr.record(Talking(), there, steps=2)
