@@ -52,6 +52,28 @@ def test_values_of_another_shape_are_neither_repeated_nor_moved(buffer, name, sh
     assert buffer.size() == 1
 
 
+BOXES = spaces.Sequence(BOX)
+VARYING = {
+    "Text": spaces.Text(5),
+    "Sequence": BOXES,
+    "Graph": spaces.Graph(BOX, None),
+    "Dict": spaces.Dict(box=BOX, word=spaces.Text(5)),
+    "Tuple": spaces.Tuple([BOX, BOXES]),
+}
+
+
+@pytest.mark.parametrize("kind", VARYING)
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_spaces_whose_values_vary_are_refused_with_a_way_out(tmp_path, kind, name):
+    given = {"observation_space": BOX, "action_space": ACTION} | {name: VARYING[kind]}
+    part = {"Dict": r"\['word'\]", "Tuple": r"\[1\]"}.get(kind, "")
+    with pytest.raises(
+        SchemaError, match=rf"^{name}{part} must have values of one shape, .* Pad it to"
+    ):
+        adapter.ReplayBuffer(8, *given.values(), path=tmp_path / "ring")
+    assert not (tmp_path / "ring").exists()
+
+
 def test_axes_of_one_and_those_of_the_action_are_no_matter(tmp_path, buffer):
     give(buffer, obs=(2, 1, 3), action=(2, 2, 1), reward=(2, 1), done=(2, 1))
     assert buffer.size() == 1

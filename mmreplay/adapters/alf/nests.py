@@ -14,8 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.alf.errors import MissingError, UnfitError
-from mmreplay.adapters.common.values import LOOK_ERRORS, Look
+from mmreplay.adapters.alf.errors import MissingError, UnfitError, refusing
+from mmreplay.adapters.common.values import (
+    LOOK_ERRORS,
+    PAD,
+    Look,
+    array_of,
+    refuse_varying,
+)
 from mmreplay.schema import Field
 
 STEM = "step"
@@ -71,12 +77,27 @@ def fields_of(spec: Any) -> dict[str, Field]:
                 f"data_spec: two leaves are named {path!r}, because their keys differ "
                 "only in type. Rename one."
             )
+        # The shape of a Text space is None.
+        varies = leaf.shape is None or None in tuple(leaf.shape)
+        if varies or _is_text(dtype):
+            raise UnfitError(
+                f"data_spec: {path!r} must be numbers of one shape, got {leaf!r:.80}. "
+                f"{PAD}"
+            )
         columns[path] = Field(tuple(leaf.shape), dtype)
     if not columns:
         raise UnfitError(
             f"data_spec has no leaf, got {spec!r}. Pass a nest of TensorSpec."
         )
     return columns
+
+
+def _is_text(dtype: Any) -> bool:
+    """Whether it is numpy's dtype of text, of bytes or of objects."""
+    try:
+        return np.dtype(dtype).kind in "OSU"
+    except TypeError:
+        return False
 
 
 def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
@@ -87,7 +108,9 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
     """
     parts = children(spec)
     if parts is None:
-        return {path: array(nest, bits=str(spec.dtype).endswith("bfloat16"))}
+        bits = str(spec.dtype).endswith("bfloat16")
+        with refusing():
+            return {path: array(nest, bits=bits, name=path)}
     theirs = children(nest)
     if theirs is None or theirs.keys() != parts.keys():
         got = type(nest).__name__ if theirs is None else list(theirs)
@@ -158,13 +181,18 @@ def never(leaf: torch.Tensor) -> object:
     raise TypeError(f"got {leaf.dtype}, which has no dtype of numpy.")
 
 
-def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
+def array(leaf: Any, *, bits: bool = False, name: str = "value") -> NDArray[Any]:
     """Return a tensor of any device as an array.
 
     Args:
         leaf: The tensor, or what numpy makes an array of.
         bits: It goes into a field of bfloat16, which stores the bits of one.
+        name: What messages call it.
+
+    Raises:
+        SchemaError: It is text, or has no one shape.
     """
+    refuse_varying(leaf, name)
     if isinstance(leaf, torch.Tensor):
         if bits and leaf.dtype == torch.bfloat16:
             leaf = leaf.resolve_neg().view(torch.uint16)
@@ -172,7 +200,7 @@ def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
             leaf = leaf.float()
         columns: NDArray[Any] = leaf.numpy(force=True)
         return columns
-    return np.asarray(leaf)
+    return array_of(leaf, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.common.values import LOOK_ERRORS, Look, capsule_of
+from mmreplay.adapters.common.values import (
+    LOOK_ERRORS,
+    PAD,
+    Look,
+    capsule_of,
+    refuse_varying,
+    varying_space,
+)
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.schema import ROLES
@@ -74,6 +81,7 @@ class Tensor:
         Raises:
             SchemaError: It is no sample, and no samples; or no tensor.
         """
+        refuse_varying(value, f"tensor {self.name!r}")
         if not isinstance(value, torch.Tensor):
             raise SchemaError(
                 f"tensor {self.name!r} must be a tensor [n, "
@@ -162,6 +170,7 @@ def space_size(size: Any) -> int:
     Raises:
         SchemaError: It is something else.
     """
+    _refuse_varying_size(size)
     if isinstance(size, int | float | np.integer | np.floating):
         return int(size)
     if isinstance(size, list | tuple):
@@ -193,6 +202,7 @@ def space_shape(size: Any, spaces: bool) -> Shape:
     Raises:
         SchemaError: It is something else.
     """
+    _refuse_varying_size(size)
     if isinstance(size, list | tuple):
         return tuple(int(axis) for axis in size)
     if not spaces:
@@ -210,6 +220,17 @@ def space_shape(size: Any, spaces: bool) -> Shape:
     if kinds & {"Box", "MultiBinary", "MultiDiscrete"}:
         return tuple(size.shape)
     return (space_size(size),)
+
+
+def _refuse_varying_size(size: Any) -> None:
+    """Refuse a size that is no number: an axis that varies, and spaces with one.
+
+    Raises:
+        SchemaError: It is one.
+    """
+    axis = isinstance(size, list | tuple) and None in size
+    if axis or varying_space(size):
+        raise SchemaError(f"size must be of one shape, got {size!r:.80}. {PAD}")
 
 
 def found_roles(tensors: Sequence[Tensor]) -> dict[str, str]:

@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # public
 
 from mmreplay.errors import SchemaError
+from mmreplay.ragged import Ragged
 
 Look = Callable[[torch.Tensor], object]
 
 _seeded: Counter[int] = Counter()
+PAD = (
+    "Pad it to one shape, or store it in an mmreplay.ReplayBuffer, which has fields "
+    "that vary."
+)
+"""What to do with text and values of several lengths, which no original takes."""
 
 
 def seed_of_draws() -> int:
@@ -66,13 +72,57 @@ def device_of(device: object) -> torch.device:
     return found
 
 
-def array_of(value: object) -> NDArray[Any]:
+def refuse_varying(value: object, name: str) -> None:
+    """Refuse what has no one shape: `Ragged`, nested tensors, text and bytes.
+
+    Args:
+        value: Anything.
+        name: What messages call it.
+
+    Raises:
+        SchemaError: It is such a value.
+    """
+    nested = isinstance(value, torch.Tensor) and value.is_nested
+    if nested or isinstance(value, Ragged | str | bytes):
+        got = "nested tensor" if nested else type(value).__name__
+        raise SchemaError(f"{name} must be numbers of one shape, got {got}. {PAD}")
+
+
+def varying_space(space: object) -> bool:
+    """Whether a space of gym or gymnasium has values of several lengths."""
+    # By name, so that neither library is needed, and both are known.
+    kinds = {kind.__name__ for kind in type(space).__mro__}
+    # A Tuple is a Sequence of Python.
+    return bool(kinds & {"Text", "Sequence", "Graph"}) and "Tuple" not in kinds
+
+
+def array_of(value: object, name: str = "value") -> NDArray[Any]:
     """The value of a tensor on any device, an array or a number; no copy if it can.
 
     Of bfloat16 it is float32.
+
+    Args:
+        value: Anything.
+        name: What messages call it.
+
+    Raises:
+        SchemaError: It is text, or has no one shape.
     """
+    refuse_varying(value, name)
     if not isinstance(value, torch.Tensor):
-        return np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            # numpy's own says "inhomogeneous", and not of what.
+            raise SchemaError(
+                f"{name} must be numbers of one shape, got {type(value).__name__} of "
+                f"several. {PAD}"
+            ) from None
+        if array.dtype.kind in "SU":
+            raise SchemaError(
+                f"{name} must be numbers of one shape, got {array.dtype}. {PAD}"
+            )
+        return array
     if value.dtype is torch.bfloat16:
         value = value.float()  # numpy has none; each of its values is one of these
     return value.numpy(force=True)
@@ -105,7 +155,7 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
         SchemaError: It is no numbers, or the shape is another one: values are not
             repeated.
     """
-    array = array_of(value)
+    array = array_of(value, name)
     if array.dtype.kind not in "biuf":
         raise SchemaError(
             f"{name} must be numbers, got {array.dtype}, such as {value!r:.60}. None "

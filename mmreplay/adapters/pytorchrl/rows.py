@@ -158,7 +158,7 @@ class RowStorage(Hooks, PickledByPath):
         Returns:
             T.
         """
-        array = array_of(tensor_values)
+        array = array_of(tensor_values, tensor_key)
         if array.dtype not in NARROW:
             array = array.astype(np.float32, copy=False)
         tensor_storage[tensor_key] = array

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import check_counts
 from mmreplay.adapters.sb3 import goals as sb3_goals
-from mmreplay.adapters.sb3.steps import NONE, Steps, fitted
+from mmreplay.adapters.sb3.steps import NONE, Steps, fitted, refuse_varying_spaces
 from mmreplay.arguments import flag
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
@@ -162,6 +162,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         # Not the base's own __init__: it fills the RAM.
         self.buffer_size = max(int(buffer_size) // n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
+        refuse_varying_spaces(observation_space, "observation_space")
+        refuse_varying_spaces(action_space, "action_space")
         self.obs_shape = preprocessing.get_obs_shape(observation_space)
         self.action_dim = preprocessing.get_action_dim(action_space)
         self.device, self.n_envs = get_device(device), n_envs

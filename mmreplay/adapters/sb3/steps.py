@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.adapters.common.values import PAD, varying_space
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
@@ -15,6 +16,26 @@ from mmreplay.schema import Field, Schema
 Arrays = dict[str, NDArray[Any]]
 NONE = np.empty(0, np.int64)
 ARRAY, ONE = np.ndarray, (1,)
+
+
+def refuse_varying_spaces(space: Any, name: str) -> None:
+    """Refuse Text, Sequence and Graph, also as a part of a Dict.
+
+    Args:
+        space: Of observations or actions.
+        name: What messages call it.
+
+    Raises:
+        SchemaError: It is one, or has one.
+    """
+    if varying_space(space):
+        raise SchemaError(
+            f"{name} must have values of one shape, got {space!r:.80}. {PAD}"
+        )
+    parts = getattr(space, "spaces", None) or {}
+    named = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
+    for key, part in named:
+        refuse_varying_spaces(part, f"{name}[{key!r}]")
 
 
 class Steps:

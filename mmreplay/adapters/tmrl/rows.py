@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.common.values import array_of
+from mmreplay.adapters.common.values import PAD, array_of
 from mmreplay.adapters.tmrl.nests import (
     Arrays,
     built,
@@ -134,7 +134,7 @@ class Rows:
                         f"{path}: two leaves have this path. Rename a key that has a "
                         "slash in it."
                     )
-                array = array_of(leaf)
+                array = array_of(leaf, path)
                 fields[path] = Field(array.shape, array.dtype)
         stored = fields[f"{NOW}/reward"]
         if stored.numpy.kind in "biu":
@@ -280,14 +280,13 @@ def _stacked(
         if nest is None:
             nest = empty
         for path, leaf in leaves(nest, f"{NOW}/{stem}"):
-            columns.setdefault(path, []).append(array_of(leaf))
+            columns.setdefault(path, []).append(array_of(leaf, path))
     for path, column in columns.items():
         shapes = sorted({array.shape for array in column})
         if len(shapes) > 1:
             raise SchemaError(
                 f"{path} must have one shape in all samples of an append, got "
-                f"{[list(s) for s in shapes]}. Samples of one memory have one "
-                "structure."
+                f"{[list(s) for s in shapes]}. {PAD}"
             )
     return {path: np.stack(column) for path, column in columns.items()}
 
