@@ -205,6 +205,10 @@ class Schema:
         that vary Text, Sequence (stacked) and Graph; a branch with the names ``0``,
         ``1``, ... is a Tuple, any other a Dict. Text has printable ASCII characters.
 
+        A schema does not hold which spaces it is of. So a Dict with such names, or with
+        the names of a Graph's fields and Sequences below them, comes back as a Tuple or
+        Graph, here and from `to_env`. Give its keys other names to keep the Dict.
+
         Returns:
             The observation and the action space of one environment.
 

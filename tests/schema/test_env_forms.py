@@ -133,6 +133,30 @@ def test_what_gymnasium_has_no_space_for_becomes_the_nearest():
     assert batch_space(observation, 1)["flag"].contains(found["flag"].astype(np.int8))
 
 
+@pytest.mark.parametrize(
+    ("space", "kind", "first"),
+    [
+        (spaces.Dict({"nodes": spaces.Sequence(BOX, stack=True)}), "Graph", "nodes"),
+        (spaces.Dict({"0": BOX, "1": spaces.Discrete(3)}), "Tuple", "0"),
+    ],
+)
+def test_a_dict_with_the_names_of_another_space_comes_back_as_that(space, kind, first):
+    buffer, given = stored(space)
+    with buffer:
+        batch = buffer.gather_all()
+        found = buffer.schema.to_env(batch)
+        wide, _ = buffer.schema.to_spaces()
+    assert isinstance(wide, getattr(spaces, kind))
+    for number, value in enumerate(given):
+        # The values are the same.
+        one_ = found[number].nodes if kind == "Graph" else found[0][number]
+        assert np.array_equal(one_, value[first])
+    # Other names keep the Dict.
+    other = spaces.Dict({f"own_{name}": part for name, part in space.items()})
+    schema = mr.Schema.from_spaces(other, spaces.Discrete(3))
+    assert list(schema.to_spaces()[0]) == list(other)
+
+
 def test_observations_after_the_step_come_back_too():
     buffer, given = stored(OBSERVATIONS["dict"])
     with buffer:
