@@ -1,7 +1,9 @@
 """Readers beside a writer whose heap wraps: every value is whole, and of its row."""
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from threading import Event
 
 import numpy as np
 import pytest
@@ -33,20 +35,25 @@ def write(path, pipe):
     with mr.ReplayBuffer.open(path, "r+", commit_every=0.02) as buffer:
         position = int(buffer.heads[0])
         while not pipe.poll():
-            positions = np.arange(position, position + BLOCK)
-            items = [
-                [
-                    1_000 * n + np.arange(lengths_of(n)) + 10**12 * env_id
-                    for env_id in range(NUM_ENVS)
-                ]
-                for n in positions.tolist()
-            ]
-            names = [[f"{e}:{n}" for e in range(NUM_ENVS)] for n in positions]
-            buffer.extend(name=names, tokens=items)
+            buffer.extend(block_at(position))
             position += BLOCK
             if position == 4 * BLOCK:
                 pipe.send("writing")
         pipe.send(position)
+
+
+def block_at(position):
+    """The columns of a block, told by environment and position."""
+    positions = np.arange(position, position + BLOCK)
+    items = [
+        [
+            1_000 * n + np.arange(lengths_of(n)) + 10**12 * env_id
+            for env_id in range(NUM_ENVS)
+        ]
+        for n in positions.tolist()
+    ]
+    names = [[f"{e}:{n}" for e in range(NUM_ENVS)] for n in positions]
+    return {"name": names, "tokens": items}
 
 
 def wrong_values(batch):
@@ -106,3 +113,42 @@ def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, c
         writer.join(WAIT_S)
         writer.kill()
     assert writer.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)]
+)
+def test_every_value_in_ram_is_that_of_its_row_while_threads_write(count):
+    """A buffer in RAM has no other readers than threads of its process."""
+    stop = Event()
+    with mr.ReplayBuffer.create(
+        None, SCHEMA, 2_000, NUM_ENVS, heap_bytes=HEAP_NBYTES, engine="memory",
+        autoreset="disabled", layout="env_major", sampler=mr.UniformSampler(seed=0),
+    ) as buffer, ThreadPoolExecutor(1) as pool:  # fmt: skip
+        buffer.extend(block_at(0))
+
+        def lap():
+            while not stop.is_set():
+                buffer.extend(block_at(int(buffer.heads[0])))
+
+        writing = pool.submit(lap)
+        try:
+            read = stale = 0
+            enough = int(buffer.heads[0]) + LAPS * HEAP_NBYTES // 300
+            while (read < count or buffer.heads[0] < enough) and not writing.done():
+                try:
+                    batch = buffer.sample(64)
+                    assert not len(wrong_values(batch))
+                    read += 2 * len(batch)
+                    span = buffer.span
+                    newest = np.arange(span.first[0], span.stop[0])[-64:]
+                    batch = buffer.take(np.zeros(len(newest), int), newest)
+                    assert not len(wrong_values(batch))
+                    read += 2 * len(batch)
+                except (StaleError, StarvedError):
+                    stale += 1
+                    assert stale < count
+        finally:
+            stop.set()
+        writing.result(WAIT_S)
+        assert read >= count
