@@ -501,6 +501,12 @@ class RingTable:
         """Take note of masses that were heard."""
         with self.lock:
             shard.heard_at, shard.lost = time.monotonic(), False
+            if any(
+                n not in masses and r.mass.num_legal for n, r in shard.rings.items()
+            ):
+                # One was taken out: what was a copy of it is looked at as a new ring.
+                for each in self.shards.values():
+                    each.copies = frozenset()
             for name, ring in shard.rings.items():
                 total, num_legal, lowest, highest = masses.get(name, (0, 0, np.inf, 0))
                 ring.mass = Mass(total, int(num_legal), lowest, highest)

@@ -1061,6 +1061,13 @@ def test_a_copy_that_comes_later_is_not_drawn_from(tmp_path, monkeypatch, here, 
     more = sum(shard.calls.count("info") for shard in run.known) - num_looks
     assert more <= (5 if here != "elsewhere" else 0)
     source.table.warnings.clear()
+    # As the message says.
+    shutil.rmtree(by_key["s0"].folders.pop("a"))
+    for _ in range(6):
+        source.tick()
+    assert source.stats().rings[-1] == f"{key}/0"
+    assert {2, 3} <= set(sample(source, 64).buffer_ids) <= {1, 2, 3}
+    source.table.warnings.clear()
     source.close()
     run.close()
 
