@@ -8,6 +8,7 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import SchemaError  # noqa: E402
+from mmreplay.ray import data  # noqa: E402
 from mmreplay.ray.client import ReplayClient  # noqa: E402
 from mmreplay.ray.data import look_at, read, read_rows  # noqa: E402
 from tests.on_ray.rings import Run, Shard  # noqa: E402
@@ -145,7 +146,7 @@ def test_a_block_has_lists_and_text_as_parquet_has(tmp_path):
 
 
 def test_blocks_of_long_values_have_fewer_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmreplay.ray.data.BLOCK_NBYTES", 5000)
+    monkeypatch.setattr(data, "BLOCK_NBYTES", 5000)
     ring = look_at(make(tmp_path / "r", range(60)))
     assert 200 < ring.nbytes["observation/tokens"] < 300
     names = ("n", "observation/tokens")
