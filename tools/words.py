@@ -485,9 +485,10 @@ class _Finder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if isinstance(self._scopes[-1], ast.ClassDef):
             # A class that has both is a file to other libraries.
-            methods = {n.name for n in ast.walk(self._scopes[-1])
-                       if isinstance(n, ast.FunctionDef)}  # fmt: skip
-            if not (node.name == "tell" and "seek" in methods):
+            if node.name != "tell" or not any(
+                isinstance(n, ast.FunctionDef) and n.name == "seek"
+                for n in ast.walk(self._scopes[-1])
+            ):
                 kind = "claim" if node.name.startswith("test_") else "method"
                 self._add(node.name, kind, node.lineno)
         else:

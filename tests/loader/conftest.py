@@ -1,6 +1,7 @@
 """What several tests of loaders need."""
 
 import pytest
+import torch
 
 from tests.loader.support import fill
 
@@ -12,3 +13,11 @@ def paths(tmp_path_factory):
     fill(folder / "a")
     fill(folder / "b", count=60)
     return [folder / "a", folder / "b"]
+
+
+@pytest.fixture
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch wait a second, not five, for each worker that met an error."""
+    utilities = torch.utils.data._utils
+    for module in (utilities, utilities.worker):
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 1.0)

@@ -225,10 +225,8 @@ def test_batches_are_counted_by_whole_numbers(path, num_batches):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"collate_fn": mr.collate}])
-def test_batches_are_not_put_into_batches(path, workers, options, monkeypatch):
-    # torch waits so long for each worker whose collate_fn failed.
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1)
+@pytest.mark.usefixtures("_short_waits")
+def test_batches_are_not_put_into_batches(path, workers, options):
     loader = DataLoader(stream_of(path, "uniform"), num_workers=workers, **options)
     told = r"collate needs single steps.*got a list of"
     with pytest.raises(SchemaError, match=told):

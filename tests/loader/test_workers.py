@@ -175,6 +175,7 @@ def test_workers_follow_a_writer_that_overwrites_what_was_drawn(tmp_path):
     ("context", "error"),
     [("fork", r"RAM of another process\. Use"), ("spawn", "RAM of another process")],
 )
+@pytest.mark.usefixtures("_short_waits")
 def test_workers_refuse_a_buffer_in_ram(context, error):
     dataset = mr.ReplayDataset(fill(None, engine="memory", close=False))
     loader = DataLoader(dataset, batch_size=8, **options(2, context))
@@ -182,6 +183,7 @@ def test_workers_refuse_a_buffer_in_ram(context, error):
         next(iter(loader))
 
 
+@pytest.mark.usefixtures("_short_waits")
 def test_an_error_in_a_worker_reaches_the_learner(path):
     dataset = mr.ReplayDataset(path)
     loader = DataLoader(dataset, sampler=[10**6], batch_size=None, **options(1, "fork"))
