@@ -387,7 +387,9 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
         assert kept == sorted(p for e, p in expected if e == env_id)[-len(kept) :]
 
 
-@pytest.mark.parametrize("heap_bytes", [None, 4096])
+@pytest.mark.parametrize(
+    "heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)]
+)
 @EVERY
 def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(
     name, heap_bytes, tmp_path

@@ -129,6 +129,7 @@ def test_the_same_seed_draws_the_same_functions():
     assert drawn != house.densities(sources, 2)[2:]
 
 
+@pytest.mark.slow
 def test_the_report_of_this_repository_is_printed():
     done = subprocess.run(
         [sys.executable, "-m", "tools.house", "--no-journeys"],

@@ -145,7 +145,7 @@ def test_every_exception_belongs_to_a_rule():
 
 
 def test_the_tool_prints_and_does_not_fail():
-    command = [sys.executable, "-m", "tools.words", "mmreplay", "--count"]
+    command = [sys.executable, "-m", "tools.words", "tools", "--count"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("folder")
 

@@ -135,7 +135,9 @@ def test_estimates_equal_the_sums(data):
 @pytest.mark.parametrize("autoreset", MODES)
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("bootstrap", [None, "life", other_critic])
-@pytest.mark.parametrize("value", ["action", critic])
+@pytest.mark.parametrize(
+    "value", ["action", pytest.param(critic, marks=pytest.mark.slow)]
+)
 def test_every_short_story_of_ends_is_as_the_sums_say(
     autoreset, stored, bootstrap, value
 ):
