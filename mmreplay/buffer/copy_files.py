@@ -29,6 +29,7 @@ from mmreplay import process
 from mmreplay.buffer import opening
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
+from mmreplay.buffer.reader import identity_of
 from mmreplay.buffer.statistics import (
     FILE_NAME as STATISTICS,
 )
@@ -345,7 +346,7 @@ class PriorityCopies:
 
     def __init__(self, opened: OpenFiles, source: Path, target: Path) -> None:
         self._metadata = opened.metadata
-        self._home = opened.identity
+        self._home = identity_of(opened)
         self._target = target / FOLDER
         self._seen: list[Array] = []
         self.pairs: list[tuple[File, File]] = []

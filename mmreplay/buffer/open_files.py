@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from mmreplay.buffer.append import Appender
 from mmreplay.disk.lock import WriterLock
-from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import FailedError, RemovedError, ReplayError
 from mmreplay.format import commit as records
 from mmreplay.format.metadata import Metadata
@@ -73,15 +72,6 @@ class OpenFiles:
     def name(self) -> str:
         """The buffer's name in messages."""
         return str(self.path or self.source or "this buffer")
-
-    @property
-    def identity(self) -> BufferIdentity:
-        """Which buffer this is, for what is stored beside it."""
-        metadata, epoch = self.metadata, self.commit.cut_epoch
-        return BufferIdentity(
-            metadata.ring, self.path, metadata.uuid, metadata.generation, epoch,
-            self.commit.cuts if epoch else None, metadata.heap_nbytes,
-        )  # fmt: skip
 
     def check_writable(self) -> Appender:
         """Return the appender.

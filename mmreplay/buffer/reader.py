@@ -51,7 +51,7 @@ from mmreplay.episodes import (
     legal_start_table,
 )
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.starts import StartView
+from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -202,7 +202,7 @@ class GenerationReader(StartView):
         )  # fmt: skip
         # Only another process's record changes without a call of this process.
         self._foreign_commit = commit if isinstance(commit, CommitReader) else None
-        self.home = files.identity
+        self.home = identity_of(files)
 
         transform = batch_transform(transforms, metadata) if transforms else None
         self._transform = transform
@@ -1666,6 +1666,15 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             return counter.ticket(self, _draw_again(batch))
+
+
+def identity_of(files: OpenFiles) -> BufferIdentity:
+    """Which buffer open files are of, for what is stored beside it."""
+    metadata, epoch = files.metadata, files.commit.cut_epoch
+    return BufferIdentity(
+        metadata.ring, files.path, metadata.uuid, metadata.generation, epoch,
+        files.commit.cuts if epoch else None, metadata.heap_nbytes,
+    )  # fmt: skip
 
 
 def _draw_again(batch: Batch) -> Draw:
