@@ -13,6 +13,7 @@ a learner when its process begins to make its client.
 """
 
 import collections
+import itertools
 import os
 import random
 import statistics
@@ -28,7 +29,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
-from mmreplay.errors import FailedError  # noqa: E402
+from mmreplay.errors import FailedError, StarvedError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, registry, shard  # noqa: E402
 from tests.on_ray.conftest import until  # noqa: E402
@@ -152,12 +153,23 @@ class Learns(Noting):
         super().__init__(notes)
 
     def work(self):
-        for count, batch in enumerate(self.client):
+        for count in itertools.count():
+            batch = self._next_batch()
             check(batch)
             self.batches.append((time.monotonic(), set(batch["writer"].tolist())))
             priorities = 1.0 + (batch["number"] % 7)
             self.client.update_priorities(batch, priorities)
             self.note(count)
+
+    def _next_batch(self):
+        """The next batch, also where both shards were killed and are late together."""
+        while True:
+            try:
+                return next(self.client)
+            except StarvedError as error:
+                # It says so, and to draw again, once no node answered for `lost_s`.
+                if "no node has answered for" not in str(error):
+                    raise
 
     def first_after(self, since, writer):
         """When the first batch came after a time, with rows of a writer or of any."""
