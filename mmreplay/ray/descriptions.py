@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError, shown
-from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.base import Sampler, ask
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.priority_distribution import LinearSchedule
 from mmreplay.samplers.sequence import SequenceSampler
@@ -66,7 +66,7 @@ alone share a sampler, and its priorities, at a shard."""
 
 def draws_from_several(sampler: Sampler) -> bool:
     """Whether a sampler, and the one inside it, draw from several rings as from one."""
-    return all(type(each) in SAMPLERS for each in (sampler, *sampler.parts))
+    return all(type(each) in SAMPLERS for each in (sampler, *ask(sampler, "parts")))
 
 
 def refused_name(sampler: Sampler) -> str:

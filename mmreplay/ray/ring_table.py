@@ -120,10 +120,10 @@ class KnownShard:
 
 
 class Errors:
-    """Notes errors of blocks, each of which ends its own block only."""
+    """A context manager that keeps errors: an error ends its own block only."""
 
     def __init__(self) -> None:
-        """Note none yet."""
+        """Keep none yet."""
         self._first: Exception | None = None
 
     def __enter__(self) -> None:

@@ -812,9 +812,8 @@ def _read_synced(folder: Path, home: BufferIdentity) -> StateRecord | None:
     published = decode(data[size:], home.uuid, num_envs)
     if published is None or not published.flags & PUBLISHED:
         return None
-    # COMMIT tells of the last opening that cut rows. It was the first one since where
-    # it is the next epoch; of an earlier one, or of a cut in an earlier generation,
-    # nothing is known, and what was durable then is all that is sure.
+    # COMMIT names only the last opening that cut rows. If another one cut rows before
+    # it, or in an earlier generation, any row that was not durable may be gone.
     first = home.cut_epoch <= published.cut_epoch + 1
     if published.generation != home.generation or not first:
         return clean

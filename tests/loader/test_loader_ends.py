@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -297,6 +298,10 @@ def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, la
                 next(loader)
             # The learner asks again, and is not left without a thread either.
             assert len(next(loader)) == 8
+            # The thread whose start was struck may begin only now, and ends.
+            stop = time.monotonic() + 20
+            while len(loaders()) > len(loader._workers) and time.monotonic() < stop:
+                time.sleep(0.001)
             assert len(loaders()) == len(loader._workers)
     finally:
         signal.signal(signal.SIGINT, before)

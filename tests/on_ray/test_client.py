@@ -196,8 +196,8 @@ def test_each_rank_and_seed_draws_other_steps_of_the_one_ring(run, make):
         assert [buffer.sample(8).positions.tolist() for _ in range(3)] == steps[0]
 
 
-class Oldest(Sampler):
-    """Draws the oldest step, by no seed."""
+class Oldest:
+    """Draws the oldest step, by no seed; no subclass of `Sampler`."""
 
     def draw(self, view, batch_size):
         """Draw."""
@@ -213,13 +213,22 @@ class Oldest(Sampler):
         """Do nothing."""
 
 
-def test_a_sampler_without_a_seed_takes_none_of_a_client(run):
+class OldestSampler(Oldest, Sampler):
+    """The same, with the defaults of `Sampler`."""
+
+
+@pytest.mark.parametrize("sampler", [Oldest(), OldestSampler()])
+def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
+    with pytest.raises(SchemaError, match=r"^Oldest.* draws from one .* has 2 rings"):
+        ReplayClient(run, sampler)
     run.known.pop().draws.close()
-    with ReplayClient(run, Oldest(), batch_size=4, num_ranks=2) as client:
+    with ReplayClient(run, sampler, batch_size=4, num_ranks=2) as client:
         assert next(client).positions.tolist() == [0] * 4
     for options in ({"seed": 3}, {"rank": 1, "num_ranks": 2}):
-        with pytest.raises(SchemaError, match="must be left out with Oldest, whose st"):
-            ReplayClient(run, Oldest(), **options)
+        with pytest.raises(
+            SchemaError, match=r"must be left out with Oldest.*whose st"
+        ):
+            ReplayClient(run, sampler, **options)
 
 
 @pytest.mark.parametrize(
