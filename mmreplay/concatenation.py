@@ -790,8 +790,8 @@ def first_difference(mine: Schema, other: Schema) -> tuple[str, str, str] | None
     """
     paths = [*other.paths, *(path for path in mine.paths if path not in other.paths)]
     for path in paths:
-        here = repr(mine[path]) if path in mine.paths else "no such field"
-        there = repr(other[path]) if path in other.paths else "no such field"
+        here = repr(mine[path]) if path in mine.paths else "missing"
+        there = repr(other[path]) if path in other.paths else "missing"
         if here != there:
             return path, here, there
     return None

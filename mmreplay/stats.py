@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.episodes import BREAK, CUT, END, EnvironmentEpisodes
 from mmreplay.errors import StaleError, called
@@ -307,6 +308,7 @@ def histogram(
         >>> edges
         array([-0.5,  0.5,  1.5])
     """
+    bins = integer("bins", bins, 1, "The edges are chosen by the values.")
     moments = field_moments(buffer, (path,), progress)
     return histograms(buffer, moments, bins, progress)[path]
 

@@ -272,6 +272,12 @@ def test_a_histogram_counts_every_element_once(buffer, bins):
         assert edges[-1] >= values.max()
 
 
+@pytest.mark.parametrize("bins", [0, 2.5, np.linspace(0, 9, 4)], ids=str)
+def test_bins_that_are_no_number_are_refused(buffer, bins):
+    with pytest.raises(mr.SchemaError, match=r"^bins must be an integer of at least 1"):
+        histogram(buffer, "action", bins)
+
+
 def test_integers_get_a_bin_each_where_they_fit(buffer):
     everything, steps = steps_of(buffer)
     counts, edges = histogram(buffer, "action", 50)

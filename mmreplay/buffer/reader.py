@@ -319,6 +319,11 @@ class GenerationReader(StartView):
         return self._commit.heads
 
     @property
+    def heap_heads(self) -> Ids | None:
+        """int64 ``[E]``: bytes of values that vary written so far; None without any."""
+        return self._commit.heap_heads
+
+    @property
     def heap_used(self) -> Ids | None:
         """int64 ``[E]``: bytes of values that vary in each heap; None without any."""
         # Heads last: the tails never fall, so that no difference is below 0.

@@ -74,7 +74,7 @@ def resize(
 
     folder_of(path)
     with ReplayBuffer.open(path) as buffer:
-        before = buffer.capacity
+        before, heap_before = buffer.capacity, buffer.metadata.heap_nbytes
         lost = _count_lost(buffer, capacity, heap_bytes)
     if lost:
         confirm(f"Remove the {show.plural(lost, 'oldest row')} of {path}?", yes)
@@ -83,12 +83,15 @@ def resize(
     # The old folder goes at the next writable opening: this one gives space back.
     with _opened(path) as buffer:
         capacity, steps = buffer.capacity, len(buffer)
+        heap_bytes = buffer.metadata.heap_nbytes
     if json:
         show.print_json(
             {
                 "path": str(path),
                 "capacity": capacity,
                 "capacity_before": before,
+                "heap_bytes": heap_bytes,
+                "heap_bytes_before": heap_before,
                 "rows_given_up": lost,
                 "steps": steps,
             }
@@ -98,6 +101,10 @@ def resize(
         f"capacity {show.count(before)} -> {show.count(capacity)}, "
         f"{show.plural(lost, 'row')} removed, {show.plural(steps, 'step')} left"
     )
+    if heap_bytes != heap_before:
+        show.print_line(
+            f"heap_bytes {show.count(heap_before)} -> {show.count(heap_bytes)}"
+        )
 
 
 def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: int | None) -> int:

@@ -130,9 +130,15 @@ def record(
             f"environment (heap_bytes {show.count(report.heap_bytes)})"
         )
     if report.held < report.steps:
+        enlarges = "mmreplay resize enlarges it for later steps"
+        if report.heap_bytes:
+            enlarges += (
+                f", and its heap with --heap-bytes; mmreplay info {path} says which of "
+                "the two is full"
+            )
         show.print_line(
             f"the ring is full and holds the newest {show.count(report.held)} of them; "
-            "mmreplay resize enlarges it for later steps"
+            f"{enlarges}"
         )
 
 

@@ -102,7 +102,7 @@ def create_lanes(
     """
     folder = absolute(path)
     described(schema)
-    refuse_varying(schema, "a ring of thin writers")
+    refuse_varying(schema, "a ring of thin writers, unlike one of mr.ray.writer,")
     number("idle_s", idle_s, above=0)
     counter = None if limiter is None else RingCounter(limiter)
     if not holds_buffer(folder):
@@ -347,11 +347,12 @@ class Lanes:
             ended.append(lease)
             free += lease.env_ids
         if len(free) < wanted:
-            holding = self._holding()
+            num = len(self._holding())
+            others = f"{num} other writers have" if num != 1 else "1 other writer has"
             raise FailedError(
                 f"{self._folder} has {len(free)} of {self.ring.num_envs} environments "
-                f"free, as {len(holding)} other writers have theirs, but {wanted} are "
-                "needed. Close a writer, or make a ring of more environments."
+                f"free, as {others} the rest, but {wanted} are needed. "
+                "Close a writer, or make a ring of more environments."
             )
         return ended, tuple(free[:wanted])
 

@@ -118,13 +118,12 @@ class RunLimiter:
 
     def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedRows:
         """Begin to ask for grants; see `Limiter.bind`."""
-        counter = RingCounter(self.limiter).bind(folder, capacity, count)
+        # First: the ring must not record a bound that the run refuses.
+        asker = ask_registry(self.run, "insert", self.limiter, STEPS * self.num_envs)
         try:
-            asker = ask_registry(
-                self.run, "insert", self.limiter, STEPS * self.num_envs
-            )
+            counter = RingCounter(self.limiter).bind(folder, capacity, count)
         except BaseException:
-            counter.close()
+            asker.close()
             raise
         return GrantedRows(counter, asker, count)
 

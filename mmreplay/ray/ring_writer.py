@@ -293,9 +293,11 @@ def _open(
         path = folder / each
         if not holds_buffer(path):
             try:
-                return ReplayBuffer.create(
-                    path, schema, capacity, num_envs, limiter=limiter, **create
-                )
+                # The limiter is refused by the run once the ring is there.
+                with removed_if_refused(path, not path.exists()):
+                    return ReplayBuffer.create(
+                        path, schema, capacity, num_envs, limiter=limiter, **create
+                    )
             except (LockedError, FormatError):
                 # Another writer makes it, or made it since it was looked for.
                 if len(names) > 1 and (path / LOCK).exists():

@@ -5,7 +5,7 @@ For the new API stack. Give a buffer by its dotted name::
     config.training(
         replay_buffer_config={
             "type": "mmreplay.ray.rllib.PrioritizedRingEpisodeReplayBuffer",
-            "path": "runs/cartpole",
+            "path": "runs/rllib",
             "capacity": 1_000_000,
             "num_envs": 8,
             "alpha": 0.6,
@@ -65,6 +65,7 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.format.metadata import load
 from mmreplay.nesting import flatten, unflatten
 from mmreplay.ray.data import Columns, RingDatasource, read_as
 from mmreplay.samplers.base import Sampler
@@ -113,6 +114,12 @@ class RingEpisodes:
         self._since = dict.fromkeys(("steps", "episodes", "sampled"), 0)
         self.ring: ReplayBuffer | None = None
         if (self.path / "metadata.json").exists():
+            # Before it is opened for writing, which ends the episodes that run.
+            if (made := load(self.path).autoreset) != "disabled":
+                raise SchemaError(
+                    f"path must be a ring that RLlib's episodes made, but {self.path} "
+                    f"has autoreset={made!r}. Give another path: a ring is made there."
+                )
             self.ring = ReplayBuffer.open(self.path, "r+", on_resume="truncate")
             self._num_envs = self.ring.num_envs
 

@@ -126,7 +126,7 @@ def thin_ring(
     network = bool(create.get("allow_network", False))
     number("idle_s", idle_s, above=0)
     fields, roles = described(schema)
-    refuse_varying(schema, "a ring of thin writers")
+    refuse_varying(schema, "a ring of thin writers, unlike one of mr.ray.writer,")
     # Before there is a registry, which would stay.
     ring = where / run / THIN
     check_folder(ring.parent, network)

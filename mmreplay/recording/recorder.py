@@ -71,7 +71,7 @@ class Meter(AbstractContextManager["Meter"]):
 
         Args:
             total: How many there will be.
-            row_nbytes: Bytes of a row.
+            row_nbytes: Bytes of a row, without values that vary.
             show: Show the bar, on stderr; None where it is a terminal.
             what: What goes on meanwhile.
             unit: Of what there are so many.
@@ -85,9 +85,9 @@ class Meter(AbstractContextManager["Meter"]):
             self._bar = _bar()
             self._task = self._bar.add_task(what, total=total, rate="")
 
-    def update(self, done: int, rows: int) -> None:
-        """Count rows just added."""
-        self.nbytes += rows * self._row_nbytes
+    def update(self, done: int, rows: int, values_nbytes: int = 0) -> None:
+        """Count rows just added, and the bytes of their values that vary."""
+        self.nbytes += rows * self._row_nbytes + values_nbytes
         self.done = done
         if self._bar is not None and perf_counter() - self._shown > REFRESH_S:
             self._show()
@@ -141,7 +141,7 @@ class RecordReport:
         path: The buffer's folder.
         steps: Steps written; final rows are not counted.
         seconds: From the first reset to the buffer's close.
-        nbytes: Bytes of the rows written, final rows included.
+        nbytes: Bytes of the rows written, with final rows and values of any length.
         episodes: Episodes that ended.
         held: Steps that the buffer holds in the end: fewer than were written, where
             its ring has come round.
@@ -416,6 +416,16 @@ def _play(
     waiting = none
     seen = source.leaves("observation", source.observation)
     done = episodes = 0
+    heads = buffer.view.heap_heads
+    values = 0 if heads is None else int(heads.sum())
+
+    def grown() -> int:
+        """Bytes of values added since the last call."""
+        nonlocal values
+        heads, before = buffer.view.heap_heads, values
+        values = 0 if heads is None else int(heads.sum())
+        return values - before
+
     try:
         while done < steps:
             action = actor.act(source.observation)
@@ -434,7 +444,7 @@ def _play(
             done += int(stepped.sum())
             episodes += int(ended.sum())
             finals = 0 if turn.final is None else int(ended.sum())
-            meter.update(done, int(kept.sum()) + finals)
+            meter.update(done, int(kept.sum()) + finals, grown())
             seen = source.leaves("observation", source.observation)
             if source.autoreset == "next_step":
                 # The row after an end is the final row, whatever the call says.
@@ -443,7 +453,7 @@ def _play(
         if waiting.any():
             # What followed the last ends is known, and drawing them needs it.
             _add(buffer, row | seen, None, waiting)
-            meter.update(done, int(waiting.sum()))
+            meter.update(done, int(waiting.sum()), grown())
     return episodes
 
 

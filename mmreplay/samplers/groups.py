@@ -197,10 +197,15 @@ class GroupSampler(Sampler):
             count += len(chosen[-1])
         if not count:
             what = "group" if self._rows is None else f"group of {self._rows} rows"
+            selects = change = ""
+            if self._rows is not None:
+                change = ", or change rows"
+            if self._where is not None:
+                selects, change = " that where= selects", ", or change rows or where"
             raise EmptyError(
                 f"cannot draw {batch_size} groups: none of the {total} legal starts is "
-                f"of a complete {what} of field {self.looked_up!r} that where= "
-                "selects. Add the rows that are missing, or change rows or where."
+                f"of a complete {what} of field {self.looked_up!r}{selects}. Add the "
+                f"rows that are missing{change}."
             )
         key = self._random.key(self._step)
         self._step += 1

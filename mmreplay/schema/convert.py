@@ -245,9 +245,10 @@ def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) ->
         )
     if not lead:
         return "Pass the value of one step"
-    if got == field.shape:
-        return f"Put the leading axes {list(lead)} in front"
-    return f"Pass {list(field.shape)} for each of the leading axes {list(lead)}"
+    return (
+        f"Pass an array of shape {[*lead, *field.shape]}: its first axes, "
+        f"{list(lead)}, are the steps and environments of the call"
+    )
 
 
 def _from_tensor(tensor: _Tensor) -> tuple[NDArray[np.generic], bool]:

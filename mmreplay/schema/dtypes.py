@@ -96,7 +96,8 @@ def canonical_name(dtype: object) -> str:
         known = None
     if known is not None and known.name in _STORED:
         return str(known.name)
-    got = shown(dtype) if known is None else known
+    is_text = known is not None and known.kind in "US" and isinstance(dtype, str)
+    got = shown(dtype) if known is None or is_text else known
     way_out = WAYS_OUT.get(known.kind if known is not None else "", "Use one of them")
     raise SchemaError(
         f"field dtype must be one of {', '.join(DTYPES)}, got {got}. {way_out}."

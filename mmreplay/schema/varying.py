@@ -363,20 +363,24 @@ def _encoded(text: str, path: str, where: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise _no_text(path, where, error.reason, error.start) from None
+        raise _no_text(path, where, text, error) from None
 
 
 def _check_text(data: bytes, path: str, where: str) -> None:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise _no_text(path, where, error.reason, error.start) from None
+        raise _no_text(path, where, data, error) from None
 
 
-def _no_text(path: str, where: str, reason: str, at: int) -> SchemaError:
+def _no_text(
+    path: str, where: str, got: str | bytes, error: UnicodeError
+) -> SchemaError:
+    assert isinstance(error, UnicodeEncodeError | UnicodeDecodeError)
+    unit = "byte" if isinstance(got, bytes) else "character"
     return SchemaError(
-        f"field {path!r}{where} must be UTF-8, got text that is not: {reason} at "
-        f"{at}. Fix it, or declare the field by Field.bytes."
+        f"field {path!r}{where} must be UTF-8, got {shown(got)}: {error.reason} at "
+        f"{unit} {error.start}. Fix it, or declare the field by Field.bytes."
     )
 
 

@@ -70,6 +70,11 @@ def test_a_recording_of_texts_says_what_their_heap_takes(tmp_path, capsys):
         given = [name, str(tmp_path / "b"), "--steps", "9", "--heap-bytes", "2MiB"]
         assert run(["record", *given, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["heap_bytes"] == 2 << 20
+        given = [name, str(tmp_path / "c"), "--steps", "99", "--capacity", "20"]
+        assert run(["record", *given]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert "enlarges it for later steps, and its heap with --heap-bytes;" in told
+        assert f"mmreplay info {tmp_path / 'c'} says which of the two is full" in told
     finally:
         del gym.registry[name]
 
@@ -227,7 +232,8 @@ def test_info_says_which_bound_of_a_ring_is_tighter(ring, tmp_path, capsys):
         "--heap-bytes, or lower the capacity\n"
     )
     assert run(["resize", str(path), "500", "--heap-bytes", "1 MiB", "--yes"]) == 0
-    assert f"0 rows removed, {alive} steps left" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"0 rows removed, {alive} steps left\nheap_bytes 65,536 -> 1,048,576" in out
     assert run(["info", str(path)]) == 0
     shown, warned = capsys.readouterr()
     assert "of 1.00 MiB of values that vary" in " ".join(shown.split())

@@ -58,11 +58,11 @@ BAD_VALUES = {
         np.zeros((2, 2), np.float32),
         "Only the first axis",
     ),
-    "no UTF-8": ("text", b"ab\xff", "must be UTF-8, got text that is not"),
+    "no UTF-8": ("text", b"ab\xff", r"got b'ab\\xff': invalid start byte at byte 2"),
     "half a surrogate pair": (
         "text",
         "ab\udcff",
-        "must be UTF-8, got text that is not",
+        r"must be UTF-8, got 'ab\\udcff': surrogates not allowed at character 2",
     ),
     "text as bytes": ("data", "abc", "must be bytes of at most 50 bytes, got 'abc'"),
     "text in an array of numpy": ("text", np.array("hi"), r"got array.* Pass a str\."),

@@ -54,7 +54,9 @@ def test_a_lease_is_the_same_however_often_it_is_asked_for(lanes):
     assert lanes.num_free == 2
     assert [lease.env_ids for lease in read_leases(lanes.ring.path).leases] == [(0, 1)]
     assert lanes.lease(B, 1, *DESCRIBED)["heads"] == [0]
-    with pytest.raises(FailedError, match=r"has 1 of 4 environments free, as 2 other"):
+    with pytest.raises(
+        FailedError, match=r"has 1 of 4 environments free, as 2 other writers have"
+    ):
         lanes.lease(C, 2, *DESCRIBED)
     assert lanes.give_back(A) == lanes.give_back(A)
     assert lanes.give_back(A)["state"] == "ended"
@@ -239,7 +241,9 @@ def test_damaged_leases_are_refused_and_the_ring_is_closed(tmp_path):
 
 def test_another_schema_is_refused(lanes):
     other = mr.Schema({"x": mr.Field((), "float32")})
-    with pytest.raises(SchemaError, match=r"another schema: field .* no such field"):
+    with pytest.raises(
+        SchemaError, match=r"another schema: field .* missing here, and"
+    ):
         lanes.lease(A, 1, other.to_json(), dict(other.roles))
     with pytest.raises(
         SchemaError, match="num_envs must be at most 4, the environments"

@@ -295,6 +295,14 @@ def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
         other = mr.RateLimiter(5.0, 100, 400.0)
         with pytest.raises(SchemaError, match="everywhere in the run, got"):
             mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=other)
+        # The refused writer left no ring, and no bound in a ring without one.
+        assert {each.name for each in (tmp_path / run_name).glob("ring-*")} == {
+            "ring-000"
+        }
+        mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path).close()
+        with pytest.raises(SchemaError, match="everywhere in the run, got"):
+            mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=other)
+        mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter).close()
         with pytest.raises(SchemaError, match="at least 256 where 64 rows and 256"):
             mr.ray.ReplayClient(run_name, mr.UniformSampler(), batch_size=256)
         writer.extend(block(0, 0, 100))

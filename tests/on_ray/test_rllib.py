@@ -384,6 +384,23 @@ def test_episodes_of_several_agents_are_refused(tmp_path):
         buffer.add([MultiAgentEpisode()])
 
 
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_ring_that_was_recorded_is_refused_before_it_changes(autoreset, tmp_path):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((4,), "float32"), "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )  # fmt: skip
+    path = tmp_path / "ring"
+    mr.ReplayBuffer.create(path, schema, 50, autoreset=autoreset).close()
+    before = {each.name: each.stat().st_mtime_ns for each in path.iterdir()}
+    with pytest.raises(mr.SchemaError, match=f"{path} has autoreset='{autoreset}'"):
+        RingEpisodeReplayBuffer(100, path=path)
+    assert {each.name: each.stat().st_mtime_ns for each in path.iterdir()} == before
+
+
 def test_a_ring_that_is_not_closed_is_locked(tmp_path):
     buffer = RingEpisodeReplayBuffer(100, path=tmp_path / "ring", num_envs=1)
     buffer.add(Episodes(0, 1).chunks())

@@ -157,7 +157,9 @@ def test_the_ring_of_a_run_takes_its_writers_on_the_node_with_the_most_free(
         assert str(third._shard) == f"<Remote mmreplay/{run_name}/n1>"
         with pytest.raises(FailedError, match=r"has 0 of . environments free, as . ot"):
             mr.ray.thin_writer(run_name, SCHEMA)
-        with pytest.raises(FailedError, match="0 of 2 environments free, as 1 other"):
+        with pytest.raises(
+            FailedError, match="0 of 2 environments free, as 1 other writer has"
+        ):
             mr.ray.thin_writer(run_name, SCHEMA, to="n0")
     with pytest.raises(SchemaError, match="num_envs must be at most 2, the environ"):
         mr.ray.thin_writer(run_name, SCHEMA, num_envs=9, to="n0")
@@ -169,7 +171,7 @@ def test_what_does_not_fit_is_refused(cluster, run_name, tmp_path):
         mr.ray.thin_writer(run_name, SCHEMA)
     start(run_name, tmp_path)
     other = mr.Schema({"x": mr.Field((), "float32")})
-    with pytest.raises(SchemaError, match=r"has another schema: .*no such field"):
+    with pytest.raises(SchemaError, match=r"has another schema: .* missing here, and"):
         mr.ray.thin_writer(run_name, other)
     with pytest.raises(SchemaError, match="schema must be a Schema, got dict"):
         mr.ray.thin_writer(run_name, {})

@@ -147,6 +147,11 @@ def test_observations_that_vary_are_recorded_to_the_step(tmp_path, mode):
     assert report.heap_bytes > 0
     with mr.ReplayBuffer.open(tmp_path / "ring") as buffer:
         assert buffer.metadata.heap_nbytes == report.heap_bytes
+        fields = buffer.schema.fields.values()
+        row_nbytes = 1 + sum(field.nbytes for field in fields) - 2
+        assert report.nbytes == (
+            int(buffer.heads.sum()) * row_nbytes + int(buffer.view.heap_used.sum())
+        )
         rows = recorded(range(len(envs)), buffer)
     for env_id, one in enumerate(envs):
         logged = [as_lists(sample) for sample in one.log]

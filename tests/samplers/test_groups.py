@@ -178,7 +178,7 @@ def test_a_group_waits_for_its_rows_and_ends_with_its_first_one():
         with pytest.raises(
             EmptyError,
             match="cannot draw 4 groups: none of the 2 legal starts is of a complete "
-            "group of 3 rows of field 'prompt' that where= selects",
+            r"group of 3 rows of field 'prompt'\. Add the rows that are missing, or",
         ):
             sampler.draw(buffer.view, 4)
         extend(buffer, [1])

@@ -245,9 +245,13 @@ def test_what_is_no_number_is_refused_with_the_way_out(value, message):
         (
             (1, 8, 64, 64),
             (1, 8),
-            r"pixels' must be .*, got uint8\[1, 8, 64, 64\]\. Pass \[64",
+            r".*, got uint8\[1, 8, 64, 64\]\. Pass an array of shape \[1, 8, 64",
         ),
-        ((64, 64, 3), (8,), r"got uint8\[64, 64, 3\]\. Put the leading axes \[8\]"),
+        (
+            (64, 64, 3),
+            (8,),
+            r"got uint8\[64, 64, 3\]\. Pass an array of shape \[8, 64, 64, 3\]: its ",
+        ),
         ((1, 64, 64, 3), (), r"got uint8\[1, 64, 64, 3\]\. Pass the value of one st"),
         (
             (8, 64, 64, 3),

@@ -41,7 +41,8 @@ def test_numpy_dtypes_classes_and_strings_become_the_name(dtype, name):
     [
         ("complex64", "got complex64. .* trailing axis of 2"),
         (object, "got object. Store numbers, or text and bytes by Field.text"),
-        ("U5", "got <U5. Store text in a field declared by Field.text"),
+        ("U5", "got 'U5'. Store text in a field declared by Field.text"),
+        ("str", "got 'str'. Store text in a field declared by Field.text"),
         (np.bytes_, r"got \|S0\. Store bytes in a field declared by Field.bytes"),
         (
             "datetime64[s]",
