@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import FrozenEpoch
-from mmreplay.samplers.base import Sampler, State, View
+from mmreplay.samplers.base import Sampler, State, View, ask
 from mmreplay.samplers.joint import ShareSampler
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -50,7 +50,8 @@ NUM_NAMES = 16
 
 def shuffled_in(sampler: Sampler) -> ShuffledSampler | None:
     """The sampler, or the one inside it, that draws epochs."""
-    inner = sampler.parts[0] if sampler.parts else sampler
+    parts = ask(sampler, "parts")
+    inner = parts[0] if parts else sampler
     return inner if isinstance(inner, ShuffledSampler) else None
 
 

@@ -347,7 +347,7 @@ class Lanes:
             ended.append(lease)
             free += lease.env_ids
         if len(free) < wanted:
-            num = len(self._holding())
+            num = len(self._holding()) - len(ended)
             others = f"{num} other writers have" if num != 1 else "1 other writer has"
             raise FailedError(
                 f"{self._folder} has {len(free)} of {self.ring.num_envs} environments "

@@ -118,12 +118,13 @@ class RunLimiter:
 
     def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedRows:
         """Begin to ask for grants; see `Limiter.bind`."""
-        # First: the ring must not record a bound that the run refuses.
-        asker = ask_registry(self.run, "insert", self.limiter, STEPS * self.num_envs)
+        counter = RingCounter(self.limiter).bind(folder, capacity, count)
         try:
-            counter = RingCounter(self.limiter).bind(folder, capacity, count)
+            asker = ask_registry(
+                self.run, "insert", self.limiter, STEPS * self.num_envs
+            )
         except BaseException:
-            asker.close()
+            counter.close()
             raise
         return GrantedRows(counter, asker, count)
 

@@ -36,7 +36,12 @@ from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.lanes import THIN
-from mmreplay.ray.limits import RingCounter, RunLimiter, refuse_other_limiters
+from mmreplay.ray.limits import (
+    RingCounter,
+    RunLimiter,
+    refuse_another_bound,
+    refuse_other_limiters,
+)
 from mmreplay.ray.registry import check_same, described
 from mmreplay.schema import Schema
 
@@ -111,6 +116,9 @@ def writer(
     _check_next_ring(folder, names, schema, capacity, num_envs, create)
     registry = cluster.start_registry(run)
     registry.call("check", VERSION, fields, roles)
+    if limiter is not None:
+        # Before a ring is made, or one has recorded it.
+        refuse_another_bound(run, limiter)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
     before = set(files.names(folder)) if folder.is_dir() else set()
     buffer = _open(
@@ -293,11 +301,9 @@ def _open(
         path = folder / each
         if not holds_buffer(path):
             try:
-                # The limiter is refused by the run once the ring is there.
-                with removed_if_refused(path, not path.exists()):
-                    return ReplayBuffer.create(
-                        path, schema, capacity, num_envs, limiter=limiter, **create
-                    )
+                return ReplayBuffer.create(
+                    path, schema, capacity, num_envs, limiter=limiter, **create
+                )
             except (LockedError, FormatError):
                 # Another writer makes it, or made it since it was looked for.
                 if len(names) > 1 and (path / LOCK).exists():

@@ -247,7 +247,7 @@ def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) ->
         return "Pass the value of one step"
     return (
         f"Pass an array of shape {[*lead, *field.shape]}: its first axes, "
-        f"{list(lead)}, are the steps and environments of the call"
+        f"{list(lead)}, count the rows of the call"
     )
 
 

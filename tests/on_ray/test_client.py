@@ -224,6 +224,8 @@ def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
     run.known.pop().draws.close()
     with ReplayClient(run, sampler, batch_size=4, num_ranks=2) as client:
         assert next(client).positions.tolist() == [0] * 4
+    with pytest.raises(SchemaError, match="group"):
+        ReplayClient(run, sampler, group="g")
     for options in ({"seed": 3}, {"rank": 1, "num_ranks": 2}):
         with pytest.raises(
             SchemaError, match=r"must be left out with Oldest.*whose st"
