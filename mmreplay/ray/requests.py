@@ -335,7 +335,7 @@ class Requests:
     # Priorities under way.
 
     def draw_no_more(self, request: Request) -> None:
-        """Wait only for the priorities of a request: nobody will take its draws."""
+        """Wait only for the priorities of a request, and ask for no more draws."""
         with self._table.lock:
             client, updates, wanted, highest = request.arguments
             request.arguments = client, updates, {**wanted, "shares": {}}, highest

@@ -416,8 +416,7 @@ def _play(
     waiting = none
     seen = source.leaves("observation", source.observation)
     done = episodes = 0
-    heads = buffer.view.heap_heads
-    values = 0 if heads is None else int(heads.sum())
+    values = 0
 
     def grown() -> int:
         """Bytes of values added since the last call."""
@@ -426,6 +425,7 @@ def _play(
         values = 0 if heads is None else int(heads.sum())
         return values - before
 
+    grown()  # What a resumed ring holds already is not counted.
     try:
         while done < steps:
             action = actor.act(source.observation)

@@ -374,9 +374,11 @@ def _check_text(data: bytes, path: str, where: str) -> None:
 
 
 def _no_text(
-    path: str, where: str, got: str | bytes, error: UnicodeError
+    path: str,
+    where: str,
+    got: str | bytes,
+    error: UnicodeEncodeError | UnicodeDecodeError,
 ) -> SchemaError:
-    assert isinstance(error, UnicodeEncodeError | UnicodeDecodeError)
     unit = "byte" if isinstance(got, bytes) else "character"
     return SchemaError(
         f"field {path!r}{where} must be UTF-8, got {shown(got)}: {error.reason} at "

@@ -250,7 +250,7 @@ def test_what_is_no_number_is_refused_with_the_way_out(value, message):
         (
             (64, 64, 3),
             (8,),
-            r"got uint8\[64, 64, 3\]\. Pass an array of shape \[8, 64, 64, 3\]: its ",
+            r"of shape \[8, 64, 64, 3\]: its first axes, \[8\], count the rows of the",
         ),
         ((1, 64, 64, 3), (), r"got uint8\[1, 64, 64, 3\]\. Pass the value of one st"),
         (
