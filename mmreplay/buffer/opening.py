@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -25,11 +26,13 @@ from mmreplay.buffer.heap_values import bounds_of
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
+from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
     FormatError,
+    ReplayError,
     SchemaError,
     VersionError,
     shown,
@@ -321,6 +324,34 @@ def create(
         _abort(opened, lock)
         raise
     return opened
+
+
+def remove_empty(path: Path, uuid: bytes | None = None) -> None:
+    """Remove a buffer that was made for a call that failed: it would be in the way.
+
+    One that another process writes, or that has rows, stays. So does one that cannot
+    be removed: the caller raises why its call failed.
+
+    Args:
+        path: Its folder, which stays, with the files of others in it. It is closed.
+        uuid: Of the buffer that was made; None where that is not known.
+    """
+    if not holds_buffer(path):
+        return
+    with suppress(OSError, ReplayError):
+        lock = WriterLock(path)
+        try:
+            opened = open_reader(path)
+            has_rows, metadata = bool(opened.commit.heads.any()), opened.metadata
+            opened.close()
+            if has_rows or uuid not in (None, metadata.uuid):
+                return
+            # The metadata first: without it the folder is no buffer.
+            own = metadata_file.FILE_NAME, metadata.folder, *metadata_file.SIDECARS
+            for name in (*own, LOCK):
+                files.remove_tree(path / name)
+        finally:
+            lock.release()
 
 
 def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:

@@ -82,6 +82,11 @@ class WriterLock:
                 "file system with flock.",
                 errno_=error.errno,
             ) from error
+        if not _names(self._file.path, key):
+            # The lock of a file without a name would not turn others away.
+            raise LockedError(
+                f"{folder} was removed by another process just now. Try again."
+            )
         text = json.dumps(
             {"pid": self.pid, "host": socket.gethostname(), "start": time.time()}
         )
@@ -100,6 +105,15 @@ class WriterLock:
     def forget(self) -> None:
         """Close our copy in a forked child; never unlock, that is the parent's."""
         self._file.close()
+
+
+def _names(path: Path, key: Identity) -> bool:
+    """Return whether a path still leads to the file that was opened by it."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (status.st_dev, status.st_ino) == key[:2]
 
 
 def _create(path: Path) -> None:

@@ -39,6 +39,8 @@ ON_DISK = tuple(engine for engine in ENGINES if engine != "memory")
 """Engines whose buffers lie in a folder; `storage.engines` has their stores."""
 
 FILE_NAME = "metadata.json"
+SIDECARS = {"samplers", "limiter", "ray"}
+"""Folders beside the data that a buffer may have; a copy of it leaves them out."""
 MAGIC = "mmreplay"
 MAJOR, MINOR, HEAP_MINOR = 1, 0, 1
 """The minor version is that of the heap where a field varies."""

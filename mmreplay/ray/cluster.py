@@ -71,7 +71,8 @@ SHARD_CALLS = {
 REGISTRY_THREADS = {"grant": 2, "epoch": 1, "join": 2, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
-    "grant": "grant", "limit": "grant", "bound": "grant", "known_bound": "grant",
+    "grant": "grant", "limit": "grant", "check_limit": "grant",
+    "bound": "grant", "known_bound": "grant",
     "epoch": "epoch", "epoch_name": "epoch",
     "join": "join", "check": "control", "members": "control",
 }  # fmt: skip

@@ -81,7 +81,7 @@ def create_lanes(
     idle_s: float = IDLE_S,
     limiter: RateLimiter | None = None,
     **create: Any,
-) -> None:
+) -> bytes | None:
     """Make the ring of thin writers, unless there is one; may be repeated after a kill.
 
     Args:
@@ -94,6 +94,9 @@ def create_lanes(
         limiter: Of the whole run; None leaves the ring as it is.
         **create: More arguments of `ReplayBuffer.create`.
 
+    Returns:
+        The uuid of the ring that was made; None where there was one.
+
     Raises:
         SchemaError: An argument is not legal, another ring is there, or the ring has
             another limiter.
@@ -105,11 +108,13 @@ def create_lanes(
     refuse_varying(schema, "a ring of thin writers, unlike one of mr.ray.writer,")
     number("idle_s", idle_s, above=0)
     counter = None if limiter is None else RingCounter(limiter)
+    made = None
     if not holds_buffer(folder):
         create.setdefault("autoreset", "disabled")
-        ReplayBuffer.create(
+        with ReplayBuffer.create(
             folder, schema, capacity, num_lanes, limiter=counter, **create
-        ).close()
+        ) as ring:
+            made = ring.metadata.uuid
     with ReplayBuffer.open(folder, limiter=counter) as ring:
         check_same(ring, schema, capacity, num_lanes, create)
         if ring.heads.any() and not has_lanes(folder):
@@ -120,6 +125,7 @@ def create_lanes(
     if not has_lanes(folder):
         # What makes it a ring of thin writers.
         ray_files.write_leases(folder, Leases((), idle_s))
+    return made
 
 
 def has_lanes(folder: Path) -> bool:

@@ -31,7 +31,6 @@ from mmreplay.ray.grants import (
     Allowance,
     Answer,
     Asker,
-    Grants,
     Side,
     limiter_from,
 )
@@ -118,13 +117,23 @@ class RunLimiter:
 
     def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedRows:
         """Begin to ask for grants; see `Limiter.bind`."""
-        counter = RingCounter(self.limiter).bind(folder, capacity, count)
+        assert folder is not None
+        ring = RingCounter(self.limiter)
+        # The run does not take a bound that the ring refuses, nor a new ring one that
+        # the run refuses.
+        counter = None
+        if limiter_of(folder) is not None:
+            counter = ring.bind(folder, capacity, count)
+        asker = None
         try:
             asker = ask_registry(
                 self.run, "insert", self.limiter, STEPS * self.num_envs
             )
+            counter = counter or ring.bind(folder, capacity, count)
         except BaseException:
-            counter.close()
+            for each in (asker, counter):
+                if each is not None:
+                    each.close()
             raise
         return GrantedRows(counter, asker, count)
 
@@ -377,15 +386,20 @@ def _ask(
     return Answer(answer["granted"], Counts(*answer["counts"]), answer["others"])
 
 
-def refuse_another_bound(run: str, limiter: RateLimiter) -> None:
-    """Refuse a limiter that is not that of a run.
+def refuse_unfit_limiter(run: str, limiter: RateLimiter, rows: int) -> None:
+    """Refuse a limiter that a run does not take, before a ring is made for it.
+
+    Args:
+        run: The run.
+        limiter: Of a writer.
+        rows: That the writer will ask for at a time.
 
     Raises:
-        SchemaError: The run has another bound.
+        SchemaError: The run has another bound, or its error buffer is too small for
+            this writer.
     """
-    settings = Remote(cluster.registry_name(run)).call("bound")
-    if settings is not None:
-        Grants(limiter_from(settings)).agree(limiter.settings)
+    registry = Remote(cluster.registry_name(run))
+    registry.call("check_limit", "insert", rows, list(limiter.settings))
 
 
 def refuse_other_limiters(limiter: object) -> None:

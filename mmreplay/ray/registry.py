@@ -371,6 +371,18 @@ class Registry:
         self._load_facts()
         return self._bound
 
+    def check_limit(self, side: Side, count: int, settings: list[float]) -> None:
+        """Refuse what `limit` would refuse; nothing is stored.
+
+        Raises:
+            SchemaError: See `limit`.
+        """
+        bound = self.bound() or settings
+        with self._grants_lock:
+            grants = self._grants or Grants(limiter_from(bound))
+            grants.agree(settings)
+            grants.check(side, count)
+
     def limit(self, who: str, side: Side, count: int, settings: list[float]) -> None:
         """Take in a writer or client that will ask for grants.
 
@@ -385,9 +397,7 @@ class Registry:
                 other.
         """
         with self._grants_lock:
-            grants = self._agreed(settings)
-            grants.check(side, count)
-            grants.ask(who, side, count, 0, 0)
+            self._agreed(side, count, settings).ask(who, side, count, 0, 0)
 
     def grant(
         self,
@@ -408,9 +418,7 @@ class Registry:
             SchemaError: See `limit`.
         """
         with self._grants_lock:
-            grants = self._agreed(settings)
-            if count:
-                grants.check(side, count)
+            grants = self._agreed(side, count, settings)
             if not grants.ask(who, side, count, unused, number, ahead):
                 count = 0
             answer = grants.decide(who, count)
@@ -431,15 +439,19 @@ class Registry:
             "others": answer.others,
         }
 
-    def _agreed(self, settings: list[float]) -> Grants:
-        if self._grants is None:
-            self._load_facts()
-            self._grants = Grants(limiter_from(self._bound or settings))
-        self._grants.agree(settings)
+    def _agreed(self, side: Side, count: int, settings: list[float]) -> Grants:
+        """Check an asker; the settings of the first one are the run's from then on."""
+        self._load_facts()
+        grants = self._grants or Grants(limiter_from(self._bound or settings))
+        grants.agree(settings)
+        if count:
+            grants.check(side, count)
+        # Only now: what is refused leaves no settings to the run.
+        self._grants = grants
         if self._bound is None:
-            self._bound = list(self._grants.limiter.settings)
+            self._bound = list(grants.limiter.settings)
             self._save_facts()
-        return self._grants
+        return grants
 
     def _look(self, grants: Grants) -> bool:
         """Ask all shards what their rings count.
@@ -470,7 +482,7 @@ class Registry:
                 left = max(0.0, stop - time.monotonic())
                 found = remote.receive(reference, left)
                 self._counted[key] = Counted(time.monotonic(), *found["counts"])
-                self._bound = found["bound"] or self._bound
+                self._bound = self._bound or found["bound"]
         now = time.monotonic()
         # Another thread may add one.
         counted = dict(self._counted)

@@ -7,8 +7,8 @@ Ray: the shard of the node, a process beside it, sees new rows through its mappi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from mmreplay.buffer.opening import (
     check_sampler,
     describe,
     holds_buffer,
+    remove_empty,
 )
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.disk import files
@@ -35,12 +36,13 @@ from mmreplay.format.metadata import ON_DISK
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
+from mmreplay.ray.grants import STEPS
 from mmreplay.ray.lanes import THIN
 from mmreplay.ray.limits import (
     RingCounter,
     RunLimiter,
-    refuse_another_bound,
     refuse_other_limiters,
+    refuse_unfit_limiter,
 )
 from mmreplay.ray.registry import check_same, described
 from mmreplay.schema import Schema
@@ -118,37 +120,33 @@ def writer(
     registry.call("check", VERSION, fields, roles)
     if limiter is not None:
         # Before a ring is made, or one has recorded it.
-        refuse_another_bound(run, limiter)
+        refuse_unfit_limiter(run, limiter, STEPS * num_envs)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
-    before = set(files.names(folder)) if folder.is_dir() else set()
-    buffer = _open(
+    buffer, is_new = _open(
         folder, names, schema, capacity, num_envs, granted, on_resume, create
     )
     assert buffer.path is not None
-    with removed_if_refused(buffer.path, buffer.path.name not in before):
-        try:
-            registry.call("join", key, str(where), node.host, node.node_id, network)
-            serve(Remote(cluster.shard_name(run, key)), buffer.path.name)
-        except BaseException:
-            buffer.close()
-            raise
+    try:
+        registry.call("join", key, str(where), node.host, node.node_id, network)
+        serve(Remote(cluster.shard_name(run, key)), buffer.path.name)
+    except BaseException as error:
+        buffer.close()
+        if is_new and isinstance(error, SchemaError):
+            remove_refused(buffer.path, buffer.metadata.uuid)
+        raise
     return RingWriter(run, key, buffer)
 
 
-@contextmanager
-def removed_if_refused(path: Path, is_new: bool) -> Iterator[None]:
-    """Remove a ring that was made for a run which refuses it, or it is in the way.
+def remove_refused(path: Path, uuid: bytes | None = None) -> None:
+    """Remove a ring that was made for a run which refuses it; see `remove_empty`.
 
     Args:
-        path: The ring, closed when the refusal leaves here.
-        is_new: It was made for this run just now.
+        path: The ring, closed.
+        uuid: Of the ring that was made; None where that is not known.
     """
-    try:
-        yield
-    except SchemaError:
-        if is_new:
-            files.remove_tree(path)
-        raise
+    remove_empty(path, uuid)
+    with suppress(OSError):
+        files.disk.rmdir(path)
 
 
 def _check_ring_name(name: str) -> None:
@@ -295,15 +293,24 @@ def _open(
     limiter: RunLimiter | None,
     on_resume: Literal["break", "truncate", "continue"],
     create: dict[str, Any],
-) -> ReplayBuffer:
-    """Make or open a ring for writing, the first one of some that has no writer."""
+) -> tuple[ReplayBuffer, bool]:
+    """Make or open a ring for writing, the first one of some that has no writer.
+
+    Returns:
+        The ring, and whether it was made.
+    """
     for each in names:
         path = folder / each
         if not holds_buffer(path):
             try:
-                return ReplayBuffer.create(
+                ring = ReplayBuffer.create(
                     path, schema, capacity, num_envs, limiter=limiter, **create
                 )
+                return ring, True
+            except SchemaError:
+                # Of two first writers of a run, the limiter of one was refused.
+                remove_refused(path)
+                raise
             except (LockedError, FormatError):
                 # Another writer makes it, or made it since it was looked for.
                 if len(names) > 1 and (path / LOCK).exists():
@@ -327,7 +334,7 @@ def _open(
         except BaseException:
             buffer.close()
             raise
-        return buffer
+        return buffer, False
     raise LockedError(
         f"all of {MAX_RINGS} rings in {folder} have a writer. Give this writer a name."
     )

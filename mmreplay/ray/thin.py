@@ -47,15 +47,15 @@ from mmreplay.ray.grants import Asker, Grants, limiter_from
 from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
 from mmreplay.ray.limits import (
     ask_registry,
-    refuse_another_bound,
     refuse_other_limiters,
+    refuse_unfit_limiter,
 )
 from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import (
     check_create,
     check_folder,
     node_key,
-    removed_if_refused,
+    remove_refused,
     serve,
 )
 from mmreplay.schema import Schema
@@ -135,17 +135,21 @@ def thin_ring(
     registry = cluster.start_registry(run)
     registry.call("check", VERSION, fields, roles)
     if limiter is not None:
-        refuse_another_bound(run, limiter)
+        # Of the smallest writer: of one environment, and one step at a time.
+        refuse_unfit_limiter(run, limiter, 1)
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
-    is_new = not ring.exists()
-    create_lanes(
+    made = create_lanes(
         ring, schema, capacity, num_envs, idle_s=idle_s,
         limiter=limiter, **create,
     )  # fmt: skip
-    with removed_if_refused(ring, is_new):
+    try:
         registry.call("join", key, str(where), node.host, node.node_id, network)
         serve(Remote(cluster.shard_name(run, key)), THIN)
+    except SchemaError:
+        if made is not None:
+            remove_refused(ring, made)
+        raise
 
 
 def thin_writer(

@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, size_in_bytes
+from mmreplay.buffer.opening import remove_empty
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
-from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock
-from mmreplay.errors import FullError, ReplayError, SchemaError, frames_to_caller
+from mmreplay.errors import FullError, SchemaError, frames_to_caller
 from mmreplay.format.metadata import (
     FILE_NAME,
     HEAP_STEP_NBYTES,
@@ -242,7 +241,6 @@ def record(
     missing = [
         folder for folder in (path, *path.parents) if not os.path.lexists(folder)
     ]
-    had_lock = os.path.lexists(path / LOCK)
     made = isinstance(env, str)
     played = (
         make_vector(env, _num_envs(path, num_envs), env_kwargs or {})
@@ -289,9 +287,9 @@ def record(
     except BaseException:
         # Nothing was recorded: a buffer of this size would be in the way of the next
         # attempt. Why it failed is what is raised, not what could not be removed.
-        with suppress(OSError, ReplayError):
-            if empty and buffer.metadata.uuid == load(path).uuid:
-                _remove(path, buffer.metadata.folder, keep_lock=had_lock)
+        if empty:
+            remove_empty(path, buffer.metadata.uuid)
+        with suppress(OSError):
             for folder in missing:
                 with suppress(FileNotFoundError):
                     files.disk.rmdir(folder)
@@ -384,28 +382,6 @@ def rows_of(steps: int, num_envs: int) -> int:
     """Rows per environment that hold so many steps of all, with their final rows."""
     # Every second row of an environment is a final one at most.
     return 2 * -(-steps // num_envs) + 2
-
-
-def _remove(path: Path, data: str, keep_lock: bool) -> None:
-    """Remove a buffer without rows that was made a moment ago.
-
-    Args:
-        path: Its folder, which may hold files of others.
-        data: Its data folder.
-        keep_lock: Whether LOCK was there before.
-
-    Raises:
-        LockedError: Another process is writing it.
-    """
-    lock = WriterLock(path)
-    try:
-        # First: without it the folder is no buffer.
-        files.remove_tree(path / FILE_NAME)
-        files.remove_tree(path / data)
-        if not keep_lock:
-            files.remove_tree(path / LOCK)
-    finally:
-        lock.release()
 
 
 def _play(

@@ -194,8 +194,7 @@ def check_ray(folder: Path, metadata: Metadata, notes: Notebook) -> None:
 
 STATISTICS = "statistics.json"
 STATISTICS_NBYTES = 16 << 20
-SIDECARS = {"samplers", "limiter", ray_files.FOLDER}
-KNOWN = {metadata_file.FILE_NAME, LOCK, PAUSE, STATISTICS} | SIDECARS
+KNOWN = {metadata_file.FILE_NAME, LOCK, PAUSE, STATISTICS} | metadata_file.SIDECARS
 TRIES = 3
 
 

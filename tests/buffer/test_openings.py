@@ -7,6 +7,7 @@ import os
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.opening import remove_empty
 from mmreplay.errors import ReplayError
 from mmreplay.testing.disks import using
 from tests.buffer.support import Twin, check_rows, schema, step
@@ -95,3 +96,58 @@ def test_an_opening_that_fails_loses_nothing(tmp_path, fault, mode, left):
         with mr.ReplayBuffer.open(twin.path) as reader:
             check_rows(reader, twin.oracle)
     pytest.fail("the disk failed 300 times, and more calls were made")
+
+
+def left_in(path):
+    return sorted(each.name for each in path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+def test_a_buffer_made_for_nothing_is_removed_with_all_that_is_its_own(
+    tmp_path, engine
+):
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema(), 5, engine=engine, limiter=mr.RateLimiter(1.0, 1, 9.0)
+    ) as buffer:
+        assert "limiter" in left_in(tmp_path / "b")
+        uuid = buffer.metadata.uuid
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    remove_empty(tmp_path / "b", uuid)
+    assert left_in(tmp_path / "b") == ["notes.txt"]
+    # There is nothing to remove, or nothing at all.
+    remove_empty(tmp_path / "b", uuid)
+    remove_empty(tmp_path / "c")
+    assert left_in(tmp_path) == ["b"]
+    assert left_in(tmp_path / "b") == ["notes.txt"]
+
+
+def test_a_buffer_that_others_use_is_not_removed(tmp_path):
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, schema(), 5) as buffer:
+        uuid = buffer.metadata.uuid
+        # It has a writer.
+        remove_empty(path, uuid)
+    before = left_in(path)
+    # Another one was made in its place.
+    remove_empty(path, bytes(16))
+    assert left_in(path) == before
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        buffer.add(step(1))
+    # Its writer is gone, and its rows are not.
+    remove_empty(path, uuid)
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert len(buffer) == 1
+
+
+def test_a_removal_that_fails_in_the_middle_can_be_done_again(tmp_path):
+    path = tmp_path / "b"
+    for at in range(100):
+        mr.ReplayBuffer.create(path, schema(), 5, commit_every=None).close()
+        with using(Faulty(fault_of("full"), at=at, names=("remove", "rmdir"))) as disk:
+            remove_empty(path)
+        if not disk.struck:
+            assert left_in(path) == []
+            return
+        # It is a buffer, or a folder in which one can be made.
+        remove_empty(path)
+    pytest.fail("the disk failed 100 times, and more calls were made")

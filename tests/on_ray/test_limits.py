@@ -14,6 +14,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FormatError, SchemaError, StarvedError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
+from mmreplay.ray import ring_writer  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.limits import RingCounter, counter_of, limiter_of  # noqa: E402
 from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
@@ -310,6 +311,43 @@ def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
             run_name, mr.UniformSampler(seed=0), batch_size=16
         ) as client:
             check(next(iter(client)))
+
+
+def test_a_first_writer_whose_limiter_is_refused_leaves_nothing(
+    run_name, tmp_path, monkeypatch
+):
+    def write(run, limiter, **more):
+        return mr.ray.writer(run, SCHEMA, 1_000, root=tmp_path, limiter=limiter, **more)
+
+    small = mr.RateLimiter(4.0, 100, 64.0)
+    for asks_first in (True, False):
+        with monkeypatch.context() as patch:
+            if not asks_first:
+                # As where another writer came between the question and the ring.
+                patch.setattr(ring_writer, "refuse_unfit_limiter", lambda *_: None)
+            for name in (None, "own"):
+                with pytest.raises(SchemaError, match=r"least 128 where .* Pass 256"):
+                    write(run_name, small, name=name)
+    assert not any((tmp_path / run_name).iterdir())
+    # As it says. The ring of a run without rows is opened again, and stays.
+    for _ in range(2):
+        write(run_name, limiter := mr.RateLimiter(4.0, 100, 256.0)).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(ring_writer, "refuse_unfit_limiter", lambda *_: None)
+        with pytest.raises(SchemaError, match=r"as in .*law\.json, got"):
+            write(run_name, small)
+        with pytest.raises(SchemaError, match="everywhere in the run, got"):
+            write(run_name, small, name="other")
+    assert [each.name for each in (tmp_path / run_name).glob("*-*")] == ["ring-000"]
+    mr.ray.stop(run_name)
+    # A copy under another name has its limiter, and a wrong one is not the run's.
+    copy = f"{run_name}-copy"
+    (tmp_path / run_name).rename(tmp_path / copy)
+    other = mr.RateLimiter(4.0, 100, 300.0)
+    with pytest.raises(SchemaError, match=r"as in .*law\.json, got"):
+        write(copy, other)
+    write(copy, limiter).close()
+    mr.ray.stop(copy)
 
 
 def test_a_writer_alone_gets_an_error_and_goes_on_with_a_client(run_name, tmp_path):

@@ -1,5 +1,7 @@
 """Which nodes a registry knows, over shards of this process."""
 
+from functools import partial
+
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -234,6 +236,37 @@ def test_a_limiter_is_known_once_a_writer_brought_it(nodes):
     registry.limit("insert 1", "insert", 64, list(LIMITER.settings))
     assert registry.known_bound() == list(LIMITER.settings)
     assert Registry("run").known_bound() == list(LIMITER.settings)
+
+
+def test_a_limiter_that_is_refused_is_not_that_of_the_run(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    small, large = [4.0, 1, 8.0], [4.0, 1, 256.0]
+    for ask in (registry.check_limit, partial(registry.limit, "one")):
+        with pytest.raises(mr.SchemaError, match=r"at least 128 where 64.* 256 or"):
+            ask("insert", 64, small)
+    with pytest.raises(mr.SchemaError, match="at least 128 where 64 rows"):
+        registry.grant("one", "insert", 64, 0, 1, small)
+    assert registry.known_bound() is None
+    assert nodes.stored["run"]["bound"] is None
+    # To ask whether one fits is not to bring it.
+    registry.check_limit("insert", 64, [4.0, 1, 300.0])
+    assert registry.known_bound() is None
+    registry.limit("one", "insert", 64, large)
+    assert registry.known_bound() == nodes.stored["run"]["bound"] == large
+    for ask in (registry.check_limit, partial(registry.limit, "two")):
+        with pytest.raises(mr.SchemaError, match="as everywhere in the run, got"):
+            ask("insert", 64, [4.0, 1, 300.0])
+        # The first asker's rows count, and the second one's items.
+        with pytest.raises(mr.SchemaError, match="at least 278 where 64 rows and 300"):
+            ask("sample", 300, large)
+
+
+def test_what_a_shard_says_does_not_change_the_limiter_of_the_run(nodes):
+    nodes.join(registry := Registry("run"), "a")
+    registry.limit("one", "insert", 64, [2.0, 1, 1000.0])
+    counting(nodes, "a", 0, 0, 0)
+    registry.grant("one", "insert", 64, 0, 1, [2.0, 1, 1000.0])
+    assert registry.known_bound() == [2.0, 1, 1000.0]
 
 
 def test_a_shard_of_another_version_does_not_join(nodes, monkeypatch):

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.opening import remove_empty
 from mmreplay.cli.run import run
-from mmreplay.errors import LockedError, SchemaError
+from mmreplay.errors import SchemaError
+from mmreplay.recording import recorder
 from tests.recording.test_recorder import LoggedEnv, vector
 
 POLICIES = {
@@ -95,19 +97,18 @@ def test_a_recording_that_fails_removes_no_buffer_and_no_file_of_others(tmp_path
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["notes.txt"]
 
 
-def test_a_buffer_that_another_process_writes_already_is_not_removed(tmp_path):
+def test_a_buffer_that_another_writer_opened_is_not_removed(tmp_path, monkeypatch):
     """It was opened between the failure and the removal: its lock is held."""
-    from unittest import mock
+    opened = []
 
-    from mmreplay.recording import recorder
+    def late(path, uuid):
+        opened.append(mr.ReplayBuffer.open(path, "r+"))
+        remove_empty(path, uuid)
 
-    held = mock.Mock(side_effect=LockedError("held"))
-    with (
-        mock.patch.object(recorder, "WriterLock", held),
-        pytest.raises(SchemaError, match=r"policy.*got 'a'"),
-    ):
+    monkeypatch.setattr(recorder, "remove_empty", late)
+    with pytest.raises(SchemaError, match=r"policy.*got 'a'"):
         mr.record("CartPole-v1", tmp_path / "b", lambda _: "a", steps=5)
-    assert held.call_count == 1
+    opened.pop().close()
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         assert len(buffer) == 0
 

@@ -51,6 +51,30 @@ def test_a_second_writer_of_the_same_process_is_refused(folder):
     mr.ReplayBuffer.open(folder, "r+").close()
 
 
+@pytest.mark.parametrize("make_again", [False, True])
+def test_a_lock_that_is_removed_while_it_is_taken_is_refused(
+    folder, monkeypatch, make_again
+):
+    """Otherwise another process would make a new file, and lock that one as well."""
+    path, kept = folder / lock.FILE_NAME, folder / "elsewhere"
+    take = Disk.lock
+
+    def removed_first(disk, fd):
+        path.rename(kept)
+        if make_again:
+            path.touch()
+        return take(disk, fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "lock", removed_first)
+        with pytest.raises(LockedError, match="removed by another process just now"):
+            mr.ReplayBuffer.open(folder, "r+")
+    mr.ReplayBuffer.open(folder, "r+").close()
+    # The refused one let go of it.
+    kept.replace(path)
+    mr.ReplayBuffer.open(folder, "r+").close()
+
+
 def test_the_error_of_a_second_process_names_the_lock_holder(folder):
     words = ["is being written by", f"pid {os.getpid()} on", "mode='r'"]
     with mr.ReplayBuffer.open(folder, "r+"):
