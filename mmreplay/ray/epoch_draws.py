@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -225,16 +226,19 @@ class EpochDraws:
         assert share is not None
         answer = partial(self._answer, share)
         rows: dict[int, list[RingRows]] = {}
-        for request, slices in planned.requests:
-            answer(request)
-            for name, own in slices.items():
-                ring = request.shard.rings[name]
-                found = self._requests.rows(ring, request, own, planned, answer)
-                if found is not None and len(found):
-                    rows.setdefault(ring.number, []).append(found)
+        with self._joiner.share([*accumulate(planned.num_points)]) as shared:
+            for request, slices in planned.requests:
+                answer(request)
+                for name, own in slices.items():
+                    ring = request.shard.rings[name]
+                    shared.begin(ring.number)
+                    found = self._requests.rows(ring, request, own, planned, answer)
+                    if found is not None and len(found):
+                        rows.setdefault(ring.number, []).append(found)
         joined = None
         if rows:
-            joined = self._joiner.join(planned, rows, planned.call.fractions)
+            fractions = planned.call.fractions
+            joined = self._joiner.join(planned, rows, fractions, shared=shared)
         with self._table.lock:
             self._epochs.gathered(share, 0 if joined is None else len(joined))
         return joined

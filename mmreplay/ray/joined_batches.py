@@ -14,7 +14,7 @@ from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
-from mmreplay.storage.gather import BufferPool
+from mmreplay.storage.gather import BufferPool, SharedArrays
 
 
 class BatchJoiner:
@@ -42,6 +42,8 @@ class BatchJoiner:
         by_ring: Mapping[int, Sequence[RingRows]],
         fractions: Numbers,
         silent: Collection[int] = (),
+        *,
+        shared: SharedArrays,
     ) -> Batch:
         """Join what the rings gave to a batch.
 
@@ -50,6 +52,7 @@ class BatchJoiner:
             by_ring: By number of the ring.
             fractions: float64 ``[R]``, how much of all draws was each ring's.
             silent: Numbers of rings that gave nothing, and do not count.
+            shared: Into which rings of this node were gathered.
         """
         each = [rows for number in sorted(by_ring) for rows in by_ring[number]]
         first, count = each[0], sum([len(rows) for rows in each])
@@ -65,7 +68,7 @@ class BatchJoiner:
         windows = [rows.windows for rows in each if rows.windows is not None]
         return Batch(
             {
-                path: self._rows([a for rows in each for a in rows.fields[path]])
+                path: self._rows([a for r in each for a in r.fields[path]], shared)
                 for path in first.fields
             },
             _joined([rows.env_ids for rows in each]),
@@ -79,12 +82,15 @@ class BatchJoiner:
             buffer_ids=_numbers([(rows.number, len(rows)) for rows in each]),
         )
 
-    def join_all(self, call: PlannedCall, rings: Sequence[RingRows]) -> Batch:
+    def join_all(
+        self, call: PlannedCall, rings: Sequence[RingRows], shared: SharedArrays
+    ) -> Batch:
         """Join all batches of a call to one, in which they follow each other.
 
         Args:
             call: The call.
             rings: What each ring gave for all batches, in the order of the rings.
+            shared: Into which rings of this node were gathered.
         """
         fractions = call.fractions
         order = batch_by_batch([call.stops[rows.number] for rows in rings])
@@ -99,7 +105,7 @@ class BatchJoiner:
         windows = [[rows.windows] for rows in rings if rows.windows is not None]
         return Batch(
             {
-                path: self._rows(joined([rows.fields[path] for rows in rings]))
+                path: self._rows(joined([r.fields[path] for r in rings]), shared)
                 for path in rings[0].fields
             },
             _joined(joined([[rows.env_ids] for rows in rings])),
@@ -171,7 +177,15 @@ class BatchJoiner:
             masses.append(Mass(float(share), mass.num_legal, lowest, mass.highest))
         return masses
 
-    def _rows(self, arrays: Sequence[Any]) -> Any:
+    def share(self, stops: Sequence[int]) -> SharedArrays:
+        """Return memory that rings are gathered into one after another.
+
+        Args:
+            stops: Of each ring, where its rows end among those of all.
+        """
+        return SharedArrays(self.pool, stops)
+
+    def _rows(self, arrays: Sequence[Any], shared: SharedArrays) -> Any:
         """Join rows of a field in memory that is used again.
 
         What travelled is Ray's memory, read-only and not to be held, so that it is
@@ -184,6 +198,9 @@ class BatchJoiner:
             return Ragged.concatenate(arrays)
         if len(arrays) == 1 and first.flags.writeable:
             return first
+        whole = shared.joined(arrays)
+        if whole is not None:
+            return whole
         count = sum([len(array) for array in arrays])
         out = self.pool.empty((count, *first.shape[1:]), first.dtype)
         return np.concatenate(arrays, out=out)

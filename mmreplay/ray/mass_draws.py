@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -37,6 +38,7 @@ from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.joint import JointSampler, Numbers, plan, plan_batches
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, same, stored_integer
+from mmreplay.storage.gather import SharedArrays
 
 TOGETHER_NBYTES = 1 << 20
 """Batches of one call are joined at once where they are no larger."""
@@ -216,17 +218,23 @@ class MassDraws:
         call = planned.call
         with call.lock:
             if not call.tried:
-                rows = self._rows_of(call)
+                shared = self._joiner.share(
+                    [*accumulate(own[-1] for own in call.stops)]
+                )
+                with shared:
+                    rows = self._rows_of(call, shared)
                 call.tried = True
                 if rows is not None:
-                    call.joined = self._joiner.join_all(call, rows)
+                    call.joined = self._joiner.join_all(call, rows, shared)
                     # Replies are in Ray's memory, which is not to be held.
                     call.requests.clear()
         if call.joined is None:
             return None
         return self._joiner.batch_of(call, call.joined, planned.number)
 
-    def _rows_of(self, call: PlannedCall) -> list[RingRows] | None:
+    def _rows_of(
+        self, call: PlannedCall, shared: SharedArrays
+    ) -> list[RingRows] | None:
         """The rows of all batches of a call, ring by ring.
 
         Returns:
@@ -249,6 +257,7 @@ class MassDraws:
             if reply is None:
                 return None
             for name in request.stops:
+                shared.begin(request.shard.rings[name].number)
                 rows = self._requests.all_rows(request, reply, name, call.keys[0])
                 if rows is None:
                     return None
@@ -259,10 +268,12 @@ class MassDraws:
         """Collect the parts of a batch; None where no ring gave any."""
         fractions = planned.call.fractions
         rows: dict[int, list[RingRows]] = {}
-        silent = self._receive(planned, planned.requests, rows)
+        num_points = planned.num_points
+        with self._joiner.share([*accumulate(num_points)]) as shared:
+            silent = self._receive(planned, planned.requests, rows, shared)
         if not silent:
-            return self._joiner.join(planned, rows, fractions)
-        points = np.array(planned.num_points)
+            return self._joiner.join(planned, rows, fractions, shared=shared)
+        points = np.array(num_points)
         spent, failed = planned.count, silent
         while failed:
             # All points of a ring that gives nothing are drawn among the others.
@@ -284,16 +295,24 @@ class MassDraws:
             requests = self._requests.ask_for_shares(planned, shares)
             failed = self._receive(planned, requests, rows)
             silent |= failed
-        phi = float(fractions[list(silent)].sum())
-        return self._joiner.join(planned, rows, fractions / (1.0 - phi), silent)
+        rest = fractions / (1.0 - float(fractions[list(silent)].sum()))
+        return self._joiner.join(planned, rows, rest, silent, shared=shared)
 
     def _receive(
         self,
         planned: PlannedBatch,
         requests: Sequence[RequestSlices],
         rows: dict[int, list[RingRows]],
+        shared: SharedArrays | None = None,
     ) -> set[int]:
-        """Add the rows that shards gave; return the rings that gave nothing."""
+        """Add the rows that shards gave; return the rings that gave nothing.
+
+        Args:
+            planned: The batch.
+            requests: That were sent for it.
+            rows: By number of the ring.
+            shared: Where rings of this node are gathered; None of its own.
+        """
         failed: set[int] = set()
         late: list[RequestSlices] = []
         for straggler_s in (self._straggler_s, None):
@@ -306,6 +325,8 @@ class MassDraws:
                     failed |= {rings[name].number for name in slices}
                     continue
                 for name, own in slices.items():
+                    if shared is not None:
+                        shared.begin(rings[name].number)
                     found = self._requests.rows(
                         rings[name], request, own, planned, self._requests.answer
                     )

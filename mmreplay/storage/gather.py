@@ -17,7 +17,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ TRIES = 4
 turns, and the latter are partly in the caches by then: either way is tried on both."""
 EVERY = 512
 """Batches after which both are tried again: a virtual machine's host changes, too."""
+COPIED_NBYTES = 4 << 10
+"""Fewer bytes are copied before it is known where they are."""
 READ_NBYTES = 1 << 20
 """Read at once of rows that lie together. Between two reads who adds or draws has the
 lock of Python, for 5 ms each time."""
@@ -677,7 +679,7 @@ class _Serving(threading.local):
     else that `BufferPool.empty` does.
     """
 
-    pool: BufferPool | None = None
+    pool: BufferPool | SharedArrays | None = None
 
 
 _serving = _Serving()
@@ -815,3 +817,108 @@ class BufferPool:
         if len(self._pools) >= self._max_shapes:
             self.clear()
         return self._pools.setdefault(key, [])
+
+
+class SharedArrays:
+    """Has several gathers of a thread fill the same arrays, each its own rows of them.
+
+    What follows each other then need not be joined: that would copy a batch once more.
+    And arrays of all rows have the same shapes in each batch, so that a pool has them,
+    however many rows each gather has. Entered, it serves this thread, whichever pool it
+    asks.
+
+    Example:
+        >>> from mmreplay.storage.gather import BufferPool, SharedArrays
+        >>> pool = BufferPool()
+        >>> with SharedArrays(pool, [2, 5]) as shared:
+        ...     shared.begin(0)
+        ...     one = pool.empty((2, 84, 84), np.dtype(np.uint8))
+        ...     shared.begin(1)
+        ...     two = pool.empty((3, 84, 84), np.dtype(np.uint8))
+        >>> shared.joined([one, two]).shape
+        (5, 84, 84)
+    """
+
+    def __init__(self, pool: BufferPool, stops: Sequence[int]) -> None:
+        """Take the arrays from a pool.
+
+        Args:
+            pool: The pool.
+            stops: Of each gather, where its rows end among those of all.
+        """
+        self._pool, self._stops = pool, stops
+        self._own = slice(0, 0)
+        self._number = 0
+        self._arrays: list[Array] = []
+        self._outer: BufferPool | SharedArrays | None = None
+
+    def __enter__(self) -> Self:
+        """Serve this thread until the exit."""
+        self._outer, _serving.pool = _serving.pool, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let what served this thread before serve it again."""
+        _serving.pool = self._outer
+
+    def begin(self, number: int) -> None:
+        """Have the next arrays be the rows of a gather.
+
+        Args:
+            number: The gather's.
+        """
+        first = self._stops[number - 1] if number else 0
+        self._own, self._number = slice(first, self._stops[number]), 0
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Return the gather's rows of an array; see `BufferPool.empty`.
+
+        Gathers of one kind ask for the same arrays in the same order. One that asks for
+        another one, or for another number of rows, gets an array of its own.
+        """
+        own = self._own
+        count = own.stop - own.start
+        if not shape or not count or shape[0] % count:
+            return self._new(shape, dtype)
+        # Of windows every row of each, and of pairs both.
+        each = shape[0] // count
+        number, self._number = self._number, self._number + 1
+        whole = each * self._stops[-1], *shape[1:]
+        if number == len(self._arrays):
+            self._arrays.append(self._new(whole, dtype))
+        array = self._arrays[number]
+        if array.shape != whole or array.dtype != dtype:
+            return self._new(shape, dtype)
+        return array[each * own.start : each * own.stop]
+
+    def _new(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        _serving.pool = self._outer
+        try:
+            return self._pool.empty(shape, dtype)
+        finally:
+            _serving.pool = self
+
+    def joined(self, parts: Sequence[Array]) -> Array | None:
+        """Return one array of rows that follow each other in one that was shared.
+
+        Args:
+            parts: Of the gathers, or a field of theirs.
+
+        Returns:
+            None where they do not follow each other, or are soon copied.
+        """
+        first, count = parts[0], 0
+        if first.nbytes < COPIED_NBYTES:
+            return None
+        begin = address = first.ctypes.data
+        for part in parts:
+            if part.ctypes.data != address or part.strides != first.strides:
+                return None
+            count += len(part)
+            address += len(part) * part.strides[0]
+        for array in self._arrays:
+            start = begin - array.ctypes.data
+            if 0 <= start < array.nbytes:
+                shape = count, *first.shape[1:]
+                return np.ndarray(shape, first.dtype, array, start, first.strides)
+        return None

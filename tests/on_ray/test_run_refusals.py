@@ -199,6 +199,38 @@ def test_a_node_has_one_root_in_a_run(run_name, tmp_path):
         mr.SchemaError, match=rf"root must be '{tmp_path}/a' on the node 'head'"
     ):
         mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "b")
+    with pytest.raises(mr.SchemaError, match=rf"root must be '{tmp_path}/a' on"):
+        mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path / "b", num_envs=2)
+    # What was made for them is gone.
+    assert not any((tmp_path / "b" / run_name).iterdir())
+
+
+def test_a_ring_of_a_refused_writer_stays_where_another_one_opened_it(
+    run_name, tmp_path, monkeypatch
+):
+    from mmreplay.ray import ring_writer, thin
+    from tests.on_ray.rows import SCHEMA, block
+
+    mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "a").close()
+    remove = ring_writer.remove_refused
+    rows, paths = block(0, 0, 10), []
+
+    def late(path, uuid):
+        paths.append(path)
+        with mr.ReplayBuffer.open(path, "r+") as other:
+            remove(path, uuid)
+            other.extend(rows)
+        # It wrote and is gone: its rows stay, too.
+        remove(path, uuid)
+
+    root = tmp_path / "b"
+    for module, make in ((ring_writer, mr.ray.writer), (thin, mr.ray.thin_ring)):
+        monkeypatch.setattr(module, "remove_refused", late)
+        with pytest.raises(mr.SchemaError, match="root must be"):
+            make(run_name, SCHEMA, 100, root=root, num_envs=1)
+        with mr.ReplayBuffer.open(paths[-1]) as ring:
+            assert len(ring) == 10
+    assert [path.name for path in paths] == ["ring-000", "thin"]
 
 
 def test_a_ring_is_opened_again_only_as_it_was_made(run_name, tmp_path):

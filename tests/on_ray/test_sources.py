@@ -22,6 +22,7 @@ from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.ray import draws, priority_updates, requests, ring_table
 from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.sources import RingsSource
+from mmreplay.storage.gather import SharedArrays
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
 from tests.samplers.frequencies import assert_distribution
 
@@ -877,6 +878,86 @@ def test_a_ring_that_was_deleted_and_made_again_is_followed(
     assert own.min() >= 1000
     source.close()
     run.close()
+
+
+PICTURES = mr.Schema(
+    {
+        "n": mr.Field((), "int64"),
+        "vector": mr.Field((200,), "float32"),
+        "picture": mr.Field((16, 300), "uint8"),
+    }
+)
+
+
+def pictures(numbers):
+    """Rows that hold these numbers everywhere, ``[*numbers.shape, *shape]``."""
+    each = numbers[..., np.newaxis]
+    return {
+        "n": numbers,
+        "vector": np.broadcast_to(each, (*numbers.shape, 200)).astype(np.float32),
+        "picture": np.broadcast_to(
+            each[..., np.newaxis] % 251, (*numbers.shape, 16, 300)
+        ).astype(np.uint8),
+    }
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("per_call", [1, 3])
+@pytest.mark.parametrize(
+    ("make_sampler", "alone"),
+    [
+        (lambda: mr.PrioritizedSampler(seed=1), False),
+        (lambda: mr.PrioritizedSampler(seed=1), True),
+        (lambda: mr.UniformSampler(seed=1), False),
+        (lambda: mr.SequenceSampler(3, sampler=mr.UniformSampler(seed=1)), False),
+        (lambda: mr.ShuffledSampler(seed=1), False),
+    ],
+)
+def test_rings_of_this_node_are_gathered_into_the_arrays_of_the_batch(
+    tmp_path, monkeypatch, engine, per_call, make_sampler, alone
+):
+    folders = {}
+    for number in range(4):
+        folder = folders[f"r{number}"] = tmp_path / str(number)
+        numbers = 1000 * number + np.arange(150 * number)
+        with mr.ReplayBuffer.create(folder, PICTURES, 500, engine=engine) as ring:
+            if number:
+                ring.extend(pictures(numbers))
+    there = {"r3": folders.pop("r3")}
+    joined, batches, found = SharedArrays.joined, [], []
+
+    def spied(self, parts):
+        found.append(joined(self, parts))
+        return found[-1]
+
+    for way in ("shared", "copied", "with another node"):
+        patched = spied if way != "copied" else lambda *_: None
+        monkeypatch.setattr(SharedArrays, "joined", patched)
+        shards = [Shard("s0", folders)]
+        if way == "with another node":
+            shards.append(Shard("s1", there))
+        run = Run(*shards, key="s0")
+        source = RingsSource(run, make_sampler(), (), per_call=per_call, alone=alone)
+        own = [sample(source, 64) for _ in range(6)]
+        for batch in own:
+            expected = 1000 * batch.buffer_ids + batch.positions
+            if batch.window_positions is not None:
+                expected = (
+                    1000 * batch.buffer_ids[:, np.newaxis] + batch.window_positions
+                )
+                expected = np.where(batch.mask, expected, batch["n"])
+            for path, column in pictures(expected).items():
+                np.testing.assert_array_equal(batch[path], column)
+        if way == "shared" and per_call == 1:
+            # Two rings have rows: vectors and pictures are in one array each.
+            assert sum(each is not None for each in found) == 2 * len(own)
+        found.clear()
+        batches.append(own)
+        source.close()
+        run.close()
+    for one, other in zip(*batches[:2], strict=True):
+        np.testing.assert_array_equal(one["n"], other["n"])
+        np.testing.assert_array_equal(one.weights, other.weights)
 
 
 @pytest.mark.parametrize("alone", [False, True])

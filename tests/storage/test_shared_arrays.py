@@ -1,0 +1,152 @@
+"""Gathers that fill the same arrays give what arrays of their own, joined, would."""
+
+import numpy as np
+import pytest
+
+from mmreplay.storage.gather import BufferPool, SharedArrays
+
+UINT8 = np.dtype(np.uint8)
+RECORD = np.dtype([("x", "<f4", (40,)), ("y", "<i8"), ("end", "?")])
+
+
+def filled(array, number):
+    array.view(UINT8).reshape(-1)[...] = number
+    return array
+
+
+def parts_of(shared, pool, counts, *kinds):
+    """For each gather, an array of each kind that holds the gather's number."""
+    found = []
+    for number, count in enumerate(counts):
+        shared.begin(number)
+        found.append([filled(pool.empty((count, *s), d), 1 + number) for s, d in kinds])
+    return found
+
+
+def test_rows_of_several_gathers_are_one_array():
+    pool, counts = BufferPool(), [3, 1, 0, 5]
+    with SharedArrays(pool, np.cumsum(counts).tolist()) as shared:
+        parts = parts_of(shared, pool, counts, ((80, 80), UINT8), ((), RECORD))
+    pixels, records = zip(*(parts[number] for number in (0, 1, 3)), strict=True)
+    joined = shared.joined(pixels)
+    np.testing.assert_array_equal(joined, np.concatenate(pixels))
+    assert joined.flags.c_contiguous
+    assert joined.flags.writeable
+    assert all(np.shares_memory(joined, part) for part in pixels)
+    # It is copied sooner than found.
+    assert shared.joined(records) is None
+
+
+def test_a_field_of_records_is_one_array():
+    pool, counts = BufferPool(), [100, 50]
+    with SharedArrays(pool, [100, 150]) as shared:
+        parts = parts_of(shared, pool, counts, ((), RECORD))
+    for part, numbers in zip(parts, np.split(np.arange(150), [100]), strict=True):
+        part[0]["x"] = numbers[:, None] + np.arange(40) / 64
+    fields = [part["x"] for (part,) in parts]
+    joined = shared.joined(fields)
+    assert joined.strides == fields[0].strides
+    np.testing.assert_array_equal(joined, np.concatenate(fields))
+    assert np.shares_memory(joined, fields[1])
+
+
+def test_rows_of_windows_are_one_array():
+    pool, counts = BufferPool(), [30, 20]
+    with SharedArrays(pool, [30, 50]) as shared:
+        windows = []
+        for number, count in enumerate(counts):
+            shared.begin(number)
+            flat = pool.empty((count * 4, 50), UINT8)
+            windows.append(filled(flat, number).reshape(count, 4, 50))
+    joined = shared.joined(windows)
+    assert joined.shape == (50, 4, 50)
+    np.testing.assert_array_equal(joined, np.concatenate(windows))
+    assert np.shares_memory(joined, windows[1])
+
+
+def test_what_does_not_follow_each_other_is_not_joined():
+    pool, counts = BufferPool(), [4, 4]
+    with SharedArrays(pool, [4, 8]) as shared:
+        (one,), (two,) = parts_of(shared, pool, counts, ((2000,), UINT8))
+    assert shared.joined([one, two]) is not None
+    for parts in (
+        [two, one], [one, one], [one, two.copy()], [one.copy(), two], [one[:3], two],
+        [one, two[1:]], [one[:, ::2], two], [one[::-1], two], [one.copy(), one.copy()],
+    ):  # fmt: skip
+        assert shared.joined(parts) is None
+    # A part of it that follows is as good.
+    joined = shared.joined([one[1:], two])
+    np.testing.assert_array_equal(joined, np.concatenate([one[1:], two]))
+
+
+def test_memory_that_was_not_shared_is_not_joined():
+    pool = BufferPool()
+    shared = SharedArrays(pool, [4, 8])
+    whole = np.zeros((8, 2000), UINT8)
+    assert shared.joined([whole[:4], whole[4:]]) is None
+
+
+@pytest.mark.parametrize("other", [((8000,), UINT8), ((1000,), np.dtype("<u2"))])
+def test_a_gather_that_asks_for_something_else_gets_its_own(other):
+    pool = BufferPool()
+    with SharedArrays(pool, [4, 8, 12]) as shared:
+        shared.begin(0)
+        one = filled(pool.empty((4, 2000), UINT8), 1)
+        shared.begin(1)
+        two = filled(pool.empty((4, *other[0]), other[1]), 2)
+        shared.begin(2)
+        # Other rows than were said, an array of bytes, and a number.
+        own = [pool.empty(shape, UINT8) for shape in ((5, 2000), (8001,), ())]
+        three = filled(pool.empty((4, 2000), UINT8), 3)
+    assert [array.shape for array in own] == [(5, 2000), (8001,), ()]
+    for array in own:
+        filled(array, 9)
+    assert (two.shape, two.dtype) == ((4, *other[0]), other[1])
+    assert shared.joined([one, two]) is None
+    assert shared.joined([one, three]) is None
+    assert {1} == {*one.flat}
+    assert {3} == {*three.flat}
+    assert {2} == {*two.view(UINT8).flat}
+
+
+def test_the_thread_s_pool_gives_the_memory_and_serves_again():
+    class Counting(BufferPool):
+        asked = 0
+
+        def empty(self, shape, dtype):
+            self.asked += 1
+            return super().empty(shape, dtype)
+
+    def gather_and_fail():
+        with SharedArrays(joiner, [2]) as shared:
+            shared.begin(0)
+            engine.empty((2, 3000), UINT8)
+            raise ZeroDivisionError
+
+    loader, joiner, engine = Counting(), BufferPool(), BufferPool()
+    with loader:
+        with pytest.raises(ZeroDivisionError):
+            gather_and_fail()
+        assert loader.asked == 1
+        engine.empty((2, 3000), UINT8)
+        assert loader.asked == 2
+    engine.empty((2, 3000), UINT8)
+    assert loader.asked == 2
+    assert joiner.nbytes == 0
+
+
+def test_batches_divided_otherwise_use_the_same_memory_once_it_is_free():
+    pool, held, addresses = BufferPool(), [], set()
+    for first in (8, 3, 2, 5, 7):
+        with SharedArrays(pool, [first, 10]) as shared:
+            parts = parts_of(shared, pool, [first, 10 - first], ((5000,), UINT8))
+        batch = shared.joined([part for (part,) in parts])
+        if first == 8:
+            held.append(batch)
+            expected = batch.copy()
+        else:
+            addresses.add(batch.ctypes.data)
+        del parts, batch, shared
+    np.testing.assert_array_equal(held[0], expected)
+    assert held[0].ctypes.data not in addresses
+    assert len(addresses) == 1
