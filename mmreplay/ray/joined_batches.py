@@ -14,7 +14,7 @@ from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
-from mmreplay.storage.gather import BufferPool, SharedArrays
+from mmreplay.storage.gather import BufferPool, Offsets, SharedArrays
 
 
 class BatchJoiner:
@@ -34,6 +34,7 @@ class BatchJoiner:
             table: The rings that are known.
         """
         self._sampler, self._table = sampler, table
+        self._offsets: Offsets = {}
         self.pool = BufferPool()
 
     def join(
@@ -67,10 +68,7 @@ class BatchJoiner:
         masks = [rows.mask for rows in each if rows.mask is not None]
         windows = [rows.windows for rows in each if rows.windows is not None]
         return Batch(
-            {
-                path: self._rows([a for r in each for a in r.fields[path]], shared)
-                for path in first.fields
-            },
+            {path: self._rows(path, each, shared) for path in first.fields},
             _joined([rows.env_ids for rows in each]),
             _joined([rows.positions for rows in each]),
             probabilities,
@@ -94,6 +92,7 @@ class BatchJoiner:
         """
         fractions = call.fractions
         order = batch_by_batch([call.stops[rows.number] for rows in rings])
+        as_gathered = [ring for ring, _, _ in order] == [*range(len(rings))]
 
         def joined(columns: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
             return in_order(columns, order)
@@ -105,7 +104,7 @@ class BatchJoiner:
         windows = [[rows.windows] for rows in rings if rows.windows is not None]
         return Batch(
             {
-                path: self._rows(joined([r.fields[path] for r in rings]), shared)
+                path: self._rows(path, rings, shared, None if as_gathered else order)
                 for path in rings[0].fields
             },
             _joined(joined([[rows.env_ids] for rows in rings])),
@@ -183,24 +182,43 @@ class BatchJoiner:
         Args:
             stops: Of each ring, where its rows end among those of all.
         """
-        return SharedArrays(self.pool, stops)
+        # Transforms may return any part of what was gathered, another one each time.
+        offsets = None if self._table.transforms else self._offsets
+        return SharedArrays(self.pool, stops, offsets)
 
-    def _rows(self, arrays: Sequence[Any], shared: SharedArrays) -> Any:
+    def _rows(
+        self,
+        path: str,
+        rings: Sequence[RingRows],
+        shared: SharedArrays,
+        order: Sequence[Fragment] | None = None,
+    ) -> Any:
         """Join rows of a field in memory that is used again.
 
         What travelled is Ray's memory, read-only and not to be held, so that it is
         copied even where it is one array, or one `Ragged`.
+
+        Args:
+            path: Of the field.
+            rings: What the rings gave.
+            shared: Into which rings of this node were gathered.
+            order: The rows of each ring in the order of the batches; None as they are.
         """
+        columns: list[list[Any]] = [rows.fields[path] for rows in rings]
+        arrays = [array for column in columns for array in column]
         first = arrays[0]
         if isinstance(first, Ragged):
             if len(arrays) == 1 and first.values.flags.writeable:
                 return first
             return Ragged.concatenate(arrays)
+        if len(arrays) == len(rings) > 1:
+            whole = shared.joined(arrays, path, order)
+            if whole is not None:
+                return whole
+        if order is not None:
+            arrays = in_order(columns, order)
         if len(arrays) == 1 and first.flags.writeable:
             return first
-        whole = shared.joined(arrays)
-        if whole is not None:
-            return whole
         count = sum([len(array) for array in arrays])
         out = self.pool.empty((count, *first.shape[1:]), first.dtype)
         return np.concatenate(arrays, out=out)

@@ -156,6 +156,7 @@ class RingTable:
         run: The run.
         client: What its rings are drawn by.
         prioritized: Whether that is by priority.
+        transforms: Of every ring.
         lock: Guards all of it.
         shards: By key.
         rings: By number.
@@ -192,7 +193,7 @@ class RingTable:
             StarvedError: No node with a ring answers.
         """
         self.run, self._stats = run, stats
-        self._transforms = tuple(transforms)
+        self.transforms = tuple(transforms)
         self._alone, self.lost_s, self._waits = alone, lost_s, waits
         described: list[Description] = []
         # Refused once it is known that a ring is on another node.
@@ -386,7 +387,7 @@ class RingTable:
             folders = {name: Path(each["path"]) for name, each in found.items()}
             if all(folder.is_dir() for folder in folders.values()):
                 if shard.draws is None:
-                    shard.draws = RingDraws(self.client, self._transforms)
+                    shard.draws = RingDraws(self.client, self.transforms)
                     shard.calls = LocalCalls(shard.remote.key, shard.draws)
                 shard.draws.serve(folders)
                 buffers = shard.draws.buffers
@@ -402,7 +403,7 @@ class RingTable:
             self._check_schema(schema, f"{shard.remote.key}/{name}")
             buffer = buffers.get(name)
             if here and buffer is None:
-                buffer = _opened(each, self._transforms)
+                buffer = _opened(each, self.transforms)
             with self.lock:
                 if ring is None:
                     ring = KnownRing(

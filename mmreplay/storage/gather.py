@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -43,8 +44,6 @@ TRIES = 4
 turns, and the latter are partly in the caches by then: either way is tried on both."""
 EVERY = 512
 """Batches after which both are tried again: a virtual machine's host changes, too."""
-COPIED_NBYTES = 4 << 10
-"""Fewer bytes are copied before it is known where they are."""
 READ_NBYTES = 1 << 20
 """Read at once of rows that lie together. Between two reads who adds or draws has the
 lock of Python, for 5 ms each time."""
@@ -819,6 +818,10 @@ class BufferPool:
         return self._pools.setdefault(key, [])
 
 
+Offsets = dict[str, tuple[object, int]]
+"""By name of a field of which array it is, and how many bytes are before it there."""
+
+
 class SharedArrays:
     """Has several gathers of a thread fill the same arrays, each its own rows of them.
 
@@ -835,21 +838,28 @@ class SharedArrays:
         ...     one = pool.empty((2, 84, 84), np.dtype(np.uint8))
         ...     shared.begin(1)
         ...     two = pool.empty((3, 84, 84), np.dtype(np.uint8))
-        >>> shared.joined([one, two]).shape
+        >>> shared.joined([one, two], "pixels").shape
         (5, 84, 84)
     """
 
-    def __init__(self, pool: BufferPool, stops: Sequence[int]) -> None:
+    def __init__(
+        self, pool: BufferPool, stops: Sequence[int], offsets: Offsets | None = None
+    ) -> None:
         """Take the arrays from a pool.
 
         Args:
             pool: The pool.
             stops: Of each gather, where its rows end among those of all.
+            offsets: What was found of fields by gathers before; they are where they
+                were. None to look at each array, as transforms may return any part.
         """
         self._pool, self._stops = pool, stops
+        self._offsets = {} if offsets is None else offsets
+        self._looks = offsets is None
         self._own = slice(0, 0)
         self._number = 0
         self._arrays: list[Array] = []
+        self._arranged: dict[int, Array] = {}
         self._outer: BufferPool | SharedArrays | None = None
 
     def __enter__(self) -> Self:
@@ -898,27 +908,72 @@ class SharedArrays:
         finally:
             _serving.pool = self
 
-    def joined(self, parts: Sequence[Array]) -> Array | None:
+    def joined(
+        self,
+        parts: Sequence[Array],
+        name: str,
+        order: Sequence[tuple[int, int, int]] | None = None,
+    ) -> Array | None:
         """Return one array of rows that follow each other in one that was shared.
 
         Args:
-            parts: Of the gathers, or a field of theirs.
+            parts: Of every gather that has rows, or a field of theirs.
+            name: Of the field.
+            order: Rows in the order that is wanted: of which part, the first of them,
+                and one past the last; None as they are. Their bytes are copied once,
+                whatever fields they hold.
 
         Returns:
-            None where they do not follow each other, or are soon copied.
+            None where they do not follow each other.
         """
-        first, count = parts[0], 0
-        if first.nbytes < COPIED_NBYTES:
-            return None
-        begin = address = first.ctypes.data
-        for part in parts:
-            if part.ctypes.data != address or part.strides != first.strides:
-                return None
-            count += len(part)
-            address += len(part) * part.strides[0]
+        first, count = parts[0], self._stops[-1]
+        whole, strides = first.base, first.strides
         for array in self._arrays:
-            start = begin - array.ctypes.data
-            if 0 <= start < array.nbytes:
-                shape = count, *first.shape[1:]
-                return np.ndarray(shape, first.dtype, array, start, first.strides)
-        return None
+            # Some pools hand out the first rows of a larger array.
+            if whole is array or (whole is array.base and whole is not None):
+                break
+        else:
+            return None
+        rows = 0
+        for part in parts:
+            if part.base is not whole or part.strides != strides:
+                return None
+            rows += len(part)
+        if rows != count:
+            return None
+        found = array.dtype, strides, first.dtype
+        kind, offset = self._offsets.get(name, (None, 0))
+        if self._looks or kind != found:
+            offset, at = first.ctypes.data - array.ctypes.data, first.ctypes.data
+            for part in parts:
+                if part.ctypes.data != at:
+                    return None
+                at += len(part) * strides[0]
+            self._offsets[name] = found, offset
+        if order is not None:
+            array = self._in_order(array, parts, order)
+        return np.ndarray(
+            (count, *first.shape[1:]), first.dtype, array, offset, strides
+        )
+
+    def _in_order(
+        self,
+        array: Array,
+        parts: Sequence[Array],
+        order: Sequence[tuple[int, int, int]],
+    ) -> Array:
+        """Return an array, copied in the order that is wanted; see `joined`."""
+        arranged = self._arranged.get(id(array))
+        if arranged is None:
+            rows = array.view(UINT8).reshape(self._stops[-1], -1)
+            arranged = self._pool.empty(rows.shape, UINT8)
+            begins = [0, *accumulate([len(part) for part in parts])]
+            np.concatenate(
+                [
+                    rows[begins[part] + first : begins[part] + stop]
+                    for part, first, stop in order
+                ],
+                out=arranged,
+            )
+            self._arranged[id(array)] = arranged
+        return arranged

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mmreplay.loader.sources import PowerOfTwoPool
 from mmreplay.storage.gather import BufferPool, SharedArrays
 
 UINT8 = np.dtype(np.uint8)
@@ -23,18 +24,18 @@ def parts_of(shared, pool, counts, *kinds):
     return found
 
 
-def test_rows_of_several_gathers_are_one_array():
+@pytest.mark.parametrize("make_pool", [BufferPool, PowerOfTwoPool])
+def test_rows_of_several_gathers_are_one_array(make_pool):
     pool, counts = BufferPool(), [3, 1, 0, 5]
-    with SharedArrays(pool, np.cumsum(counts).tolist()) as shared:
+    with SharedArrays(make_pool(), np.cumsum(counts).tolist()) as shared:
         parts = parts_of(shared, pool, counts, ((80, 80), UINT8), ((), RECORD))
     pixels, records = zip(*(parts[number] for number in (0, 1, 3)), strict=True)
-    joined = shared.joined(pixels)
+    joined = shared.joined(pixels, "x")
     np.testing.assert_array_equal(joined, np.concatenate(pixels))
     assert joined.flags.c_contiguous
     assert joined.flags.writeable
     assert all(np.shares_memory(joined, part) for part in pixels)
-    # It is copied sooner than found.
-    assert shared.joined(records) is None
+    np.testing.assert_array_equal(shared.joined(records, "x"), np.concatenate(records))
 
 
 def test_a_field_of_records_is_one_array():
@@ -44,7 +45,7 @@ def test_a_field_of_records_is_one_array():
     for part, numbers in zip(parts, np.split(np.arange(150), [100]), strict=True):
         part[0]["x"] = numbers[:, None] + np.arange(40) / 64
     fields = [part["x"] for (part,) in parts]
-    joined = shared.joined(fields)
+    joined = shared.joined(fields, "x")
     assert joined.strides == fields[0].strides
     np.testing.assert_array_equal(joined, np.concatenate(fields))
     assert np.shares_memory(joined, fields[1])
@@ -58,7 +59,7 @@ def test_rows_of_windows_are_one_array():
             shared.begin(number)
             flat = pool.empty((count * 4, 50), UINT8)
             windows.append(filled(flat, number).reshape(count, 4, 50))
-    joined = shared.joined(windows)
+    joined = shared.joined(windows, "x")
     assert joined.shape == (50, 4, 50)
     np.testing.assert_array_equal(joined, np.concatenate(windows))
     assert np.shares_memory(joined, windows[1])
@@ -68,22 +69,20 @@ def test_what_does_not_follow_each_other_is_not_joined():
     pool, counts = BufferPool(), [4, 4]
     with SharedArrays(pool, [4, 8]) as shared:
         (one,), (two,) = parts_of(shared, pool, counts, ((2000,), UINT8))
-    assert shared.joined([one, two]) is not None
+    assert shared.joined([one, two], "x") is not None
     for parts in (
         [two, one], [one, one], [one, two.copy()], [one.copy(), two], [one[:3], two],
-        [one, two[1:]], [one[:, ::2], two], [one[::-1], two], [one.copy(), one.copy()],
+        [one, two[1:]], [one[1:], two], [one], [two], [one[:, ::2], two],
+        [one[::-1], two], [one.copy(), one.copy()],
     ):  # fmt: skip
-        assert shared.joined(parts) is None
-    # A part of it that follows is as good.
-    joined = shared.joined([one[1:], two])
-    np.testing.assert_array_equal(joined, np.concatenate([one[1:], two]))
+        assert shared.joined(parts, "x") is None
 
 
 def test_memory_that_was_not_shared_is_not_joined():
     pool = BufferPool()
     shared = SharedArrays(pool, [4, 8])
     whole = np.zeros((8, 2000), UINT8)
-    assert shared.joined([whole[:4], whole[4:]]) is None
+    assert shared.joined([whole[:4], whole[4:]], "x") is None
 
 
 @pytest.mark.parametrize("other", [((8000,), UINT8), ((1000,), np.dtype("<u2"))])
@@ -102,8 +101,8 @@ def test_a_gather_that_asks_for_something_else_gets_its_own(other):
     for array in own:
         filled(array, 9)
     assert (two.shape, two.dtype) == ((4, *other[0]), other[1])
-    assert shared.joined([one, two]) is None
-    assert shared.joined([one, three]) is None
+    assert shared.joined([one, two], "x") is None
+    assert shared.joined([one, three], "x") is None
     assert {1} == {*one.flat}
     assert {3} == {*three.flat}
     assert {2} == {*two.view(UINT8).flat}
@@ -140,7 +139,7 @@ def test_batches_divided_otherwise_use_the_same_memory_once_it_is_free():
     for first in (8, 3, 2, 5, 7):
         with SharedArrays(pool, [first, 10]) as shared:
             parts = parts_of(shared, pool, [first, 10 - first], ((5000,), UINT8))
-        batch = shared.joined([part for (part,) in parts])
+        batch = shared.joined([part for (part,) in parts], "x")
         if first == 8:
             held.append(batch)
             expected = batch.copy()
@@ -150,3 +149,48 @@ def test_batches_divided_otherwise_use_the_same_memory_once_it_is_free():
     np.testing.assert_array_equal(held[0], expected)
     assert held[0].ctypes.data not in addresses
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("make_pool", [BufferPool, PowerOfTwoPool])
+@pytest.mark.parametrize("kept", [False, True])
+def test_pieces_are_put_in_the_order_that_is_wanted(kept, make_pool):
+    pool, shared_pool = BufferPool(), make_pool()
+    counts, offsets = [5, 3], {} if kept else None
+    order = [(0, 0, 2), (1, 0, 1), (0, 2, 5), (1, 1, 3)]
+    for turn in range(3):
+        with SharedArrays(shared_pool, [5, 8], offsets) as shared:
+            parts = parts_of(shared, pool, counts, ((), RECORD), ((9,), UINT8))
+        for array, first in zip(*parts, strict=True):
+            numbers = np.arange(8) + 10 * turn
+            for part, own in ((array, numbers[:5]), (first, numbers[5:])):
+                for name in part.dtype.names or ():
+                    part[name] = own.reshape(-1, *[1] * (part[name].ndim - 1))
+                if not part.dtype.names:
+                    part[...] = own[:, np.newaxis]
+        for number, name in ((0, "x"), (0, "y"), (1, None)):
+            fields = [
+                own[number] if name is None else own[number][name] for own in parts
+            ]
+            pieces = [fields[part][first:stop] for part, first, stop in order]
+            found = shared.joined(fields, name or "bytes", order)
+            np.testing.assert_array_equal(found, np.concatenate(pieces))
+            # What was gathered stays as it was.
+            np.testing.assert_array_equal(
+                shared.joined(fields, name or "bytes"), np.concatenate(fields)
+            )
+
+
+def test_where_fields_were_found_they_are_not_looked_for_again():
+    pool, offsets = BufferPool(), {}
+    for _ in range(2):
+        with SharedArrays(pool, [2, 5], offsets) as shared:
+            one, two = parts_of(shared, pool, [2, 3], ((), RECORD))
+        for name in ("x", "y"):
+            fields = [one[0][name], two[0][name]]
+            joined = shared.joined(fields, name)
+            np.testing.assert_array_equal(joined, np.concatenate(fields))
+        # Rows of other gathers, or that lack some, are not taken for all.
+        assert shared.joined([one[0]["x"]], "x") is None
+        assert shared.joined([one[0]["x"], two[0]["x"][:2]], "x") is None
+        assert shared.joined([one[0]["x"], two[0]["x"].copy()], "x") is None
+    assert len(offsets) == 2
