@@ -216,8 +216,14 @@ RAY = (
                      f"other_nodes {what} speedup torchrl", times),
         )
     ),
-    at_least("two rings on Ray, rate over that of one", "bench_ray",
-          "one_against_two rate_of_two_over_one", 0.95),
+    *(
+        at_least(f"two rings on Ray, rate over that of one{words}", "bench_ray",
+                 f"one_against_two rate_of_two_over_one{kind}", 0.95)
+        for kind, words in (
+            ("", ", rows of a number"), ("_vectors", ", vectors"),
+            ("_pixels", ", rows of 28 KB"),
+        )
+    ),
     *(
         at_least(f"{words}, p", "bench_ray", f"one_against_two {which}_p", 0.001)
         for which, words in (

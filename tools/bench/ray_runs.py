@@ -315,10 +315,17 @@ class BareShard:
 
 
 def fill(
-    run: str, schema: mr.Schema, root: str, rows: int, shape: tuple[int, ...] | None
+    run: str,
+    schema: mr.Schema,
+    root: str,
+    rows: int,
+    shape: tuple[int, ...] | None,
+    name: str | None = None,
 ) -> None:
     """Be the writer of one node: write its ring and leave it to the shard."""
-    with mr.ray.writer(run, schema, rows, root=root, autoreset="disabled") as writer:
+    with mr.ray.writer(
+        run, schema, rows, root=root, name=name, autoreset="disabled"
+    ) as writer:
         size = min(rows, 500)
         for first in range(0, rows // size * size, size):
             if shape is None:
@@ -420,7 +427,8 @@ def one_against_two(folder: Path, sizes: RunSizes) -> dict[str, object]:
     The priority of a step is a function of the step. Once all were updated, the counts
     of the steps drawn are held to their probabilities by a chi-squared test, and the
     two samples of priorities to each other by that of Kolmogorov and Smirnov. The rate
-    is that of clients with the defaults, and with 4 batches a call.
+    is that of clients with the defaults, and with 4 batches a call; and with the
+    defaults for rings of vectors and of pixels.
     """
     stats, rows = import_module("scipy.stats"), 4000
     schema = mr.Schema({"number": mr.Field((), "int64")})
@@ -472,6 +480,37 @@ def one_against_two(folder: Path, sizes: RunSizes) -> dict[str, object]:
             rate = float(np.median(one_s / two_s))
             found[f"rate_of_two_over_one{kind}"] = rounded(rate)
             found[f"median_us{kind}"] = medians_us(times)
+    return found | _two_of_larger_rows(folder, sizes)
+
+
+def _two_of_larger_rows(folder: Path, sizes: RunSizes) -> dict[str, object]:
+    """The rate of two rings over that of one for vectors, and for pixels."""
+    found: dict[str, object] = {}
+    pixels = mr.Schema({"pixels": mr.Field(PIXELS, "uint8")})
+    for kind, schema, shape, rows, calls in (
+        ("vectors", VECTORS, None, sizes.steps, 2 * sizes.calls),
+        ("pixels", pixels, PIXELS, sizes.large_nbytes // int(np.prod(PIXELS)),
+         sizes.calls),
+    ):  # fmt: skip
+        with cluster(), ExitStack() as stack:
+            sides: dict[str, Side] = {}
+            for rings in (1, 2):
+                run = f"{kind}-{rings}"
+                stack.callback(mr.ray.stop, run)
+                for ring in range(rings):
+                    root, name = str(folder / "two"), f"ring-{ring}"
+                    fill(run, schema, root, rows // rings, shape, name)
+                sampler = mr.PrioritizedSampler(seed=0)
+                client = mr.ray.ReplayClient(run, sampler, (), BATCH)
+                side = _learning(stack.enter_context(client))
+                for _ in range(sizes.calls):
+                    side()
+                sides[f"rings-{rings}"] = side
+            times = race(sides, sizes.turns, calls, ahead=AHEAD + 1)
+        one_s, two_s = times.values()
+        rate = float(np.median(one_s / two_s))
+        found[f"rate_of_two_over_one_{kind}"] = rounded(rate)
+        found[f"median_us_{kind}"] = medians_us(times)
     return found
 
 
