@@ -884,11 +884,13 @@ class SharedArrays:
         """Return the gather's rows of an array; see `BufferPool.empty`.
 
         Gathers of one kind ask for the same arrays in the same order. One that asks for
-        another one, or for another number of rows, gets an array of its own.
+        another one, or for another number of rows, gets an array of its own; so does
+        one that asks for bytes, which are the values of rows and not rows.
         """
         own = self._own
         count = own.stop - own.start
-        if not shape or not count or shape[0] % count:
+        is_bytes = len(shape) == 1 and dtype == UINT8
+        if is_bytes or not shape or not count or shape[0] % count:
             return self._new(shape, dtype)
         # Of windows every row of each, and of pairs both.
         each = shape[0] // count

@@ -85,7 +85,15 @@ def test_memory_that_was_not_shared_is_not_joined():
     assert shared.joined([whole[:4], whole[4:]], "x") is None
 
 
-@pytest.mark.parametrize("other", [((8000,), UINT8), ((1000,), np.dtype("<u2"))])
+def test_bytes_of_values_take_no_more_than_they_are():
+    shared_pool, pool = BufferPool(), BufferPool()
+    with SharedArrays(shared_pool, [1, 1000]) as shared:
+        shared.begin(0)
+        pool.empty_bytes(1 << 20)
+    assert shared_pool.nbytes == 1 << 20
+
+
+@pytest.mark.parametrize("other", [((80, 80), UINT8), ((1000,), np.dtype("<u2"))])
 def test_a_gather_that_asks_for_something_else_gets_its_own(other):
     pool = BufferPool()
     with SharedArrays(pool, [4, 8, 12]) as shared:
@@ -95,9 +103,9 @@ def test_a_gather_that_asks_for_something_else_gets_its_own(other):
         two = filled(pool.empty((4, *other[0]), other[1]), 2)
         shared.begin(2)
         # Other rows than were said, an array of bytes, and a number.
-        own = [pool.empty(shape, UINT8) for shape in ((5, 2000), (8001,), ())]
+        own = [pool.empty(shape, UINT8) for shape in ((5, 2000), (8000,), ())]
         three = filled(pool.empty((4, 2000), UINT8), 3)
-    assert [array.shape for array in own] == [(5, 2000), (8001,), ()]
+    assert [array.shape for array in own] == [(5, 2000), (8000,), ()]
     for array in own:
         filled(array, 9)
     assert (two.shape, two.dtype) == ((4, *other[0]), other[1])
