@@ -32,7 +32,7 @@ from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
     FormatError,
-    ReplayError,
+    LockedError,
     SchemaError,
     VersionError,
     shown,
@@ -326,7 +326,7 @@ def create(
     return opened
 
 
-def remove_empty(path: Path, uuid: bytes | None = None) -> None:
+def remove_empty(path: Path, uuid: bytes | None = None) -> bool:
     """Remove a buffer that was made for a call that failed: it would be in the way.
 
     One that another process writes, or that has rows, stays. So does one that cannot
@@ -335,23 +335,31 @@ def remove_empty(path: Path, uuid: bytes | None = None) -> None:
     Args:
         path: Its folder, which stays, with the files of others in it. It is closed.
         uuid: Of the buffer that was made; None where that is not known.
+
+    Returns:
+        False where another process has it open for writing.
     """
     if not holds_buffer(path):
-        return
-    with suppress(OSError, ReplayError):
-        lock = WriterLock(path)
+        return True
+    # Warnings may be errors.
+    with suppress(Exception):
+        try:
+            lock = WriterLock(path)
+        except LockedError:
+            return False
         try:
             opened = open_reader(path)
             has_rows, metadata = bool(opened.commit.heads.any()), opened.metadata
             opened.close()
             if has_rows or uuid not in (None, metadata.uuid):
-                return
+                return True
             # The metadata first: without it the folder is no buffer.
             own = metadata_file.FILE_NAME, metadata.folder, *metadata_file.SIDECARS
             for name in (*own, LOCK):
                 files.remove_tree(path / name)
         finally:
             lock.release()
+    return True
 
 
 def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:

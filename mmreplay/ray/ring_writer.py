@@ -137,14 +137,19 @@ def writer(
     return RingWriter(run, key, buffer)
 
 
-def remove_refused(path: Path, uuid: bytes | None = None) -> None:
+def remove_refused(
+    path: Path, uuid: bytes | None = None, locked_s: float = 0.0
+) -> None:
     """Remove a ring that was made for a run which refuses it; see `remove_empty`.
 
     Args:
         path: The ring, closed.
         uuid: Of the ring that was made; None where that is not known.
+        locked_s: How long another process may have it open for writing.
     """
-    remove_empty(path, uuid)
+    stop = time.monotonic() + locked_s
+    while not remove_empty(path, uuid) and time.monotonic() < stop:
+        time.sleep(PAUSE_S)
     with suppress(OSError):
         files.disk.rmdir(path)
 
@@ -311,8 +316,13 @@ def _open(
                 # Of two first writers of a run, the limiter of one was refused.
                 remove_refused(path)
                 raise
-            except (LockedError, FormatError):
-                # Another writer makes it, or made it since it was looked for.
+            except LockedError:
+                # Another writer makes it, or it is just removed.
+                if len(names) > 1:
+                    continue
+                raise
+            except FormatError:
+                # Another writer made it since it was looked for.
                 if len(names) > 1 and (path / LOCK).exists():
                     continue
                 raise

@@ -52,6 +52,7 @@ from mmreplay.ray.limits import (
 )
 from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import (
+    LOCKED_S,
     check_create,
     check_folder,
     node_key,
@@ -148,7 +149,8 @@ def thin_ring(
         serve(Remote(cluster.shard_name(run, key)), THIN)
     except SchemaError:
         if made is not None:
-            remove_refused(ring, made)
+            # The shard may have opened it, and is ended by a refusal.
+            remove_refused(ring, made, LOCKED_S)
         raise
 
 

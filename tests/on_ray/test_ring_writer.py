@@ -1,5 +1,6 @@
 """What a writer of a run refuses before it joins, without a cluster."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
+from mmreplay.disk.lock import WriterLock  # noqa: E402
 from mmreplay.ray import cluster, ring_writer, thin  # noqa: E402
 from mmreplay.ray.ring_writer import _check_ring_name, _open  # noqa: E402
 from tests.on_ray.rows import SCHEMA  # noqa: E402
@@ -20,11 +22,13 @@ def test_names_of_other_files_of_the_folder_are_refused(name):
 
 def test_a_ring_is_opened_again_only_by_what_it_was_made_with(tmp_path):
     def again(**create):
-        _open(tmp_path, "w", SCHEMA, 100, 1, None, "break", create).close()
+        ring, is_new = _open(tmp_path, ["w"], SCHEMA, 100, 1, None, "break", create)
+        ring.close()
+        return is_new
 
-    again(autoreset="disabled")
-    again()
-    again(autoreset="disabled", engine="memmap")
+    assert again(autoreset="disabled")
+    assert not again()
+    assert not again(autoreset="disabled", engine="memmap")
     with pytest.raises(
         mr.SchemaError, match=r"autoreset must be 'disabled', as of .*got 'next_step'"
     ):
@@ -62,3 +66,24 @@ def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
     with pytest.raises(mr.SchemaError, match="has another schema"):
         thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
     assert len(list((tmp_path / "run").iterdir())) == 2
+
+
+def test_a_ring_that_an_ending_shard_still_has_open_is_removed(
+    refusing, tmp_path, monkeypatch
+):
+    ring, refused = tmp_path / "run" / "thin", cluster.start_registry("run").call
+    threads = []
+
+    def call(method, *arguments):
+        if method == "join":
+            lock = WriterLock(ring)
+            threads.append(threading.Timer(0.3, lock.release))
+            threads[0].start()
+        refused(method, *arguments)
+
+    registry = SimpleNamespace(call=call)
+    monkeypatch.setattr(cluster, "start_registry", lambda run: registry)
+    with pytest.raises(mr.SchemaError, match="has another schema"):
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+    threads[0].join()
+    assert list((tmp_path / "run").iterdir()) == []

@@ -215,7 +215,7 @@ def test_a_ring_of_a_refused_writer_stays_where_another_one_opened_it(
     remove = ring_writer.remove_refused
     rows, paths = block(0, 0, 10), []
 
-    def late(path, uuid):
+    def late(path, uuid, locked_s=0.0):
         paths.append(path)
         with mr.ReplayBuffer.open(path, "r+") as other:
             remove(path, uuid)
