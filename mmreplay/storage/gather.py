@@ -851,7 +851,7 @@ class SharedArrays:
             pool: The pool.
             stops: Of each gather, where its rows end among those of all.
             offsets: What was found of fields by gathers before; they are where they
-                were. None to look at each array, as transforms may return any part.
+                were. None to look at each array, as transforms may return any view.
         """
         self._pool, self._stops = pool, stops
         self._offsets = {} if offsets is None else offsets
@@ -912,23 +912,23 @@ class SharedArrays:
 
     def joined(
         self,
-        parts: Sequence[Array],
+        columns: Sequence[Array],
         name: str,
         order: Sequence[tuple[int, int, int]] | None = None,
     ) -> Array | None:
         """Return one array of rows that follow each other in one that was shared.
 
         Args:
-            parts: Of every gather that has rows, or a field of theirs.
+            columns: Of every gather that has rows, or a field of theirs.
             name: Of the field.
-            order: Rows in the order that is wanted: of which part, the first of them,
+            order: Rows in the order that is wanted: of which gather, the first of them,
                 and one past the last; None as they are. Their bytes are copied once,
                 whatever fields they hold.
 
         Returns:
             None where they do not follow each other.
         """
-        first, count = parts[0], self._stops[-1]
+        first, count = columns[0], self._stops[-1]
         whole, strides = first.base, first.strides
         for array in self._arrays:
             # Some pools hand out the first rows of a larger array.
@@ -937,23 +937,23 @@ class SharedArrays:
         else:
             return None
         rows = 0
-        for part in parts:
-            if part.base is not whole or part.strides != strides:
+        for column in columns:
+            if column.base is not whole or column.strides != strides:
                 return None
-            rows += len(part)
+            rows += len(column)
         if rows != count:
             return None
         found = array.dtype, strides, first.dtype
         kind, offset = self._offsets.get(name, (None, 0))
         if self._looks or kind != found:
             offset, at = first.ctypes.data - array.ctypes.data, first.ctypes.data
-            for part in parts:
-                if part.ctypes.data != at:
+            for column in columns:
+                if column.ctypes.data != at:
                     return None
-                at += len(part) * strides[0]
+                at += len(column) * strides[0]
             self._offsets[name] = found, offset
         if order is not None:
-            array = self._in_order(array, parts, order)
+            array = self._in_order(array, columns, order)
         return np.ndarray(
             (count, *first.shape[1:]), first.dtype, array, offset, strides
         )
@@ -961,7 +961,7 @@ class SharedArrays:
     def _in_order(
         self,
         array: Array,
-        parts: Sequence[Array],
+        columns: Sequence[Array],
         order: Sequence[tuple[int, int, int]],
     ) -> Array:
         """Return an array, copied in the order that is wanted; see `joined`."""
@@ -969,11 +969,11 @@ class SharedArrays:
         if arranged is None:
             rows = array.view(UINT8).reshape(self._stops[-1], -1)
             arranged = self._pool.empty(rows.shape, UINT8)
-            begins = [0, *accumulate([len(part) for part in parts])]
+            begins = [0, *accumulate([len(rows) for rows in columns])]
             np.concatenate(
                 [
-                    rows[begins[part] + first : begins[part] + stop]
-                    for part, first, stop in order
+                    rows[begins[number] + first : begins[number] + stop]
+                    for number, first, stop in order
                 ],
                 out=arranged,
             )

@@ -926,8 +926,8 @@ def test_rings_of_this_node_are_gathered_into_the_arrays_of_the_batch(
     there = {"r3": folders.pop("r3")}
     joined, batches, found = SharedArrays.joined, [], []
 
-    def spied(self, parts, name, order):
-        array = joined(self, parts, name, order)
+    def spied(self, columns, name, order):
+        array = joined(self, columns, name, order)
         if name in PICTURES.fields:
             found.append(array is not None)
         return array

@@ -56,11 +56,11 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_refused(
     folder, monkeypatch, make_again
 ):
     """Otherwise another process would make a new file, and lock that one as well."""
-    path, kept = folder / lock.FILE_NAME, folder / "elsewhere"
+    path, aside = folder / lock.FILE_NAME, folder / "elsewhere"
     take = Disk.lock
 
     def removed_first(disk, fd):
-        path.rename(kept)
+        path.rename(aside)
         if make_again:
             path.touch()
         return take(disk, fd)
@@ -71,7 +71,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_refused(
             mr.ReplayBuffer.open(folder, "r+")
     mr.ReplayBuffer.open(folder, "r+").close()
     # The refused one let go of it.
-    kept.replace(path)
+    aside.replace(path)
     mr.ReplayBuffer.open(folder, "r+").close()
 
 

@@ -15,7 +15,7 @@ def filled(array, number):
     return array
 
 
-def parts_of(shared, pool, counts, *kinds):
+def gathered(shared, pool, counts, *kinds):
     """For each gather, an array of each kind that holds the gather's number."""
     found = []
     for number, count in enumerate(counts):
@@ -28,23 +28,23 @@ def parts_of(shared, pool, counts, *kinds):
 def test_rows_of_several_gathers_are_one_array(make_pool):
     pool, counts = BufferPool(), [3, 1, 0, 5]
     with SharedArrays(make_pool(), np.cumsum(counts).tolist()) as shared:
-        parts = parts_of(shared, pool, counts, ((80, 80), UINT8), ((), RECORD))
-    pixels, records = zip(*(parts[number] for number in (0, 1, 3)), strict=True)
+        columns = gathered(shared, pool, counts, ((80, 80), UINT8), ((), RECORD))
+    pixels, records = zip(*(columns[number] for number in (0, 1, 3)), strict=True)
     joined = shared.joined(pixels, "x")
     np.testing.assert_array_equal(joined, np.concatenate(pixels))
     assert joined.flags.c_contiguous
     assert joined.flags.writeable
-    assert all(np.shares_memory(joined, part) for part in pixels)
+    assert all(np.shares_memory(joined, column) for column in pixels)
     np.testing.assert_array_equal(shared.joined(records, "x"), np.concatenate(records))
 
 
 def test_a_field_of_records_is_one_array():
     pool, counts = BufferPool(), [100, 50]
     with SharedArrays(pool, [100, 150]) as shared:
-        parts = parts_of(shared, pool, counts, ((), RECORD))
-    for part, numbers in zip(parts, np.split(np.arange(150), [100]), strict=True):
-        part[0]["x"] = numbers[:, None] + np.arange(40) / 64
-    fields = [part["x"] for (part,) in parts]
+        columns = gathered(shared, pool, counts, ((), RECORD))
+    for column, numbers in zip(columns, np.split(np.arange(150), [100]), strict=True):
+        column[0]["x"] = numbers[:, None] + np.arange(40) / 64
+    fields = [column["x"] for (column,) in columns]
     joined = shared.joined(fields, "x")
     assert joined.strides == fields[0].strides
     np.testing.assert_array_equal(joined, np.concatenate(fields))
@@ -68,14 +68,14 @@ def test_rows_of_windows_are_one_array():
 def test_what_does_not_follow_each_other_is_not_joined():
     pool, counts = BufferPool(), [4, 4]
     with SharedArrays(pool, [4, 8]) as shared:
-        (one,), (two,) = parts_of(shared, pool, counts, ((2000,), UINT8))
+        (one,), (two,) = gathered(shared, pool, counts, ((2000,), UINT8))
     assert shared.joined([one, two], "x") is not None
-    for parts in (
+    for columns in (
         [two, one], [one, one], [one, two.copy()], [one.copy(), two], [one[:3], two],
         [one, two[1:]], [one[1:], two], [one], [two], [one[:, ::2], two],
         [one[::-1], two], [one.copy(), one.copy()],
     ):  # fmt: skip
-        assert shared.joined(parts, "x") is None
+        assert shared.joined(columns, "x") is None
 
 
 def test_memory_that_was_not_shared_is_not_joined():
@@ -146,40 +146,40 @@ def test_batches_divided_otherwise_use_the_same_memory_once_it_is_free():
     pool, held, addresses = BufferPool(), [], set()
     for first in (8, 3, 2, 5, 7):
         with SharedArrays(pool, [first, 10]) as shared:
-            parts = parts_of(shared, pool, [first, 10 - first], ((5000,), UINT8))
-        batch = shared.joined([part for (part,) in parts], "x")
+            columns = gathered(shared, pool, [first, 10 - first], ((5000,), UINT8))
+        batch = shared.joined([column for (column,) in columns], "x")
         if first == 8:
             held.append(batch)
             expected = batch.copy()
         else:
             addresses.add(batch.ctypes.data)
-        del parts, batch, shared
+        del columns, batch, shared
     np.testing.assert_array_equal(held[0], expected)
     assert held[0].ctypes.data not in addresses
     assert len(addresses) == 1
 
 
 @pytest.mark.parametrize("make_pool", [BufferPool, PowerOfTwoPool])
-@pytest.mark.parametrize("kept", [False, True])
-def test_pieces_are_put_in_the_order_that_is_wanted(kept, make_pool):
+@pytest.mark.parametrize("remembers", [False, True])
+def test_pieces_are_put_in_the_order_that_is_wanted(remembers, make_pool):
     pool, shared_pool = BufferPool(), make_pool()
-    counts, offsets = [5, 3], {} if kept else None
+    counts, offsets = [5, 3], {} if remembers else None
     order = [(0, 0, 2), (1, 0, 1), (0, 2, 5), (1, 1, 3)]
     for turn in range(3):
         with SharedArrays(shared_pool, [5, 8], offsets) as shared:
-            parts = parts_of(shared, pool, counts, ((), RECORD), ((9,), UINT8))
-        for array, first in zip(*parts, strict=True):
+            columns = gathered(shared, pool, counts, ((), RECORD), ((9,), UINT8))
+        for array, first in zip(*columns, strict=True):
             numbers = np.arange(8) + 10 * turn
-            for part, own in ((array, numbers[:5]), (first, numbers[5:])):
-                for name in part.dtype.names or ():
-                    part[name] = own.reshape(-1, *[1] * (part[name].ndim - 1))
-                if not part.dtype.names:
-                    part[...] = own[:, np.newaxis]
+            for column, own in ((array, numbers[:5]), (first, numbers[5:])):
+                for name in column.dtype.names or ():
+                    column[name] = own.reshape(-1, *[1] * (column[name].ndim - 1))
+                if not column.dtype.names:
+                    column[...] = own[:, np.newaxis]
         for number, name in ((0, "x"), (0, "y"), (1, None)):
             fields = [
-                own[number] if name is None else own[number][name] for own in parts
+                own[number] if name is None else own[number][name] for own in columns
             ]
-            pieces = [fields[part][first:stop] for part, first, stop in order]
+            pieces = [fields[column][first:stop] for column, first, stop in order]
             found = shared.joined(fields, name or "bytes", order)
             np.testing.assert_array_equal(found, np.concatenate(pieces))
             # What was gathered stays as it was.
@@ -192,7 +192,7 @@ def test_where_fields_were_found_they_are_not_looked_for_again():
     pool, offsets = BufferPool(), {}
     for _ in range(2):
         with SharedArrays(pool, [2, 5], offsets) as shared:
-            one, two = parts_of(shared, pool, [2, 3], ((), RECORD))
+            one, two = gathered(shared, pool, [2, 3], ((), RECORD))
         for name in ("x", "y"):
             fields = [one[0][name], two[0][name]]
             joined = shared.joined(fields, name)
