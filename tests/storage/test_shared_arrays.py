@@ -161,7 +161,7 @@ def test_batches_divided_otherwise_use_the_same_memory_once_it_is_free():
 
 @pytest.mark.parametrize("make_pool", [BufferPool, PowerOfTwoPool])
 @pytest.mark.parametrize("remembers", [False, True])
-def test_pieces_are_put_in_the_order_that_is_wanted(remembers, make_pool):
+def test_spans_are_put_in_the_order_that_is_wanted(remembers, make_pool):
     pool, shared_pool = BufferPool(), make_pool()
     counts, offsets = [5, 3], {} if remembers else None
     order = [(0, 0, 2), (1, 0, 1), (0, 2, 5), (1, 1, 3)]
@@ -179,9 +179,9 @@ def test_pieces_are_put_in_the_order_that_is_wanted(remembers, make_pool):
             fields = [
                 own[number] if name is None else own[number][name] for own in columns
             ]
-            pieces = [fields[column][first:stop] for column, first, stop in order]
+            spans = [fields[column][first:stop] for column, first, stop in order]
             found = shared.joined(fields, name or "bytes", order)
-            np.testing.assert_array_equal(found, np.concatenate(pieces))
+            np.testing.assert_array_equal(found, np.concatenate(spans))
             # What was gathered stays as it was.
             np.testing.assert_array_equal(
                 shared.joined(fields, name or "bytes"), np.concatenate(fields)
