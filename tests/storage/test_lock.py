@@ -52,7 +52,7 @@ def test_a_second_writer_of_the_same_process_is_refused(folder):
 
 
 @pytest.mark.parametrize("make_again", [False, True])
-def test_a_lock_that_is_removed_at_that_moment_is_refused(
+def test_a_lock_is_refused_whose_file_another_process_removes(
     folder, monkeypatch, make_again
 ):
     """Otherwise another process would make a new file, and lock that one as well."""
