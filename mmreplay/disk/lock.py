@@ -82,7 +82,7 @@ class WriterLock:
                 "file system with flock.",
                 errno_=error.errno,
             ) from error
-        if not _names(self._file.path, key):
+        if not _has_name(self._file):
             # The lock of a file without a name would not turn others away.
             raise LockedError(
                 f"{folder} was removed by another process just now. Try again."
@@ -107,13 +107,12 @@ class WriterLock:
         self._file.close()
 
 
-def _names(path: Path, key: Identity) -> bool:
+def _has_name(file: File) -> bool:
     """Return whether a path still leads to the file that was opened by it."""
     try:
-        status = os.stat(path)
+        return os.path.samestat(os.stat(file.path), os.fstat(file.fd))
     except FileNotFoundError:
         return False
-    return (status.st_dev, status.st_ino) == key[:2]
 
 
 def _create(path: Path) -> None:
