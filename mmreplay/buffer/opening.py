@@ -329,8 +329,8 @@ def create(
 def remove_empty(path: Path, uuid: bytes | None = None) -> bool:
     """Remove a buffer that was made for a call that failed: it would be in the way.
 
-    One that another process writes, or that has rows, stays. So does one that cannot
-    be removed: the caller raises why its call failed.
+    A buffer with rows, or with a writer, stays. An error of the removal is not raised:
+    the caller raises why its call failed.
 
     Args:
         path: Its folder, which stays, with the files of others in it. It is closed.
@@ -341,7 +341,7 @@ def remove_empty(path: Path, uuid: bytes | None = None) -> bool:
     """
     if not holds_buffer(path):
         return True
-    # Warnings may be errors.
+    # Not even a warning of the reader, which a program may have turned into an error.
     with suppress(Exception):
         try:
             lock = WriterLock(path)

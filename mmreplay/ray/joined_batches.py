@@ -182,7 +182,7 @@ class BatchJoiner:
         Args:
             stops: Of each ring, where its rows end among those of all.
         """
-        # Transforms may return any part of what was gathered, another one each time.
+        # Transforms may return another view of what was gathered each time.
         offsets = None if self._table.transforms else self._offsets
         return SharedArrays(self.pool, stops, offsets)
 

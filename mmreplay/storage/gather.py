@@ -819,7 +819,7 @@ class BufferPool:
 
 
 Offsets = dict[str, tuple[object, int]]
-"""By name of a field of which array it is, and how many bytes are before it there."""
+"""By name of a field: the kind of array that holds it, and its first byte there."""
 
 
 class SharedArrays:

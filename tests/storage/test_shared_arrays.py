@@ -202,3 +202,8 @@ def test_where_fields_were_found_they_are_not_looked_for_again():
         assert shared.joined([one[0]["x"], two[0]["x"][:2]], "x") is None
         assert shared.joined([one[0]["x"], two[0]["x"].copy()], "x") is None
     assert len(offsets) == 2
+    # A wrong note is believed.
+    offsets["y"] = offsets["y"][0], offsets["y"][1] - 8
+    fields = [one[0]["y"], two[0]["y"]]
+    wrong = shared.joined(fields, "y")
+    assert wrong.ctypes.data == fields[0].ctypes.data - 8
