@@ -187,16 +187,21 @@ class LearnerTiming:
         gather_s: Seconds that the last gather took.
     """
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(self, quick_s: float = 0.0) -> None:
+        """Know nothing yet.
+
+        Args:
+            quick_s: What counts as at once, where that is longer than `QUICK_S`.
+        """
         self.quick = self.hurried = False
+        self._quick_s = quick_s
         self.gather_s = self._delivered_at = 0.0
 
     def requested(self, small: bool) -> None:
         """Note that the learner asks for a batch, and whether batches are small."""
         away_s = perf_counter() - self._delivered_at
         self.hurried = away_s < HURRIED * self.gather_s
-        self.quick = small and away_s < QUICK_S
+        self.quick = small and away_s < max(QUICK_S, self._quick_s)
 
     def delivered(self) -> None:
         """Note that the learner gets a batch."""
@@ -297,6 +302,7 @@ class Prefetcher:
         pool: BufferPool,
         send: Callable[[Batch], Any],
         max_gathering: tuple[int, int] = (1, 1),
+        quick_s: float = 0.0,
     ) -> None:
         """Make one that has not begun.
 
@@ -309,6 +315,7 @@ class Prefetcher:
             send: Makes of a batch what the learner gets; called in threads.
             max_gathering: Threads that gather at a time: as a rule, and while the
                 learner waits that asked again at once.
+            quick_s: See `LearnerTiming`.
         """
         self._source, self._batch_size = source, batch_size
         self._prefetch = prefetch
@@ -319,7 +326,7 @@ class Prefetcher:
         self._lock = threading.RLock()
         # The batch that is being drawn, or sampled, now: its state is the loader's.
         self._in_draw: PendingBatch | None = None
-        self._timing, self._in_next = LearnerTiming(), False
+        self._timing, self._in_next = LearnerTiming(quick_s), False
         # Batches that were drawn and not taken, oldest first: the order of hand-over.
         self._drawn: deque[PendingBatch] = deque()
         # Those of them that no thread gathers yet, in the same order.

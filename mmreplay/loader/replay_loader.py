@@ -142,6 +142,7 @@ class ReplayLoader:
         one_thread: bool,
         equal_arrays: int,
         pool_type: type[BufferPool],
+        quick_s: float = 0.0,
     ) -> None:
         """Make what a loader of any source has.
 
@@ -155,6 +156,7 @@ class ReplayLoader:
             one_thread: A transform calls a function of the user's.
             equal_arrays: Arrays of one shape and dtype in a batch, at most.
             pool_type: Kind of memory of the batches.
+            quick_s: A learner that asks again sooner gathers small batches itself.
         """
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."
@@ -183,7 +185,7 @@ class ReplayLoader:
         self._source = source_of(self._sender.pool)
         self._work = Prefetcher(
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
-            self._sender.pool, self._sender.send, max_gathering,
+            self._sender.pool, self._sender.send, max_gathering, quick_s,
         )  # fmt: skip
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(

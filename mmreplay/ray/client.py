@@ -64,6 +64,12 @@ from mmreplay.transforms.base import Transform
 if TYPE_CHECKING:
     from torch import device as Device
 
+QUICK_S = 500e-6
+"""A learner that asks again sooner gathers small batches itself, with calls under way
+meanwhile. One that was away for 0.3 ms got 1,120 of 256 vectors a second so, and 785
+from threads, which take turns with it at the interpreter; with four batches a call 7 %
+fewer so. From 1 ms on threads win (two cores)."""
+
 
 class RayCall:
     """A call of an actor; see `Call`."""
@@ -390,6 +396,7 @@ class ReplayClient(ReplayLoader):
                 one_thread=one_thread,
                 equal_arrays=max_equal_arrays(schema),
                 pool_type=PowerOfTwoPool,
+                quick_s=QUICK_S if self._ring is None else 0.0,
             )
         except BaseException:
             _close(guard, self._rings, self._ring)

@@ -176,6 +176,11 @@ class _Ring:
     sampler: Sampler
     folder: Path
     epochs: dict[tuple[str, int], Sampler] = field(default_factory=dict)
+    prioritized: PriorityBasedSampler | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Found once: to ask what a sampler is takes a tenth of a draw.
+        self.prioritized = _prioritized(self.sampler)
 
     @property
     def uuid(self) -> str:
@@ -349,7 +354,7 @@ class RingDraws:
         count = sum(len(each["positions"]) for each in updates)
         if ring is None:
             return count
-        prioritized = _prioritized(ring.sampler)
+        prioritized = ring.prioritized
         if prioritized is not None and prioritized.where is None:
             # The first look at its priorities, which may be another process's.
             self._mass(ring, step, 0.0)
@@ -387,7 +392,7 @@ class RingDraws:
                 with view.lock:
                     view.check_current()
                     sampler.enter_at(highest)
-                    prioritized = _prioritized(ring.sampler)
+                    prioritized = ring.prioritized
                     if prioritized is None:
                         return sampler.mass(view, step)
                     if prioritized.where is not None:
@@ -412,6 +417,7 @@ class RingDraws:
         where, cause = sampler.where, sampler.priorities.column.cause
         # The next call looks again: the other process may have ended.
         ring.sampler = make(self.client["sampler"])
+        ring.prioritized = _prioritized(ring.sampler)
         ring.buffer.sampler = ring.sampler
         sampler.close()
         if isinstance(cause, LockedError) and cause.pid == os.getpid():

@@ -68,7 +68,7 @@ class BatchJoiner:
         masks = [rows.mask for rows in each if rows.mask is not None]
         windows = [rows.windows for rows in each if rows.windows is not None]
         return Batch(
-            {path: self._rows(path, each, shared) for path in first.fields},
+            self._fields(each, shared),
             _joined([rows.env_ids for rows in each]),
             _joined([rows.positions for rows in each]),
             probabilities,
@@ -103,10 +103,7 @@ class BatchJoiner:
         masks = [[rows.mask] for rows in rings if rows.mask is not None]
         windows = [[rows.windows] for rows in rings if rows.windows is not None]
         return Batch(
-            {
-                path: self._rows(path, rings, shared, None if as_gathered else order)
-                for path in rings[0].fields
-            },
+            self._fields(rings, shared, None if as_gathered else order),
             _joined(joined([[rows.env_ids] for rows in rings])),
             _joined(joined([[rows.positions] for rows in rings])),
             probabilities,
@@ -186,37 +183,50 @@ class BatchJoiner:
         offsets = None if self._table.transforms else self._offsets
         return SharedArrays(self.pool, stops, offsets)
 
-    def _rows(
+    def _fields(
         self,
-        path: str,
         rings: Sequence[RingRows],
         shared: SharedArrays,
         order: Sequence[Fragment] | None = None,
-    ) -> Any:
-        """Join rows of a field in memory that is used again.
+    ) -> dict[str, Any]:
+        """Join the fields of the rings' rows in memory that is used again.
 
         What travelled is Ray's memory, read-only and not to be held, so that it is
         copied even where it is one array, or one `Ragged`.
 
         Args:
-            path: Of the field.
             rings: What the rings gave.
             shared: Into which rings of this node were gathered.
             order: The rows of each ring in the order of the batches; None as they are.
         """
-        columns: list[list[Any]] = [rows.fields[path] for rows in rings]
-        arrays = [array for column in columns for array in column]
-        first = arrays[0]
-        if isinstance(first, Ragged):
-            if len(arrays) == 1 and first.values.flags.writeable:
-                return first
-            return Ragged.concatenate(arrays)
-        if len(arrays) == len(rings) > 1:
-            whole = shared.joined(arrays, path, order)
-            if whole is not None:
-                return whole
+        blocks = [block for rows in rings for block in rows.blocks]
+        one_each = len(blocks) == len(rings) > 1
+        found: dict[str, Any] = {}
+        for path, first in blocks[0].items():
+            arrays = [block[path] for block in blocks]
+            if isinstance(first, Ragged):
+                if len(arrays) > 1 or not first.values.flags.writeable:
+                    first = Ragged.concatenate(arrays)
+                found[path] = first
+                continue
+            whole = shared.joined(arrays, path, order) if one_each else None
+            if whole is None:
+                whole = self._copied(path, rings, arrays, order)
+            found[path] = whole
+        return found
+
+    def _copied(
+        self,
+        path: str,
+        rings: Sequence[RingRows],
+        arrays: list[NDArray[Any]],
+        order: Sequence[Fragment] | None,
+    ) -> NDArray[Any]:
+        """Join the arrays of a field, one after another, or as `order` says."""
         if order is not None:
+            columns = [[block[path] for block in rows.blocks] for rows in rings]
             arrays = in_order(columns, order)
+        first = arrays[0]
         if len(arrays) == 1 and first.flags.writeable:
             return first
         count = sum([len(array) for array in arrays])

@@ -92,7 +92,7 @@ class PriorityUpdates:
                 f"{len(counts) - 1}. Pass a batch of this client."
             )
         # Batches are laid out ring by ring; what was made of them may not be.
-        in_order = len(ids) in counts or not (ids[1:] < ids[:-1]).any()
+        in_order = len(ids) in counts or not np.count_nonzero(ids[1:] < ids[:-1])
         stop = 0
         for number, count in enumerate(counts):
             first, stop = stop, stop + count

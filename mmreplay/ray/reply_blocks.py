@@ -101,8 +101,8 @@ def has_rows(drawn: RingDraw) -> bool:
     return "fields" in drawn or "blocks" in drawn
 
 
-def rows_of(drawn: RingDraw, own: slice, wanted: Wanted) -> dict[str, list[Array]]:
-    """Arrays of some rows by path, which follow each other.
+def rows_of(drawn: RingDraw, own: slice, wanted: Wanted) -> list[dict[str, Array]]:
+    """Fields of some rows by path, in blocks of rows that follow each other.
 
     Args:
         drawn: That brought its rows.
@@ -110,14 +110,14 @@ def rows_of(drawn: RingDraw, own: slice, wanted: Wanted) -> dict[str, list[Array
         wanted: What was asked for.
     """
     if "blocks" not in drawn:
-        return {path: [array[own]] for path, array in drawn["fields"].items()}
+        return [{path: array[own] for path, array in drawn["fields"].items()}]
     size, blocks = wanted["block_rows"], drawn["blocks"]
     first, stop, _ = own.indices(len(drawn["positions"]))
     numbers = range(first // size, max(-(-stop // size), first // size + 1))
-    return {
-        path: [
-            blocks[number][path][max(first - size * number, 0) : stop - size * number]
-            for number in numbers
-        ]
-        for path in blocks[0]
-    }
+    return [
+        {
+            path: array[max(first - size * number, 0) : stop - size * number]
+            for path, array in blocks[number].items()
+        }
+        for number in numbers
+    ]

@@ -171,8 +171,8 @@ class RingRows:
         probabilities: float64 ``[k]``, of each step within the ring.
         mask: bool ``[k, T]`` of windows, or None.
         windows: int64 ``[k, T]``, their positions, or None.
-        fields: By path arrays of rows that follow each other. Those that travelled are
-            Ray's memory, which is read-only and has to be left.
+        blocks: Fields by path, in blocks of rows that follow each other. Those that
+            travelled are Ray's memory, which is read-only and has to be left.
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
     """
 
@@ -182,7 +182,7 @@ class RingRows:
     probabilities: Array
     mask: Array | None
     windows: Array | None
-    fields: dict[str, list[Array]]
+    blocks: Sequence[Mapping[str, Any]]
     bfloat16: frozenset[str]
 
     def __len__(self) -> int:
@@ -554,10 +554,9 @@ def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
 
 def gathered(number: int, batch: Batch) -> RingRows:
     """The rows of a ring of this node."""
-    fields = {path: [array] for path, array in batch.fields.items()}
     return RingRows(
         number, batch.env_ids, batch.positions, batch.probabilities, batch.mask,
-        batch.window_positions, fields, batch.bfloat16,
+        batch.window_positions, [batch.fields], batch.bfloat16,
     )  # fmt: skip
 
 

@@ -943,15 +943,14 @@ class SharedArrays:
             rows += len(column)
         if rows != count:
             return None
-        found = array.dtype, strides, first.dtype
         kind, offset = self._offsets.get(name, (None, 0))
-        if self._looks or kind != found:
+        if self._looks or kind != (array.dtype, strides, first.dtype):
             offset, at = first.ctypes.data - array.ctypes.data, first.ctypes.data
             for column in columns:
                 if column.ctypes.data != at:
                     return None
                 at += len(column) * strides[0]
-            self._offsets[name] = found, offset
+            self._offsets[name] = (array.dtype, strides, first.dtype), offset
         if order is not None:
             array = self._in_order(array, columns, order)
         return np.ndarray(

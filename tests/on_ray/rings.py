@@ -79,13 +79,14 @@ class Shard:
             waits do; ``"poisoned"``: it ends in each ``exchange``; ``"gone"``: no call
             can be made.
         calls: Methods called, in order.
+        restarts: How often it was restarted.
         version: Of its mmreplay.
         node_id: Of its node.
     """
 
     def __init__(self, key, folders):
         self.key, self.folders = key, dict(folders)
-        self.state, self.calls = "alive", []
+        self.state, self.calls, self.restarts = "alive", [], 0
         self.version, self.node_id = VERSION, key
         self.draws = ShardDraws(lambda: dict(self.folders))
 
@@ -101,9 +102,12 @@ class Shard:
         self.calls.append("settle")
 
     def restart(self):
-        """Lose all but the rings."""
+        """Lose all but the rings, and the calls that are under way."""
+        self.restarts += 1
+        state, self.state = self.state, "restarting"
         self.draws.close()
         self.draws = ShardDraws(lambda: dict(self.folders))
+        self.state = state
 
     def info(self):
         """What the actor says of its rings."""
@@ -140,6 +144,7 @@ class Call:
             raise self.error
         if self.reply is not None:
             return self.reply
+        restarts = self.shard.restarts
         if self.lost or self.shard.state == "restarting":
             raise CallLostError
         if self.shard.state == "silent":
@@ -157,7 +162,7 @@ class Call:
             else:
                 self.reply = getattr(target, self.method)(*self.arguments)
         except Exception as error:
-            if self.shard.draws is not draws:
+            if self.shard.restarts > restarts:
                 # Restarted in the middle of it, which no answer outlives.
                 raise CallLostError from None
             self.shard.calls.append("error")

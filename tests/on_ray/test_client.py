@@ -15,6 +15,7 @@ import torch
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.loader import prefetch
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.client_stats import LostWarning
 from mmreplay.samplers.base import Draw, Sampler
@@ -57,6 +58,26 @@ def test_batches_come_as_tensors_and_take_priorities(run, alone, per_call, prefe
     assert client.closed
     with pytest.raises(FailedError, match="is closed"):
         next(client)
+
+
+@pytest.mark.parametrize("away_s", [300e-6, 700e-6])
+def test_a_learner_that_is_back_soon_gathers_small_batches_itself(
+    run, monkeypatch, away_s
+):
+    now, quick, requested = [0.0], [], prefetch.LearnerTiming.requested
+
+    def noting(self, small):
+        requested(self, small)
+        quick.append(self.quick)
+
+    monkeypatch.setattr(prefetch, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(prefetch.LearnerTiming, "requested", noting)
+    with ReplayClient(run, mr.UniformSampler(0), batch_size=32) as client:
+        for _ in range(40):
+            next(client)
+            now[0] += away_s
+    # At first it is not known that no page is missing.
+    assert set(quick[10:]) == {away_s < 500e-6}
 
 
 def test_memory_is_used_again(run):
