@@ -416,9 +416,9 @@ class RingDraws:
         """Refuse priorities in RAM: they are another process's, or would be lost."""
         where, cause = sampler.where, sampler.priorities.column.cause
         # The next call looks again: the other process may have ended.
-        ring.sampler = make(self.client["sampler"])
-        ring.prioritized = _prioritized(ring.sampler)
-        ring.buffer.sampler = ring.sampler
+        renewed = make(self.client["sampler"])
+        ring.prioritized = _prioritized(renewed)
+        ring.sampler = ring.buffer.sampler = renewed
         sampler.close()
         if isinstance(cause, LockedError) and cause.pid == os.getpid():
             raise LockedError(

@@ -172,9 +172,15 @@ class MassDraws:
 
     def num_answered(self) -> int:
         """Batches of a call that was answered, which no one has asked for yet."""
+        planned = tuple(self._planned)
+        for call in {id(batch.call): batch.call for batch in planned}.values():
+            for request in tuple(call.requests):
+                # What fails is raised where the batches are wanted.
+                with suppress(Exception):
+                    self._requests.answered(request)
         return sum(
             all(request.reply is not None for request in batch.call.requests)
-            for batch in tuple(self._planned)
+            for batch in planned
         )
 
     # From the replies to a batch.

@@ -49,7 +49,8 @@ class Request:
         at: When it was sent first.
         reply: The answer, once it is here.
         stops: By ring where the draws for each batch end.
-        lock: Held by who waits for it.
+        lock: Held by who waits for it, whose thread may enter again: a signal's handler
+            that closes the client waits for its priorities.
     """
 
     shard: KnownShard
@@ -58,7 +59,7 @@ class Request:
     at: float
     reply: Reply | None = None
     stops: dict[str, list[int]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def shares(self) -> dict[str, Numbers]:
@@ -310,7 +311,8 @@ class Requests:
             StarvedError: The shard ended in it again and again.
         """
         self._stats.repeated += 1
-        self._refuse_closing(request)
+        if request.shares:
+            self._refuse_closing(request)
         if time.monotonic() - request.at > MAX_REPEAT_S:
             self._stats.dropped += number_of(self._updates_of(request))
             num_steps = sum(len(own) for own in request.shares.values())
@@ -328,7 +330,7 @@ class Requests:
         Raises:
             FailedError: The client is closed, and it draws.
         """
-        if request.shares and self._table.closing:
+        if self._table.closing:
             self._return_updates_of(request)
             self._table.refuse_closing()
 
@@ -384,6 +386,7 @@ class Requests:
             FailedError: The client is closed.
             StarvedError: The shard ended in it again and again.
         """
+        draws = bool(request.shares)
         with request.lock:
             while request.reply is None:
                 wait_s = WAIT_S
@@ -391,11 +394,16 @@ class Requests:
                     wait_s = request.at + straggler_s - time.monotonic()
                 if self._look(request, min(max(0.0, wait_s), WAIT_S)):
                     break
-                self._refuse_closing(request)
+                if draws:
+                    self._refuse_closing(request)
                 if straggler_s is not None and wait_s <= WAIT_S:
                     return None
                 if self._is_lost(request):
                     return None
+            if draws and not request.shares:
+                # A signal's handler closed the client meanwhile, and the reply may be
+                # to its priorities alone.
+                self._refuse_closing(request)
             return request.reply
 
     def answered(self, request: Request) -> bool:

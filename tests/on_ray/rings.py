@@ -158,9 +158,9 @@ class Call:
         target = self.shard if self.method == "info" else draws
         try:
             if self.method == "exchange" and self.arguments[2] is not None:
-                self.reply = self.exchange(draws, *self.arguments)
+                reply = self.exchange(draws, *self.arguments)
             else:
-                self.reply = getattr(target, self.method)(*self.arguments)
+                reply = getattr(target, self.method)(*self.arguments)
         except Exception as error:
             if self.shard.restarts > restarts:
                 # Restarted in the middle of it, which no answer outlives.
@@ -168,7 +168,12 @@ class Call:
             self.shard.calls.append("error")
             self.error = error
             raise
-        return self.reply
+        if self.shard.restarts > restarts:
+            # Draws that were closed meanwhile may have opened the rings again.
+            draws.close()
+            raise CallLostError
+        self.reply = reply
+        return reply
 
     def exchange(self, draws, client, updates, wanted, highest):
         """Draw as the actor does, by messages."""

@@ -18,6 +18,8 @@ from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.loader import prefetch
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.client_stats import LostWarning
+from mmreplay.ray.requests import Requests
+from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Draw, Sampler
 from tests.on_ray.rings import Run, Shard, ring
 
@@ -65,11 +67,17 @@ def test_a_learner_that_is_back_soon_gathers_small_batches_itself(
     run, monkeypatch, away_s
 ):
     now, quick, requested = [0.0], [], prefetch.LearnerTiming.requested
+    threads, gather = [], RingsSource.gather
 
     def noting(self, small):
         requested(self, small)
         quick.append(self.quick)
 
+    def gathering(self, pending):
+        threads.append(threading.current_thread())
+        return gather(self, pending)
+
+    monkeypatch.setattr(RingsSource, "gather", gathering)
     monkeypatch.setattr(prefetch, "perf_counter", lambda: now[0])
     monkeypatch.setattr(prefetch.LearnerTiming, "requested", noting)
     with ReplayClient(run, mr.UniformSampler(0), batch_size=32) as client:
@@ -78,6 +86,44 @@ def test_a_learner_that_is_back_soon_gathers_small_batches_itself(
             now[0] += away_s
     # At first it is not known that no page is missing.
     assert set(quick[10:]) == {away_s < 500e-6}
+    if away_s < 500e-6:
+        assert set(threads[15:]) == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_signals_handler_may_close_it_while_the_learner_waits_for_priorities(
+    run, monkeypatch, prefetch
+):
+    """The learner waits for a reply that is one to its priorities as well."""
+    look, closed, errors = Requests._look, [], []
+
+    def struck(self, request, timeout_s):
+        # As a handler would, in the middle of the wait.
+        waits = timeout_s and request.shares and request.shard.updating is request
+        if waits and counted[0] > 20 and not closed:
+            closed.append(request)
+            client.close()
+        return look(self, request, timeout_s)
+
+    def learn():
+        try:
+            for batch in client:
+                client.update_priorities(batch, torch.rand(32))
+                counted[0] += 1
+        except FailedError as error:
+            errors.append(str(error))
+
+    monkeypatch.setattr(Requests, "_look", struck)
+    counted = [0]
+    sampler = mr.PrioritizedSampler(seed=0)
+    client = ReplayClient(run, sampler, batch_size=32, prefetch=prefetch)
+    learner = threading.Thread(target=learn, daemon=True)
+    learner.start()
+    learner.join(60)
+    # One that waits for itself never ends.
+    assert not learner.is_alive()
+    assert closed
+    assert "closed" in errors[0]
 
 
 def test_memory_is_used_again(run):

@@ -1222,6 +1222,23 @@ def test_priorities_of_a_deleted_ring_are_dropped(tmp_path, here, alone):
     run.close()
 
 
+@pytest.mark.parametrize("state", ["alive", "slow"])
+def test_batches_ahead_count_as_soon_as_their_call_is_answered(tmp_path, state):
+    """Their rings have counted them, and a limiter is to know that."""
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(50))})
+    run = Run(shard)
+    source = RingsSource(run, mr.UniformSampler(0), (), per_call=2, ahead=2)
+    sample(source, 8)
+    shard.state = state
+    # One of the call that was gathered, and two of the call ahead.
+    assert source.num_answered() == {"alive": 3, "slow": 1}[state]
+    shard.state = "alive"
+    for _ in range(4):
+        sample(source, 8)
+    source.close()
+    run.close()
+
+
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
 def test_batches_ahead_go_without_a_deleted_ring(tmp_path, monkeypatch, closed, alone):
