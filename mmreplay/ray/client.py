@@ -66,10 +66,10 @@ if TYPE_CHECKING:
 
 QUICK_S = 500e-6
 """A learner that asks again sooner gathers small batches itself, while its next calls
-are under way. One that was away for 0.3 ms got 1,120 batches of 256 vectors a second
-so, and 785 from threads, which take turns with it at the interpreter. With four batches
-a call that cost it 7 %, and with ``alone=True``, which makes no call, up to 3 %. From
-1 ms on threads win (two cores)."""
+are under way. Away for 0.3 ms between batches of 256 vectors, it got 1,120 of them a
+second so, and 785 from threads, which take turns with it at the interpreter. Its rate
+was 7 % lower with four batches a call, and up to 3 % with ``alone=True``, which makes
+no call. Away for 1 ms or more, it is faster with threads (two cores)."""
 
 
 class RayCall:
@@ -260,8 +260,8 @@ class ReplayClient(ReplayLoader):
     **Order, memory, end** are those of `ReplayLoader`. A batch is laid out ring by
     ring, and has ``batch.buffer_ids``: the numbers of the rings in `stats().rings`.
 
-    **Threads** make batches ahead of the learner. One that asks again within 0.5 ms
-    makes those of less than 1 MiB itself, while its next calls are under way.
+    **Threads** make batches ahead of the learner. A learner that asks again within
+    0.5 ms makes those of less than 1 MiB itself, while its next calls are under way.
 
     **Rings of this node** are gathered through this process's own mapping; of other
     nodes the rows arrive with the reply, and are copied into memory that is used again.

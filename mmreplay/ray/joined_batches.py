@@ -211,27 +211,16 @@ class BatchJoiner:
                 continue
             whole = shared.joined(arrays, path, order) if one_each else None
             if whole is None:
-                whole = self._copied(path, rings, arrays, order)
+                if order is not None:
+                    columns = [[block[path] for block in rows.blocks] for rows in rings]
+                    arrays = in_order(columns, order)
+                whole = arrays[0]
+                if len(arrays) > 1 or not whole.flags.writeable:
+                    count = sum([len(array) for array in arrays])
+                    out = self.pool.empty((count, *first.shape[1:]), first.dtype)
+                    whole = np.concatenate(arrays, out=out)
             found[path] = whole
         return found
-
-    def _copied(
-        self,
-        path: str,
-        rings: Sequence[RingRows],
-        arrays: list[NDArray[Any]],
-        order: Sequence[Fragment] | None,
-    ) -> NDArray[Any]:
-        """Join the arrays of a field, one after another, or as `order` says."""
-        if order is not None:
-            columns = [[block[path] for block in rows.blocks] for rows in rings]
-            arrays = in_order(columns, order)
-        first = arrays[0]
-        if len(arrays) == 1 and first.flags.writeable:
-            return first
-        count = sum([len(array) for array in arrays])
-        out = self.pool.empty((count, *first.shape[1:]), first.dtype)
-        return np.concatenate(arrays, out=out)
 
 
 Fragment = tuple[int, int, int]

@@ -173,7 +173,7 @@ class MassDraws:
     def num_answered(self) -> int:
         """Batches of a call that was answered, which no one has asked for yet."""
         planned = tuple(self._planned)
-        for call in {id(batch.call): batch.call for batch in planned}.values():
+        for call in {batch.call for batch in planned}:
             for request in tuple(call.requests):
                 # What fails is raised where the batches are wanted.
                 with suppress(Exception):

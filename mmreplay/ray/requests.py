@@ -401,8 +401,8 @@ class Requests:
                 if self._is_lost(request):
                     return None
             if draws and not request.shares:
-                # A signal's handler closed the client meanwhile, and the reply may be
-                # to its priorities alone.
+                # A signal's handler closed the client during the wait: the reply may
+                # have no draws.
                 self._refuse_closing(request)
             return request.reply
 
