@@ -3,12 +3,12 @@
 import _thread
 import os
 import queue
-import signal
 import threading
 
 import pytest
 
 from mmreplay.process import ProcessGuard, Worker, run_both
+from tests.ctrl_c import OneCtrlC
 from tests.forks import in_child
 
 
@@ -156,7 +156,8 @@ def test_a_worker_without_a_thread_may_be_started_later(monkeypatch, starter):
 def test_ctrl_c_while_a_worker_starts_leaves_it_stopped_or_to_be_stopped(
     monkeypatch, late
 ):
-    begin, felt, done = threading.Thread.start, threading.Event(), []
+    begin, done = threading.Thread.start, []
+    begun = queue.SimpleQueue()
 
     def start(self):
         if self.name != "test":
@@ -164,34 +165,24 @@ def test_ctrl_c_while_a_worker_starts_leaves_it_stopped_or_to_be_stopped(
             return
         if late:
             begin(self)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert felt.wait(20)
+        ctrl_c.press()
         if not late:
             begin(self)
-            ended.put(self)
-
-    def strike(*_):
-        felt.set()
-        raise KeyboardInterrupt
+            begun.put(self)
 
     def start_and_wait():
         worker.start()
         while True:
-            felt.wait(20)
+            ctrl_c.felt.wait(20)
 
-    ended = queue.SimpleQueue()
     monkeypatch.setattr(threading.Thread, "start", start)
     worker = Worker("test", lambda worker: collect(worker, done))
     worker.put(1)
-    before = signal.signal(signal.SIGINT, strike)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            start_and_wait()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with OneCtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
+        start_and_wait()
     if not late:
         # It begins only now, finds that nobody waits for it, and does nothing.
-        ended.get(timeout=20).join(20)
+        begun.get(timeout=20).join(20)
         assert not worker.running
     worker.stop()
     assert done == ([1] if late else [])

@@ -1,9 +1,5 @@
 """A buffer whose steps are numbered, and the datasets and checks over it."""
 
-import os
-import signal
-import threading
-
 import numpy as np
 
 import mmreplay as mr
@@ -72,50 +68,3 @@ def same_as_take(buffer, batch):
     for path in expected:
         assert batch[path].dtype == expected[path].dtype
         assert (batch[path] == expected[path]).all(), path
-
-
-class CtrlC:
-    """Ctrl-C every other millisecond, felt inside `during` and nowhere else.
-
-    One that strikes a test between two of its lines would end pytest.
-    """
-
-    def __init__(self, number):
-        """Make one that comes so often once it is entered."""
-        self.strikes = 0
-        self._inside = False
-        self._thread = threading.Thread(target=self._come, args=(number,))
-
-    def __enter__(self):
-        """Begin."""
-        self._before = signal.signal(signal.SIGINT, self._strike)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        """Wait for the last one."""
-        self._thread.join()
-        signal.signal(signal.SIGINT, self._before)
-
-    def comes(self):
-        """Whether there is more to come."""
-        return self._thread.is_alive()
-
-    def during(self, call):
-        """What a call returns, unless it is struck."""
-        self._inside = True
-        try:
-            return call()
-        finally:
-            self._inside = False
-
-    def _come(self, number):
-        for _ in range(number):
-            threading.Event().wait(0.002)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def _strike(self, *_):
-        if self._inside:
-            self._inside = False
-            self.strikes += 1
-            raise KeyboardInterrupt

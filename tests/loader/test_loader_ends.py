@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader
 import mmreplay as mr
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import EmptyError, FailedError, ForkedError
+from tests.ctrl_c import CtrlC, OneCtrlC
 from tests.forks import in_child
-from tests.loader.support import CtrlC, fill, same_as_take, steps
+from tests.loader.support import fill, same_as_take, steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -262,7 +263,7 @@ def test_batches_go_on_where_ctrl_c_struck(buffer, path):
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, late):
-    begin, struck, felt = threading.Thread.start, [], threading.Event()
+    begin, struck = threading.Thread.start, []
 
     def start(self):
         if self.name != "mmreplay-load" or struck:
@@ -271,40 +272,31 @@ def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, la
         struck.append(self)
         if late:
             begin(self)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert felt.wait(20)
+        ctrl_c.press()
         if not late:
             begin(self)
-
-    def strike(*_):
-        felt.set()
-        raise KeyboardInterrupt
 
     class Waiting(mr.UniformSampler):
         """Draws nothing before Ctrl-C was felt: `next` is under way until then."""
 
         def draw(self, view, batch_size):
             assert threading.current_thread() is threading.main_thread() or (
-                felt.wait(20)
+                ctrl_c.felt.wait(20)
             )
             return super().draw(view, batch_size)
 
     buffer.sampler = Waiting(seed=0)
     monkeypatch.setattr(threading.Thread, "start", start)
-    before = signal.signal(signal.SIGINT, strike)
-    try:
-        with mr.ReplayLoader(buffer, 8) as loader:
-            with pytest.raises(KeyboardInterrupt):
-                next(loader)
-            # The learner asks again, and is not left without a thread either.
-            assert len(next(loader)) == 8
-            # The thread whose start was struck may begin only now, and ends.
-            stop = time.monotonic() + 20
-            while len(loaders()) > len(loader._workers) and time.monotonic() < stop:
-                time.sleep(0.001)
-            assert len(loaders()) == len(loader._workers)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with OneCtrlC() as ctrl_c, mr.ReplayLoader(buffer, 8) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        # The learner asks again, and is not left without a thread either.
+        assert len(next(loader)) == 8
+        # The thread whose start was struck may begin only now, and ends.
+        stop = time.monotonic() + 20
+        while len(loaders()) > len(loader._workers) and time.monotonic() < stop:
+            time.sleep(0.001)
+        assert len(loaders()) == len(loader._workers)
     assert struck
     # A thread that began while its start was struck ends by itself.
     for thread in threading.enumerate():

@@ -8,7 +8,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.loader import prefetch
-from tests.loader.support import CtrlC, fill, steps
+from tests.ctrl_c import CtrlC
+from tests.loader.support import fill, steps
 from tests.loader.test_loader import (
     SAMPLERS,
     TRANSFORMS,

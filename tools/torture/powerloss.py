@@ -342,7 +342,7 @@ def attack(
 
     Args:
         states: Openings to check.
-        seed: Equal seeds give equal attacks.
+        seed: Equal seeds give equal attacks, except on shards, which a thread seals.
         geometries: Buffers to attack.
         until_found: Stop at the first finding.
         early_crashes: Let cuts come mostly in recovery and soon after.
