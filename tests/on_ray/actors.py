@@ -9,10 +9,8 @@ import ray
 
 from mmreplay.ray import cluster as calls
 from mmreplay.ray.cluster import Remote
-from tests.on_ray.conftest import until
+from tests.on_ray.conftest import WAIT_S, until
 from tests.on_ray.rows import Writing
-
-ASK_S = 60.0
 
 
 def writing(label, *arguments, selector=None, **more):
@@ -23,7 +21,7 @@ def writing(label, *arguments, selector=None, **more):
 
 def ask(actor, method, *arguments):
     """What an actor of a test answers."""
-    return ray.get(getattr(actor, method).remote(*arguments), timeout=ASK_S)
+    return ray.get(getattr(actor, method).remote(*arguments), timeout=WAIT_S)
 
 
 def shard(run, key):

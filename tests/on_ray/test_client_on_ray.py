@@ -18,7 +18,7 @@ import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, LockedError, SchemaError  # noqa: E402
 from mmreplay.ray.client import RayShard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, check  # noqa: E402
 
 
@@ -131,7 +131,7 @@ def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
         assert len(replies) >= len(drawn) - 8
         blocks = [block for reply in replies for block in reply[1:]]
         assert len(blocks) >= 2 * len(replies)
-        ray.wait(blocks, num_returns=len(blocks), timeout=30)
+        ray.wait(blocks, num_returns=len(blocks), timeout=WAIT_S)
         where = ray.experimental.get_object_locations(blocks)
         assert not any(each["node_ids"] for each in where.values())
 

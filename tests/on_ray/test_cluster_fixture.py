@@ -11,7 +11,7 @@ ray = pytest.importorskip("ray")
 from ray.exceptions import ActorUnavailableError, GetTimeoutError  # noqa: E402
 
 from mmreplay.ray import SUPPORTED  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 
 
 class Where:
@@ -29,7 +29,7 @@ def test_actors_run_where_their_label_says_and_come_back_after_a_kill(cluster):
             .options(num_cpus=0, max_restarts=-1, label_selector={"mmreplay": label})
             .remote()
         )
-        pid, node_id = ray.get(actor.where.remote(), timeout=60)
+        pid, node_id = ray.get(actor.where.remote(), timeout=WAIT_S)
         assert node_id == cluster.node_id(label)
         os.kill(pid, signal.SIGKILL)
         again, node_id = until(

@@ -11,6 +11,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import data  # noqa: E402
 from mmreplay.ray.data import RingDatasink, RingDatasource, read, read_as, write  # noqa: E402
+from tests.on_ray.conftest import WAIT_S  # noqa: E402
 
 SCHEMA = mr.Schema(
     {
@@ -234,7 +235,7 @@ def test_relative_paths_start_from_the_working_folder_of_the_caller(
 
     where = ray.remote(folder).options(num_cpus=0, label_selector={"mmreplay": "n1"})
     monkeypatch.chdir(tmp_path)
-    assert ray.get(where.remote(), timeout=60) != str(tmp_path)
+    assert ray.get(where.remote(), timeout=WAIT_S) != str(tmp_path)
     rows = columns(read({"n0": ["a"], "n1": ["b"]}))
     assert len(rows["action"]) == sum(len(legal(path)["action"]) for path in rings)
     assert_rows(columns(read("a")), legal(rings[0]))

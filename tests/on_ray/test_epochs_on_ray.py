@@ -12,7 +12,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import SchemaError  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, shard, writing  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
 
 STEPS = 400
@@ -141,7 +141,7 @@ def test_an_epoch_waits_for_a_node_that_is_away(cluster, three, run_name):
     rest = learner.go.remote()
     assert ray.wait([rest], timeout=4)[0] == []
     cluster.add("n2")
-    rows += ray.get(rest, timeout=60)
+    rows += ray.get(rest, timeout=WAIT_S)
     assert Counter(rows) == every()
     ask(learner, "close")
     # Ray would start actors of the next test on the old node until then.

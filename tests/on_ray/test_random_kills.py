@@ -32,7 +32,7 @@ import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, StarvedError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, registry, shard  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 
 KILLS = int(os.environ.get("MMREPLAY_KILLS", "20"))
@@ -203,7 +203,7 @@ class Run:
         for what in ("w0", "w1"):
             ask(self.actors[what], "pid")
         make = ray.remote(make_thin_ring).options(**self.on(1))
-        ray.get(make.remote(name, self.root(1)), timeout=60)
+        ray.get(make.remote(name, self.root(1)), timeout=WAIT_S)
         for what in ("thin", "learner"):
             self.start(what)
 

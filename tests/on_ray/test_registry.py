@@ -303,12 +303,13 @@ def counting(nodes, name, *counts):
 
 
 def granted_items(registry, limit):
-    """How many items a learner is granted one after another, 100 at a time."""
+    """How many items a learner is granted, 100 at a time, that uses none of them."""
     settings = list(LIMITER.settings)
     for number in range(limit // 100):
-        answer = registry.grant("learner", "sample", 100, 0, number + 1, settings)
+        unused = 100 * number
+        answer = registry.grant("learner", "sample", 100, unused, number + 1, settings)
         if not answer["granted"]:
-            return 100 * number
+            return unused
     return limit
 
 

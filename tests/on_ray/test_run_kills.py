@@ -5,7 +5,6 @@ published, and must be there in the end.
 """
 
 import socket
-import time
 
 import pytest
 
@@ -24,12 +23,8 @@ from tests.on_ray.actors import (  # noqa: E402
     shard,
     writing,
 )
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
-
-# A restart takes 1.2 to 2 seconds on a free core; this machine may have none.
-RESTART_S = 30.0
-BACK_S = 60.0
 
 
 def holds(path, rows):
@@ -67,9 +62,7 @@ def test_a_killed_shard_is_back_with_its_rings(run_name, tmp_path):
         kill(pid)
         # Writing does not need the shard.
         assert ask(writer, "add", 100) == 200 + 100 * turn
-        began = time.monotonic()
-        info = remote.call("info", timeout_s=RESTART_S)
-        assert time.monotonic() - began < RESTART_S
+        info = remote.call("info", timeout_s=WAIT_S)
         assert info["error"] is None
         assert info["rings"]["ring-000"]["heads"] == [200 + 100 * turn]
     assert len(pids) == 3
@@ -121,7 +114,7 @@ def test_a_node_that_is_back_has_its_shard_back_by_its_label(
     assert away.pid is None
     assert mr.ray.status(run_name).steps == 0
     cluster.add("n1")
-    info = remote.call("info", timeout_s=BACK_S)
+    info = remote.call("info", timeout_s=WAIT_S)
     assert info["error"] is None
     assert info["rings"]["ring-000"]["heads"] == [200]
     again = writing("n1", run_name, str(tmp_path))
@@ -160,7 +153,7 @@ def test_a_killed_raylet_takes_its_shard_along_which_is_back_with_the_node(
     cluster.wait_dead(node_id)
     cluster.remove("n0")
     cluster.add("n0")
-    info = remote.call("info", timeout_s=BACK_S)
+    info = remote.call("info", timeout_s=WAIT_S)
     assert info["pid"] not in pids
     assert info["rings"]["ring-000"]["heads"] == [200]
     assert ask(writing("n0", run_name, str(tmp_path)), "add", 100) == 300

@@ -5,6 +5,7 @@ import resource
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.cli.run import run as command  # noqa: E402
 from mmreplay.disk import lock  # noqa: E402
+from mmreplay.ray import shard as shards  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
@@ -65,6 +67,19 @@ def test_a_folder_that_is_missing_is_an_answer_until_it_is_there(shard, tmp_path
     assert shard.info()["error"] is None
     with pytest.raises(mr.FormatError, match=r"b does not exist .* local disk"):
         shard.serve("b")
+
+
+def test_rates_are_those_of_a_second_or_more(shard, tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(shards, "time", SimpleNamespace(monotonic=lambda: now))
+    with mr.ReplayBuffer.create(tmp_path / "run" / "a", SCHEMA, 1000) as ring:
+        rates = []
+        for steps, seconds in ((0, 0), (10, 0.5), (10, 0.75), (30, 0.5), (0, 1.0)):
+            ring.extend(block(0, len(ring), steps))
+            now += seconds
+            rates.append(shard.serve("a")["rate"])
+    # After 0, 0.5, 1.25, 1.75 and 2.75 s: since 0, 0, then 0.5 and 1.75.
+    assert rates == [None, None, 20 / 1.25, 40 / 1.25, 0.0]
 
 
 def test_it_says_the_sums_of_priorities_that_clients_draw_by(shard, tmp_path):

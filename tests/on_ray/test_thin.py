@@ -19,9 +19,9 @@ from mmreplay.errors import (  # noqa: E402
 )
 from mmreplay.ray import cluster as calls  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
-from mmreplay.ray.cluster import Remote, UnansweredError  # noqa: E402
+from mmreplay.ray.cluster import Remote  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
+from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.thin_support import (  # noqa: E402
     SCHEMA,
     Feed,
@@ -87,7 +87,7 @@ class Writing:
 def on_node(label, function, *arguments, **options):
     """Run a function on the node of a label."""
     task = ray.remote(function).options(num_cpus=0, label_selector={"mmreplay": label})
-    return ray.get(task.remote(*arguments, **options), timeout=60)
+    return ray.get(task.remote(*arguments, **options), timeout=WAIT_S)
 
 
 def make_ring(*arguments, **options):
@@ -229,7 +229,7 @@ def test_each_row_arrives_once_whatever_call_the_shard_is_killed_in(
     kills = dict.fromkeys(("before", "after", "random"), 0)
     waits = []
     while sum(kills.values()) < KILLS:
-        pid = until(lambda: shard.call("info", timeout_s=20)["pid"], UnansweredError)
+        pid = shard.call("info", timeout_s=WAIT_S)["pid"]
         time.sleep(rng.random() * 0.3)
         kind = str(rng.choice(["before", "after", "after", "random"]))
         if kind == "random":
@@ -310,12 +310,12 @@ def test_the_environments_of_a_dead_writer_go_to_the_next(cluster, run_name, tmp
     feeds = {}
     for number in range(2):
         dying = actor.remote(run_name, number, 2, steps=8)
-        feeds[number] = ray.get(dying.add.remote(100), timeout=60)
-        os.kill(ray.get(dying.pid.remote(), timeout=60), signal.SIGKILL)
+        feeds[number] = ray.get(dying.add.remote(100), timeout=WAIT_S)
+        os.kill(ray.get(dying.pid.remote(), timeout=WAIT_S), signal.SIGKILL)
         until(lambda: shard.call("info")["rings"]["thin"]["free"] == 2)
     last = actor.remote(run_name, 2, 2)
-    feeds[2] = ray.get(last.add.remote(100), timeout=60)
-    ray.get(last.close.remote(), timeout=60)
+    feeds[2] = ray.get(last.add.remote(100), timeout=WAIT_S)
+    ray.get(last.close.remote(), timeout=WAIT_S)
     ray.kill(last)
     stop_writing(run_name, folder)
     # Of the dead all full blocks but those that were under way.
