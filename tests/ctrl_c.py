@@ -14,6 +14,7 @@ class CtrlC:
     def __init__(self, number):
         """Make one that comes so often once it is entered."""
         self.strikes = 0
+        self._handled = threading.Semaphore(0)
         self._inside = False
         self._thread = threading.Thread(target=self._come, args=(number,))
 
@@ -44,8 +45,11 @@ class CtrlC:
         for _ in range(number):
             threading.Event().wait(0.002)
             os.kill(os.getpid(), signal.SIGINT)
+            # Two that come before the first is handled count as one.
+            self._handled.acquire(timeout=20)
 
     def _strike(self, *_):
+        self._handled.release()
         if self._inside:
             self._inside = False
             self.strikes += 1

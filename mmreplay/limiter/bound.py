@@ -246,13 +246,13 @@ class BoundLimit:
             over = limiter.timeout is not None and now_s - began >= limiter.timeout
             alone = now_s - since >= limiter.patience and not self._helped(side)
             if over or alone:
+                # The other side may have done its last, and ended, since the counts.
+                now = self._now(look=True)
                 break
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_S)
             self.enter(side)
-        else:
-            return
-        if limiter.on_timeout == "raise":
+        if not allows(*now) and limiter.on_timeout == "raise":
             raise self._starved(side, now, alone)
 
     def _starved(

@@ -260,8 +260,8 @@ def test_too_many_learners_are_refused(tmp_path, monkeypatch):
 def test_a_loader_waits_for_the_first_rows_and_counts_its_batches(tmp_path):
     pytest.importorskip("torch")
     with (
-        create(tmp_path / "b", rate_limiter(patience=5)) as buffer,
-        reader(tmp_path / "b", rate_limiter(patience=5)) as r,
+        create(tmp_path / "b", rate_limiter(patience=60)) as buffer,
+        reader(tmp_path / "b", rate_limiter(patience=60)) as r,
         mr.ReplayLoader(r, batch_size=4, prefetch=2) as loader,
     ):
         timer = threading.Timer(0.1, add, (buffer, 12))

@@ -160,6 +160,21 @@ def test_a_thread_that_may_draw_keeps_a_writer_waiting(tmp_path, asked):
         assert len(buffer) == 17
 
 
+def test_what_a_learner_draws_as_it_ends_lets_a_writer_go_on(tmp_path, monkeypatch):
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
+        add(buffer, 15)
+
+        def last_draws(*_):
+            # After the writer read the counts, and before it finds that it is alone.
+            for _ in range(9):
+                buffer.sample(1)
+            return False
+
+        monkeypatch.setattr(BoundLimit, "_helped", last_draws)
+        add(buffer, 2)
+        assert len(buffer) == 17
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
     with (

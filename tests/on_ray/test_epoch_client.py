@@ -1,9 +1,12 @@
 """Clients that go through epochs of a run, over shards of this process."""
 
 import json
+import re
 import shutil
 import threading
+import time
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 
 import numpy as np
@@ -23,6 +26,7 @@ from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.registry import Registry
 from tests.on_ray.rings import Run, Shard, ring
+from tests.waits import until
 
 SIZES = (40, 33, 7)
 ALL = Counter(range(sum(SIZES)))
@@ -46,6 +50,30 @@ def client_of(run, **options):
     return ReplayClient(
         run, mr.ShuffledSampler(seed=options.pop("order", 0)), **options
     )
+
+
+def started(thread):
+    thread.start()
+    return thread
+
+
+@contextmanager
+def silent_until_warned(shard, match):
+    """A node that does not answer until its learner was warned that it waits."""
+    with ExitStack() as stack:
+        warns = pytest.warns(mr.ray.LostWarning, match=match)
+        caught = stack.enter_context(warns)
+        shard.state = "silent"
+
+        def come_back():
+            for _ in range(6_000):
+                if any(re.search(match, str(each.message)) for each in [*caught]):
+                    break
+                time.sleep(0.01)
+            shard.state = "alive"
+
+        started(threading.Thread(target=come_back, daemon=True))
+        yield
 
 
 def numbers(batches):
@@ -111,39 +139,27 @@ def test_a_silent_node_is_waited_for_and_drawn_when_it_is_back(run):
     with client_of(run, lost_s=0.2) as client:
         batches = iter(client)
         drawn = numbers(islice(batches, 2))
-        run.known[1].state = "silent"
-        back = threading.Timer(1.0, setattr, (run.known[1], "state", "alive"))
-        back.start()
-        with pytest.warns(mr.ray.LostWarning):
+        with silent_until_warned(run.known[1], ""):
             drawn += numbers(batches)
         assert Counter(drawn) == ALL
 
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_an_epoch_begins_when_a_node_that_was_away_at_first_is_back(run, counted):
-    away = run.known[1]
-    away.state = "silent"
-    with client_of(run, lost_s=0.2) as client:
-        back = threading.Timer(1.0, setattr, (away, "state", "alive"))
-        back.start()
-
-        def go():
-            # To count begins the epoch, before any thread looks after the shards.
-            return len(client) if counted else 10, numbers(client)
-
-        with pytest.warns(mr.ray.LostWarning, match=r"waits for nodes \['s1'\]"):
-            num_batches, drawn = go()
+    with (
+        silent_until_warned(run.known[1], r"waits for nodes \['s1'\]"),
+        client_of(run, lost_s=0.2) as client,
+    ):
+        # To count begins the epoch, before any thread looks after the shards.
+        num_batches = len(client) if counted else 10
+        drawn = numbers(client)
         assert num_batches == 10
         assert Counter(drawn) == ALL
 
 
 def test_several_learners_begin_when_a_node_that_was_away_is_back(run):
-    away = run.known[1]
     clients = [client_of(run, rank=rank, num_ranks=2) for rank in range(2)]
-    away.state = "silent"
-    back = threading.Timer(1.0, setattr, (away, "state", "alive"))
-    back.start()
-    with pytest.warns(mr.ray.LostWarning, match=r"waits for nodes \['s1'\]"):
+    with silent_until_warned(run.known[1], r"waits for nodes \['s1'\]"):
         drawn = numbers(clients[0])
     assert Counter(drawn + numbers(clients[1])) == ALL
     for client in clients:
@@ -289,11 +305,6 @@ def test_starts_that_were_overwritten_count_once_where_an_error_was_met(
         assert client.stats().skipped == 80 - len(drawn) > 0
 
 
-def started(thread):
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("group", ["x" * 300, 7])
 def test_a_state_of_another_group_than_can_be_stored_is_refused(run, group):
     with client_of(run) as client:
@@ -314,10 +325,15 @@ def test_closing_ends_the_wait_for_a_node(run):
         except FailedError as error:
             failed.append(error)
 
+    def start():
+        thread.start()
+        # While it waits, and not after.
+        until(lambda: len(caught) > 0)
+
     thread = threading.Thread(target=go, daemon=True)
-    # While it waits, and not after.
-    with pytest.warns(mr.ray.LostWarning, match=r"epoch 0 waits for nodes \['s1'\]"):
-        started(thread).join(1.0)
+    match = r"epoch 0 waits for nodes \['s1'\]"
+    with pytest.warns(mr.ray.LostWarning, match=match) as caught:
+        start()
     assert thread.is_alive()
     client.close()
     thread.join(20)

@@ -12,8 +12,8 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import SchemaError  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, shard, writing  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 STEPS = 400
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ import ray
 import mmreplay as mr
 from mmreplay.buffer.limiting import Counts
 from mmreplay.errors import FailedError, SchemaError, StarvedError
+from mmreplay.ray import grants as grants_module
 from mmreplay.ray.grants import Allowance, Asker, Grants
 from mmreplay.ray.limits import _ask
+from tests.waits import until
 
 ROWS, ITEMS = 64, 256
 
@@ -608,19 +611,31 @@ def test_an_asker_asks_again_where_the_registry_does_not_answer():
     assert len(registry.calls) >= 4
 
 
-def test_a_wait_ends_with_the_timeout_or_alone_and_says_what_is_counted():
+@pytest.fixture
+def by_answers(monkeypatch):
+    """Let each request to a registry take 0.05 s, and nothing else any time."""
+
+    def count_time(registry):
+        clock = SimpleNamespace(monotonic=lambda: 0.05 * len(registry.calls))
+        monkeypatch.setattr(grants_module, "time", clock)
+        return registry
+
+    return count_time
+
+
+def test_a_wait_ends_with_the_timeout_or_alone_and_says_what_is_counted(by_answers):
     full = mr.RateLimiter(1.0, 10, 70.0, timeout=0.2)
-    own = asker(Registry(full, (80, 0)), full)
+    own = asker(by_answers(Registry(full, (80, 0))), full)
     with pytest.raises(StarvedError, match=r"run 'r': .* 0\.2 s have passed\. 80 rows"):
         own.wait(1)
     own.close()
     alone = mr.RateLimiter(1.0, 10, 70.0, patience=0.2)
-    own = asker(Registry(alone, (80, 0)), alone)
+    own = asker(by_answers(Registry(alone, (80, 0))), alone)
     with pytest.raises(StarvedError, match="waited for a client to draw, but none is"):
         own.wait(1)
     own.close()
     proceeds = mr.RateLimiter(1.0, 10, 70.0, patience=0.1, on_timeout="proceed")
-    own = asker(Registry(proceeds, (80, 0)), proceeds, "sample", 200)
+    own = asker(by_answers(Registry(proceeds, (80, 0))), proceeds, "sample", 200)
     assert own.wait(200) is False
     own.close()
 
@@ -646,14 +661,14 @@ def test_an_asker_whose_process_left_the_cluster_says_so(monkeypatch):
         ask(1, 0, 1)
 
 
-def test_a_wait_for_a_side_that_lives_goes_on():
+def test_a_wait_for_a_side_that_lives_goes_on(by_answers):
     rule = mr.RateLimiter(1.0, 10, 70.0, patience=0.1)
-    registry = Registry(rule, (80, 0))
+    registry = by_answers(Registry(rule, (80, 0)))
     registry.grants.ask("client", "sample", 64, 0, 1)
     own = asker(registry, rule)
     waited = threading.Thread(target=own.wait, args=(1,), daemon=True)
     waited.start()
-    waited.join(0.5)
+    until(lambda: len(registry.calls) > 20)
     assert waited.is_alive()
     registry.grants.looked(time.monotonic(), Counts(80, 75, 80))
     waited.join(10)
@@ -690,10 +705,3 @@ def test_closing_ends_a_wait_in_another_thread():
     own.close()
     thread.join(10)
     assert len(errors) == 1
-
-
-def until(done):
-    stop = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < stop
-        time.sleep(0.005)

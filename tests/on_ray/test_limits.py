@@ -20,9 +20,9 @@ from mmreplay.ray.limits import RingCounter, counter_of, limiter_of  # noqa: E40
 from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rings import client_of, wanted_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 BOUND = {
     "samples_per_insert": 4.0, "min_size": 500, "error_buffer": 3_000.0,
@@ -248,7 +248,7 @@ def test_one_program_writes_and_draws_by_turns(run_name, tmp_path, per_call):
 
 @pytest.mark.parametrize("sampler", ["UniformSampler", "DistinctSampler"])
 def test_a_client_follows_a_limiter_that_comes_after_it(run_name, tmp_path, sampler):
-    limiter = mr.RateLimiter(1.0, 100, 2_000.0, patience=1.0)
+    limiter = mr.RateLimiter(1.0, 100, 2_000.0, patience=WAIT_S)
     options = {"root": tmp_path, "name": "ring"}
     with mr.ray.writer(run_name, SCHEMA, 1_000, **options) as writer:
         writer.extend(block(0, 0, 500))
@@ -351,7 +351,7 @@ def test_a_first_writer_whose_limiter_is_refused_leaves_nothing(
 
 
 def test_a_writer_alone_gets_an_error_and_goes_on_with_a_client(run_name, tmp_path):
-    limiter = mr.RateLimiter(1.0, 50, 100.0, patience=0.5)
+    limiter = mr.RateLimiter(1.0, 50, 100.0, patience=5.0)
     with mr.ray.writer(
         run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter
     ) as writer:

@@ -32,8 +32,8 @@ import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, StarvedError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, registry, shard  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 KILLS = int(os.environ.get("MMREPLAY_KILLS", "20"))
 SEED = int(os.environ.get("MMREPLAY_SEED", "0"))

@@ -12,8 +12,8 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from tests.on_ray.actors import ask, registry, shard, writing  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+from tests.waits import until  # noqa: E402
 
 
 def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):

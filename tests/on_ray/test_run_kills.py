@@ -23,8 +23,8 @@ from tests.on_ray.actors import (  # noqa: E402
     shard,
     writing,
 )
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
+from tests.waits import WAIT_S, until  # noqa: E402
 
 
 def holds(path, rows):

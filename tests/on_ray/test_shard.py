@@ -18,9 +18,9 @@ from mmreplay.ray import shard as shards  # noqa: E402
 from mmreplay.ray.draws import RingDraws  # noqa: E402
 from mmreplay.ray.messages import client_to_bytes, request_to_bytes  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
-from tests.on_ray.conftest import until  # noqa: E402
 from tests.on_ray.rings import client_of, wanted_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
+from tests.waits import until  # noqa: E402
 
 
 def fill(path, steps, schema=SCHEMA):

@@ -1,5 +1,6 @@
 """Batches of several rings by one law, over shards of this process."""
 
+import math
 import pickle
 import shutil
 import threading
@@ -25,6 +26,7 @@ from mmreplay.ray.sources import RingsSource
 from mmreplay.storage.gather import SharedArrays
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
 from tests.samplers.frequencies import assert_distribution
+from tests.waits import until
 
 
 @pytest.fixture
@@ -39,6 +41,8 @@ def make(tmp_path):
             folder = tmp_path / f"{len(made)}-{number}"
             shards.append(Shard(key, {"r": ring(folder, own)}))
         run = Run(*shards, key=here)
+        # No node is lost because this machine is busy.
+        options.setdefault("lost_s", 600.0)
         result = RingsSource(run, sampler, (), **options)
         made.append((result, run))
         return result, shards
@@ -321,6 +325,8 @@ def test_priorities_travel_with_the_next_draw_of_their_shard(make):
 
 
 def test_priorities_are_sent_by_themselves_where_nothing_is_drawn(make, monkeypatch):
+    # Masses are not asked for besides.
+    monkeypatch.setattr(ring_table, "OLD_S", math.inf)
     source, (shard,) = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
     batch = sample(source, 8)
     source.update_priorities(batch, np.full(8, 7.0))
@@ -741,7 +747,7 @@ def test_a_restart_in_the_middle_repeats_the_same_draws(make):
     shard.state = "restarting"
 
     def back():
-        time.sleep(0.3)
+        until(lambda: source.stats().repeated > 0)
         shard.restart()
         shard.state = "alive"
 
@@ -763,7 +769,7 @@ def test_a_lost_node_drops_out_and_comes_back(make, monkeypatch, state):
     first.state = state
     began = time.monotonic()
     batch = sample(source, 64)
-    assert 0.2 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.2
     assert len(batch) == 64
     assert set(batch.buffer_ids) == {1}
     np.testing.assert_allclose(batch.probabilities, 1 / 50)
@@ -773,11 +779,11 @@ def test_a_lost_node_drops_out_and_comes_back(make, monkeypatch, state):
     with pytest.warns(LostWarning, match=r"node 's0' has not answered for 0\.2 s"):
         source.warn()
     # Nothing more waits for it.
-    began = time.monotonic()
+    asked = first.calls.count("exchange")
     for _ in range(20):
         assert set(sample(source, 64).buffer_ids) == {1}
         source.tick()
-    assert time.monotonic() - began < 2
+    assert first.calls.count("exchange") == asked
     first.state = "alive"
     while source.stats().lost:
         source.tick()
@@ -824,9 +830,7 @@ def test_a_straggler_is_left_out_of_one_batch(make):
         [np.arange(50), np.arange(50)], mr.UniformSampler(0), straggler_s=0.05
     )
     first.state = "silent"
-    began = time.monotonic()
     assert set(sample(source, 64).buffer_ids) == {1}
-    assert time.monotonic() - began < 2
     first.state = "alive"
     assert set(sample(source, 64).buffer_ids) == {0, 1}
     stats = source.stats()

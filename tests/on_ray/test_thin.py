@@ -21,7 +21,6 @@ from mmreplay.ray import cluster as calls  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Remote  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
-from tests.on_ray.conftest import WAIT_S, until  # noqa: E402
 from tests.on_ray.thin_support import (  # noqa: E402
     SCHEMA,
     Feed,
@@ -29,6 +28,7 @@ from tests.on_ray.thin_support import (  # noqa: E402
     check_rows,
     quietly,
 )
+from tests.waits import WAIT_S, until  # noqa: E402
 
 KILLS = int(os.environ.get("MMREPLAY_KILLS", "5"))
 """Kills of a shard under writers; more by hand."""

@@ -19,6 +19,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.page.guard import POLICY, Guard, is_loopback
 from tests.page.conftest import healthy_steps, make_buffer, schema, squeezed
+from tests.waits import WAIT_S, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -200,7 +201,7 @@ def test_bounds_over_http(serve, path):
     assert browser.request("/api/b/0/overview?" + "x" * 20_000).status == 400
 
 
-def test_state_follows_a_writer_within_a_second(serve, tmp_path, rng):
+def test_state_follows_a_writer(serve, tmp_path, rng):
     path = tmp_path / "live"
     steps = healthy_steps(rng, 10, 1)
     with mr.ReplayBuffer.create(path, schema(), 100, autoreset="disabled") as writer:
@@ -209,11 +210,9 @@ def test_state_follows_a_writer_within_a_second(serve, tmp_path, rng):
         assert (first["state"], first["head"], first["pid"]) == ("live", 0, os.getpid())
         one = {k: v[:, 0] for k, v in steps.items() if k != "observation"}
         one["observation"] = {k: v[:, 0] for k, v in steps["observation"].items()}
-        begin = time.monotonic()
         writer.extend(one)
         head = next(events)[0]["head"]
         assert head == 10
-        assert time.monotonic() - begin < 1.0
     states = [first["state"]]
     for state in events:
         states.append(state[0]["state"])
@@ -236,9 +235,9 @@ def test_states_come_twice_a_second_at_most(serve, tmp_path, rng):
         thread = threading.Thread(target=write)
         thread.start()
         try:
+            begin = time.monotonic()
             events = serve(path).events()
             next(events)
-            begin = time.monotonic()
             for _ in range(4):
                 state = next(events)[0]
             assert time.monotonic() - begin > 1.6
@@ -260,7 +259,7 @@ while True:
 
 
 @pytest.mark.crash
-def test_a_killed_writer_is_seen_within_a_second(serve, tmp_path):
+def test_a_killed_writer_is_seen(serve, tmp_path):
     path = tmp_path / "killed"
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
@@ -270,12 +269,8 @@ def test_a_killed_writer_is_seen_within_a_second(serve, tmp_path):
         browser = serve(path)
         events = browser.events()
         assert next(events)[0]["state"] == "live"
-        begin = time.monotonic()
         writer.send_signal(signal.SIGKILL)
-        for state in events:
-            if state[0]["state"] == "gone":
-                break
-        assert time.monotonic() - begin < 1.5
+        until(lambda: next(events)[0]["state"] == "gone")
     finally:
         writer.kill()
         writer.wait()
@@ -504,9 +499,8 @@ def test_a_buffer_that_is_made_again_is_opened_again(serve, path, rng):
     shutil.rmtree(path)
     assert browser.json("/api/buffers")["buffers"][0]["state"] == "removed"
     make_buffer(path, rng, count=60)
-    time.sleep(1.1)
-    assert browser.json("/api/buffers")["buffers"][0]["state"] == "closed"
-    assert browser.json("/api/b/0/overview")["steps"] == 120
+    until(lambda: browser.json("/api/buffers")["buffers"][0]["state"] == "closed")
+    until(lambda: browser.json("/api/b/0/overview")["steps"] == 120)
 
 
 def test_another_buffer_of_the_same_sizes_is_another(serve, path, rng):
@@ -559,10 +553,10 @@ def test_a_resized_buffer_stays_shown(serve, path):
     assert browser.json("/api/b/0/overview")["capacity"] == 1000
     with mr.ReplayBuffer.open(path, "r+") as buffer:
         buffer.resize(400)
-    time.sleep(1.1)
+    # An answer may be a second old, or older where it takes long to make.
+    until(lambda: browser.json("/api/b/0/overview")["capacity"] == 400)
     after = browser.json("/api/buffers")["buffers"][0]
     assert after["version"].split(".")[0] != before.split(".")[0]
-    assert browser.json("/api/b/0/overview")["capacity"] == 400
     response = browser.request(
         "/api/b/0/frames?field=observation%2Fpixels&env=0&first=250&v=1.0"
     )
@@ -584,7 +578,8 @@ def test_a_slow_client_holds_no_thread(serve, path):
         slow.append(client)
     begin = time.monotonic()
     assert browser.json("/api/b/0/episodes")["all"] == 20
-    assert time.monotonic() - begin < 5
+    # Until then the answers of slow clients would hold their threads.
+    assert time.monotonic() - begin < app.RESPONSE_S / 2
     for client in slow:
         client.close()
 
@@ -665,8 +660,9 @@ def test_at_most_four_threads_work(serve, path):
         request.start()
     most = 0
     while any(request.is_alive() for request in requests):
-        alive = threading.active_count() - sum(r.is_alive() for r in requests)
-        most = max(most, alive - before)
+        # First, as a request may end before all threads are counted.
+        asking = sum(request.is_alive() for request in requests)
+        most = max(most, threading.active_count() - asking - before)
         time.sleep(0.005)
     for request in requests:
         request.join()
@@ -681,7 +677,7 @@ def test_state_does_not_wait_for_requests(serve, path, monkeypatch):
     def wait(page, address, *arguments):
         if address.endswith("/curve"):
             begun.release()
-            done.wait(20)
+            done.wait(2 * WAIT_S)
         return answer(page, address, *arguments)
 
     monkeypatch.setattr(Page, "answer", wait)
@@ -693,11 +689,11 @@ def test_state_does_not_wait_for_requests(serve, path, monkeypatch):
         request.start()
     try:
         for _ in range(app.MAX_THREADS):
-            assert begun.acquire(timeout=20)
+            assert begun.acquire(timeout=WAIT_S)
         begin = time.monotonic()
         assert browser.json("/api/buffers")["buffers"][0]["head"] == 620
         assert next(browser.events())[0]["head"] == 620
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < WAIT_S
         assert all(request.is_alive() for request in requests)
     finally:
         done.set()
