@@ -246,7 +246,7 @@ class BoundLimit:
             over = limiter.timeout is not None and now_s - began >= limiter.timeout
             alone = now_s - since >= limiter.patience and not self._helped(side)
             if over or alone:
-                # The other side may have done its last, and ended, since the counts.
+                # The other side may have gone on and ended since the counts were read.
                 now = self._now(look=True)
                 break
             time.sleep(pause)

@@ -156,8 +156,8 @@ class ReplayLoader:
             one_thread: A transform calls a function of the user's.
             equal_arrays: Arrays of one shape and dtype in a batch, at most.
             pool_type: Kind of memory of the batches.
-            quick_s: A learner that asks again sooner gathers small batches itself, and
-                in any case one that does within `prefetch.QUICK_S`.
+            quick_s: A learner that asks again sooner gathers small batches itself;
+                less than `prefetch.QUICK_S` counts as that.
         """
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."

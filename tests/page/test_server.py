@@ -28,6 +28,9 @@ from mmreplay.errors import FailedError
 from mmreplay.page import app
 from mmreplay.page.api import Page
 
+SOON_S = 15.0
+"""Many looks, of which there are two a second: a core may be shared."""
+
 
 class Browser:
     """Sends requests as a browser that has the cookie does."""
@@ -210,9 +213,11 @@ def test_state_follows_a_writer(serve, tmp_path, rng):
         assert (first["state"], first["head"], first["pid"]) == ("live", 0, os.getpid())
         one = {k: v[:, 0] for k, v in steps.items() if k != "observation"}
         one["observation"] = {k: v[:, 0] for k, v in steps["observation"].items()}
+        begin = time.monotonic()
         writer.extend(one)
         head = next(events)[0]["head"]
         assert head == 10
+        assert time.monotonic() - begin < SOON_S
     states = [first["state"]]
     for state in events:
         states.append(state[0]["state"])
@@ -269,8 +274,10 @@ def test_a_killed_writer_is_seen(serve, tmp_path):
         browser = serve(path)
         events = browser.events()
         assert next(events)[0]["state"] == "live"
+        begin = time.monotonic()
         writer.send_signal(signal.SIGKILL)
         until(lambda: next(events)[0]["state"] == "gone")
+        assert time.monotonic() - begin < SOON_S
     finally:
         writer.kill()
         writer.wait()
