@@ -20,7 +20,7 @@ from mmreplay.storage.committer import Committer
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
 from mmreplay.storage.foreign_zarr.source import ZarrSource
 from mmreplay.storage.memmap import POLICY
-from mmreplay.storage.recovery import Recovery
+from mmreplay.storage.recovery import FolderWatch, Recovery
 from mmreplay.storage.store import ReadPolicy, Store
 from mmreplay.storage.zarr.engine import ZarrStore
 
@@ -47,6 +47,7 @@ class OpenFiles:
         seal: Closing puts shards that are not full into the Zarr group.
         refuse_removed: Of a reader; see `recovery.FolderWatch.look`.
         refuse_elsewhere: See `recovery.FolderWatch.refuse_elsewhere`.
+        watch: Of the folder; None in RAM and of a Zarr group.
         source: What a foreign Zarr group was opened by; None of buffers.
         mapping: How a Zarr group was read as a buffer; None of buffers.
     """
@@ -65,6 +66,7 @@ class OpenFiles:
     seal: bool = True
     refuse_removed: Callable[[], bool] | None = None
     refuse_elsewhere: Callable[[], None] = lambda: None
+    watch: FolderWatch | None = None
     source: ZarrSource | None = None
     mapping: GroupMapping | None = None
 

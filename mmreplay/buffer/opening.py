@@ -411,6 +411,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
     watch = recovery.FolderWatch(path, metadata, commit.file)
     opened.refuse_removed, opened.refuse_elsewhere = watch.look, watch.refuse_elsewhere
+    opened.watch = watch
     return opened
 
 
@@ -502,7 +503,7 @@ def _open_locked(
     opened = OpenFiles(
         path, metadata, store, commit, recovered, appender, committer, lock, policy
     )
-    opened.refuse_elsewhere = watch.refuse_elsewhere
+    opened.refuse_elsewhere, opened.watch = watch.refuse_elsewhere, watch
     return opened
 
 

@@ -694,6 +694,18 @@ class ReplayBuffer:
         return self._current()
 
     @property
+    def in_place(self) -> bool:
+        """Whether its path still leads to its files; False once they were moved."""
+        watch = self._files.watch
+        return watch is None or watch.in_place()
+
+    @property
+    def files_identity(self) -> str:
+        """What tells its files from those of a copy; empty in RAM."""
+        watch = self._files.watch
+        return "" if watch is None else watch.identity
+
+    @property
     def nbytes(self) -> tuple[int, int]:
         """Bytes of the data files: (apparent, allocated on disk)."""
         self._current()

@@ -96,6 +96,11 @@ class WriterLock:
         self._key = key
         _open_locks[key] = self
 
+    @property
+    def in_place(self) -> bool:
+        """Whether its name leads to its file; else it turns no others away."""
+        return _has_name(self._file)
+
     def release(self) -> None:
         """Let others write; a second call does nothing."""
         if _open_locks.get(self._key) is self:
@@ -111,7 +116,7 @@ def _has_name(file: File) -> bool:
     """Return whether a path still leads to the file that was opened by it."""
     try:
         return os.path.samestat(os.stat(file.path), os.fstat(file.fd))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

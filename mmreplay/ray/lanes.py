@@ -10,16 +10,20 @@ once, whoever was killed in between, and no other record of blocks is needed.
 which heads its lease began. It is durable before the writer learns of its lease. The
 first rows of a lease do not continue the episode before them. That end is declared
 with the block that stores it, and not with the lease: nothing forgets it in between.
+
+The folder may be removed, or another one put in its place, while it is open: each call
+looks first, so that no row goes where it is no row of the run.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +31,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.buffer.opening import StrPath, absolute, holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import FailedError, RemovedError, SchemaError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import IDLE_S, Lease, Leases
 from mmreplay.limiter import RateLimiter
@@ -51,11 +55,13 @@ class Answer(TypedDict):
             is no such lease.
         heads: Heads of its lanes; where the lease ended, those at that time.
         committed: Heads that a power cut would leave, likewise.
+        ring: `ReplayBuffer.files_identity` of the ring, which the shard adds.
     """
 
     state: Literal["holds", "ended", "unknown"]
     heads: list[int]
     committed: list[int]
+    ring: NotRequired[str]
 
 
 class Terms(Answer):
@@ -137,7 +143,8 @@ class Lanes:
     """Leases of one ring, and the blocks of their writers.
 
     Each call takes the lock, so that any threads may call. All may be repeated: after
-    any error the same call again is answered as if nothing had happened.
+    any error the same call again is answered as if nothing had happened. All raise
+    `RemovedError` once the folder is not in its place.
 
     Attributes:
         ring: Open for writing; nothing else adds rows to it.
@@ -175,6 +182,7 @@ class Lanes:
 
         Without the lock, which a slow disk holds for long.
         """
+        self._refuse_moved()
         idle = sum(len(lease.env_ids) for lease in self._idle())
         return len(self._free()) + idle
 
@@ -203,6 +211,7 @@ class Lanes:
             FullError: No space is left to note it; nothing has changed.
         """
         with self._lock:
+            self._refuse_moved()
             known = self._leases.get(writer)
             if known is None:
                 _check_schema(Schema.from_json(fields, roles), self.ring)
@@ -246,6 +255,7 @@ class Lanes:
             FailedError: The disk refused.
         """
         with self._lock:
+            self._refuse_moved()
             lease = self._leases.get(writer)
             if lease is None:
                 return {"state": "unknown", "heads": [], "committed": []}
@@ -265,6 +275,7 @@ class Lanes:
             FailedError: The disk refused.
         """
         with self._lock:
+            self._refuse_moved()
             lease = self._leases.get(writer)
             if lease is None:
                 return {"state": "unknown", "heads": [], "committed": []}
@@ -307,6 +318,24 @@ class Lanes:
     @property
     def _max_steps(self) -> int:
         return max(1, self.ring.metadata.ring.reserve // 2)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the ring is open, and its path leads to it."""
+        return not self.ring.closed and self.ring.in_place
+
+    def _refuse_moved(self) -> None:
+        """Refuse to use a ring of which rows would be no rows of the run.
+
+        Raises:
+            RemovedError: It is not in place.
+        """
+        if not self.in_place:
+            raise RemovedError(
+                f"{self._folder} was removed or replaced while it was open. Open what "
+                "is there now.",
+                errno_=errno.ESTALE,
+            )
 
     def _answer(self, lease: Lease) -> Answer:
         if lease.stop is not None:

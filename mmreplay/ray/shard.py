@@ -8,18 +8,20 @@ error and tried again at the next call.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
 from mmreplay.disk.lock import FILE_NAME as LOCK
@@ -28,6 +30,7 @@ from mmreplay.errors import (
     FailedError,
     FormatError,
     LockedError,
+    RemovedError,
     ReplayError,
     SchemaError,
     system_failure,
@@ -48,6 +51,7 @@ from mmreplay.ray.registry import described
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
 from mmreplay.storage.disk_space import free_nbytes
 
+T = TypeVar("T")
 RATE_S = 1.0
 """The least time between the two counts of rows that make a rate."""
 
@@ -91,6 +95,7 @@ class Shard:
         self.rings: dict[str, ReplayBuffer] = {}
         self._versions: dict[str, tuple[int, int]] = {}
         self._lanes: Lanes | None = None
+        self._had_lanes = False
         self._lock = threading.RLock()
         self._folder_lock: WriterLock | None = None
         self._stopped = False
@@ -163,7 +168,7 @@ class Shard:
             limiter's settings; None where no ring has any.
         """
         with self._lock:
-            if not self.rings:
+            if not self.rings or not all(r.in_place for r in self.rings.values()):
                 self.open_rings()
             bound, sums = None, [0, 0, 0]
             for name, ring in self.rings.items():
@@ -184,7 +189,12 @@ class Shard:
         former: str | None = None,
     ) -> Terms:
         """Give a thin writer environments; see `Lanes.lease`."""
-        return self._thin().lease(writer, num_envs, fields, roles, former)
+
+        def begin(lanes: Lanes) -> Terms:
+            terms = lanes.lease(writer, num_envs, fields, roles, former)
+            return {**terms, "ring": lanes.ring.files_identity}
+
+        return self._by_lanes(begin)
 
     def extend(
         self,
@@ -196,11 +206,21 @@ class Shard:
         envs: list[int] | None = None,
     ) -> Answer:
         """Add a block of a thin writer; see `Lanes.extend`."""
-        return self._thin().extend(writer, first, columns, final, commit, envs)
+
+        def add(lanes: Lanes) -> Answer:
+            answer = lanes.extend(writer, first, columns, final, commit, envs)
+            return {**answer, "ring": lanes.ring.files_identity}
+
+        return self._by_lanes(add, leased=True)
 
     def give_back(self, writer: str) -> Answer:
         """End the lease of a thin writer; see `Lanes.give_back`."""
-        return self._thin().give_back(writer)
+
+        def end(lanes: Lanes) -> Answer:
+            answer = lanes.give_back(writer)
+            return {**answer, "ring": lanes.ring.files_identity}
+
+        return self._by_lanes(end, leased=True)
 
     def masses(self, client: Client, step: int, highest: float) -> Masses:
         """What there is to draw from; see `ShardDraws.masses`."""
@@ -254,8 +274,10 @@ class Shard:
             self._take_folder()
             found = self._find_rings()
             for name in [*self.rings]:
-                if found.get(name) != self._versions[name]:
-                    # It was deleted, or another one has its name now.
+                version, ring = self._versions[name], self.rings[name]
+                if found.get(name) != version or not ring.in_place:
+                    # It was deleted, or another one has its name now; a copy that
+                    # keeps times may even get the file's number.
                     with suppress(ReplayError):
                         self.rings.pop(name).close()
             for name, version in found.items():
@@ -278,24 +300,55 @@ class Shard:
         self._counters[name] = counter = RingCount(ring, found.limiter, limit)
         return counter
 
-    def _thin(self) -> Lanes:
-        """Return the lanes of the ring of thin writers, opened at the first call.
+    def _by_lanes(self, call: Callable[[Lanes], T], leased: bool = False) -> T:
+        """Call the lanes of the ring of thin writers that is in the folder now.
+
+        Args:
+            call: May run for a ring that is not in the folder any more, and again.
+            leased: By a writer that has a lease, so that there was a ring.
 
         Raises:
+            RemovedError: There was such a ring, and is none.
             FailedError: There is no such ring, or the run was stopped.
             FormatError: Its ``writers.json`` is damaged.
             LockedError: Another process writes it, or serves the folder.
         """
+        while True:
+            lanes = self._thin(leased)
+            try:
+                return call(lanes)
+            except RemovedError:
+                if lanes.in_place:
+                    raise
+                with self._lock:
+                    if self._lanes is lanes:
+                        self._lanes = None
+                # Its rows go with its folder, and their writers are to hear of it.
+                with suppress(ReplayError):
+                    lanes.close()
+
+    def _thin(self, leased: bool) -> Lanes:
+        """Return the lanes of the ring of thin writers, opened at the first call."""
+        folder = self.folder / THIN
         with self._lock:
             self._refuse_stopped()
+            if self._lanes is not None:
+                return self._lanes
+            there = holds_buffer(folder) and has_lanes(folder)
+            if not there and (leased or self._had_lanes):
+                raise RemovedError(
+                    f"{folder}, the ring for thin writers of the node {self.key!r}, "
+                    "was removed. Put it back, or call mr.ray.thin_ring on that node.",
+                    errno_=errno.ENOENT,
+                )
             self._take_folder()
-            if self._lanes is None:
-                if not has_lanes(self.folder / THIN):
-                    raise FailedError(
-                        f"the node {self.key!r} of the run {self.run!r} has no ring "
-                        "for thin writers. Call mr.ray.thin_ring on that node."
-                    )
-                self._lanes = open_lanes(self.folder / THIN, allow_network=self.network)
+            if not there:
+                raise FailedError(
+                    f"the node {self.key!r} of the run {self.run!r} has no ring "
+                    "for thin writers. Call mr.ray.thin_ring on that node."
+                )
+            self._lanes = open_lanes(folder, allow_network=self.network)
+            self._had_lanes = True
             return self._lanes
 
     def _refuse_stopped(self) -> None:
@@ -319,7 +372,11 @@ class Shard:
     def _take_folder(self) -> None:
         """Hold the folder's lock, so that no second shard serves its rings."""
         if self._folder_lock is not None:
-            return
+            if self._folder_lock.in_place:
+                return
+            # Of a folder that was removed or replaced.
+            self._folder_lock.release()
+            self._folder_lock = None
         if not self.folder.is_dir():
             raise FormatError(
                 f"{self.folder} does not exist on the node {self.key!r}. Begin with "
@@ -391,7 +448,7 @@ class Shard:
         if name != THIN or not has_lanes(self.folder / THIN):
             return None
         try:
-            return self._thin().num_free
+            return self._by_lanes(lambda lanes: lanes.num_free)
         except ReplayError:
             # It is drawn from all the same, and a lease says what is wrong.
             return 0

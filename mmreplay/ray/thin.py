@@ -6,6 +6,10 @@ if, the heads are past it. So after any error the writer asks for the heads, and
 again what is above them. Answers of blocks that are sent ahead may be older than an
 answer before them: only heads that were asked for after all of these say that rows are
 lost, as they are after a power cut of the shard's node.
+
+The ring may be removed, and another one or an older copy put in its place. Each answer
+says which ring it is of. Where that is another one, the writer asks it for all leases
+that it ever had: rows that are not below those heads are lost.
 """
 
 from __future__ import annotations
@@ -73,6 +77,8 @@ UNCOMMITTED_NBYTES = 64 << 20
 """Blocks that wait for a commit; beyond, the shard is asked to commit."""
 FULL_S = 1.0
 """Between two tries where the shard's disk is full."""
+UNKNOWN = "does not know this writer any more, so"
+OLDER = "has an older copy of its ring, or lost power:"
 
 
 def thin_ring(
@@ -284,6 +290,7 @@ class Block:
         after: int64 ``[E]``, heads after it.
         granted: The rate limiter allows it.
         published: The shard said that it arrived.
+        sent: It may have arrived, also without an answer.
         call: A call that was not answered yet.
     """
 
@@ -296,11 +303,13 @@ class Block:
     after: Positions = field(init=False)
     granted: bool = False
     published: bool = False
+    sent: bool = False
     call: Any = None
 
     def move_to(self, first: Positions) -> Positions:
         """Let the block follow some heads, and return those after it."""
         self.first, self.after = first, first.copy()
+        self.published, self.sent, self.call = False, False, None
         envs = slice(None) if self.envs is None else self.envs
         with_final = self.final is not None
         self.after[envs] = counts_after(first[envs], self.ended, with_final)
@@ -322,10 +331,27 @@ class Block:
             blocks.append(rest)
         return blocks
 
+    def parts(self, max_steps: int) -> list[Block]:
+        """The same in blocks of so many steps."""
+        if len(self.ended) <= max_steps:
+            return [self]
+        # Blocks of some environments have one step.
+        assert self.envs is None
+        blocks, resets = [], self.resets
+        for first in range(0, len(self.ended), max_steps):
+            part = self._slice(slice(first, first + max_steps), None)
+            part.resets = resets
+            if resets is not None:
+                for ended in part.ended:
+                    resets = ended & ~resets
+            blocks.append(part)
+        return blocks
+
     def _slice(self, steps: slice, envs: Positions | None) -> Block:
         own: tuple[Any, ...] = (steps,) if envs is None else (steps, envs)
         columns = {path: column[own] for path, column in self.columns.items()}
-        return Block(columns, None, self.ended[own], envs=envs, granted=self.granted)
+        final = self.final and {path: each[own] for path, each in self.final.items()}
+        return Block(columns, final, self.ended[own], envs=envs, granted=self.granted)
 
     @property
     def num_rows(self) -> int:
@@ -337,6 +363,23 @@ class Block:
         """Bytes of its arrays."""
         columns = [*self.columns.values(), *(self.final or {}).values()]
         return sum(column.nbytes for column in columns)
+
+
+@dataclass(slots=True, eq=False)
+class FormerLease:
+    """A lease that a writer had, and which of its rows are in the ring.
+
+    Attributes:
+        writer: Its number.
+        begun: int64 ``[E]``, heads when it began.
+        stop: int64 ``[E]``, one past the newest of its rows that are in the ring.
+        ring: Of the answer that said so; see `Answer`.
+    """
+
+    writer: str
+    begun: Positions
+    stop: Positions
+    ring: str
 
 
 class StepCollector:
@@ -420,7 +463,8 @@ class ThinWriter:
 
     Attributes:
         lost_rows: Rows that had arrived, or may have, and are gone: the shard's node
-            lost power, or its ring was removed.
+            lost power, or its ring was removed or replaced. Of a ring that took the
+            place of another one, all that had arrived and are not in it.
     """
 
     def __init__(
@@ -466,17 +510,20 @@ class ThinWriter:
         self._validator = StepValidator(schema, num_envs)
         self._flags = EpisodeFlags(schema, num_envs, final_follows=False)
         self._blocks: deque[Block] = deque()
-        self._head = np.zeros(self._num_envs, np.int64)
+        self._head = self._begun = np.zeros(self._num_envs, np.int64)
         self._resets = np.zeros(self._num_envs, bool)
         self._begins = False
+        self._autoreset: str | None = None
         self._writer: str | None = None
         self._next_writer = uuid.uuid4().hex
         self._former: str | None = None
+        self._former_leases: list[FormerLease] = []
+        self._ring = self._lease_ring = ""
         self.lost_rows = 0
         self._guard = ProcessGuard("this writer was made", "Make one in the child")
         self._closed = False
         self._stopped = False
-        self._loss = ""
+        self._losses: list[str] = []
         self._terms: Terms
         self._asker: Asker | None = None
         self._begin()
@@ -527,6 +574,7 @@ class ThinWriter:
             SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
             FullError: The shard's disk has no space left.
             StarvedError: The shard does not answer, or the limiter's wait is over.
+            RemovedError: The ring was removed, and there is none.
             FailedError: The run was stopped, or the writer is closed.
             ForkedError: This process was forked from the one that made it.
         """
@@ -570,6 +618,7 @@ class ThinWriter:
         Raises:
             FullError: The shard's disk has no space left.
             StarvedError: The shard does not answer, or the limiter's wait is over.
+            RemovedError: The ring was removed, and there is none.
             FailedError: The run was stopped, or the shard's disk failed.
         """
         self._check_open()
@@ -605,6 +654,7 @@ class ThinWriter:
             if self._writer is not None:
                 # Heads below those that were answered before: rows are lost.
                 self._reconcile(self._call("give_back", self._writer))
+            self._ask_for_former_leases()
         except BaseException:
             self._asker = asker
             raise
@@ -675,7 +725,7 @@ class ThinWriter:
                 ended |= np.reshape(np.asarray(ends[path], bool), lead)
         final = None
         if final_observation is not None:
-            if self._terms["autoreset"] == "next_step":
+            if self._autoreset == "next_step":
                 raise SchemaError(
                     "final_observation must be None in a buffer with "
                     "autoreset='next_step', where the row after an end holds it. Leave "
@@ -729,18 +779,21 @@ class ThinWriter:
         with. In other environments of the ring nothing of that episode is before it,
         and it would be a first step: so the first block of a lease leaves it out.
         """
-        if self._terms["autoreset"] == "next_step":
+        if self._autoreset == "next_step":
             block.resets = self._resets
             for ended in block.ended:
                 self._resets = ended & ~self._resets
         self._append_blocks([block])
 
     def _append_blocks(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            for part in block.without_resets() if self._begins else [block]:
-                self._head = part.move_to(self._head)
-                self._blocks.append(part)
-            self._begins = False
+        # Another ring may have a smaller reserve than that of before.
+        max_steps = max(1, self._terms["reserve"] // 2)
+        for whole in blocks:
+            for block in whole.parts(max_steps):
+                for part in block.without_resets() if self._begins else [block]:
+                    self._head = part.move_to(self._head)
+                    self._blocks.append(part)
+                self._begins = False
 
     def _deliver(self, ahead: int) -> None:
         """Send blocks, and wait until at most `ahead` of them are not answered.
@@ -754,6 +807,7 @@ class ThinWriter:
         while True:
             if self._writer is None:
                 self._begin()
+            self._ask_for_former_leases()
             waiting = [block for block in self._blocks if not block.published]
             refused = False
             for block in waiting[: self._ahead]:
@@ -809,6 +863,7 @@ class ThinWriter:
         if self._keep == "committed":
             held = sum(each.nbytes for each in self._blocks)
             commit = held > UNCOMMITTED_NBYTES
+        block.sent = True
         block.call = self._shard.send(
             "extend", self._writer, block.first.tolist(), block.columns, block.final,
             commit, None if block.envs is None else block.envs.tolist(),
@@ -834,7 +889,12 @@ class ThinWriter:
             self._shard.settle()
             raise
         block.call = None
-        if answer["state"] == "holds" and answer["heads"] == block.after.tolist():
+        arrived = (
+            answer["state"] == "holds"
+            and answer["heads"] == block.after.tolist()
+            and answer.get("ring", "") == self._ring
+        )
+        if arrived:
             block.published = True
             self._drop_done(np.array(answer["committed"]))
         else:
@@ -892,49 +952,98 @@ class ThinWriter:
 
     def _reconcile(self, answer: Answer) -> None:
         """Find out from heads that were asked for what arrived, and what is lost."""
+        ring = answer.get("ring", "")
+        same_ring = ring == self._ring != ""
+        self._ring = ring
+        edges = [*(block.first for block in self._blocks), self._head]
+        if answer["state"] == "unknown" and same_ring:
+            # The lease ended long ago, with all that had arrived. Only blocks that were
+            # sent and not answered may have, or not: sent again, they might be double.
+            num_arrived = sum(block.published for block in self._blocks)
+            lost = sum(b.num_rows for b in self._blocks if b.sent and not b.published)
+            self._blocks = deque(block for block in self._blocks if not block.sent)
+            self._end_lease(edges[num_arrived])
+            self._count_lost(lost, UNKNOWN)
+            return
         if answer["state"] == "unknown":
-            # The ring, or its writers.json, was removed: nothing says what arrived.
-            waiting = [block for block in self._blocks if not block.published]
-            self._blocks.clear()
-            self._end_lease(None)
-            lost = sum(block.num_rows for block in waiting)
-            self._count_lost(lost, "does not know this writer any more, so")
+            # Nothing of it is there, and all blocks that are held are sent again.
+            self._end_lease(self._begun)
+            self._count_lost(int((edges[0] - self._begun).sum()), UNKNOWN)
             return
         heads = np.array(answer["heads"], np.int64)
-        edges = [*(block.first for block in self._blocks), self._head]
         below = [n for n, edge in enumerate(edges) if (edge <= heads).all()]
         # Where all environments are below, rows that had arrived are lost.
         arrived = below[-1] if below else 0
         exact = bool((edges[arrived] == heads).all())
-        lost = int(np.maximum(edges[0] - heads, 0).sum())
+        stop = np.maximum(heads, self._begun)
+        lost = int(np.maximum(edges[0] - stop, 0).sum())
         for index, block in enumerate(self._blocks):
             block.published = index < arrived
         if answer["state"] == "holds" and exact:
             self._drop_done(np.array(answer["committed"]))
-            return
-        # Rows below the heads of a lease that ended were committed. Where heads are
-        # at no edge, a power cut took more than a lap of the ring: what is below is
-        # not there to be drawn.
-        for _ in range(arrived):
-            self._blocks.popleft()
-        self._end_lease(self._writer if answer["state"] == "holds" else None)
-        self._count_lost(lost, "lost power:")
+        else:
+            # Rows below the heads of a lease that ended were committed. Where heads
+            # are at no edge, a power cut took more than a lap of the ring: what is
+            # below is not there to be drawn.
+            for _ in range(arrived):
+                self._blocks.popleft()
+            former = self._writer if answer["state"] == "holds" else None
+            self._end_lease(np.minimum(stop, edges[arrived]), former)
+            self._count_lost(lost, OLDER)
 
-    def _end_lease(self, former: str | None) -> None:
+    def _end_lease(self, stop: Positions, former: str | None = None) -> None:
+        """Note what the ring has of this lease; the next call begins another one."""
+        assert self._writer is not None
+        if (stop > self._begun).any():
+            self._former_leases.append(
+                FormerLease(self._writer, self._begun, stop, self._lease_ring)
+            )
         self._writer, self._former = None, former
         self._next_writer = uuid.uuid4().hex
+
+    def _ask_for_former_leases(self) -> None:
+        """Count the rows of former leases that the ring of now has not."""
+        while True:
+            # The ring may be replaced again meanwhile: then all are asked for again.
+            lease = next(
+                (each for each in self._former_leases if each.ring != self._ring), None
+            )
+            if lease is None:
+                break
+            answer: Answer = self._call("extend", lease.writer, [], None)
+            self._ring = answer.get("ring", "")
+            stop = lease.begun
+            if answer["state"] != "unknown":
+                heads = np.array(answer["heads"], np.int64)
+                stop = np.clip(heads, lease.begun, lease.stop)
+            if answer["state"] == "holds":
+                # Of a time before it ended: its environments are this writer's.
+                self._former = lease.writer
+            lost = int((lease.stop - stop).sum())
+            lease.stop, lease.ring = stop, self._ring
+            self._count_lost(lost, UNKNOWN if answer["state"] == "unknown" else OLDER)
+        self._former_leases = [
+            each for each in self._former_leases if (each.stop > each.begun).any()
+        ]
 
     def _count_lost(self, lost: int, why: str) -> None:
         self.lost_rows += lost
         if lost:
-            self._loss = f"{self._shard} {why} {lost} rows of this writer are lost."
+            loss = f"{self._shard} {why} {lost} rows of this writer are lost."
+            self._losses.append(loss)
 
     def _warn_of_loss(self) -> None:
-        if self._loss:
-            message, self._loss = self._loss, ""
+        if self._losses:
+            message = " ".join(self._losses)
+            self._losses.clear()
+            if OLDER in message:
+                advice = (
+                    "Use keep='committed' to have rows sent again after a power cut."
+                )
+            else:
+                advice = "They are in the folder that was its ring before, if anywhere."
             warnings.warn(
-                f"{message} Use keep='committed' to have rows sent again after a power "
-                "cut.",
+                f"{message} {advice}",
                 DurabilityWarning,
                 stacklevel=frames_to_caller(),
             )
@@ -942,17 +1051,27 @@ class ThinWriter:
     def _begin(self) -> None:
         """Lease environments, and place the blocks that wait at their heads."""
         while self._writer is None:
+            # One of them may have environments of this writer.
+            self._ask_for_former_leases()
             terms: Terms = self._call(
                 "lease", self._next_writer, self._num_envs, *described(self._schema),
                 self._former,
             )  # fmt: skip
-            if terms["state"] == "holds":
-                self._writer, self._terms = self._next_writer, terms
-                self._former = None
-            else:
+            if terms["state"] != "holds":
                 # It was granted, and lost before this writer heard of it.
                 self._next_writer = uuid.uuid4().hex
+            elif self._autoreset not in (None, terms["autoreset"]):
+                raise SchemaError(
+                    f"autoreset of {self._shard}'s ring must be {self._autoreset!r}, "
+                    f"as of the ring before it, got {terms['autoreset']!r}. Make it "
+                    "again with that one, or make another writer."
+                )
+            else:
+                self._writer, self._terms = self._next_writer, terms
+                self._autoreset, self._former = terms["autoreset"], None
+                self._ring = self._lease_ring = terms.get("ring", "")
         self._head, self._begins = np.array(terms["heads"], np.int64), True
+        self._begun = self._head
         blocks = list(self._blocks)
         self._blocks.clear()
         self._append_blocks(blocks)

@@ -361,10 +361,14 @@ class FolderWatch:
     """Where an open buffer was opened, to see that it is still there.
 
     A folder that was renamed, without another one at its path, is still the same.
+
+    Attributes:
+        identity: Of the open files; a copy of the folder has another one.
     """
 
     __slots__ = (
         "_commit", "_due_s", "_file", "_metadata", "_number", "_opened", "_root",
+        "identity",
     )  # fmt: skip
 
     def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
@@ -380,7 +384,10 @@ class FolderWatch:
         self._commit = str(self._root / metadata.folder / file.path.name)
         self._metadata, self._file = metadata, file
         # No other file gets it while this one is open.
-        self._number = file.identity()[:2]
+        device, number, birth = file.identity()
+        self._number = device, number
+        # Without the device, whose number may change with a boot.
+        self.identity = f"{metadata.uuid.hex()}-{number:x}-{birth.hex()}"
         self._due_s = 0.0
 
     def look(self) -> bool:
@@ -429,6 +436,19 @@ class FolderWatch:
         if hidden and opened.st_nlink:
             return False
         return self._explain(opened.st_nlink)
+
+    def in_place(self) -> bool:
+        """Whether the path that it was opened by leads to the open files.
+
+        Stricter than `refuse_removed`: a folder that was renamed is not in place.
+        """
+        name = os.path.basename(self._commit)
+        try:
+            status = os.stat(self._opened / self._metadata.folder / name)
+        except OSError as error:
+            # A folder that may not be passed through may still be the same.
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        return (status.st_dev, status.st_ino) == self._number
 
     def refuse_elsewhere(self) -> None:
         """Refuse to use the path where it leads to another folder.

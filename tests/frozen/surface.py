@@ -29,7 +29,14 @@ MODULES = (
 )  # fmt: skip
 """Modules that README, docs or a public docstring tell to import from."""
 BETWEEN_MODULES = {
-    "ReplayBuffer": {"reading", "hold_rows", "add_as_is", "skip_autoreset_check"},
+    "ReplayBuffer": {
+        "reading",
+        "hold_rows",
+        "add_as_is",
+        "skip_autoreset_check",
+        "in_place",
+        "files_identity",
+    },
     "RateLimiter": {"law", "bind", "check"},
     "Home": {"cut_epoch"},
     "*": {"check_priorities", "discount_with"},

@@ -15,6 +15,7 @@ from mmreplay.errors import DurabilityWarning, ReplayError
 from mmreplay.format.ray_files import read_leases
 from mmreplay.ray.cluster import UnansweredError
 from mmreplay.ray.lanes import Lanes, create_lanes, has_lanes
+from mmreplay.ray.shard import Shard
 from mmreplay.ray.thin import ThinWriter
 from mmreplay.testing.disks import FaultyDisk, QuickDisk, using
 from tools.torture.powerloss import abandon
@@ -218,12 +219,65 @@ class SimulatedShard:
                 return
         else:
             # Through JSON: nothing but plain values are answered.
+            answer = {**answer, "ring": self.opened().ring.files_identity}
             call["state"], call["answer"] = "done", json.loads(json.dumps(answer))
         finally:
             files.disk = before
         if fault == "after":
             self.kill()
             call["state"] = "failed"
+
+
+class ShardHere:
+    """The shard itself, in this process; `ThinWriter` calls it.
+
+    Attributes:
+        shard: The shard; `restart` makes another one.
+        unanswered: So many of the next calls run, and are not answered.
+    """
+
+    def __init__(self, root):
+        self.root, self.unanswered = root, 0
+        self.shard = Shard("run", str(root), "n0")
+        SHARDS.add(self)
+
+    def __repr__(self):
+        return "the shard"
+
+    def restart(self):
+        self.kill()
+        self.shard = Shard("run", str(self.root), "n0")
+
+    def kill(self):
+        lanes, self.shard._lanes = self.shard._lanes, None
+        if lanes is not None and not lanes.ring.closed:
+            abandon(lanes.ring)
+        self.shard.stop()
+
+    def send(self, method, *arguments):
+        try:
+            answer = getattr(self.shard, method)(*_copied(arguments))
+        except ReplayError as error:
+            answer = error
+        if self.unanswered:
+            self.unanswered -= 1
+            answer = UnansweredError("the shard does not answer")
+        return answer
+
+    def receive(self, answer, timeout_s):
+        if isinstance(answer, ReplayError):
+            raise answer
+        return answer
+
+    def call(self, method, *arguments, timeout_s):
+        while True:
+            try:
+                return self.receive(self.send(method, *arguments), timeout_s)
+            except UnansweredError:
+                continue
+
+    def settle(self):
+        """Do nothing: nothing prints an error here."""
 
 
 class Dead(BaseException):
