@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mmreplay.adapters.common.lazy import names_on_use
 
 if TYPE_CHECKING:
+    from mmreplay.adapters.alf.installing import install as install
     from mmreplay.adapters.alf.replay_buffer import BatchInfo as BatchInfo
     from mmreplay.adapters.alf.replay_buffer import ReplayBuffer as ReplayBuffer
     from mmreplay.adapters.alf.ring import DataBuffer as DataBuffer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "DataBuffer", "MaxSegmentTree", "MinSegmentTree", "ReplayBuffer",
-    "RingBuffer", "SegmentTree", "SumSegmentTree",
+    "RingBuffer", "SegmentTree", "SumSegmentTree", "install",
 ]  # fmt: skip
 
 __getattr__ = names_on_use(
@@ -34,5 +35,6 @@ __getattr__ = names_on_use(
         "RingBuffer": "alf.ring",
         "SegmentTree": "alf.trees",
         "SumSegmentTree": "alf.trees",
+        "install": "alf.installing",
     },
 )

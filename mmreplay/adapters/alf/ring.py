@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,14 @@ from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
 from mmreplay.adapters.alf.sampling import DrawOptions
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
-from mmreplay.adapters.common.location import BufferLocation, StrPath
+from mmreplay.adapters.common.location import BufferLocation, StrPath, open_here
 from mmreplay.adapters.common.values import LOOKS, Look, array_as_is, seed_of_draws
 
 Ids = NDArray[np.int64]
+
+
+_rings: weakref.WeakValueDictionary[Path, RingBuffer] = weakref.WeakValueDictionary()
+"""Buffers of this process by their folders."""
 
 
 class ReplayOptions(NamedTuple):
@@ -103,11 +109,13 @@ class RingBuffer:
             fields = fields_of(data_spec)
         self._nest = leaf_nest(data_spec)
         names = Names.among(fields, self._nest) if options.episodic else Names()
+        _refuse_shared(location.path, name)
         spec = RingSpec(
             fields, names, self._num_envs, self._max_length,
             options.draw_options, options.keep, options.rule,
         )  # fmt: skip
         self._own: Core | None = Core(spec, location)
+        _rings[location.path] = self
         self._remote: Remote | None = None
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
@@ -346,6 +354,20 @@ class Answer(int):
     def __repr__(self) -> str:
         """``True`` or ``False``."""
         return repr(bool(self))
+
+
+def _refuse_shared(path: Path, name: str) -> None:
+    """Refuse a folder that a buffer of another name has open, so that rows would mix.
+
+    Raises:
+        RefusedError: One has.
+    """
+    other = _rings.get(path)
+    if other is not None and other.name != name and open_here(path):
+        raise RefusedError(
+            f"path: {path} is open as the buffer {other.name!r}, and cannot hold "
+            f"{name!r} as well. Give each buffer a path of its own."
+        )
 
 
 class DataBuffer(RingBuffer):

@@ -50,6 +50,12 @@ _numbers: dict[str, int] = {}
 _swept: set[Path] = set()
 
 
+def open_here(path: StrPath) -> bool:
+    """Whether an adapter of this process has the buffer of a folder open."""
+    buffer = _open.get(files.absolute(path))
+    return buffer is not None and not buffer.closed
+
+
 class BufferLocation:
     """The folder of one adapter's buffer.
 
