@@ -372,9 +372,9 @@ class Shard:
     def _take_folder(self) -> None:
         """Hold the folder's lock, so that no second shard serves its rings."""
         if self._folder_lock is not None:
-            if self._folder_lock.in_place:
+            if self._folder_lock.in_place or not self.folder.is_dir():
                 return
-            # Of a folder that was removed or replaced.
+            # Of a folder that another one has replaced.
             self._folder_lock.release()
             self._folder_lock = None
         if not self.folder.is_dir():

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from tools.torture import (
     actors,
@@ -83,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     loaders.add_argument("--seconds", type=float, default=0.0, help="at least")
     loaders.add_argument("--first", type=int, default=0, help="number of the first")
     loaders.add_argument("--verbose", action="store_true", help="print each try")
+    thin = attack("thin", "thin writers whose shard and ring go; Ray", "count", 100)
+    thin.add_argument("--verbose", action="store_true", help="print each try")
     beside = attack("peers", "other ways to keep steps, by one measure", "points", 200)
     beside.add_argument("--side", choices=peers.SIDES, default=None)
     beside.add_argument("--how", choices=peers.ATTACKS, default=None)
@@ -94,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run one attack."""
     arguments = _parser().parse_args()
+    if arguments.command == "thin" and find_spec("ray") is None:
+        print(
+            "thin needs Ray. Run make install-ray, then this by build/ray/bin/python."
+        )
+        return 2
     started = time.monotonic()
     if arguments.command == "forged":
         return _forged(arguments, started)
@@ -104,6 +112,13 @@ def main() -> int:
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
     return show(arguments.command, ATTACKS[arguments.command](arguments), started)
+
+
+def _thin(arguments: argparse.Namespace) -> Report:
+    # Ray is in an environment of its own.
+    from tools.torture import thin
+
+    return thin.attack(arguments.count, arguments.seed, arguments.verbose)
 
 
 def _mutate(arguments: argparse.Namespace) -> Report:
@@ -130,6 +145,7 @@ ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
         description.verbose,
     ),
     "mutate": _mutate,
+    "thin": _thin,
     "actors": lambda description: actors.attack(description.kills, description.seed),
     "soak": lambda description: soak.attack(
         soak.Size(description.rows, description.seconds), description.seed, verbose=True
