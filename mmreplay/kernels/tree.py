@@ -22,6 +22,8 @@ WIDTH = 16
 SUM, MIN, MAX = range(3)
 NONZERO = 1
 """Where a tree of sums counts its leaves that are not zero."""
+CUT_BITS = 29
+"""Bits of a float64 beyond the 24 that `cut` leaves."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -83,6 +85,9 @@ class TreeKernel(Protocol):
         /,
     ) -> bool:
         """Look up numbers of leaves ``[B]``, if all of the leaves are above 0."""
+
+    def cut(self, values: Floats, /) -> None:
+        """Round values of any shape to 24 significant bits, in place."""
 
     def rebuild(self, nodes: Floats, capacity: int, op: int, /) -> None:
         """Compute every inner node from the leaves."""
@@ -264,6 +269,21 @@ def add_to_open(
         return False
     np.add(numbers[indices], more, out=out, dtype=np.float64)
     return True
+
+
+def cut(values: Floats, /) -> None:
+    """Round values to 24 significant bits, halves away from zero, in place.
+
+    Zeros, infinities and NaN stay what they are. A value below 2**-1022 has fewer bits
+    to begin with: half of 2**-1045 and more becomes the next multiple of that, less
+    becomes 0. The greatest values become infinity.
+
+    Args:
+        values: float64 of any shape, written over.
+    """
+    bits = values.view(np.int64)
+    bits += 1 << (CUT_BITS - 1)
+    bits &= -1 << CUT_BITS
 
 
 def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:

@@ -21,6 +21,7 @@ from mmreplay.episodes.starts import StartView
 from mmreplay.errors import StaleError
 from mmreplay.page.sample import Sample
 from mmreplay.samplers.priority_file import COLUMN, StoredColumn, read_column
+from mmreplay.samplers.sum_tree import to_masses
 
 BINS = 48
 DEFAULT_ALPHA, EPS = 0.6, 1e-6
@@ -106,7 +107,7 @@ def measure_priorities(
     values = stored[stored >= 0].astype(np.float64)
     if not len(values):
         return None
-    masses = np.sort((values + EPS) ** alpha)[::-1]
+    masses = np.sort(to_masses(values + EPS, alpha))[::-1]
     top = max(1, len(masses) // 100)
     low, high = float(values.min()), float(values.max())
     floor = max(low, high * 1e-9, 1e-30)
@@ -153,9 +154,8 @@ class Weighing:
     def masses(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the masses of priorities ``[N]``, float64 ``[N]``."""
         with np.errstate(over="ignore"):  # A draw refuses them.
-            masses = np.add(priorities, self.eps, dtype=np.float64)
-            np.power(masses, self.alpha, out=masses)
-        return masses
+            numbers = np.add(priorities, self.eps, dtype=np.float64)
+            return to_masses(numbers, self.alpha)
 
     def look(
         self, view: StartView, first: int, stop: int

@@ -19,7 +19,7 @@ from mmreplay.arguments import is_number
 from mmreplay.errors import FormatError, SchemaError, called, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import State
-from mmreplay.samplers.sum_tree import SumTree
+from mmreplay.samplers.sum_tree import SumTree, to_masses
 
 MAX_ALPHA = 4.0
 """The fourth power of any float32 but 0 is a float64 that a sum can hold."""
@@ -257,7 +257,8 @@ class Proportional(TreeDistribution):
         self._every = every
         self._alpha = alpha.at(0)
         self._low: RunningMaximum[np.float64] | None = None
-        self.positive = eps**MAX_ALPHA > 0
+        with np.errstate(over="ignore"):
+            self.positive = bool(to_masses(np.array([eps], float), MAX_ALPHA) > 0)
 
     def ready(self, step: int, values: Numbers) -> bool:
         """Follow alpha; False where it changed."""
@@ -270,9 +271,8 @@ class Proportional(TreeDistribution):
 
     def put(self, rows: Ids, values: Numbers) -> None:
         """Open rows, or use their new priorities."""
-        masses: Masses = np.add(values.take(rows), self._eps, dtype=np.float64)
-        np.power(masses, self._alpha, out=masses)
-        self._set(rows, masses)
+        numbers: Masses = np.add(values.take(rows), self._eps, dtype=np.float64)
+        self._set(rows, to_masses(numbers, self._alpha))
 
     def drop(self, rows: Ids) -> None:
         """Close rows."""
@@ -385,9 +385,9 @@ class RankBased(TreeDistribution):
 
     def _masses(self, indices: Ids) -> Masses:
         """Masses of entries: by rank, or by their turn to enter."""
-        ranks = indices + 1.0
+        ranks: Masses = np.add(indices, 1.0, dtype=np.float64)
         ranks[indices >= self._num_sorted] -= self._num_sorted
-        return np.asarray(ranks**-self._alpha, np.float64)
+        return to_masses(ranks, -self._alpha)
 
     def _set(self, indices: Ids, masses: Masses) -> None:
         if self._low is not None:

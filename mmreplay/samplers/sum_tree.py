@@ -27,6 +27,32 @@ Op = Literal["sum", "min", "max"]
 
 _CODES = MappingProxyType({"sum": twin.SUM, "min": twin.MIN, "max": twin.MAX})
 _IDENTITIES = MappingProxyType({"sum": 0.0, "min": np.inf, "max": -np.inf})
+_cut = cast(twin.TreeKernel, kernels.load("tree")).cut
+
+
+def to_masses(numbers: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
+    """Raise numbers to a power of 24 significant bits, in place.
+
+    The last bit of a power depends on the processor, on its instructions that numpy
+    and the C library use, and on their versions. Powers that differ by a unit in the
+    last of their 53 bits give different masses with a chance of 2**-29, and a mass
+    differs from its power by 2**-24 of itself at most.
+
+    Args:
+        numbers: float64 ``[N]``, at least 0, contiguous; written over.
+        exponent: What they are raised to.
+
+    Returns:
+        The same array: masses, in proportion to which rows are drawn.
+
+    Example:
+        >>> from mmreplay.samplers.sum_tree import to_masses
+        >>> to_masses(np.array([0.0, 1.0, 4.0]), 0.5)
+        array([0., 1., 2.])
+    """
+    np.power(numbers, exponent, out=numbers)
+    _cut(numbers)
+    return numbers
 
 
 class SegmentTree:
@@ -345,7 +371,9 @@ class SumTree:
         more: float,
         exponent: float,
     ) -> bool:
-        """Write leaves ``(number + more) ** exponent``, if all are above 0 until then.
+        """Write masses ``(number + more) ** exponent``, if all are above 0 until then.
+
+        Unlike the values of `set` and `fill` they are cut to 24 significant bits.
 
         Args:
             indices: int64 ``[B]``.
@@ -360,8 +388,7 @@ class SumTree:
         kernel, nodes = tree._kernel, tree._nodes
         if not kernel.add_to_open(nodes, self.capacity, indices, numbers, more, values):
             return False
-        # By numpy alone: another library's powers differ in the last bit.
-        np.power(values, exponent, out=values)
+        to_masses(values, exponent)
         bad = kernel.set_leaves(
             nodes, self.capacity, twin.SUM, tree.low, tree.high, indices, values
         )

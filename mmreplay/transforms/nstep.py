@@ -125,7 +125,10 @@ class _Sums:
         self.discount = nstep.discount
         self.num_agents, self.terminated = schema.num_agents, schema.role("terminated")
         self.fields = fields
-        self.powers = nstep.gamma ** np.arange(nstep.n + 1, dtype=np.float64)
+        factors = np.full(nstep.n + 1, nstep.gamma, np.float64)
+        factors[0] = 1
+        # Products round alike on every processor, and powers do not.
+        self.powers = np.multiply.accumulate(factors)
         self.weights = self.powers[:-1]
         self.steps = Where(tuple(range(nstep.n)), (0,) * nstep.n, False)
         self.reals = {path: real(field).numpy for path, field in fields.items()}

@@ -1,10 +1,14 @@
 """Sequences of pytorchrl's recurrent actors are drawn by their errors."""
 
+import operator
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
 
 from mmreplay.adapters.pytorchrl import PERBuffer
+from mmreplay.adapters.pytorchrl.data import nstep_sums
 from mmreplay.errors import EmptyError, SchemaError
 from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
@@ -13,6 +17,7 @@ from tests.adapters.pytorchrl_steps import (
     recurrent_step,
     transition,
 )
+from tests.samplers.priority_model import mass
 
 
 def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
@@ -53,6 +58,46 @@ def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
     expected = (6 * shares) ** -0.4
     np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
     again.close()
+
+
+class Watched:
+    """A generator that keeps the shares it chose by."""
+
+    def __init__(self, seed):
+        self.rng, self.shares = np.random.default_rng(seed), []
+
+    def choice(self, count, size, p):
+        self.shares.append(p)
+        return self.rng.choice(count, size=size, p=p)
+
+
+def test_sequences_are_drawn_by_masses_of_24_bits(tmp_path, rng):
+    storage = PERBuffer(
+        40, "cpu", recurrent_actor(), ALGORITHM, None, epsilon=0.5, alpha=0.7,
+        path=tmp_path / "ring",
+    )  # fmt: skip
+    for number in range(20):
+        storage.insert_transition(recurrent_step(number))
+    watched = storage._random = Watched(0)
+    for batch in storage.generate_batches(40, 12):
+        errors = torch.from_numpy(rng.random((len(batch["Observation"]), 1)))
+        storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    list(storage.generate_batches(1, 12))
+    ring = storage._ring
+    stored = ring.get_field("sequence_priority", 0, np.arange(ring.heads[0]))
+    errors = stored[stored > 0].tolist()
+    masses = np.array([mass(error, 0.7) for error in errors])
+    assert len(set(errors)) == len(watched.shares[-1]) > 3
+    assert watched.shares[-1].tolist() == (masses / masses.sum()).tolist()
+    storage.close()
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.97, 0.99])
+def test_n_steps_are_discounted_by_products(gamma):
+    ends, there = np.zeros((40, 40), bool), np.ones((40, 40), bool)
+    _, sums = nstep_sums(np.eye(40), ends, there, np.full(40, gamma))
+    products = list(accumulate([gamma] * 39, initial=1.0, func=operator.mul))
+    assert sums[:, 0].tolist() == products
 
 
 def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(

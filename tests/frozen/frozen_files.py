@@ -2,7 +2,8 @@
 
 ``python -m tests.frozen.record_behaviour`` runs the cases of `states_cases`,
 `draws_cases` and `bytes_cases`, and adds the entries that the files lack. It refuses to
-change an entry that is there: a recorded entry says what released code did, and stays.
+change an entry that is there: a recorded entry says what released code did, and stays,
+but for laws that the changelog announces (README.md).
 
 To freeze something new, add a case to one of those modules, run the command, and
 commit the changed file in tests/frozen/data. The cases use public names only, so that

@@ -1,12 +1,14 @@
 """Kernels in C equal their numpy twins, and step aside where they are not built."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import threading
 from array import array
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -269,6 +271,48 @@ def test_numbers_are_looked_up_where_all_leaves_are_open(kernel, data, capacity)
         assert not kernel.add_to_open(nodes, capacity, where, numbers, 0.0, room)
 
 
+SPECIAL = [
+    0.0, 5e-324, 2.0**-1045, 2.0**-1046, np.nextafter(2.0**-1046, 0), 2.0**-1022,
+    np.finfo(np.float64).max, np.inf, np.nan, 1 + 2.0**-24, 1 + 2.0**-25,
+    np.nextafter(1 + 2.0**-24, 1), 3 + 2.0**-23,
+]  # fmt: skip
+
+
+def rounded(value):
+    """A number of at least 0 as a whole multiple of the 24th of its bits."""
+    if value == 0 or not np.isfinite(value):
+        return value
+    # Numbers below 2**-1022 have as small a last bit as that has.
+    unit = Fraction(2) ** (max(math.frexp(value)[1], -1021) - 24)
+    whole = math.floor(Fraction(value) / unit + Fraction(1, 2)) * unit
+    return float(whole) if whole < 2**1024 else np.inf
+
+
+@pytest.mark.parametrize("kernel", TREES)
+@given(
+    arrays(np.float64, st.integers(0, 60), elements=st.floats(0, None, width=64))
+    | st.just(np.array(SPECIAL))
+)
+def test_24_bits_are_left_of_numbers(kernel, values):
+    found = values.copy()
+    assert kernel.cut(found) is None
+    expected = np.array([rounded(value) for value in values.tolist()])
+    assert found.tobytes() == expected.tobytes()
+
+
+@needs_c
+@pytest.mark.parametrize("size", [1, 1023, 1024, 5000])
+def test_both_twins_leave_the_same_bits(size, rng):
+    values = rng.integers(0, 1 << 63, size).view(np.float64)
+    pair = values.copy(), values.copy()
+    C.cut(pair[0])
+    twin.cut(pair[1])
+    assert alike(pair)
+    # Of any shape, and again nothing changes.
+    C.cut(pair[0].reshape(-1, 1))
+    assert alike(pair)
+
+
 @needs_c
 @given(data=st.data(), capacity=capacities)
 def test_both_twins_find_the_same_leaves(data, capacity):
@@ -342,6 +386,10 @@ def test_both_twins_refuse_the_same_pair_first(indices, values):
         lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(100, "f4"), 0, x[:1]),
         lambda nodes, i, x: C.add_to_open(nodes, 100, i),
         lambda nodes, i, x: C.rebuild(nodes, 1000, 0),
+        lambda nodes, i, x: C.cut(x.astype(np.float32)),
+        lambda nodes, i, x: C.cut(x[::2]),
+        lambda nodes, i, x: C.cut(bytes(x)),
+        lambda nodes, i, x: C.cut([0.0]),
         lambda nodes, i, x: C.set_leaves(nodes),
         lambda nodes, i, x: C.get_leaves(nodes, "100", i, x),
         lambda nodes, i, x: C.get_leaves(nodes, 100, i, [0.0] * 4),

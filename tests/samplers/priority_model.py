@@ -1,5 +1,7 @@
 """Priorities as a dict, beside a sampler: the rules alone, with no thought of speed."""
 
+import math
+
 import numpy as np
 
 
@@ -41,9 +43,16 @@ class PriorityModel:
     def probabilities(self, alpha, eps):
         """Probability by legal start."""
         self.look()
-        masses = {p: (float(self.known[p]) + eps) ** alpha for p in self.oracle.legal()}
+        legal = self.oracle.legal()
+        masses = {p: mass(float(self.known[p]) + eps, alpha) for p in legal}
         total = sum(masses.values())
         return {p: m / total for p, m in masses.items()} if total else {}
+
+
+def mass(number, alpha):
+    """A power of 24 significant bits."""
+    fraction, exponent = math.frexp(number**alpha)
+    return math.ldexp(math.floor(fraction * 2**24 + 0.5), exponent - 24)
 
 
 def known_to(sampler):

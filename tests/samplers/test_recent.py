@@ -1,7 +1,9 @@
 """Newest steps more often: alf's share, and a window that shrinks."""
 
 import json
+import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -188,6 +190,16 @@ def test_the_window_follows_the_paper():
             assert positions.min() >= 1000 - size
             assert positions.min() < 1000 - size + 5
     assert mr.EmphasizeRecentSampler(4, smallest=5000).window(70) == 70
+
+
+@pytest.mark.parametrize("eta", [0.9, 0.95, 0.97, 0.98, 0.99])
+@pytest.mark.parametrize("num_starts", [10**4, 10**5, 10**6, 10**8])
+def test_a_window_of_whole_steps_has_none_less_for_rounding(eta, num_starts):
+    sampler = mr.EmphasizeRecentSampler(1000, eta=eta, smallest=1)
+    for update in range(1, 6):
+        sampler._update = update - 1
+        exact = Fraction(str(eta)) ** update * num_starts
+        assert sampler.window(num_starts) == math.floor(exact)
 
 
 def test_a_phase_begins_with_the_whole_buffer():

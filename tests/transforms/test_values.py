@@ -1,6 +1,8 @@
 """Values changed one by one, measured, subtracted, and handed to the user."""
 
 import json
+import operator
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -53,6 +55,16 @@ def test_rewards_are_scaled_before_they_are_summed_or_after():
         for _ in range(4):
             world.add([""])
         assert world.draw([0], [1])["reward"].tolist() == [2 * (0.5 + 0.5 * 0.75)]
+
+
+def test_n_steps_are_discounted_by_products_which_no_processor_rounds_differently():
+    fields = {"observation": mr.Field((), "int64"), "reward": mr.Field((), "float64")}
+    rewards = np.zeros(80)
+    rewards[39] = 1.0
+    values = {"observation": np.arange(80), "reward": rewards}
+    batch = buffer_of(fields, values, [mr.NStep(40, 0.97)], 80).take(0, range(40))
+    products = list(accumulate([0.97] * 39, initial=1.0, func=operator.mul))
+    assert batch["reward"].tolist() == products[::-1]
 
 
 def test_integers_that_do_not_fit_are_refused():

@@ -126,7 +126,10 @@ def nstep_sums(
     # A step counts as long as none before it was an end.
     summed = there & (np.cumsum(ends, -1) - ends == 0)
     wide = rewards.reshape(*ends.shape, -1).astype(np.float64)
-    discounts = gammas[..., None] ** np.arange(ends.shape[-1])
+    factors = np.repeat(gammas[..., None], ends.shape[-1], -1)
+    factors[..., 0] = 1
+    # Products round alike on every processor, and powers do not.
+    discounts = np.multiply.accumulate(factors, -1)
     # Not by a weight of 0: 0 times infinity is no 0.
     wide = np.where(summed[..., None], wide, 0)
     return summed, (wide * discounts[..., None]).sum(-2)

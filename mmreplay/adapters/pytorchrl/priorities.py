@@ -19,8 +19,9 @@ from mmreplay.samplers.combine import Wrapper, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.priority_distribution import MAX_ALPHA
 from mmreplay.samplers.priority_store import MAX_PRIORITY
-from mmreplay.samplers.recent import newest_counts
+from mmreplay.samplers.recent import newest_counts, window_size
 from mmreplay.samplers.states import check_kind, parts
+from mmreplay.samplers.sum_tree import to_masses
 from mmreplay.samplers.uniform import UniformSampler
 
 LIMITS = {
@@ -102,7 +103,7 @@ class EmphasizingSampler(Wrapper):
         if total < self.smallest:
             self.window, self.by_priority = total, False
             return self._uniform.draw(view, batch_size)
-        self.window = max(int(total * self.share), self.smallest)
+        self.window = window_size(total, self.share, self.smallest)
         counts = np.diff(rank_edges(view))
         self._counts = newest_counts(counts, self.window)
         # The same number of each may be some too many: the last environments' are
@@ -168,7 +169,7 @@ class SequencePriorities(SequenceStorage):
         errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
         errors[errors == 0] = max(float(self.error), float(errors.max()))
         errors[errors == KNOWN_ZERO] = 0
-        shares = errors.reshape(-1) ** self.alpha
+        shares = to_masses(errors.reshape(-1), self.alpha)
         if not shares.any():
             raise EmptyError(
                 f"cannot draw {count} sequences: the errors of all {len(shares)} are "

@@ -60,6 +60,7 @@ from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.recent import window_size
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep
 
@@ -771,7 +772,7 @@ class EREBuffer(PERBuffer):
             env_ids, chosen, extra = self._evenly(starts, count)
             return env_ids, chosen, {**extra, "ck": len(starts)}
         least = max(1, int(self.cmin) // self.sequence_length // num_envs)
-        window = min(max(int(len(starts) * self._share), least), len(starts))
+        window = min(window_size(len(starts), self._share, least), len(starts))
         env_ids, chosen, extra = super()._chosen(starts[-window:], count)
         return env_ids, chosen, {**extra, "ck": window}
 
