@@ -43,6 +43,7 @@ from mmreplay.errors import (
     SchemaError,
     frames_to_caller,
 )
+from mmreplay.format.heap import comparable
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
@@ -58,6 +59,7 @@ from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store, rounded_up
 from mmreplay.storage.write_path import MappedWriter
+from mmreplay.storage.zarr.engine import stored_columns
 from mmreplay.storage.zarr.heap_space import space_of
 
 if TYPE_CHECKING:
@@ -112,8 +114,6 @@ class Appender:
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
         self.checks_ends = not follows and rewarded and ends != (None, None)
-        # It compares observations, of which values that vary are references.
-        self.checks_ends = self.checks_ends and not schema.varying
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
         self._before_overwrite: BeforeOverwrite | None = None
         self._add_lock = threading.Lock()
@@ -842,7 +842,7 @@ class Appender:
         found, num_ends = find_reset_rows(
             store.flags(rows),
             env_ids,
-            lambda some, paths: store.gather(rows[some], paths),
+            lambda some, paths: comparable(stored_columns(store, rows[some], paths)),
             reward=reward,
             bfloat16=schema[reward].dtype == "bfloat16",
             observation=schema.role_paths("observation"),

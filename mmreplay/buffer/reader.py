@@ -84,7 +84,7 @@ from mmreplay.storage.gather import (
 from mmreplay.storage.heap import Heap
 from mmreplay.storage.layout import HEAP, RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.engine import ZarrStore, stored_columns
 from mmreplay.storage.zarr.group import shards_in
 from mmreplay.transforms.base import Asked, Direct, FoundRows, RowPlan, RowReads, Sums
 
@@ -793,23 +793,22 @@ class GenerationReader(StartView):
         if windows is None:
             if transform is None:
                 fields = self.copy_steps(draw.env_ids, draw.positions, contiguous)
-            else:
-                fields = transform.gather(
-                    self, draw.env_ids, draw.positions, draw.key, None
-                )
-                fields = _contiguous(fields) if contiguous else fields
-            if self._heap is None:
-                return fields
-            return self.with_values(fields, draw.env_ids, draw.positions)
+                if self._heap is None:
+                    return fields
+                return self.with_values(fields, draw.env_ids, draw.positions)
+            fields = transform.gather(
+                self, draw.env_ids, draw.positions, draw.key, None
+            )
+            return _contiguous(fields) if contiguous else fields
         shape = windows.positions.shape
         env_ids, positions = steps_of(draw)
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
+            fields = self.with_values(fields, env_ids, positions)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
             if contiguous:
                 fields = _contiguous(fields)
-        fields = self.with_values(fields, env_ids, positions)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
@@ -829,8 +828,9 @@ class GenerationReader(StartView):
         return fields
 
     def with_values(
-        self, fields: Fields, env_ids: Ids, positions: Ids, *, copied: bool = False
-    ) -> Fields:
+        self, fields: Fields, env_ids: Ids, positions: Ids, *, copied: bool = False,
+        by_row: bool = False,
+    ) -> Fields:  # fmt: skip
         """Replace references by the values that they name.
 
         Args:
@@ -838,6 +838,7 @@ class GenerationReader(StartView):
                 which stays as it is.
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``, the steps.
+            by_row: Each row counts by itself; see `_refuse_damaged`.
             copied: The rows go to other files, each by itself, where values get new
                 checksums: they are compared with those that they have here.
 
@@ -857,6 +858,7 @@ class GenerationReader(StartView):
         assert heap_heads is not None
         assert heap_tails is not None
         check = copied or self.files.policy.check_values
+        alone = copied or by_row
         result = dict(fields)
         for name, column in fields.items():
             if column.dtype != REFERENCE:
@@ -889,7 +891,7 @@ class GenerationReader(StartView):
             if illegal.any():
                 steps = illegal.reshape(count, -1).any(axis=1)
                 self._refuse_damaged(
-                    path, env_ids[steps], positions[steps], ahead, alone=copied
+                    path, env_ids[steps], positions[steps], ahead, alone=alone
                 )
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
@@ -903,7 +905,7 @@ class GenerationReader(StartView):
                     steps = differs.reshape(count, -1).any(axis=1)
                     self._refuse_damaged(
                         path, env_ids[steps], positions[steps], ahead,
-                        "its value differs from its checksum", alone=copied,
+                        "its value differs from its checksum", alone=alone,
                     )  # fmt: skip
             offsets = np.zeros(len(references) + 1, np.int64)
             np.cumsum(references["length"], out=offsets[1:])
@@ -994,10 +996,9 @@ class GenerationReader(StartView):
     def references(
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
     ) -> Fields:
-        """References that rows store, of fields that vary."""
-        rows, store = self._ring.rows(env_ids, positions), self._store
-        gather = store.stored if isinstance(store, ZarrStore) else store.gather
-        return gather(rows, paths)
+        """Fields as rows store them, with references where they vary."""
+        rows = self._ring.rows(env_ids, positions)
+        return dict(stored_columns(self._store, rows, paths))
 
     def _refuse_damaged(
         self, path: str, env_ids: Ids, positions: Ids, ahead: int,
@@ -1194,10 +1195,28 @@ class GenerationReader(StartView):
         known = self._indexed
         if known is None:
             known = self._indexed_rows()[0]
-        return plan.find(env_ids, positions, known.stop, self._read)
+        found = plan.find(env_ids, positions, known.stop, self._read)
+        if self._heap is None:
+            return found
+        # References of two fields look alike: each becomes its value while it is known
+        # which field it is of.
+        return found._replace(
+            fields=self.with_values(found.fields, env_ids, positions),
+            columns={
+                where: self.with_values(columns, env_ids, positions)
+                for where, columns in found.columns.items()
+            },
+        )
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
+        fields = self._read_stored(paths, env_ids, positions)
+        return self.with_values(fields, env_ids, positions, by_row=True)
+
+    def _read_stored(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> Fields:
+        """The same, with references of fields that vary."""
         return self._read(paths, env_ids, positions, self._commit.heads)
 
     def _read(
@@ -1319,7 +1338,6 @@ class GenerationReader(StartView):
         """Copy rows, and say which are whole; see `StartView.read_rows`."""
         stored = {path: self._schema[path] for path in paths}
         columns = self.read(paths, env_ids, positions)
-        columns = self.with_values(columns, env_ids, positions)
         whole = self.intact(env_ids, positions)
         fields = {
             path: columns[path]
@@ -1383,7 +1401,6 @@ class GenerationReader(StartView):
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
         columns = self.read(paths, ids.ravel(), pos.ravel())
-        columns = self.with_values(columns, ids.ravel(), pos.ravel())
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
             path: columns[path].reshape(*ids.shape)
@@ -1391,6 +1408,25 @@ class GenerationReader(StartView):
             else np.ascontiguousarray(columns[path]).reshape((*ids.shape, *field.shape))
             for path, field in zip(paths, fields, strict=True)
         }
+
+    def get_stored(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> Fields:
+        """Fields of given rows as they are stored, with references where they vary.
+
+        Args:
+            paths: The fields.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        before = self.limits_before
+        self.check_alive(env_ids, positions)
+        fields = self.references(paths, env_ids, positions)
+        self._check_not_overwritten(env_ids, positions, before)
+        return fields
 
     def get_lengths(
         self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike,
@@ -1457,7 +1493,7 @@ class GenerationReader(StartView):
             before: `limits_before`.
             copied: See `with_values`.
         """
-        fields = self.read(self._schema.paths, env_ids, positions)
+        fields = self._read_stored(self._schema.paths, env_ids, positions)
         if self._heap is not None:
             self._refuse_overlaps(fields, env_ids, positions)
             fields = self.with_values(fields, env_ids, positions, copied=copied)
@@ -1483,9 +1519,9 @@ class GenerationReader(StartView):
         """
         varying = [path for path in paths if path in self._schema.varying]
         if self._heap is None or not varying:
-            return self.read(tuple(paths), env_ids, positions)
+            return self._read_stored(tuple(paths), env_ids, positions)
         read = tuple(dict.fromkeys((*paths, *self._schema.varying)))
-        fields = self.read(read, env_ids, positions)
+        fields = self._read_stored(read, env_ids, positions)
         self._refuse_overlaps(fields, env_ids, positions)
         wanted = {path: fields[path] for path in paths}
         return self.with_values(wanted, env_ids, positions, copied=True)

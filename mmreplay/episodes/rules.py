@@ -37,7 +37,8 @@ CHECKED_REWARDS = 4096
 FieldReader = Callable[
     [NDArray[np.int64], tuple[str, ...]], Mapping[str, NDArray[np.generic]]
 ]
-"""(indices ``[N]``, paths) to ``[N, *shape]`` by path."""
+"""(indices ``[N]``, paths) to ``[N, *shape]`` by path; of fields that vary ``[N]``, a
+number for each value, which is the same for equal ones."""
 
 
 @cache

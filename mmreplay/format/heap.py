@@ -7,13 +7,14 @@ position* counts the bytes of one environment and never wraps; position q is byt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.schema.field import HEAP_ALIGNMENT, Field
+from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 
 if TYPE_CHECKING:
     from mmreplay.kernels.rows import RowsKernel
@@ -94,6 +95,24 @@ def legal(
 def nbytes_of(references: References, field: Field) -> Array:
     """Bytes of the values of legal references, int64 ``[N]``."""
     return references["length"].astype(np.int64) * field.inner_nbytes
+
+
+def comparable(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Columns of rows to be compared, without a look at values that vary.
+
+    Args:
+        columns: Per path ``[N, *shape]``, or `REFERENCE` ``[N]``.
+
+    Returns:
+        The same, with uint64 ``[N]`` of references: length and checksum of the value,
+        which are the same for equal values.
+    """
+    return {
+        path: (column["length"].astype(np.uint64) << np.uint64(32)) | column["crc"]
+        if column.dtype == REFERENCE
+        else column
+        for path, column in columns.items()
+    }
 
 
 def offsets(references: References, env_ids: Array, heap_nbytes: int) -> Array:

@@ -15,6 +15,7 @@ from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
 from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import StaleError
+from mmreplay.format.heap import comparable
 from mmreplay.page import checks
 from mmreplay.page.episodes import (
     EpisodeColumns,
@@ -198,7 +199,9 @@ def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
     found, _ = find_reset_rows(
         buffer.flags(env_ids, positions),
         env_ids,
-        lambda rows, paths: buffer.get_fields(paths, env_ids[rows], positions[rows]),
+        lambda rows, paths: comparable(
+            view.get_stored(paths, env_ids[rows], positions[rows])
+        ),
         reward=reward,
         bfloat16=schema[reward].dtype == "bfloat16",
         observation=schema.role_paths("observation"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.outline import Outline
 
-Fields = dict[str, NDArray[np.generic]]
+Fields = dict[str, Any]
+"""An array by path; `Ragged` of a field that varies."""
 Ids = NDArray[np.int64]
 
 
@@ -147,15 +148,6 @@ class BufferRows(Protocol):
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read before this call were whole, bool ``[B]``."""
 
-    def with_values(self, fields: Fields, env_ids: Ids, positions: Ids) -> Fields:
-        """Replace the references of fields that vary by their values, as `Ragged`.
-
-        Args:
-            fields: Per name ``[N, ...]``.
-            env_ids: int64 ``[N]``.
-            positions: int64 ``[N]``, the steps drawn.
-        """
-
 
 class Layer(Protocol):
     """A draw of N steps as the transforms so far show it."""
@@ -178,10 +170,7 @@ class Layer(Protocol):
         """Fields that steps drawn have and rows have not, ``[N, *shape]`` each."""
 
     def finish(self, fields: Fields) -> Fields:
-        """Last changes to the whole batch, ``[N, *shape]`` per name.
-
-        Fields that vary are `Ragged`; in `read` they are references to their values.
-        """
+        """Last changes to the whole batch, ``[N, *shape]`` per name."""
 
 
 class Over:

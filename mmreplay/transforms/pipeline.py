@@ -192,7 +192,7 @@ class Pipeline:
         if self._batch.made:
             fields |= layer.made(self._batch.made)
         fields = {name: fields[name] for name in self._batch.names}
-        return layer.finish(rows.with_values(fields, env_ids, positions))
+        return layer.finish(fields)
 
     def plan(
         self, rows: BufferRows, direct: Direct, asked: Asked, sums: Sums | None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.errors import SchemaError
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
@@ -114,7 +116,7 @@ class FrameStack:
             shape[self.axis] *= self.k
         return Field(shape, field.dtype)
 
-    def _join(self, frames: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _join(self, frames: Any) -> Any:
         """``[N, K, k, *shape]`` to what the field has become."""
         if self.axis is None:
             return frames
@@ -130,7 +132,7 @@ class _Stack(Over):
 
     def __init__(
         self, below: Layer, base_steps: BaseSteps, k: int, sources: Mapping[str, str],
-        join: Callable[[NDArray[np.generic]], NDArray[np.generic]],
+        join: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         super().__init__(below, base_steps)
         self._k = k
@@ -153,7 +155,7 @@ class _Stack(Over):
             ).items():
                 count, width = frames.shape[:2]
                 shape = (count, width // self._k, self._k, *frames.shape[2:])
-                fields[path] = self._join(frames.reshape(shape))
+                fields[path] = self._join(frames.reshape(*shape))
         if stored:
             # The frames before a stored next observation are those of its step.
             newest, before = self.below.read(stored, rows), Fields()
@@ -161,11 +163,15 @@ class _Stack(Over):
                 given = tuple({sources[p]: 0 for p in stored})
                 before = self.below.read(given, self._up_to(rows, self._k - 1))
             for path in stored:
-                stack = newest[path][:, :, None]
+                array = newest[path]
+                stack = array.reshape(*array.shape[:2], 1, *array.shape[2:])
                 if self._k > 1:
                     older = before[sources[path]]
                     shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
-                    stack = np.concatenate([older.reshape(shape), stack], axis=2)
+                    parts = [older.reshape(*shape), stack]
+                    varies = isinstance(stack, Ragged)
+                    join = Ragged.concatenate if varies else np.concatenate
+                    stack = join(parts, axis=2)
                 fields[path] = self._join(stack)
         return fields
 

@@ -9,6 +9,7 @@ import mmreplay as mr
 from mmreplay.episodes import BREAK, END, FINAL, START
 from mmreplay.episodes.rules import after_ends, next_step_signature
 from mmreplay.errors import AutoresetWarning, SchemaError
+from mmreplay.page.overview import find_reset_rows_of
 
 gymnasium = pytest.importorskip("gymnasium")
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
@@ -272,6 +273,118 @@ def test_a_buffer_that_goes_on_is_checked_and_a_resize_forgets_nothing(
         with pytest.warns(AutoresetWarning):
             fill(buffer, 8 * 40)
         quiet(lambda: fill(buffer, 8 * 40))
+
+
+def talk(number):
+    """Texts, bytes and tokens of an observation, of equal lengths for some numbers."""
+    return {
+        "text": f"ü{number % 1000:03}",
+        "bytes": bytes([number % 251, 7]),
+        "tokens": np.array([number, number + 1][: 1 + number % 2], np.int32),
+    }
+
+
+TALK = {
+    "text": mr.Field.text(20),
+    "bytes": mr.Field.bytes(20),
+    "tokens": mr.Field((None,), "int32", max_length=4),
+}
+
+
+@pytest.mark.parametrize("engine", ["memory", "memmap", "zarr"])
+@pytest.mark.parametrize("kind", ["text", "tokens", "all", "beside"])
+@pytest.mark.parametrize("way", ["rewards", "final_observation", "next_observation"])
+@pytest.mark.parametrize(("call", "num_envs"), [("add", 1), ("extend", 2)])
+@pytest.mark.parametrize("resets", [True, False])
+def test_resets_are_found_by_values_of_any_length(
+    tmp_path, engine, kind, way, call, resets, num_envs
+):
+    """And are not missed because a field that is no observation varies."""
+    fields = {
+        "observation": mr.Field((1,), "float32"),
+        "reward": mr.Field((), "float32"),
+        "terminated": FLAG,
+    }
+    if kind == "beside":
+        fields["note"] = mr.Field.text(20)
+    else:
+        fields["observation"] = TALK if kind == "all" else TALK[kind]
+    if way == "next_observation":
+        fields["next_observation"] = fields["observation"]
+
+    def observed(number):
+        if kind == "beside":
+            return np.array([number], np.float32)
+        return talk(number) if kind == "all" else talk(number)[kind]
+
+    steps, finals = [], []
+    for t in range(9 * 36):
+        # A row that resets has reward 0 and what the episode ended with.
+        ended, reset = t % 9 == 8, resets and t % 9 == 0 and t > 0
+        step = {
+            "observation": observed(t),
+            "reward": 0.0 if reset or t % 9 == 3 else 1.0,
+            "terminated": ended,
+        }
+        following = observed(t + 1 if resets or not ended else t + 100)
+        if kind == "beside":
+            step["note"] = "a" * (t % 3)
+        if way == "next_observation":
+            step["next_observation"] = following
+        steps.append(step)
+        finals.append(following)
+    with (
+        warnings.catch_warnings(record=True) as found,
+        mr.ReplayBuffer.create(
+            None if engine == "memory" else tmp_path / "b", mr.Schema(fields), 400,
+            num_envs, engine=engine, autoreset="disabled",
+            heap_bytes="64 KiB",
+        ) as buffer,
+    ):  # fmt: skip
+        warnings.simplefilter("always")
+        final = way == "final_observation"
+        if call == "add":
+            for step, last in zip(steps, finals, strict=True):
+                given = last if final and step["terminated"] else None
+                buffer.add(
+                    {name: many(v, num_envs) for name, v in step.items()},
+                    final_observation=None if given is None else many(given, num_envs),
+                )
+        else:
+            # Several blocks: ends count where a row follows them.
+            for first in range(0, len(steps), 27):
+                block = [
+                    {name: many(v, num_envs) for name, v in step.items()}
+                    for step in steps[first : first + 27]
+                ]
+                last = [many(each, num_envs) for each in finals[first : first + 27]]
+                buffer.extend(
+                    joined(block), final_observation=joined(last) if final else None
+                )
+        judged = find_reset_rows_of(buffer)
+    messages = [str(each.message) for each in found]
+    if not resets:
+        assert (messages, judged) == ([], None)
+        return
+    [message] = messages
+    assert "autoreset='disabled' looks wrong: the r" in message
+    assert ("repeats the final observation" in message) == (way != "rewards")
+    # The page judges by the same rule.
+    assert ("repeats the final observation" in judged) == (way != "rewards")
+
+
+def many(value, num_envs):
+    """A value, or nested values, of each of some environments."""
+    if isinstance(value, dict):
+        return {name: many(each, num_envs) for name, each in value.items()}
+    return value if num_envs == 1 else [value] * num_envs
+
+
+def joined(steps):
+    """Steps as one block."""
+    if isinstance(steps[0], dict):
+        return {name: joined([step[name] for step in steps]) for name in steps[0]}
+    return list(steps)
 
 
 def test_adapters_whose_library_states_the_mode_are_not_checked(tmp_path, rng):

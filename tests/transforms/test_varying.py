@@ -80,6 +80,80 @@ def test_apply_gets_stacks_of_values_and_next_observations():
     assert buffer.sample(4)["count"].shape == (4, 2)
 
 
+STACKED = {
+    "text": (mr.Field.text(40), lambda n: "ü" * (n % 3) + str(n)),
+    "bytes": (mr.Field.bytes(40), lambda n: bytes(range(n % 7))),
+    "tokens": (
+        mr.Field((None, 2), "int16", max_length=9),
+        lambda n: np.full((n % 4, 2), n, np.int16),
+    ),
+}
+
+
+def plain(value):
+    """A value as its bytes."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def observed(value, number):
+    """An observation of a field that varies, and one of numbers that says which."""
+    return {"said": value(number), "x": [number, -number]}
+
+
+@pytest.mark.parametrize("engine", ["memory", "memmap", "zarr"])
+@pytest.mark.parametrize("kind", STACKED)
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("nstep", [1, 2])
+@pytest.mark.parametrize("windows", [False, True])
+def test_frames_of_next_observations_are_those_of_a_list(
+    tmp_path, engine, kind, stored, nstep, windows
+):
+    """Stored next observations are values of another field than the older frames."""
+    field, value = STACKED[kind]
+    fields = {
+        "observation": {"said": field, "x": mr.Field((2,), "float32")},
+        "number": mr.Field((), "int64"),
+        "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    if stored:
+        fields["next_observation"] = fields["observation"]
+    k, length, count = 3, 7, 300
+    transforms = [mr.FrameStack(k), mr.NStep(nstep, gamma=1.0)]
+    # Shards of a compressed ring have 64 rows: some rows are in none.
+    with mr.ReplayBuffer.create(
+        None if engine == "memory" else tmp_path / "b", mr.Schema(fields), 400,
+        engine=engine, heap_bytes="64 KiB", transforms=transforms,
+        sampler=mr.SequenceSampler(2, mr.UniformSampler(seed=0)) if windows else None,
+    ) as buffer:  # fmt: skip
+        for n in range(count):
+            # Values of the next episode differ from those that followed the last one.
+            number, ended = 2 * n + n // length, n % length == length - 1
+            following = observed(value, number + 2)
+            step = {"observation": observed(value, number)}
+            if stored:
+                step["next_observation"] = following
+            buffer.add(
+                step | {"number": n, "reward": 1.0, "terminated": ended},
+                final_observation=following if ended and not stored else None,
+            )
+        batch = buffer.sample(200)
+    numbers = batch["number"].reshape(-1)
+    following = batch["next_observation/said"]
+    frames = following.reshape(len(numbers), k)
+    seen = batch["next_observation/x"].reshape(len(numbers), k, 2)
+    for row, n in enumerate(numbers.tolist()):
+        first = n - n % length
+        last = min(n + nstep - 1, first + length - 1)
+        wanted = [
+            2 * max(p, first) + n // length for p in range(last - k + 2, last + 2)
+        ]
+        assert [bytes(frame) for frame in frames[row]] == [
+            plain(value(number)) for number in wanted
+        ]
+        assert seen[row, :, 0].tolist() == wanted
+
+
 def test_a_loader_hands_out_what_apply_made():
     buffer = buffer_of([mr.Apply(swapped)])
     with mr.ReplayLoader(buffer, 4) as loader:

@@ -26,7 +26,7 @@ from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.layout import HEAP
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.store import Columns, ReadPolicy
+from mmreplay.storage.store import Columns, ReadPolicy, Store
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.group import ShardedArray, references_of
 from mmreplay.storage.zarr.sealing import COPIED, Sealing, checksum
@@ -497,6 +497,12 @@ class ZarrStore:
         finally:
             self._staging.close()
             self._states.file.close()
+
+
+def stored_columns(store: Store, rows: Ids, paths: Sequence[str]) -> Columns:
+    """Copy rows out as any engine stores them, with the references of values."""
+    gather = store.stored if isinstance(store, ZarrStore) else store.gather
+    return gather(rows, paths)
 
 
 def _count(metadata: Metadata) -> int:
