@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.exits import only_reading
+from mmreplay.cli.exits import FAILED, only_reading
 from mmreplay.cli.options import parse_path, usage_error
 from mmreplay.errors import SchemaError
 
@@ -112,6 +112,8 @@ def view(
         )
         for note in report.notes:
             show.print_line(f"note: {note}")
+        if report.missing:
+            raise typer.Exit(FAILED)
         return
     with only_reading():
         server = launch.make_server(page, host, port)

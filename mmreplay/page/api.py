@@ -316,11 +316,11 @@ def answer_overview(request: PageRequest) -> PageAnswer:
             ("priorities", alpha, written),
             lambda buffer: make_priorities(buffer, alpha),
         )
-        if priorities.value is not None:
-            value["priorities"] = priorities.value
-            findings = [*value["checks"], priorities.value["check"]]
+        value["priorities"], found = priorities.value
+        if found:
             value["checks"] = sorted(
-                findings, key=lambda check: LEVELS.index(check["level"])
+                [*value["checks"], *found],
+                key=lambda check: LEVELS.index(check["level"]),
             )
             stamp += f".{priorities.made:.3f}"
     return request.json(value, overview.version + stamp)

@@ -6,14 +6,17 @@ fine one where nothing stands out, or None where the buffer has nothing to check
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mmreplay.errors import CorruptError, ReplayError
 from mmreplay.page.sample import FieldFacts, component_name
 
 Level = Literal["problem", "look", "fine"]
+logger = logging.getLogger(__name__)
 LEVELS: tuple[Level, ...] = ("problem", "look", "fine")
 
 MIN_ROWS = 32
@@ -39,6 +42,7 @@ class PageFinding:
         title: A few words.
         text: The numbers, and what follows from them.
         to: Where it is seen: an anchor of the overview.
+        failed: The check failed, and found nothing.
     """
 
     level: Level
@@ -46,10 +50,36 @@ class PageFinding:
     title: str
     text: str
     to: str
+    failed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return asdict(self)
+
+
+Found = PageFinding | None | Iterable[PageFinding | None]
+
+
+def run_check(name: str, to: str, check: Callable[[], Found]) -> list[PageFinding]:
+    """Run a check; one that fails is a finding itself, and takes no other with it.
+
+    Args:
+        name: What is checked, the `PageFinding.id` of its findings.
+        to: As of `PageFinding`.
+        check: Returns what it found.
+    """
+    try:
+        found = check()
+        several = [found] if isinstance(found, PageFinding | None) else found
+        return [finding for finding in several if finding is not None]
+    except Exception as error:  # whatever fails, the others are worth reading
+        reason = str(error)
+        if not isinstance(error, ReplayError | OSError) or not reason:
+            logger.exception("check %r failed", name)
+            reason = f"{type(error).__name__}."
+        level: Level = "problem" if isinstance(error, CorruptError) else "look"
+    title = f"{name[0].upper()}{name[1:]} could not be computed"
+    return [PageFinding(level, name, title, f"The check failed: {reason}", to, True)]
 
 
 def check_rewards(rewards: Sequence[FieldFacts]) -> PageFinding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from mmreplay.page.episodes import (
     EpisodeList,
     histogram_of_episodes,
 )
-from mmreplay.page.frames import layouts
-from mmreplay.page.priorities import measure_priorities
+from mmreplay.page.frames import ImageLayout, layouts
+from mmreplay.page.priorities import PriorityFacts, measure_priorities
 from mmreplay.page.sample import (
     FieldFacts,
     component_name,
@@ -64,32 +65,54 @@ def make_overview(
     image_layouts = layouts(buffer, shown.images)
     sample = take_sample(buffer)
     roles = roles_of(buffer.schema)
-    facts = [
-        measure(buffer, path, roles[path], sample, image_layouts.get(path))
-        for path in buffer.schema.paths
-        if len(sample)
-    ]
+    facts: list[FieldFacts] = []
+    findings: list[checks.PageFinding] = []
+    for path in buffer.schema.paths if len(sample) else ():
+        layout = image_layouts.get(path)
+
+        def read(path: str = path, layout: ImageLayout | None = layout) -> None:
+            facts.append(measure(buffer, path, roles[path], sample, layout))
+
+        findings += checks.run_check(f"values of {path}", "fields", read)
     ends = columns.ends()
     heads = span.stop.tolist()
     steps_of_episodes = int(columns.lengths.sum(dtype=np.int64))
-    findings: list[checks.PageFinding | None] = []
-    if len(sample):
-        findings = [
-            checks.check_rewards([fact for fact in facts if fact.role == "reward"]),
-            *checks.check_finite(facts),
-            *checks.check_changes(facts),
-            *(checks.check_repeats(fact) for fact in facts),
-            *(checks.check_saturated(fact) for fact in facts),
-            *(checks.check_one_action(fact) for fact in facts),
-            checks.check_ends(ends),
-            checks.check_dominates(
-                int(columns.lengths.max(initial=0)), steps_of_episodes, len(columns)
-            ),
-            checks.check_heap(heap_facts(buffer), metadata.ring.capacity),
-            checks.check_never_drawn(num_never, num_steps),
-            checks.check_behind(heads),
-            checks.check_reset_rows(find_reset_rows_of(buffer)),
-        ]
+    rewards = [fact for fact in facts if fact.role == "reward"]
+    longest = int(columns.lengths.max(initial=0))
+    run: list[tuple[str, str, Callable[[], checks.Found]]] = []
+    if rewards or not buffer.schema.role_paths("reward"):
+        run = [("rewards", "rewards", lambda: checks.check_rewards(rewards))]
+    run += [
+        ("not finite", "fields", lambda: checks.check_finite(facts)),
+        ("never changes", "fields", lambda: checks.check_changes(facts)),
+        ("repeated frames", "fields", lambda: map(checks.check_repeats, facts)),
+        ("saturated", "actions", lambda: map(checks.check_saturated, facts)),
+        ("one action", "actions", lambda: map(checks.check_one_action, facts)),
+        ("ends", "episodes", lambda: checks.check_ends(ends)),
+        (
+            "dominates", "episodes",
+            lambda: checks.check_dominates(longest, steps_of_episodes, len(columns)),
+        ),
+        (
+            "heap", "storage",
+            lambda: checks.check_heap(heap_facts(buffer), metadata.ring.capacity),
+        ),
+        (
+            "never drawn", "storage",
+            lambda: checks.check_never_drawn(num_never, num_steps),
+        ),
+        ("behind", "storage", lambda: checks.check_behind(heads)),
+        (
+            "reset rows", "episodes",
+            lambda: checks.check_reset_rows(find_reset_rows_of(buffer)),
+        ),
+    ]  # fmt: skip
+    for name, to, check in run if len(sample) else ():
+        findings += checks.run_check(name, to, check)
+    if len(facts) < len(buffer.schema.paths):
+        # Of the fields that could not be read nothing is known.
+        fine = ("not finite", "never changes")
+        findings = [f for f in findings if f.level != "fine" or f.id not in fine]
     overview = {
         "steps": num_steps,
         "starts": num_starts,
@@ -131,31 +154,40 @@ def make_overview(
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_never),
-        "checks": [
-            finding.to_json()
-            for finding in checks.by_level([each for each in findings if each])
-        ],
+        "checks": [finding.to_json() for finding in checks.by_level(findings)],
         "sample": {"rows": len(sample), "whole": sample.complete},
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
     return overview
 
 
-def make_priorities(buffer: ReplayBuffer, alpha: float) -> dict[str, Any] | None:
-    """Return the priorities and their finding at an alpha; None where none are stored.
+def make_priorities(
+    buffer: ReplayBuffer, alpha: float
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return the priorities at an alpha, and what stands out of them, as JSON values.
 
     Args:
         buffer: The open buffer.
         alpha: Exponent of the priorities.
+
+    Returns:
+        The priorities, None where none are stored; and findings.
     """
-    sample = take_sample(buffer)
-    facts = measure_priorities(buffer, sample, alpha) if len(sample) else None
-    if facts is None:
-        return None
-    finding = checks.check_priorities(
-        facts.top_share, facts.effective, facts.common_share, alpha
-    )
-    return {**facts.to_json(), "check": finding.to_json()}
+    facts: PriorityFacts | None = None
+
+    def check() -> checks.Found:
+        nonlocal facts
+        sample = take_sample(buffer)
+        facts = measure_priorities(buffer, sample, alpha) if len(sample) else None
+        if facts is None:
+            return None
+        return checks.check_priorities(
+            facts.top_share, facts.effective, facts.common_share, alpha
+        )
+
+    findings = checks.run_check("priorities", "priorities", check)
+    stored = None if facts is None else facts.to_json()
+    return stored, [finding.to_json() for finding in findings]
 
 
 def roles_of(schema: Schema) -> dict[str, str]:

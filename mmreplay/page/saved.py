@@ -62,12 +62,14 @@ class SaveReport:
         total: Episodes of the buffers.
         nbytes: Bytes of the folder.
         notes: What was left out, and why.
+        missing: Answers that the page refused, whose screens say nothing.
     """
 
     episodes: int = 0
     total: int = 0
     nbytes: int = 0
     notes: list[str] = field(default_factory=list)
+    missing: int = 0
 
 
 def save_page(
@@ -195,17 +197,27 @@ def key_of(path: str, **parameters: object) -> tuple[str, str]:
 
 
 class _Saver:
-    """Asks the page for answers, and counts their bytes."""
+    """Asks the page for answers, and counts their bytes and those that are refused."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, report: SaveReport) -> None:
         self.page = page
+        self.report = report
         self.nbytes = 0
+        self._noted: set[tuple[str, str]] = set()
 
     def answer(self, path: str, **parameters: object) -> tuple[str, str, bytes] | None:
         """Return key, type and body of an answer; None for one that is refused."""
         key, query = key_of(path, **parameters)
         found: PageAnswer = self.page.answer(path, query)
         if found.status != OK:
+            number, screen = path.split("/")[3:]
+            name = self.page.shown[int(number)].buffer.name
+            reason = json.loads(found.body)["error"]
+            if (name, screen) not in self._noted:
+                # Of the curves of a field, say, one reason is enough.
+                self._noted.add((name, screen))
+                self.report.notes.append(f"{name}: {screen} is missing. {reason}")
+            self.report.missing += 1
             return None
         self.nbytes += len(found.body)
         return key, found.media_type, found.body
@@ -218,7 +230,7 @@ def _answers(
     progress: Progress | None,
 ) -> Iterator[tuple[str, str, bytes]]:
     """Keys, types and bodies of all answers of a saved page."""
-    saver = _Saver(page)
+    saver = _Saver(page, report)
     states = [{**state, "rate": None, "pid": None} for state in page.states()]
     buffers = {"buffers": states, "sampler": page.sampler}
     yield "/api/buffers", JSON_TYPE, encode_json(buffers)
@@ -249,6 +261,11 @@ def _answers(
         base = f"/api/b/{number}"
         found = saver.answer(f"{base}/overview")
         if found:
+            report.notes += [
+                f"{shown.buffer.name}: {check['title']}. {check['text']}"
+                for check in json.loads(found[2])["checks"]
+                if check["failed"]
+            ]
             yield found
         table = {
             "total": len(rows), "all": len(columns), "offset": 0, "done": 1.0,
@@ -350,7 +367,8 @@ def _episode(
         yield key, *found[1:]
     buffer = shown.buffer.buffer()
     images = layouts(buffer, shown.buffer.images)
-    stop = min(end + 1, begin + MAX_STEPS)
+    # The row after the last step, too, where there is one: it may be a final row.
+    stop = min(end + 1, begin + MAX_STEPS, int(buffer.span.stop[env_id]))
     for first in range(begin, stop, MAX_VALUES_ROWS):
         found = saver.answer(
             f"{base}/values", env=env_id, first=first, count=MAX_VALUES_ROWS

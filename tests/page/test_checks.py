@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page import overview as overview_module
 from mmreplay.page.checks import (
     check_behind,
     check_dominates,
@@ -541,3 +542,81 @@ def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
     assert 60_000 < overview["sample"]["rows"] <= 65_536
     reward = next(f for f in overview["fields"] if f["path"] == "reward")
     assert reward["mean"] == pytest.approx(float(rewards.mean()), rel=0.02)
+
+
+CHECKS = {
+    "check_rewards": "rewards", "check_finite": "not finite",
+    "check_changes": "never changes", "check_repeats": "repeated frames",
+    "check_saturated": "saturated", "check_one_action": "one action",
+    "check_ends": "ends", "check_dominates": "dominates", "check_heap": "heap",
+    "check_never_drawn": "never drawn", "check_behind": "behind",
+    "check_reset_rows": "reset rows", "check_priorities": "priorities",
+}  # fmt: skip
+
+
+def fail(*_, **__):
+    raise TypeError("no such operation")
+
+
+def robot_with_priorities(path, rng):
+    make_buffer(path, rng)
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
+        batch = buffer.sample(300)
+        buffer.update_priorities(batch, rng.random(300))
+    return path
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_that_fails_is_named_and_takes_no_other_with_it(
+    ask, tmp_path, rng, monkeypatch, caplog, check
+):
+    path = robot_with_priorities(tmp_path / "a", rng)
+    whole = ask(path).json("overview")
+    monkeypatch.setattr(f"mmreplay.page.checks.{check}", fail)
+    overview = ask(path).json("overview")
+    name = CHECKS[check]
+    [failed] = [each for each in overview["checks"] if each["id"] == name]
+    assert failed["level"] == "look"
+    assert failed["title"] == f"{name[0].upper()}{name[1:]} could not be computed"
+    assert failed["text"] == "The check failed: TypeError."
+    assert f"check {name!r} failed" in caplog.text
+    others = [each for each in overview["checks"] if each["id"] != name]
+    assert others == [each for each in whole["checks"] if each["id"] != name]
+    # All else is as it was, the priorities beside their check, too.
+    for part in ("fields", "histograms", "returns", "episodes", "priorities"):
+        assert overview[part] == whole[part]
+    assert whole["priorities"]["rows"] == 600
+
+
+def test_a_field_that_cannot_be_measured_is_named_and_nothing_is_claimed_of_it(
+    ask, tmp_path, rng, monkeypatch
+):
+    path = make_buffer(tmp_path / "a", rng)
+    measure = overview_module.measure
+
+    def some(buffer, path, *rest):
+        if path == "reward":
+            raise mr.CorruptError("Block 3 is damaged.")
+        return measure(buffer, path, *rest)
+
+    monkeypatch.setattr(overview_module, "measure", some)
+    overview = ask(path).json("overview")
+    found = {check["id"]: check for check in overview["checks"]}
+    failed = found["values of reward"]
+    assert failed["level"] == "problem"
+    assert failed["title"] == "Values of reward could not be computed"
+    assert failed["text"] == "The check failed: Block 3 is damaged."
+    assert not {"rewards", "not finite", "never changes"} & found.keys()
+    rows = {field["path"]: field["rows"] for field in overview["fields"]}
+    assert (rows["reward"], rows["action"]) == (0, 600)
+
+
+def test_priorities_that_cannot_be_read_are_named(ask, tmp_path, rng, monkeypatch):
+    path = robot_with_priorities(tmp_path / "a", rng)
+    monkeypatch.setattr(overview_module, "measure_priorities", fail)
+    overview = ask(path).json("overview")
+    assert overview["priorities"] is None
+    [failed] = [c for c in overview["checks"] if c["id"] == "priorities"]
+    assert failed["title"] == "Priorities could not be computed"
+    assert overview["steps"] == 600

@@ -13,7 +13,7 @@ from mmreplay.convert.ranges import RowRanges, read_ranges
 from mmreplay.page.api import Page
 from mmreplay.page.saved import key_of, save_page
 from mmreplay.page.wire import unpack
-from tests.page.conftest import healthy_steps, make_buffer, schema
+from tests.page.conftest import healthy_steps, make_buffer, schema, squeezed
 
 
 def answers_of(folder):
@@ -372,3 +372,63 @@ def test_without_the_extra_the_command_says_what_to_install(cli, path, monkeypat
         "mmreplay: The page needs Starlette and uvicorn. Run: pip install "
         "'mmreplay[web]'\n"
     )
+
+
+def fail(*_, **__):
+    raise TypeError("no such operation")
+
+
+def test_a_screen_that_is_missing_is_noted_and_the_command_fails(
+    cli, path, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("mmreplay.page.api.make_overview", fail)
+    code, out, err = cli("view", path, "--save", tmp_path / "page")
+    assert (code, err) == (1, "")
+    note = "note: robot: overview is missing. The server failed: TypeError."
+    assert note in out.splitlines()
+    assert "no such operation" in caplog.text
+    # What there is was saved all the same.
+    answers = answers_of(tmp_path / "page")
+    assert "/api/b/0/overview" not in answers
+    assert any(key.startswith("/api/b/0/episode?") for key in answers)
+
+
+def test_of_many_answers_of_a_screen_that_are_missing_one_reason_is_noted(
+    path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mmreplay.page.api.read_curve", fail)
+    page = Page([path])
+    report = save_page(page, tmp_path / "page")
+    page.close()
+    assert report.missing > report.episodes
+    assert [note for note in report.notes if "missing" in note] == [
+        "robot: curve is missing. The server failed: TypeError."
+    ]
+
+
+def test_a_check_that_fails_is_noted_and_the_page_is_whole(
+    cli, path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mmreplay.page.overview.find_reset_rows_of", fail)
+    code, out, err = cli("view", path, "--save", tmp_path / "page")
+    assert (code, err) == (0, "")
+    assert (
+        "note: robot: Reset rows could not be computed. The check failed: TypeError."
+    ) in out.splitlines()
+    assert "/api/b/0/overview" in answers_of(tmp_path / "page")
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 64, 256])
+@pytest.mark.parametrize("final", [True, False])
+def test_nothing_is_missing_where_the_newest_episode_has_no_row_after_its_end(
+    tmp_path, rng, length, final
+):
+    """Blocks of rows that the page asks for would begin behind the newest row."""
+    steps = squeezed(healthy_steps(rng, 2 * length, 1, length))
+    observation = steps["observation"] if final else None
+    with mr.ReplayBuffer.create(tmp_path / "robot", schema(), 1000) as buffer:
+        buffer.extend(steps, final_observation=observation)
+    page = Page([tmp_path / "robot"], sampler="UniformSampler")
+    report = save_page(page, tmp_path / "page")
+    page.close()
+    assert (report.missing, report.notes, report.episodes) == (0, [], 2)

@@ -99,6 +99,65 @@ def test_the_overview_has_lengths_and_the_fill_of_the_heap(ask, path):
     assert found["not finite"] == "fine"
 
 
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("mode", ["disabled", "same_step", "next_step"])
+@pytest.mark.parametrize("final", [True, False])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_every_screen_shows_observations_of_text_with_known_final_ones(
+    ask, tmp_path, engine, mode, final, num_envs
+):
+    """As a recording of MiniGrid has them."""
+    with mr.ReplayBuffer.create(
+        tmp_path / "spoken", schema(), 200, num_envs, heap_bytes="1 MiB",
+        engine=engine, autoreset=mode, commit_every=None,
+    ) as buffer:  # fmt: skip
+        for number in range(ROWS):
+            one = step(number)
+            given = one if num_envs == 1 else several(one, num_envs)
+            last = step(number + 1)["observation"]
+            last = last if num_envs == 1 else several(last, num_envs)
+            known = final and one["terminated"] and mode != "next_step"
+            buffer.add(given, final_observation=last if known else None)
+    client = ask(tmp_path / "spoken", tmp_path / "spoken", sampler="UniformSampler")
+    found = {check["id"]: check for check in client.json("overview")["checks"]}
+    assert not any(check["failed"] for check in found.values())
+    assert "reset rows" not in found
+    for name, query in (
+        ("episodes", ""), ("episode", "env=0&at=3"), ("values", "env=0&first=0"),
+        ("reward", "env=0&first=0&stop=90"), ("draws", "sampler=UniformSampler"),
+        ("compare", "c=1"),
+        ("curve", "field=observation/mission&env=0&first=0&stop=90&buckets=9"),
+    ):  # fmt: skip
+        answer = client.answer(name, query)
+        assert answer.status == 200, (name, answer.body)
+    report = save_page(client.page, tmp_path / "page")
+    assert report.missing == 0
+
+
+def several(value, num_envs):
+    """A value, or nested values, of each of some environments."""
+    if isinstance(value, dict):
+        return {name: several(each, num_envs) for name, each in value.items()}
+    return [value] * num_envs
+
+
+def test_rows_that_reset_stand_out_by_texts(ask, tmp_path):
+    with mr.ReplayBuffer.create(
+        tmp_path / "spoken", schema(), 400, heap_bytes="1 MiB", autoreset="same_step"
+    ) as buffer:
+        buffer.skip_autoreset_check()
+        for number in range(300):
+            one = step(number) | {"terminated": number % 9 == 8}
+            if number % 9 == 0:
+                one["reward"] = 0.0
+            last = step(number + 1)["observation"] if one["terminated"] else None
+            buffer.add(one, final_observation=last)
+    checks = ask(tmp_path / "spoken").json("overview")["checks"]
+    [finding] = [check for check in checks if check["id"] == "reset rows"]
+    assert finding["level"] == "problem"
+    assert finding["text"].startswith("The row after each of 33 episode ends has rew")
+
+
 def test_a_heap_for_less_than_half_of_the_rows_stands_out(ask, tmp_path):
     fields = {"observation": mr.Field.text(1000)}
     with mr.ReplayBuffer.create(
