@@ -32,15 +32,19 @@ from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.ragged import Ragged
 from mmreplay.samplers.base import (
+    GROUPS,
     PADDED,
+    RAGGED,
     Draw,
     Sampler,
     State,
     form_of,
     keeps_priorities,
+    known_form,
     padded,
 )
 from mmreplay.samplers.combine import Shares, check_each, state_of
+from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.joint import (
     DrawAtShares,
     JointSampler,
@@ -50,6 +54,7 @@ from mmreplay.samplers.joint import (
 )
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
+from mmreplay.samplers.uses import counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import on_host
 
@@ -81,7 +86,8 @@ def concat(
 
     Raises:
         SchemaError: There is no source, schemas differ, a share is not above 0, or
-            samplers cannot draw by priority as one.
+            samplers cannot draw by priority as one, or no batches that can be divided:
+            groups, ragged episodes, steps in one buffer and windows in another.
         FormatError: There is no buffer at a path.
 
     Example:
@@ -143,6 +149,7 @@ class Concat:
         self._by = by
         self._weights: JointWeights | None = None
         self._highest = 0.0
+        self._divided: Sequence[Sampler] = ()
         with ExitStack() as stack:
             self.buffers = tuple(
                 source
@@ -154,6 +161,7 @@ class Concat:
                 check_schema(number, buffer, self.buffers[0])
             if by == "priority":
                 self._joint_samplers()
+            self._own_samplers()
             self._opened = stack.pop_all()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,7 +174,7 @@ class Concat:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the buffers, which unpickling opened, and close them with this."""
         self.__dict__.update(
-            {"_by": "rows", "_weights": None, "_highest": 0.0, **state}
+            {"_by": "rows", "_weights": None, "_highest": 0.0, "_divided": (), **state}
         )
         self.lock = threading.RLock()
         self._opened = ExitStack()
@@ -286,20 +294,21 @@ class Concat:
         with self.lock:
             counts, fractions, samplers = self._split(batch_size)
             drawn: list[T] = []
-            states = [buffer.sampler.state_dict() for buffer in self.buffers]
-            try:
+
+            def draw_each() -> U:
                 for number, count in enumerate(counts):
                     if count:
                         share = fractions[number], samplers[number]
-                        drawn.append(one(number, count, *share))
-                result = join(drawn)
-            except BaseException as error:
-                if isinstance(error, EmptyError):
-                    buffer = self.buffers[number]
-                    error.add_note(f"buffer {number} of concat: {buffer!r}")
-                for buffer, state in zip(self.buffers, states, strict=True):
-                    buffer.sampler.load_state_dict(state)
-                raise
+                        try:
+                            drawn.append(one(number, count, *share))
+                        except EmptyError as error:
+                            buffer = self.buffers[number]
+                            error.add_note(f"buffer {number} of concat: {buffer!r}")
+                            raise
+                return join(drawn)
+
+            own = [buffer.sampler for buffer in self.buffers]
+            result = all_or_nothing(own, draw_each)
             self._step += 1
             if self._shares is not None:
                 lengths = iter([len(some) for some in drawn])
@@ -337,7 +346,7 @@ class Concat:
             SchemaError: The batch_size is no integer of at least 1.
         """
         integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
-        samplers = [buffer.sampler for buffer in self.buffers]
+        samplers = self._own_samplers()
         if self._by == "priority":
             return self._split_by_priority(int(batch_size))
         if self._shares is not None:
@@ -384,6 +393,18 @@ class Concat:
             for sampler, own in zip(samplers, shares, strict=True)
         ]
         return [len(own) for own in shares], fractions.tolist(), parts
+
+    def _own_samplers(self) -> Sequence[Sampler]:
+        """The samplers of the buffers, which a user may have replaced.
+
+        Raises:
+            SchemaError: A batch cannot be divided between them.
+        """
+        samplers = tuple(buffer.sampler for buffer in self.buffers)
+        if samplers != self._divided:
+            refuse_undivided(samplers)
+            self._divided = samplers
+        return samplers
 
     def _joint_samplers(self) -> list[JointSampler]:
         """The samplers of the buffers, which a user may have replaced.
@@ -591,6 +612,40 @@ class ConcatDraw:
     def buffer_ids(self) -> Ids:
         """int64 ``[B]``, the buffer of each step."""
         return np.concatenate([np.full(len(one), one.buffer_id) for one in self.draws])
+
+
+def refuse_undivided(samplers: Sequence[Sampler]) -> None:
+    """Refuse samplers between which no batch can be divided.
+
+    Args:
+        samplers: Of each buffer.
+
+    Raises:
+        SchemaError: One draws groups or ragged episodes, they draw steps and windows,
+            or some of several lengths, or a `UseCounter` is that of two buffers.
+    """
+    forms = [known_form(sampler) for sampler in samplers]
+    for number, form in enumerate(forms):
+        if form in (GROUPS, RAGGED):
+            way_out = "Draw from each buffer by itself."
+            if form == RAGGED:
+                way_out = "Create the EpisodeSampler with layout='padded'."
+            raise SchemaError(
+                f"concat cannot divide batches of {form}, which the "
+                f"{type(samplers[number]).__name__} of buffer {number} draws. {way_out}"
+            )
+    known = {form for form in forms if form is not None}
+    if len(known) > 1:
+        raise SchemaError(
+            f"concat: samplers must all draw the same, got {forms}. Give all buffers "
+            "samplers of single steps, or of windows of one length."
+        )
+    counters = [counter for each in samplers for counter in set(counters_in(each))]
+    if len(set(counters)) < len(counters):
+        raise SchemaError(
+            "concat: a UseCounter must count in one buffer alone, got one that is in "
+            "the samplers of two. Give each buffer a sampler of its own."
+        )
 
 
 def join_draws(draws: Sequence[BufferDraw], pad: bool) -> ConcatDraw:

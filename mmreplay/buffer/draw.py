@@ -17,6 +17,7 @@ from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.holding import Hold
 from mmreplay.schema.convert import array_of
 from mmreplay.transforms.base import BufferRows, Fields, Ids, RowReads
 
@@ -38,6 +39,7 @@ class PendingDraw:
         count: How many were asked for.
         before: Limits and tails when it was made.
         home: Of the reader that it was made with: the identity of one generation.
+        hold: What it took; stored by the caller, when the batch is handed out.
     """
 
     sampler: Sampler
@@ -45,6 +47,7 @@ class PendingDraw:
     count: int
     before: LimitsBefore
     home: BufferIdentity
+    hold: Hold
 
 
 class BatchTransform(Protocol):

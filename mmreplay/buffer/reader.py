@@ -69,6 +69,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
+from mmreplay.samplers.holding import Hold, put_back
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
@@ -149,6 +150,7 @@ class GenerationReader(StartView):
         "_indexed",
         "_layouts",
         "_legal_table",
+        "_num_draws",
         "_num_records",
         "_numbered",
         "_of",
@@ -197,6 +199,7 @@ class GenerationReader(StartView):
             threading.RLock() if former is None else former.lock
         )
         self.files, self.replaced = files, False
+        self._num_draws = 0
         self._store, self._commit, self._schema, self._ring = (
             files.store, commit, schema, ring
         )  # fmt: skip
@@ -482,16 +485,25 @@ class GenerationReader(StartView):
     # From a sampler to a batch.
 
     def sample(
-        self, sampler: Sampler, batch_size: int, contiguous: bool = False
+        self, sampler: Sampler, batch_size: int, hold: Hold, contiguous: bool = False
     ) -> Batch:
-        """Draw a batch and gather it; see `ReplayBuffer.sample`."""
+        """Draw a batch and gather it; see `ReplayBuffer.sample`.
+
+        Args:
+            sampler: Draws.
+            batch_size: Steps, or windows.
+            hold: Gets what the draw takes, for the caller to store or to release.
+            contiguous: See `ReplayBuffer.sample`.
+        """
         # `integer` alone takes a tenth of a microsecond more, at every draw.
         if type(batch_size) is not int or batch_size < 1:
             integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
         try:
-            draw, fields, stale = self._try_sample(sampler, int(batch_size), contiguous)
+            draw, fields, stale = self._try_sample(
+                sampler, int(batch_size), hold, contiguous
+            )
             if stale is not None:
-                draw, fields = self._redraw(sampler, draw, fields, stale)
+                draw, fields = self._redraw(sampler, draw, fields, stale, hold)
                 if contiguous:
                     fields = _contiguous(fields)
         except MemoryError as error:
@@ -528,17 +540,30 @@ class GenerationReader(StartView):
         return round(float(means @ lengths / lengths.sum()))
 
     def _try_sample(
-        self, sampler: Sampler, count: int, contiguous: bool = False
+        self, sampler: Sampler, count: int, hold: Hold, contiguous: bool = False
     ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
         """Draw, copy and recheck once: the draw, its data, and which of it is stale."""
         with self.lock:
             self.check_current()
             before = self.limits_before
-            draw = sampler.draw(self, count)
+            if hold.number != self._num_draws:
+                # The first draw, or others drew since: no state is put back over them.
+                hold.state = sampler.state_dict()
+            hold.number = self._num_draws = self._num_draws + 1
+            draw = hold.call(sampler.draw, self, count)
         fields = self.copy_draw(draw, contiguous)
         windows = draw.windows
         oldest = draw.positions if windows is None else windows.positions[:, 0]
         return draw, fields, self.stale(draw.env_ids, oldest, before)
+
+    def put_back(self, sampler: Sampler, hold: Hold, error: BaseException) -> None:
+        """Put a sampler back to before a sample that failed.
+
+        Not where others have drawn since: what they drew would be drawn again.
+        """
+        with self.lock:
+            if hold.state is not None and hold.number == self._num_draws:
+                put_back(sampler, hold.state, error)
 
     def draw(self, sampler: Sampler, count: int) -> PendingDraw:
         """Draw now and copy later, by `gather`.
@@ -548,10 +573,10 @@ class GenerationReader(StartView):
         """
         with self.lock:
             self.check_current()
-            before = self.limits_before
-            return PendingDraw(
-                sampler, sampler.draw(self, count), count, before, self.home
-            )
+            before, hold = self.limits_before, Hold()
+            self._num_draws += 1
+            draw = hold.call(sampler.draw, self, count)
+            return PendingDraw(sampler, draw, count, before, self.home, hold)
 
     def gather(self, pending: PendingDraw, *, skip: bool = False) -> Batch | None:
         """Copy the data of a draw, as whole as `sample` does.
@@ -580,14 +605,16 @@ class GenerationReader(StartView):
             if once and len(indices):
                 draw = left
             else:
+                pending.hold.release()
                 fresh = self.draw(sampler, pending.count)
+                pending.hold.append(fresh.hold)
                 draw, before = fresh.draw, fresh.before
         fields = self.copy_draw(draw)
         stale = self.stale(draw.env_ids, oldest_steps(draw), before)
         if stale is not None:
             if skip and draws_once(sampler) and not len(left_of(draw, ~stale)[0]):
                 return None
-            draw, fields = self._redraw(sampler, draw, fields, stale)
+            draw, fields = self._redraw(sampler, draw, fields, stale, pending.hold)
         return self._batch(draw, fields)
 
     def _reaches_dropped(self, pending: PendingDraw) -> NDArray[np.bool_]:
@@ -599,8 +626,9 @@ class GenerationReader(StartView):
         return newest_steps(draw) + max(1, self._after) >= known[draw.env_ids]
 
     def _redraw(
-        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_]
-    ) -> tuple[Draw, Fields]:
+        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_],
+        hold: Hold,
+    ) -> tuple[Draw, Fields]:  # fmt: skip
         """Replace a batch of which some rows were overwritten while they were copied.
 
         The whole batch is drawn again: steps of a small draw of their own would have
@@ -614,7 +642,9 @@ class GenerationReader(StartView):
                 indices, left = left_of(draw, ~stale)
                 if len(indices):
                     return left, {path: a[indices] for path, a in fields.items()}
-            draw, fields, overwritten = self._try_sample(sampler, count)
+            # None of what the draw took is handed out.
+            hold.release()
+            draw, fields, overwritten = self._try_sample(sampler, count, hold)
             if overwritten is None:
                 return draw, fields
             stale = overwritten

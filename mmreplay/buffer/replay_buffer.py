@@ -57,6 +57,7 @@ from mmreplay.format.sharding import Codec
 from mmreplay.notebook import html_table
 from mmreplay.ring import Layout, Ring, Span
 from mmreplay.samplers.base import Draw, Sampler, unseeded
+from mmreplay.samplers.holding import Hold
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
@@ -970,7 +971,15 @@ class ReplayBuffer:
 
     @_retry_replaced
     def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
-        return self._current().sample(sampler, batch_size, contiguous)
+        reader, hold = self._current(), Hold()
+        try:
+            batch = reader.sample(sampler, batch_size, hold, contiguous)
+            hold.keep()
+            return batch
+        except BaseException as error:
+            hold.release()
+            reader.put_back(sampler, hold, error)
+            raise
 
     @_retry_replaced
     def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:

@@ -27,6 +27,7 @@ from mmreplay.samplers.base import (
     epochs_of,
     keeps_priorities,
 )
+from mmreplay.samplers.holding import all_or_nothing
 
 if TYPE_CHECKING:
     from mmreplay.loader.dataset import ReplayDataset
@@ -110,10 +111,10 @@ class Draws:
             yield draw
 
     def another(self) -> Draw:
-        """Draw once more, outside the iteration."""
-        view = self._dataset.buffer.view
+        """Draw once more, outside the iteration; what it takes is stored."""
+        view, sampler = self._dataset.buffer.view, self._sampler
         with view.lock:
-            draw = self._sampler.draw(view, self._batch_size)
+            draw = all_or_nothing([sampler], sampler.draw, view, self._batch_size)
             return replace(draw, buffer=view.home.uuid)
 
     def state_after(self, num_batches: int) -> State:

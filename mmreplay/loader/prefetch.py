@@ -29,6 +29,7 @@ from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import FailedError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
+from mmreplay.samplers.holding import Hold
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.read_ahead import Gathering
 
@@ -61,6 +62,7 @@ class PendingBatch:
         state: State of the source before the draw; None where even that failed.
         shares: The draws, one of each buffer that has a share, or what else the source
             gathers it by.
+        hold: What the draws took; stored when the learner gets the batch.
         nbytes: Bytes that it is gathered from.
         requested: The disk was asked for its rows, or a look was not worth it.
         prefetched: Pages of its rows were missing, and are being read.
@@ -76,6 +78,9 @@ class PendingBatch:
     requested = prefetched = done = False
     result: Any = None
     error: BaseException | None = None
+
+    def __init__(self) -> None:
+        self.hold = Hold()
 
 
 class Drawable(Protocol):
@@ -282,8 +287,6 @@ class ReadAheadBudget:
 POLL_S = 0.1
 """Seconds that a thread waits for the lock before it looks whether it is to stop: the
 lock's owner may be in a signal's handler that waits for this thread."""
-NOTHING = object()
-"""Returned in place of a batch that a thread is to gather."""
 
 
 class Prefetcher:
@@ -373,8 +376,8 @@ class Prefetcher:
         # A copy, made in one step of C: the learner takes batches out meanwhile.
         return sum(batch.result is not None for batch in tuple(self._drawn))
 
-    def next(self) -> Any:
-        """Return the next batch, or None where the epoch is over.
+    def next(self) -> tuple[Any, Hold] | None:
+        """Return the next batch and what it took, or None where the epoch is over.
 
         Raises:
             BaseException: The error of its draw or gather, in whichever thread.
@@ -399,12 +402,14 @@ class Prefetcher:
             if small and self._budget.skips and not self._drawn:
                 # Nothing is drawn ahead for a learner that was quick so far, or that is
                 # faster than threads.
-                batch = self._sample()
-                if batch is not NOTHING:
+                sampled = self._sample()
+                if sampled is not None:
                     if not self._timing.quick:
                         self._wake_thread()
                     self._timing.delivered()
-                    return batch
+                    if sampled.result is None:
+                        return None
+                    return sampled.result, sampled.hold
             while True:
                 pending = self._take_oldest()
                 self._timing.delivered()
@@ -416,11 +421,13 @@ class Prefetcher:
                 # memory that it referred to would not be used again.
                 result, pending.result = pending.result, None
                 if result is not None:
-                    return result
+                    return result, pending.hold
+                pending.hold.release()
             # The traceback of an error holds the frames of the callers, and the loader
             # with them: held here, it would keep the loader and its threads alive after
             # the last other reference is gone.
             error, pending.error = pending.error, None
+            pending.hold.release()
             try:
                 raise _raisable(error)
             finally:
@@ -464,13 +471,13 @@ class Prefetcher:
             self._failed, self._draws_on = pending, True
             self._ungathered.clear()
             while len(self._drawn) > 1:
-                self._drawn.pop()
+                self._drawn.pop().hold.release()
 
-    def _sample(self) -> Any:
+    def _sample(self) -> PendingBatch | None:
         """Draw and gather a batch in the learner's thread, none being drawn ahead.
 
         Returns:
-            The batch; None where the epoch is over; NOTHING where threads have begun.
+            It, without a result where the epoch is over; None where threads have begun.
 
         Raises:
             BaseException: What failed.
@@ -485,15 +492,17 @@ class Prefetcher:
                     or self._failed is not None
                     or self._stopping
                 ):
-                    return NOTHING
+                    return None
                 self._budget.skips -= 1
                 try:
                     batch = self._source.sample(pending, self._batch_size)
                     if batch is None:
                         self._draws_on = False
-                        return None
-                    return self._send(batch)
+                    else:
+                        pending.result = self._send(batch)
+                    return pending
                 except Exception:
+                    pending.hold.release()
                     if pending.state is not None:
                         self._source.go_back(pending.state)
                     raise
@@ -503,6 +512,7 @@ class Prefetcher:
             raise
         except BaseException:
             # Ctrl-C: the batch that it struck is drawn when the learner asks again.
+            pending.hold.release()
             if pending.state is not None:
                 self._source.load_state_dict(pending.state)
             raise
@@ -603,6 +613,8 @@ class Prefetcher:
         if before is not None:
             self._source.load_state_dict(before)
         self._source.end()
+        for pending in self._drawn:
+            pending.hold.release()
         self._drawn.clear()
         self._ungathered.clear()
         self._num_idle = self._num_gathering = 0
@@ -690,6 +702,7 @@ class Prefetcher:
             self._ungathered.append(pending)
             self._drawn.append(pending)
         except BaseException as error:
+            pending.hold.release()
             if not isinstance(error, Exception) and pending.state is not None:
                 # Ctrl-C: what it struck is drawn when the learner asks again.
                 self._source.load_state_dict(pending.state)

@@ -234,11 +234,14 @@ class ReplayLoader:
             self._start()
         elif os.getpid() != self._owner.pid:
             self._check()
-        sent = self._work.next()
-        if sent is None:
+        taken = self._work.next()
+        if taken is None:
             self._check()
             raise StopIteration
+        sent, hold = taken
         batch = self._sender.receive(sent)
+        if hold:
+            hold.store()
         if limits:
             self._source.count(batch, self._batch_size)
         return batch

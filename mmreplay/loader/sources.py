@@ -152,13 +152,14 @@ class BufferSource:
                 except ReplacedError:
                     # Another thread resized the buffer.
                     continue
+                pending.hold.append(drawn.hold)
                 pending.shares = (PendingShare(0, 1.0, reader, drawn),)
                 return True
 
     def draw_share(
         self, buffer_id: int, count: int, fraction: float, sampler: Sampler
     ) -> PendingShare:
-        """Draw as one of several buffers.
+        """Draw as one of several buffers, within the draw of all.
 
         Args:
             buffer_id: Number of this buffer.
@@ -169,6 +170,7 @@ class BufferSource:
         if not isinstance(sampler, DrawAtShares):
             pending = PendingBatch()
             self.draw(pending, count)
+            pending.hold.keep()
             share: PendingShare = pending.shares[0]
             return replace(share, buffer_id=buffer_id, fraction=fraction)
         while True:
@@ -210,16 +212,18 @@ class BufferSource:
                 return None
             if (batch := self.gather(pending)) is not None:
                 return batch
+            pending.hold.release()
         while True:
             reader = self._buffer.reading
             with reader.lock:
                 pending.state = self._sampler.state_dict()
             try:
-                return reader.sample(self._sampler, count)
+                return reader.sample(self._sampler, count, pending.hold)
             except FailedError:
                 # Another thread followed a resize meanwhile; if not, it is an error.
                 if self._buffer.reading is reader:
                     raise
+                pending.hold.release()
                 self.load_state_dict(pending.state)
 
     def go_back(self, state: State) -> bool:
@@ -337,7 +341,9 @@ class ConcatSource:
         concat = self._concat
         with concat.lock:
             pending.state = concat.state_dict()
-            pending.shares = concat.each(count, self._draw_share, tuple)
+            pending.shares = pending.hold.call(
+                concat.each, count, self._draw_share, tuple
+            )
         return True
 
     def _draw_share(

@@ -395,6 +395,7 @@ def require_integer(path: str, schema: Schema) -> None:
         )
 
 
+STEPS = "single steps"
 PADDED = "padded episodes"
 RAGGED = "ragged episodes"
 GROUPS = "groups"
@@ -404,6 +405,17 @@ def form_of(sampler: object) -> str | None:
     """What a sampler draws, if not single steps; None where it is not known."""
     form = ask(sampler, "form")
     return form if isinstance(form, str) else None
+
+
+def known_form(sampler: object) -> str | None:
+    """What a sampler draws, single steps too; None where it is not known."""
+    form = form_of(sampler)
+    if form is not None:
+        return form
+    # A user's sampler may draw windows without saying so.
+    ours = type(sampler).__module__.startswith("mmreplay.")
+    parts = ask(sampler, "parts")
+    return STEPS if ours and all(known_form(p) == STEPS for p in parts) else None
 
 
 def single(sampler: object, whose: str) -> Sampler:
@@ -434,7 +446,7 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
         SchemaError: One is no sampler, or they cannot.
     """
     own = [checked(sampler) for sampler in samplers]
-    forms = [form_of(sampler) for sampler in own]
+    forms = [known_form(sampler) for sampler in own]
     if GROUPS in forms and len(own) > 1:
         raise SchemaError(
             f"samplers that share a batch must not draw groups, got {forms}. Use the "

@@ -37,6 +37,7 @@ from mmreplay.samplers.base import (
     keeps_priorities,
     padded,
 )
+from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, integers, parts, stored_integer
 
@@ -62,18 +63,12 @@ def draw_joined(
         EmptyError: One has nothing to draw.
         SchemaError: Their windows differ.
     """
-    drawn: list[Draw] = []
-    states: list[tuple[Sampler, State]] = []
-    try:
-        for sampler, view, count in asked:
-            if len(asked) > 1:
-                states.append((sampler, sampler.state_dict()))
-            drawn.append(sampler.draw(view, count))
+
+    def draw_each() -> tuple[Draw, list[int]]:
+        drawn = [sampler.draw(view, count) for sampler, view, count in asked]
         return joined(drawn, key, _padded(asked)), [len(draw) for draw in drawn]
-    except BaseException:
-        for sampler, state in states:
-            sampler.load_state_dict(state)
-        raise
+
+    return all_or_nothing([sampler for sampler, _, _ in asked], draw_each)
 
 
 def _padded(asked: Sequence[tuple[Sampler, View, int]]) -> bool:
@@ -140,6 +135,25 @@ def refuse_leasing(samplers: Sequence[Sampler], owner: str) -> None:
                 f"a sampler inside a {owner} must not lease its steps, got a "
                 f"{type(sampler).__name__} with lease_s={sampler.lease_s}. Put the "  # type: ignore[attr-defined]  # looked at above
                 f"{owner} inside of it, or leave out lease_s."
+            )
+        waiting += ask(sampler, "parts")
+
+
+def refuse_counts_of_one_name(samplers: Sequence[Sampler]) -> None:
+    """Refuse samplers that draw together and would store counts in one file.
+
+    Raises:
+        SchemaError: Two of them, or of their parts, are a `UseCounter` of one name.
+    """
+    counters: dict[str, Sampler] = {}
+    waiting = list(samplers)
+    while waiting:
+        sampler = waiting.pop()
+        name: str | None = getattr(sampler, "counts_name", None)
+        if name is not None and counters.setdefault(name, sampler) is not sampler:
+            raise SchemaError(
+                "name must be another one for each UseCounter of a sampler, got "
+                f"{name!r} twice. Give each a name of its own, or None."
             )
         waiting += ask(sampler, "parts")
 
@@ -229,6 +243,7 @@ class Wrapper(Sampler):
         Args:
             parts: The samplers that it draws with.
         """
+        refuse_counts_of_one_name(parts)
         self.parts = parts
         self.form = common(parts)
         self.keeps_priorities = any(keeps_priorities(part) for part in parts)

@@ -38,6 +38,7 @@ from mmreplay.samplers.base import (
     keeps_priorities,
     single,
 )
+from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.sequence import WindowSampler
 
 LAYOUTS = ("padded", "ragged")
@@ -272,6 +273,9 @@ class EpisodeSampler(WindowSampler):
         Raises:
             EmptyError: There is no such episode.
         """
+        return all_or_nothing(self.parts, self._draw, view, batch_size)
+
+    def _draw(self, view: View, batch_size: int) -> Draw:
         drawn = self._draw_starts(
             view, batch_size, "episodes", "let shorter, longer or running ones in"
         )

@@ -47,6 +47,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.combine import NarrowingSampler, state_of
+from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
 from mmreplay.samplers.states import FormerObject as FormerObject
 from mmreplay.samplers.states import check_kind, parts, same
@@ -262,6 +263,9 @@ class SequenceSampler(WindowSampler):
         Raises:
             EmptyError: No window fits.
         """
+        return all_or_nothing(self.parts, self._draw, view, batch_size)
+
+    def _draw(self, view: View, batch_size: int) -> Draw:
         drawn = self._draw_starts(
             view,
             batch_size,

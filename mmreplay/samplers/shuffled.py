@@ -312,11 +312,18 @@ class ShuffledSampler(Sampler):
             EmptyError: There is no legal start, or too few for a batch.
             FormatError: The epoch was begun on another buffer.
         """
-        batch = self._next(view, batch_size)
-        while batch is None:
-            self._end_epoch()
+        before = self._frozen, self._done, self._epoch
+        try:
             batch = self._next(view, batch_size)
-        frozen, (env_ids, positions, done) = self._begun(view), batch
+            while batch is None:
+                self._end_epoch()
+                batch = self._next(view, batch_size)
+            frozen, (env_ids, positions, done) = self._begun(view), batch
+        except BaseException:
+            # A failed draw begins and ends no epoch.
+            self._frozen, self._done, self._epoch = before
+            self._forget()
+            raise
         if self._done == 0:
             self.skipped = 0
         self.skipped += done - self._done - len(positions)

@@ -28,6 +28,7 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
+from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import called_counter, counters_in
@@ -208,13 +209,12 @@ class StalenessSampler(Wrapper):
             raise nothing_to_draw(view, batch_size)
         # Refuses what is no version before a step is drawn.
         view.column_index(self.looked_up)
-        before = self.parts[0].state_dict(), self._looked_at, self._left_out
+        before = self._looked_at, self._left_out
         try:
-            draw = self._draw(view, batch_size)
+            draw = all_or_nothing(self.parts, self._draw, view, batch_size)
         except BaseException:
             # A failed draw does not count.
-            self.parts[0].load_state_dict(before[0])
-            self._looked_at, self._left_out = before[1:]
+            self._looked_at, self._left_out = before
             raise
         self._step += 1
         return draw

@@ -1,17 +1,23 @@
 """How often each row was drawn, and samplers that draw none too often.
 
 Counts lie in ``samplers/<name>/uses.bin``, one uint16 a row, with the STATE and LOCK of
-a column of priorities (`priority_file`). Without a lease a use is stored before its
-batch is handed out, so that no row is used more often than it may, whenever a process
-dies: *at most once*. With one, draws are leases in RAM, and what is acknowledged is
-stored, as the number of the use. A process that dies leaves no lease, and its rows are
-drawn again: *at least once*.
+a column of priorities (`priority_file`). A draw reserves its uses in RAM, so that no
+other draw has them, until its batch is handed out (`holding`); those of a batch that is
+not handed out are released. Without a lease a use is stored right before its batch is
+handed out, so that no row is used more often than it may, whenever a process dies: *at
+most once*. With one, uses are leased in RAM from then on, and what is acknowledged is
+stored. A process that dies leaves no lease, and its rows are drawn again: *at least
+once*.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -29,7 +35,9 @@ from mmreplay.episodes.starts import (
 from mmreplay.errors import (
     DurabilityWarning,
     EmptyError,
+    FailedError,
     FormatError,
+    FullError,
     SchemaError,
     StaleError,
     frames_to_caller,
@@ -46,12 +54,13 @@ from mmreplay.samplers.base import (
     ask,
     call_repr,
     checked,
-    epochs_of,
+    draws_once,
     form_of,
     is_distinct,
 )
 from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
+from mmreplay.samplers.holding import all_or_nothing, current_hold
 from mmreplay.samplers.priority_file import (
     MAX_COUNT,
     USES,
@@ -95,17 +104,18 @@ class Uses:
     generation: int
     cut_epoch: int
 
-    def alive(self, view: StartView) -> Bools:
+    def within(self, home: BufferIdentity, span: Span) -> Bools:
         """Which rows are still there, and no others at their positions.
 
         Args:
-            view: The buffer now.
+            home: The buffer now.
+            span: Its rows.
         """
-        span, env_ids = view.span, self.env_ids
+        env_ids = self.env_ids
         # Of rows above a cut others have the positions.
-        stop = view.home.known(span.stop, self.generation, self.cut_epoch)
-        alive = self.positions >= span.first[env_ids]
-        return alive & (self.positions < stop[env_ids])
+        stop = home.known(span.stop, self.generation, self.cut_epoch)
+        there = self.positions >= span.first[env_ids]
+        return there & (self.positions < stop[env_ids])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +145,54 @@ class Lease:
         return bool(held.all())
 
 
+class Reservation:
+    """Uses of a draw whose batch was not handed out yet; see `holding.Held`.
+
+    They end with the batch: the counter refers to its reservations weakly.
+    """
+
+    def __init__(self, counter: UseCounter, key: int, uses: Uses, opening: int) -> None:
+        """Reserve.
+
+        Args:
+            counter: It has the uses.
+            key: Of the draw.
+            uses: The rows.
+            opening: Number of the column's, which has to be open until they are stored.
+        """
+        self._counter, self._key = counter, key
+        self.uses, self.opening = uses, opening
+        self.active, self._stored = True, False
+        self._lease: Lease | None = None
+
+    def store(self) -> None:
+        """Store the uses, or begin their lease."""
+        self._lease = self._counter.hand_out(self._key, self)
+        # After it: what Ctrl-C comes between is not taken back, and no use made twice.
+        self._stored, self.active = True, False
+
+    def take_back(self) -> None:
+        """Undo `store`, where that was done, and release."""
+        if self._stored:
+            self._stored = False
+            self._counter.take_back(self._key, self.uses, self._lease)
+        self.active = False
+
+    def release(self) -> None:
+        """Let other draws have the uses."""
+        self.active = False
+
+
 class UseCounts:
-    """The uses of a buffer's rows, kept in step with what the buffer holds."""
+    """The uses of a buffer's rows, kept in step with what the buffer holds.
+
+    Attributes:
+        column: The counts.
+        opening: How often a column was closed, so that others may have had it since.
+    """
 
     column: PriorityColumn
+    opening = 0
 
     def __init__(self, name: str | None) -> None:
         """Make counts that are not of a buffer yet.
@@ -162,8 +216,12 @@ class UseCounts:
         """The buffer, or None before the first look."""
         return self._home
 
-    def update(self, view: StartView) -> None:
-        """Bring the counts up to what the view shows now: new rows have no use.
+    def update(self, home: BufferIdentity, span: Span) -> None:
+        """Bring the counts up to what the buffer holds now: new rows have no use.
+
+        Args:
+            home: The buffer.
+            span: Its rows.
 
         Raises:
             LockedError: Another process counts uses by this name.
@@ -174,7 +232,6 @@ class UseCounts:
             self.column.check_owner()
             if self.column.closed:
                 self.close()
-        home, span = view.home, view.span
         if self._home is None or self._home != home:
             self._move(home, span)
         self._home = home
@@ -190,10 +247,12 @@ class UseCounts:
 
     def _move(self, home: BufferIdentity, span: Span) -> None:
         """Move to a buffer, or to another generation of it, where positions stay."""
-        former, column = self._home, None
+        former, column, opening = self._home, None, self.opening
         if former is not None:
             column = moved_column(self.column, former, home)
             self.close()
+            if former.uuid == home.uuid:
+                self.opening = opening
         if column is None:
             column = open_column(home, self._name, USES)
             if column.cause is not None:
@@ -216,6 +275,31 @@ class UseCounts:
         rows = self.column.ring.rows(env_ids, positions)
         return self.column.values[rows].astype(np.int64)
 
+    def add(self, uses: Uses, sign: int = 1) -> None:
+        """Count uses of the rows that are still there, or with -1 count them no more.
+
+        Raises:
+            FailedError: The counts cannot be stored, and are as before.
+            FullError: Likewise, as no space is left.
+        """
+        assert self._home is not None
+        column, ring = self.column, self.column.ring
+        known = Span(np.maximum(0, column.seen - ring.slots), column.seen)
+        there = uses.within(self._home, known)
+        rows = ring.rows(uses.env_ids[there], uses.positions[there])
+        rows, times = np.unique(rows, return_counts=True)
+        if not len(rows):
+            return
+        before = column.values[rows]
+        counts = np.clip(before.astype(np.int64) + sign * times, 0, MAX_USES)
+        try:
+            column.store(rows, counts.astype(np.uint16))
+        except BaseException:
+            # Where the file keeps some of them, they are lost with this process.
+            with suppress(FailedError, FullError):
+                column.store(rows, before)
+            raise
+
     def raise_to(self, env_ids: Ids, positions: Ids, uses: Ids) -> int:
         """Raise the counts of rows alive to at least so many uses, at most 65,535.
 
@@ -232,24 +316,24 @@ class UseCounts:
         return int(higher.sum())
 
     def unused(
-        self, view: StartView, maximum: int, leased: NDArray[np.int64] | None
+        self, view: StartView, maximum: int, taken: NDArray[np.int64] | None
     ) -> tuple[Ids, Ids]:
         """Legal starts with fewer uses, by environment, oldest first: O(rows).
 
         Args:
             view: The buffer now.
             maximum: Uses of a row that is left out.
-            leased: int64 ``[num_rows]``, uses that are leased; None for none.
+            taken: int64 ``[num_rows]``, reserved and leased uses; None for none.
         """
         none = np.empty(0, np.int64)
-        found = [(none, none), *self._free(view.starts, maximum, leased)]
+        found = [(none, none), *self._free(view.starts, maximum, taken)]
         env_ids = np.concatenate([ids for ids, _ in found])
         positions = np.concatenate([steps for _, steps in found])
         legal = view.legal(env_ids, positions)
         return env_ids[legal], positions[legal]
 
     def _free(
-        self, span: Span, maximum: int, leased: NDArray[np.int64] | None
+        self, span: Span, maximum: int, taken: NDArray[np.int64] | None
     ) -> Iterator[tuple[Ids, Ids]]:
         """Rows with fewer uses; see `unused`."""
         ring, values = self.column.ring, self.column.values
@@ -257,8 +341,8 @@ class UseCounts:
             for ids, steps in position_chunks(ring, span.first, span.stop):
                 rows = ring.rows(ids, steps)
                 free = values[rows] < maximum
-                if leased is not None:
-                    free &= values[rows] + leased[rows] < maximum
+                if taken is not None:
+                    free &= values[rows] + taken[rows] < maximum
                 yield ids[free], steps[free]
             return
         # As slices of the column, a gather of its rows takes ten times as long.
@@ -267,8 +351,8 @@ class UseCounts:
             for row, step, count in ring.split_at_wrap(env_id, position, stop):
                 rows_here = slice(row, row + step * count, step)
                 free = values[rows_here] < maximum
-                if leased is not None:
-                    free &= values[rows_here] + leased[rows_here] < maximum
+                if taken is not None:
+                    free &= values[rows_here] + taken[rows_here] < maximum
                 steps = np.flatnonzero(free) + position
                 yield np.full(len(steps), env_id), steps
                 position += count
@@ -276,6 +360,7 @@ class UseCounts:
     def close(self) -> None:
         """Make a column on disk durable, and let other samplers have it."""
         if self._home is not None:
+            self.opening += 1
             self._home = None
             self.column.close()
 
@@ -284,13 +369,15 @@ class UseCounter(Wrapper):
     """Draws each row at most so often, with another sampler.
 
     The counts are stored beside the rows, in ``samplers/<name>/``, and survive the
-    process. Without `lease_s` the uses of a batch are stored before it is handed out:
-    whenever a process dies, no row is used more often than `maximum`, and the rows of a
-    batch that was lost are not drawn again. With `lease_s` a batch is used when
-    ``buffer.acknowledge(batch)`` says so; until then, and for at most so many seconds,
-    its rows are leased to it in RAM. A process that dies leaves its rows to be drawn
-    again. For *exactly once* put ``buffer.ticket(batch)`` into a learner's checkpoint,
-    and pass it to ``buffer.acknowledge`` after a restart, before the first draw.
+    process. Without `lease_s` the uses of a batch are stored right before it is handed
+    out: whenever a process dies, no row is used more often than `maximum`, and the rows
+    of a batch that was lost are not drawn again. A batch that is not handed out, as a
+    transform failed or a loader was closed, uses nothing up. With `lease_s`, which
+    needs a `maximum` of 1, a batch is used when ``buffer.acknowledge(batch)`` says so;
+    until then, and for at most so many seconds after it was handed out, its rows are
+    leased to it in RAM. A process that dies leaves its rows to be drawn again. For
+    *exactly once* put ``buffer.ticket(batch)`` into a learner's checkpoint, and pass it
+    to ``buffer.acknowledge`` after a restart, before the first draw.
 
     After a power cut a counter that was not closed starts from 0, unless
     ``buffer.acknowledge(batch, sync=True)`` made its counts durable. One that was
@@ -337,8 +424,8 @@ class UseCounter(Wrapper):
         Args:
             maximum: Uses of each row, 1 to 65,535.
             sampler: Draws from the rows that are left; `UniformSampler` by default.
-            lease_s: Seconds for which a draw waits to be acknowledged; None stores its
-                use before it is handed out.
+            lease_s: Seconds for which a batch that was handed out waits to be
+                acknowledged, with a maximum of 1; None stores its use before that.
             name: Of the folder that counts are stored in; None keeps them in RAM.
             seed: Of `Draw.key`, and of the default sampler; None takes one from the
                 system.
@@ -351,22 +438,23 @@ class UseCounter(Wrapper):
         if lease_s is not None:
             way_out = "Give the seconds that a batch takes at most."
             lease_s = number("lease_s", lease_s, above=0, way_out=way_out)
+            if self._maximum > 1:
+                raise SchemaError(
+                    f"maximum must be 1 with lease_s, got {maximum}: acknowledged out "
+                    "of order, uses of a row would be lost at a kill. Pass maximum=1, "
+                    "or leave out lease_s."
+                )
         self._lease_s = lease_s
         self._name = check_name(name)
         self._counts = UseCounts(self._name)
         # Several under one key where a state was loaded that had drawn fewer.
         self._leases: dict[int, list[Lease]] = {}
         self._acknowledged: dict[tuple[int, int], None] = {}
+        self._set_up()
         self._random = StepGenerator(seed)
         self._step = 0
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
-        if epochs_of(checked(inner)) is not None:
-            raise SchemaError(
-                f"the sampler inside a UseCounter must have no epochs, got "
-                f"{type(inner).__name__}. Use a DistinctSampler: each step comes as "
-                "often as it may."
-            )
-        form = form_of(inner)
+        form = form_of(checked(inner))
         if form not in (None, GROUPS):
             raise SchemaError(
                 "the sampler inside a UseCounter must draw single steps or groups, "
@@ -379,14 +467,35 @@ class UseCounter(Wrapper):
                 f"{called_counter(inner)}. Leave out one of the two: the smaller "
                 "maximum holds."
             )
+        if draws_once(inner):
+            # Of an epoch, steps that were used as often as they may would be lost.
+            raise SchemaError(
+                f"the sampler inside a UseCounter must have no epochs, got "
+                f"{type(inner).__name__}. Use a DistinctSampler: each step comes as "
+                "often as it may."
+            )
         super().__init__([inner])
         self.distinct = is_distinct(inner)
         # A failed batch must not draw others in its place: their uses are counted.
         self.draws_once = True
 
+    def _set_up(self) -> None:
+        """Make what no other process has."""
+        # Guards counts and leases: batches are handed out beside draws.
+        self._lock = threading.RLock()
+        self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
+        _counters.add(self)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the leases, which are those of one process."""
-        return self.__dict__ | {"_leases": {}, "_acknowledged": {}}
+        """Leave out leases and reservations, which are those of one process."""
+        state = self.__dict__ | {"_leases": {}, "_acknowledged": {}}
+        del state["_lock"], state["_reserved"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, without leases or reservations."""
+        super().__setstate__(state)
+        self._set_up()
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -401,16 +510,19 @@ class UseCounter(Wrapper):
         return None if self._counts.home is None else self._counts.column.where
 
     @property
+    def counts_name(self) -> str | None:
+        """Of the folder that counts are stored in; None in RAM."""
+        return self._name
+
+    @property
     def lease_s(self) -> float | None:
         """Seconds for which a draw waits to be acknowledged; None without leases."""
         return self._lease_s
 
     def shown(self, view: View) -> View:
         """Return the rows that may be drawn; see `Wrapper.shown`."""
-        self._counts.update(view)
-        env_ids, positions = self._counts.unused(
-            view, self._maximum, self._leased(view)
-        )
+        self._update(view)
+        env_ids, positions = self._counts.unused(view, self._maximum, self._taken(view))
         return ListedStarts(view, env_ids, positions)
 
     def uses(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.int64]:
@@ -421,7 +533,7 @@ class UseCounter(Wrapper):
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``.
         """
-        self._counts.update(view)
+        self._update(view)
         return self._counts.of(env_ids, positions)
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -431,29 +543,15 @@ class UseCounter(Wrapper):
             EmptyError: Every legal start was used as often as it may.
             LockedError: Another process counts uses by this name.
         """
-        before = self.parts[0].state_dict()
-        try:
-            draw, env_ids, positions, uses = self._draw(view, batch_size)
-        except BaseException:
-            # A failed draw does not count.
-            self.parts[0].load_state_dict(before)
-            raise
+        draw = all_or_nothing(self.parts, self._draw, view, batch_size)
         self._step += 1
-        if self._lease_s is None:
-            # Stored before the batch is handed out: a process that dies from here on
-            # loses the batch, and does not use a row too often.
-            self._counts.raise_to(env_ids, positions, uses)
-        else:
-            home, until = view.home, monotonic() + self._lease_s
-            drawn = Uses(env_ids, positions, uses, home.generation, home.cut_epoch)
-            self._leases.setdefault(draw.key, []).append(Lease(drawn, until))
         return draw
 
-    def _draw(self, view: View, batch_size: int) -> tuple[Draw, Ids, Ids, Ids]:
-        """Draw, and say which use of each row it is."""
-        self._counts.update(view)
+    def _draw(self, view: View, batch_size: int) -> Draw:
+        """Draw, and reserve the uses."""
+        home = self._update(view)
         ring = view.home.ring
-        leased = self._leased(view)
+        taken = self._taken(view)
         drawn: list[Draw] = []
         every_env: list[Ids] = []
         every_position: list[Ids] = []
@@ -464,7 +562,7 @@ class UseCounter(Wrapper):
         shown, listed = view, False
         for _ in range(MAX_ROUNDS):
             if listed:
-                env_ids, positions = self._counts.unused(view, self._maximum, leased)
+                env_ids, positions = self._counts.unused(view, self._maximum, taken)
                 if not len(positions):
                     break
                 shown = ListedStarts(view, env_ids, positions)
@@ -475,11 +573,11 @@ class UseCounter(Wrapper):
                     break
                 raise
             # A sampler that reads rows looks at the writer: newer ones may be drawn.
-            self._counts.update(view)
+            home = self._update(view)
             rows = ring.rows(draw.env_ids, draw.positions)
-            if leased is None:
-                leased = np.zeros(ring.num_rows, np.int64)
-            uses = self._counts.of(draw.env_ids, draw.positions) + leased[rows]
+            if taken is None:
+                taken = np.zeros(ring.num_rows, np.int64)
+            uses = self._counts.of(draw.env_ids, draw.positions) + taken[rows]
             uses += _occurrences(rows)
             draw, kept = _within(draw, uses <= self._maximum)
             if listed:
@@ -492,7 +590,7 @@ class UseCounter(Wrapper):
                 listed = True
                 continue
             # Of a distinct sampler, each row is used up for the rest of the batch.
-            np.add.at(leased, rows[kept], self._maximum if self.distinct else 1)
+            np.add.at(taken, rows[kept], self._maximum if self.distinct else 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)
             every_position.append(draw.positions)
@@ -503,40 +601,107 @@ class UseCounter(Wrapper):
                 break
         some = [draw for draw in drawn if len(draw)]
         if not some:
+            way_out = "raise maximum"
+            if self._lease_s is not None:
+                way_out = "wait until leases end"
             raise EmptyError(
                 f"cannot draw {batch_size} steps: each of "
                 f"{int(view.starts.lengths.sum()) - view.num_illegal} legal starts was "
-                f"used {_times(self._maximum)}, or is leased. Add steps, or raise "
-                "maximum."
+                f"used {_times(self._maximum)}, or is leased or in a batch drawn "
+                f"ahead. Add steps, or {way_out}."
             )
         key = self._random.key(self._step)
         draw = replace(some[0], key=key) if len(some) == 1 else joined(some, key)
-        return (
-            draw,
-            np.concatenate(every_env),
-            np.concatenate(every_position),
-            np.concatenate(every_use),
-        )
+        reserved = Uses(
+            np.concatenate(every_env), np.concatenate(every_position),
+            np.concatenate(every_use), home.generation, home.cut_epoch,
+        )  # fmt: skip
+        reservation = Reservation(self, key, reserved, self._counts.opening)
+        self._reserved.add(reservation)
+        hold = current_hold()
+        assert hold is not None
+        hold.append(reservation)
+        return draw
 
-    def _leased(self, view: View) -> NDArray[np.int64] | None:
-        """Uses that are leased now, int64 ``[num_rows]``; None for none."""
-        now = monotonic()
-        for key, leases in list(self._leases.items()):
-            self._leases[key] = [lease for lease in leases if lease.until > now]
-            if not self._leases[key]:
-                del self._leases[key]
-        if not self._leases:
+    def _update(self, view: View) -> BufferIdentity:
+        """Bring the counts up to what the view shows now, and return its buffer."""
+        home, span = view.home, view.span
+        with self._lock:
+            self._counts.update(home, span)
+        return home
+
+    def hand_out(self, key: int, reservation: Reservation) -> Lease | None:
+        """Store reserved uses; with leases, begin one instead.
+
+        Args:
+            key: Of the draw.
+            reservation: They; any thread may hand out.
+
+        Raises:
+            FailedError: The counts were closed since the draw, so that others may have
+                used the rows; or they cannot be stored.
+            FullError: No space is left for them.
+        """
+        with self._lock:
+            counts = self._counts
+            closed = counts.home is None or counts.column.closed
+            if closed or counts.opening != reservation.opening:
+                raise FailedError(
+                    f"the counts of uses {self._name!r} were closed before a batch "
+                    "that they are of was handed out. Draw another batch."
+                )
+            if self._lease_s is None:
+                counts.add(reservation.uses)
+                return None
+            lease = Lease(reservation.uses, monotonic() + self._lease_s)
+            self._leases.setdefault(key, []).append(lease)
+            return lease
+
+    def take_back(self, key: int, uses: Uses, lease: Lease | None) -> None:
+        """Undo `hand_out`, of a batch that was not handed out after all."""
+        with self._lock:
+            if lease is not None:
+                self._end(key, lease)
+            elif self._counts.home is not None and not self._counts.column.closed:
+                # Where it cannot be stored, the uses are lost, and none is made twice.
+                with suppress(FailedError, FullError):
+                    self._counts.add(uses, -1)
+
+    def _end(self, key: int, lease: Lease) -> None:
+        left = [each for each in self._leases.get(key, []) if each is not lease]
+        self._leases[key] = left
+        if not left:
+            del self._leases[key]
+
+    def _taken(self, view: View) -> NDArray[np.int64] | None:
+        """Uses that are reserved or leased, int64 ``[num_rows]``; None for none."""
+        now, opening = monotonic(), self._counts.opening
+        with self._lock:
+            for key, leases in list(self._leases.items()):
+                self._leases[key] = [lease for lease in leases if lease.until > now]
+                if not self._leases[key]:
+                    del self._leases[key]
+            leased = [each.uses for every in self._leases.values() for each in every]
+            reserved = [
+                each.uses
+                for each in list(self._reserved)
+                if each.active and each.opening == opening
+            ]
+        if not leased and not reserved:
             return None
-        ring = view.home.ring
-        leased = np.zeros(ring.num_rows, np.int64)
-        for lease in [each for leases in self._leases.values() for each in leases]:
-            drawn = lease.uses
-            alive = drawn.alive(view)
-            rows = ring.rows(drawn.env_ids[alive], drawn.positions[alive])
-            # An acknowledged use is in the count.
-            pending = drawn.uses[alive] > self._counts.column.values[rows]
-            np.add.at(leased, rows[pending], 1)
-        return leased
+        home, span = view.home, view.span
+        taken = np.zeros(home.ring.num_rows, np.int64)
+        for drawn in reserved + leased:
+            there = drawn.within(home, span)
+            rows = home.ring.rows(drawn.env_ids[there], drawn.positions[there])
+            np.add.at(taken, rows, 1)
+        # An acknowledged use is in the count, and its lease may go on.
+        for drawn in leased:
+            there = drawn.within(home, span)
+            rows = home.ring.rows(drawn.env_ids[there], drawn.positions[there])
+            counted = drawn.uses[there] <= self._counts.column.values[rows]
+            np.subtract.at(taken, rows[counted], 1)
+        return taken
 
     def ticket(self, view: View, draw: Draw) -> Ticket:
         """Return what acknowledges a draw after a restart; see `ReplayBuffer.ticket`.
@@ -599,8 +764,14 @@ class UseCounter(Wrapper):
             StaleError: The draw is not leased any more, or was never.
             FormatError: It is no ticket of this buffer.
         """
-        self._counts.update(view)
-        stored = 0
+        self._update(view)
+        with self._lock:
+            stored = self._acknowledge(view, what)
+        if sync:
+            self._counts.column.sync()
+        return stored
+
+    def _acknowledge(self, view: View, what: Draw | Ticket) -> int:
         if isinstance(what, Draw):
             lease, key = self._lease_of(what), what.key
             steps = hash((what.env_ids.tobytes(), what.positions.tobytes()))
@@ -609,28 +780,22 @@ class UseCounter(Wrapper):
                 self._acknowledged[key, steps] = None
                 while len(self._acknowledged) > MAX_ACKNOWLEDGED:
                     del self._acknowledged[next(iter(self._acknowledged))]
-                self._leases[key] = [
-                    each for each in self._leases[key] if each is not lease
-                ]
-                if not self._leases[key]:
-                    del self._leases[key]
-            elif self._lease_s is not None and (key, steps) not in self._acknowledged:
+                self._end(key, lease)
+                return stored
+            if self._lease_s is not None and (key, steps) not in self._acknowledged:
                 self._refuse_another("acknowledge", what)
                 raise StaleError(
                     "acknowledge: the batch has no lease, as it ended or another "
                     "sampler drew it. Give a longer lease_s, or pass its ticket."
                 )
-        else:
-            stored = self._store(view, _checked_ticket(view, what))
-        if sync:
-            self._counts.column.sync()
-        return stored
+            return 0
+        return self._store(view, _checked_ticket(view, what))
 
     def _store(self, view: View, uses: Uses) -> int:
         # Rows that were overwritten or cut since have no count to raise.
-        alive = uses.alive(view)
+        there = uses.within(view.home, view.span)
         return self._counts.raise_to(
-            uses.env_ids[alive], uses.positions[alive], uses.uses[alive]
+            uses.env_ids[there], uses.positions[there], uses.uses[there]
         )
 
     def state_dict(self, priorities: bool = False) -> State:
@@ -658,8 +823,21 @@ class UseCounter(Wrapper):
 
     def close(self) -> None:
         """Make the counts durable, and let other processes have them."""
-        self._counts.close()
+        with self._lock:
+            self._counts.close()
         super().close()
+
+
+_counters: weakref.WeakSet[UseCounter] = weakref.WeakSet()
+
+
+def _set_up_in_child() -> None:
+    # Another thread of the parent may have held a lock, and batches are the parent's.
+    for counter in list(_counters):
+        counter._set_up()
+
+
+os.register_at_fork(after_in_child=_set_up_in_child)
 
 
 def counters_in(sampler: Sampler) -> list[UseCounter]:

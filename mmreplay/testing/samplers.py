@@ -12,12 +12,12 @@ import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +47,15 @@ from mmreplay.samplers.base import (
     keeps_priorities,
 )
 from mmreplay.samplers.combine import MixtureSampler, state_of
+from mmreplay.samplers.holding import Hold
 from mmreplay.samplers.recent import ignore_earliest
 from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.uses import counters_in
 from mmreplay.schema import Field, Schema
 from mmreplay.splitting import split
 from mmreplay.testing.disks import QuickDisk, using
 from mmreplay.testing.rules import ContractError, by_name, run_rules
+from mmreplay.transforms.apply import Apply
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep
 from mmreplay.transforms.stack import FrameStack
@@ -742,6 +745,140 @@ def gathers_what_it_drew(case: SamplerCase) -> None:
             )
 
 
+class FailingView:
+    """A view of which one access fails, and the others do not.
+
+    Attributes:
+        left: Accesses until then; None for no failure.
+    """
+
+    def __init__(self, view: View) -> None:
+        """Show a view, as it is for now."""
+        self._view, self.left = view, cast(int | None, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise ViewFailedError
+        return getattr(self._view, name)
+
+
+class ViewFailedError(Exception):
+    """Raised by a `FailingView` alone."""
+
+
+MAX_ACCESSES = 60
+"""Accesses to a view, each of which fails in one draw."""
+
+
+def failed_draws_leave_all_as_before(case: SamplerCase) -> None:
+    """After a draw that raised, state, priorities, uses and the next draw are the same.
+
+    The uses are those of a draw that `ReplayBuffer.sample` makes, whatever is around
+    the sampler that counts them.
+    """
+    with case.buffer() as buffer, case.buffer() as other:
+        view, twin_view = FailingView(buffer.view), FailingView(other.view)
+        sampler, twin = case.sampler(5), case.sampler(5)
+        for access in range(MAX_ACCESSES):
+            before = kept(sampler, buffer.view)
+            view.left, hold = access, Hold()
+            draw = None
+            try:
+                draw = hold.call(case.draw, sampler, cast(View, view), 6)
+            except ViewFailedError:
+                hold.release()
+                check_kept(sampler, before, kept(sampler, buffer.view))
+                draw = hold.call(case.draw, sampler, cast(View, view), 6)
+            failed, view.left = view.left is None, None
+            hold.store()
+            wanted = drawn(case.draw(twin, cast(View, twin_view), 6))
+            if drawn(draw) != wanted:
+                raise ContractError(
+                    f"after a draw that raised it drew {first_steps(drawn(draw))}, and "
+                    f"without that {first_steps(wanted)}. Change what a draw depends "
+                    "on after the last error, and put parts back by all_or_nothing of "
+                    "mmreplay.samplers.holding"
+                )
+            if not failed:
+                return
+
+
+def failed_batches_leave_all_as_before(case: SamplerCase) -> None:
+    """After a `sample` whose transform raised, all is as before, and so is the next."""
+    raises = False
+
+    def transform(fields: dict[str, Any]) -> dict[str, Any]:
+        if raises:
+            raise ViewFailedError
+        return fields
+
+    paths = [case.folder / name for name in ("failing", "twin")]
+    for path in paths:
+        make_buffer(path, *KINDS["many environments"]).close()
+    sampler, twin = case.sampler(6), case.sampler(6)
+    around = [Apply(transform)]
+    with (
+        ReplayBuffer.open(paths[0], sampler=sampler, transforms=around) as buffer,
+        ReplayBuffer.open(paths[1], sampler=twin) as other,
+    ):
+        for _ in range(4):
+            before, raises = kept(sampler, buffer.view), True
+            with suppress(ViewFailedError, EmptyError):
+                buffer.sample(5)
+            raises = False
+            check_kept(sampler, before, kept(sampler, buffer.view))
+            found: list[object] = []
+            for each in (buffer, other):
+                try:
+                    batch = each.sample(5)
+                except EmptyError:
+                    found.append(None)
+                    continue
+                found.append((pairs(batch.env_ids, batch.positions), batch.key))
+            if found[0] != found[1]:
+                raise ContractError(
+                    "after a sample whose transform raised it drew "
+                    f"{first_steps(found[0])}, and without that "
+                    f"{first_steps(found[1])}. Put all that a draw depends on into "
+                    "the state"
+                )
+
+
+def kept(sampler: Sampler, view: View) -> dict[str, Any]:
+    """What a draw that raises leaves as it is, of a sampler and its parts."""
+    span = view.span
+    lengths = span.lengths
+    env_ids = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.arange(len(env_ids)) + np.repeat(
+        span.first - np.cumsum(lengths) + lengths, lengths
+    )
+    return {
+        "state": deepcopy(sampler.state_dict()),
+        "epoch": ask(sampler, "epoch"),
+        "priorities": deepcopy(state_of(sampler, priorities=True)),
+        "uses": [
+            counter.uses(view, env_ids, positions) for counter in counters_in(sampler)
+        ],
+    }
+
+
+def check_kept(sampler: Sampler, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse a sampler that changed in a draw that raised."""
+    for name, value in before.items():
+        # Rows that it had not seen may have entered.
+        entered = name == "priorities" and "priorities" not in value
+        if not entered and not equal(value, after[name]):
+            raise ContractError(
+                f"its {name} was {value!r:.80} before a draw that raised, and "
+                f"{after[name]!r:.80} after it. Change what a draw depends on after "
+                "the last error, and put parts back by all_or_nothing of "
+                "mmreplay.samplers.holding"
+            )
+
+
 def goes_through_epochs(case: SamplerCase) -> None:
     """With an `epoch`, `num_batches` draws end it and `more` says so."""
     sampler = epochs_of(case.sampler())
@@ -878,6 +1015,8 @@ RULES = by_name(
     follows_a_resize,
     draws_from_restricted_views,
     gathers_what_it_drew,
+    failed_draws_leave_all_as_before,
+    failed_batches_leave_all_as_before,
     goes_through_epochs,
     updates_priorities,
 )

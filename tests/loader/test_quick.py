@@ -35,7 +35,7 @@ def made(monkeypatch):
 
     def counting(self):
         found = make(self)
-        if found is not prefetch.NOTHING:
+        if found is not None:
             counted.append(threading.current_thread().name)
         return found
 

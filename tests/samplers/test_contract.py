@@ -56,7 +56,7 @@ SAMPLERS = {
         60_000, mr.UniformSampler(seed), name=None, seed=seed
     ),
     "leases of groups": lambda seed: mr.UseCounter(
-        60_000, mr.GroupSampler("pair", seed=seed), lease_s=1e6, name=None, seed=seed
+        1, mr.GroupSampler("pair", seed=seed), lease_s=1e-9, name=None, seed=seed
     ),
 }
 OPTIONS = {

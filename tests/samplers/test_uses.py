@@ -33,6 +33,7 @@ from mmreplay.samplers.uses import _occurrences
 from mmreplay.testing.disks import using
 from tests.contracts.sampler import ListedView
 
+UNIFORM = mr.UniformSampler(seed=0)
 FIELDS = {
     "uid": mr.Field((), "int32"),
     "observation": mr.Field((), "int8"),
@@ -148,16 +149,16 @@ def test_each_set_of_steps_that_may_be_drawn_is_as_likely(inner, used):
 
 
 @pytest.mark.parametrize("inner", DISTINCT)
-@pytest.mark.parametrize("lease_s", [None, 1000])
-def test_no_step_comes_twice_in_a_batch_of_a_distinct_sampler(inner, lease_s):
+@pytest.mark.parametrize(("maximum", "lease_s"), [(2, None), (1, 1000)])
+def test_no_step_comes_twice_in_a_batch_of_a_distinct_sampler(inner, maximum, lease_s):
     for seed in range(20):
         sampler = mr.UseCounter(
-            2, DISTINCT[inner](), lease_s=lease_s, name=None, seed=seed
+            maximum, DISTINCT[inner](), lease_s=lease_s, name=None, seed=seed
         )
         counts = Counter()
         with ring(None, 8, sampler=sampler) as buffer:
             legal = {(0, position) for position in range(inner != "distinct", 8)}
-            while left := {step for step in legal if counts[step] < 2}:
+            while left := {step for step in legal if counts[step] < maximum}:
                 batch = buffer.sample(5)
                 drawn = steps_in(batch)
                 assert len(set(drawn)) == len(drawn) == min(5, len(left))
@@ -316,7 +317,9 @@ def test_a_lease_ends_after_its_time(monkeypatch):
     with ring(None, 6, sampler=sampler) as buffer:
         first, second = buffer.sample(3), buffer.sample(9)
         assert sorted(steps_in(first) + steps_in(second)) == [(0, p) for p in range(6)]
-        with pytest.raises(EmptyError, match=r"used once, or is leased\. Add steps"):
+        with pytest.raises(
+            EmptyError, match=r"once, or is leased or in a .*, or wait u"
+        ):
             buffer.sample(1)
         assert buffer.acknowledge(first) == 3
         assert buffer.acknowledge(first) == 0
@@ -356,15 +359,15 @@ def test_a_batch_without_leases_was_counted_when_it_was_drawn():
         assert buffer.acknowledge(buffer.sample(2)) == 0
 
 
-def test_an_acknowledgement_is_the_number_of_the_use():
-    sampler = mr.UseCounter(3, mr.DistinctSampler(seed=0), lease_s=1000, name=None)
+def test_a_ticket_is_the_number_of_the_use():
+    sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=1000, name=None)
     with ring(None, 2, sampler=sampler) as buffer:
-        batches = [buffer.sample(2) for _ in range(3)]
-        tickets = [buffer.ticket(batch) for batch in batches]
-        assert [ticket["uses"] for ticket in tickets] == [[1, 1], [2, 2], [3, 3]]
-        # In any order, any number of times, the highest counts.
-        for number, count in ((1, 2), (0, 2), (1, 2), (2, 3), (0, 3)):
-            buffer.acknowledge(tickets[number])
+        ticket = buffer.ticket(buffer.sample(2))
+        assert ticket["uses"] == [1, 1]
+        # In any order, any number of times, the highest counts; of a counter that was
+        # made with a higher maximum, too.
+        for number, count in ((2, 2), (1, 2), (2, 2), (3, 3), (1, 3)):
+            buffer.acknowledge(ticket | {"uses": [number, number]})
             stored = sampler.uses(buffer.view, np.zeros(2, int), np.arange(2))
             assert stored.tolist() == [count, count]
 
@@ -829,6 +832,22 @@ def test_copies_that_leave_counts_out_say_so(tmp_path, capsys):
             "inside a UseCounter must have no epochs, got ShuffledSampler. Use a Dist",
         ),
         (
+            (1, mr.MixtureSampler([(mr.ShuffledSampler(), 1), (UNIFORM, 1)])),
+            {},
+            "inside a UseCounter must have no epochs, got MixtureSampler. Use a Distin",
+        ),
+        (
+            (1, mr.RecentSampler(3, 0.5, mr.ShuffledSampler())),
+            {},
+            "inside a UseCounter must have no epochs, got RecentSampler. Use a Distin",
+        ),
+        (
+            (2,),
+            {"lease_s": 60},
+            "maximum must be 1 with lease_s, got 2: acknowledged out of order, uses of "
+            "a row would be lost at a kill. Pass maximum=1, or leave out lease_s",
+        ),
+        (
             (1, mr.SequenceSampler(2)),
             {},
             "must draw single steps or groups, got the SequenceSampler, of windows",
@@ -925,8 +944,8 @@ def test_draws_continue_exactly_from_a_state():
     ):
         with pytest.raises(FormatError, match=message):
             again.load_state_dict(state | change)
-    assert repr(mr.UseCounter(2, lease_s=9.0, seed=1)) == (
-        "UseCounter(maximum=2, sampler=UniformSampler(seed=1), lease_s=9.0, seed=1)"
+    assert repr(mr.UseCounter(1, lease_s=9.0, seed=1)) == (
+        "UseCounter(maximum=1, sampler=UniformSampler(seed=1), lease_s=9.0, seed=1)"
     )
 
 
@@ -1061,7 +1080,7 @@ def test_a_lease_goes_around_recent_and_mixed_draws():
         mr.RecentSampler(5, 0.5, seed=0),
         mr.MixtureSampler([(mr.DistinctSampler(seed=0), 1)], seed=0),
     ):
-        counter = mr.UseCounter(9, inner, lease_s=60, name=None, seed=0)
+        counter = mr.UseCounter(1, inner, lease_s=60, name=None, seed=0)
         buffer = ring(None, 20, sampler=counter)
         batch = buffer.sample(4)
         assert buffer.acknowledge(batch) == len(set(steps_in(batch)))
