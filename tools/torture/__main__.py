@@ -19,6 +19,7 @@ from tools.torture import (
     peers,
     powerloss,
     soak,
+    uses,
 )
 from tools.torture.powerloss import Report
 from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED, SHARDED_HEAPS
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
             formats = (*forged.FORMATS, *HEAPS)
             harm.add_argument("--format", choices=formats, default=None)
     attack("actors", "eight writers and a learner", "kills", 1000)
+    attack("uses", "learners that count uses", "kills", 300)
     lasting = attack("soak", "five processes for long", "rows", 100_000_000)
     lasting.add_argument("--seconds", type=float, default=1800.0, help="at least")
     loaders = attack("loading", "loaders, whatever happens to them", "count", 100)
@@ -147,6 +149,7 @@ ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "mutate": _mutate,
     "thin": _thin,
     "actors": lambda description: actors.attack(description.kills, description.seed),
+    "uses": lambda description: uses.attack(description.kills, description.seed),
     "soak": lambda description: soak.attack(
         soak.Size(description.rows, description.seconds), description.seed, verbose=True
     ),
