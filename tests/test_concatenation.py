@@ -290,6 +290,11 @@ def test_a_buffer_with_a_share_and_no_steps_is_named_and_no_draw_counts():
 
 def test_batches_that_do_not_fit_together_are_refused():
     windows = mr.SequenceSampler(2, mr.UniformSampler(0))
+    with pytest.raises(SchemaError, match=r"samplers must all draw the same, got \['s"):
+        mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
+    # Of a sampler that does not say what it draws.
+    windows.form = None
+    windows.__class__ = type("Windows", (mr.SequenceSampler,), {})
     both = mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
     with pytest.raises(
         SchemaError, match=r"concat: fields are \{'action': 'int32\[2\]', 'is_first':"
@@ -298,8 +303,11 @@ def test_batches_that_do_not_fit_together_are_refused():
 
 
 def test_a_failed_batch_counts_for_no_buffer():
-    windows = mr.SequenceSampler(2, mr.UniformSampler(0))
-    both = mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
+    def twice(fields):
+        return {path: np.stack([a, a], 1) for path, a in fields.items()}
+
+    other = made(None, 9, transforms=[mr.Apply(twice)])
+    both = mr.concat([made(None, 9), other], [1, 1])
     before = both.state_dict()
     with pytest.raises(SchemaError, match=r"concat: fields are \{'action':"):
         both.sample(4)

@@ -446,7 +446,7 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
         SchemaError: One is no sampler, or they cannot.
     """
     own = [checked(sampler) for sampler in samplers]
-    forms = [known_form(sampler) for sampler in own]
+    forms = [form_of(sampler) for sampler in own]
     if GROUPS in forms and len(own) > 1:
         raise SchemaError(
             f"samplers that share a batch must not draw groups, got {forms}. Use the "

@@ -658,7 +658,13 @@ class UseCounter(Wrapper):
             return lease
 
     def take_back(self, key: int, uses: Uses, lease: Lease | None) -> None:
-        """Undo `hand_out`, of a batch that was not handed out after all."""
+        """Undo `hand_out`, of a batch that was not handed out after all.
+
+        Args:
+            key: Of the draw.
+            uses: They.
+            lease: What `hand_out` returned.
+        """
         with self._lock:
             if lease is not None:
                 self._end(key, lease)

@@ -20,6 +20,7 @@ from mmreplay.samplers import uses
 from mmreplay.samplers.base import Draw
 from mmreplay.samplers.holding import Hold, all_or_nothing
 from mmreplay.samplers.priority_file import PriorityColumn, PriorityFile
+from mmreplay.testing import SAMPLER_RULES, check_sampler
 from mmreplay.testing.samplers import FailingView, ViewFailedError
 
 FIELDS = {
@@ -182,6 +183,45 @@ def test_a_draw_that_fails_at_any_look_at_the_view_leaves_the_next_as_it_was(
             break
         assert failures > 3
         assert draw.positions.tolist() == twin.draw(other.view, 2).positions.tolist()
+
+
+def once(inner, seed):
+    return mr.UseCounter(1, inner, name=None, seed=seed)
+
+
+WRAPPERS = {
+    "mixture": lambda seed: mr.MixtureSampler(
+        [(once(mr.UniformSampler(seed), seed), 1), (mr.ShuffledSampler(seed), 1)],
+        seed=seed,
+    ),
+    "recent": lambda seed: mr.RecentSampler(
+        2, 0.5, once(mr.UniformSampler(seed), seed), seed=seed
+    ),
+    "windows": lambda seed: mr.SequenceSampler(2, once(mr.UniformSampler(seed), seed)),
+    "episodes": lambda seed: mr.EpisodeSampler(once(mr.UniformSampler(seed), seed)),
+    "a part": lambda seed: mr.ignore_earliest(2, once(mr.UniformSampler(seed), seed)),
+    "recent versions": lambda seed: once(
+        mr.StalenessSampler("pair", 9, seed=seed), seed
+    ),
+    "groups": lambda seed: once(mr.GroupSampler("pair", seed=seed), seed),
+    "priorities": lambda seed: once(mr.PrioritizedSampler(seed=seed, name=None), seed),
+    "windows in a mixture": lambda seed: mr.MixtureSampler(
+        [
+            (mr.SequenceSampler(2, once(mr.UniformSampler(seed), seed)), 1),
+            (mr.SequenceSampler(2, mr.UniformSampler(seed)), 1),
+        ],
+        seed=seed,
+    ),
+    "a user's": lambda seed: TwoInTurn(once(mr.UniformSampler(seed), seed)),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in SAMPLER_RULES if rule.startswith("failed_")]
+)
+def test_wrappers_of_a_counter_keep_the_law_of_draws_that_fail(kind, rule, tmp_path):
+    check_sampler(WRAPPERS[kind], tmp_path, rules=[rule])
 
 
 def raising(fields):
@@ -593,13 +633,6 @@ def test_counters_of_one_name_are_refused_in_one_mixture():
     one = mr.UseCounter(1)
     mr.MixtureSampler([(one, 1), (one, 2), (mr.UseCounter(1, name="other"), 1)])
     mr.MixtureSampler([(counter(), 1), (counter(), 1)])
-
-
-def test_a_mixture_of_steps_and_windows_is_refused_at_once():
-    with pytest.raises(
-        SchemaError, match=r"must draw the same form, got \['windows of 3 steps', 'sin"
-    ):
-        mr.MixtureSampler([(mr.SequenceSampler(3), 1), (mr.UniformSampler(0), 1)])
 
 
 def test_what_is_drawn_within_another_draw_is_stored_with_it():

@@ -314,6 +314,38 @@ class Endless(mr.ShuffledSampler):
         return super().num_batches(view, batch_size) + 1
 
 
+class Hasty(Plain):
+    def draw(self, view, batch_size):
+        self.step += 1
+        return super().draw(view, batch_size)
+
+
+class Half(mr.MixtureSampler):
+    def __init__(self, seed=0):
+        parts = [(mr.UniformSampler(seed), 1), (mr.UniformSampler(seed + 1), 1)]
+        super().__init__(parts, seed=seed)
+
+    def draw(self, view, batch_size):
+        draws = [part.draw(view, batch_size) for part in self.parts]
+        self._step += 1
+        return draws[0]
+
+    def state_dict(self, priorities=False):
+        return super().state_dict() | {"parts": [], "own": self._step}
+
+
+class Secret(Plain):
+    """Draws by a number that is not in its state."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.turn = 0
+
+    def generator(self):
+        self.turn += 1
+        return np.random.default_rng((self.seed, self.turn))
+
+
 class Silent(mr.PrioritizedSampler):
     def update_priorities(self, view, env_ids, positions, values, mask=None):
         super().update_priorities(view, env_ids, positions, values, mask)
@@ -359,6 +391,7 @@ def prioritized(kind):
 
 ARRAYS, LEGAL = "draws_the_promised_arrays", "draws_legal_starts"
 PRIORITIES = "updates_priorities"
+FAILED = "failed_draws_leave_all_as_before"
 BROKEN = [
     (NoStates, ARRAYS, "sampler must have draw, state_dict"),
     (Pairs, ARRAYS, "draw returned tuple. Return a mmreplay.samplers.base.Draw"),
@@ -403,6 +436,13 @@ BROKEN = [
     (Resized, "follows_a_resize", "of a buffer resized to"),
     (Any, "draws_from_restricted_views", "steps are no legal start of .* within <Part"),
     (Shared, "gathers_what_it_drew", "a batch says that its steps are"),
+    (Hasty, FAILED, "its state was .*'step': 0.* before a draw that raised, and .*1"),
+    (Half, FAILED, "after a draw that raised it drew"),
+    (
+        Secret,
+        "failed_batches_leave_all_as_before",
+        "after a sample whose transform raised it drew .* into the state",
+    ),
     (Endless, "goes_through_epochs", "epoch 0 had .* batches, num_batches returned"),
     (prioritized(Silent), PRIORITIES, "returned 0 where .* steps were overwritten"),
     (prioritized(Tolerant), PRIORITIES, "negative priorities were accepted"),
