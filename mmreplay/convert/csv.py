@@ -68,7 +68,7 @@ from mmreplay.convert.description import (
     Description,
 )
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.undescribed import TableReader
+from mmreplay.convert.undescribed import TableReader, in_place
 from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -422,9 +422,7 @@ def lost_nans(column: NDArray[np.generic]) -> int:
     return int((bits != NAN_BITS[column.dtype.name]).sum())
 
 
-def open_plain(
-    path: Path, dtypes: Mapping[str, str], allow_expansion: bool
-) -> TableReader:
+def open_plain(path: Path, dtypes: Mapping[str, str], allow_expansion: bool) -> Reader:
     """Open a table, after one pass that finds its columns.
 
     Args:
@@ -504,7 +502,7 @@ def open_plain(
                     within = slice(first, first + rows)
                     yield {name: found[name][within] for name in names}
 
-    return TableReader(path, kinds, survey.rows, batches, notes, varying)
+    return in_place(TableReader(path, kinds, survey.rows, batches, notes, varying))
 
 
 def _is_number(name: str) -> bool:

@@ -42,7 +42,7 @@ from mmreplay.convert.array_file import (
 from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.undescribed import PlainReader, in_place
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
@@ -94,7 +94,7 @@ def open_reader(
         notes = Notes()
         columns, member = read_columns(file, notes, allow_expansion)
         if member is None:
-            return PlainReader(file, columns, notes)
+            return in_place(PlainReader(file, columns, notes))
         return ArrayReader(file, columns, _description(file, member), notes)
     except BaseException:
         file.close()

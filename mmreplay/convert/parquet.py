@@ -58,7 +58,7 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import TableReader
+from mmreplay.convert.undescribed import TableReader, in_place
 from mmreplay.convert.values import (
     VALUES_NBYTES,
     check_values,
@@ -228,7 +228,8 @@ class ParquetReader(Reader):
             raise CorruptError(
                 f"{path} holds {rows} rows, but its description says "
                 f"{description.rows}. Restore the missing file, or remove the added "
-                "file."
+                "file; if rows were filtered, write them without the metadata "
+                f"{KEY!r} and {SUMS!r}."
             )
         refuse_wide(description.row_nbytes, path)
         refuse_expansion(path, rows * description.row_nbytes, stored, allowed)
@@ -356,7 +357,7 @@ def _compare(file: ParquetFile, sums: Mapping[str, str]) -> None:
             )
 
 
-def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableReader:
+def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
     """Open files without a description as one table, one after the other.
 
     Args:
@@ -368,15 +369,19 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         FormatError: Columns differ between files, or take too much memory.
     """
     notes = Notes()
-    with closing(ParquetFile(paths[0])) as file:
-        names, kinds = _find(file)
-        schema = file.schema
+    for each in paths:
+        with closing(ParquetFile(each)) as file:
+            names, kinds = _find(file)
+            schema, first = file.schema, each
+            if file.rows:
+                # Of lists, only rows tell the length.
+                break
     rows = stored = 0
     candidates = [name for name in names if may_vary(schema.field(name).type)]
     expanding: dict[str, str] = {}
     for each in paths:
         with closing(ParquetFile(each)) as file:
-            _check_alike(file, schema, paths[0])
+            _check_alike(file, schema, first)
             for name in names:
                 file.refuse_long(name)
             rows, stored = rows + file.rows, stored + file.nbytes
@@ -413,7 +418,7 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
         done = 0
         for path in paths:
             with closing(ParquetFile(path)) as file:
-                _check_alike(file, schema, paths[0])
+                _check_alike(file, schema, first)
                 long = [name for name in names if name in varying]
                 for batch in file.split_batches(rows, names, long):
                     values = {
@@ -425,7 +430,7 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableRea
                     yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
 
-    return TableReader(path, kinds, rows, batches, notes, varying)
+    return in_place(TableReader(path, kinds, rows, batches, notes, varying))
 
 
 def _values_of(

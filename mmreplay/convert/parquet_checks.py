@@ -158,7 +158,11 @@ def check(file: File) -> Footer:
         unpacked = 0
         for column in group.get(COLUMNS, []):
             chunk = column[META]
-            pages = _check_pages(file, chunk, end)
+            if not group[GROUP_ROWS] and not chunk[NUM_VALUES]:
+                # A table without rows: writers name no place, and nothing is read.
+                pages = Pages(0, 0, dictionary=False, repeats=False)
+            else:
+                pages = _check_pages(file, chunk, end)
             unpacked += pages.largest
             path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
             leaf = leaves.setdefault(path, Leaf())

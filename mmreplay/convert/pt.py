@@ -40,7 +40,7 @@ from mmreplay.convert.base import (
     doubt_sums,
 )
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
-from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.undescribed import PlainReader, in_place
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -168,7 +168,7 @@ def read_columns(
 def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader:
     described = columns.pop(KEY, None)
     if described is None:
-        return PlainReader(file, columns, notes)
+        return in_place(PlainReader(file, columns, notes))
     dtype, shape = described.dtype, described.shape
     nbytes = shape[0] if len(shape) == 1 else MAX_NBYTES + 1
     if dtype != "uint8" or nbytes > MAX_NBYTES:

@@ -127,6 +127,59 @@ def _is_range(row: object) -> bool:
     return bool(0 <= env_id < MAX_NUM_ENVS and 0 <= first < stop <= MAX_POSITION)
 
 
+def select_ranges(reader: Reader, ranges: RowRanges) -> RangesReader:
+    """Read the rows of ranges that a user selected, as far as a source has them.
+
+    Final rows whose step is not selected are left out.
+
+    Args:
+        reader: Of the source, which is closed with the result.
+        ranges: The selection.
+
+    Raises:
+        SchemaError: The source has none of the rows.
+    """
+    notes, description = reader.report, reader.describe()
+    other = ""
+    if ranges.uuid and description.uuid and ranges.uuid != description.uuid:
+        other = (
+            f"the selection is of the buffer {ranges.uuid}, and the source is "
+            f"{description.uuid}"
+        )
+        notes.doubt(f"{other}: positions may name other rows")
+    here = ranges.clip(Span(description.first, description.stop))
+    if not here.rows and other:
+        raise SchemaError(
+            f"{other}, which has none of its rows. Pass the buffer that the "
+            "selection was saved from."
+        )
+    if not here.rows:
+        raise SchemaError(
+            f"select names {ranges.rows:,} rows, but the source has none of them. "
+            + _way_out(ranges, description.stop)
+        )
+    lost = ranges.rows - here.rows
+    if lost:
+        notes.note(
+            f"{lost:,} of {ranges.rows:,} selected rows are not in the source any "
+            "more, or not yet, and were left out"
+        )
+    first, stop = description.first.copy(), description.first.copy()
+    for env_id in np.unique(here.env_ids).tolist():
+        mine = here.env_ids == env_id
+        first[env_id], stop[env_id] = here.first[mine][0], here.stop[mine][-1]
+    reader.narrow(Span(first, stop))
+    orphans = np.zeros(len(here.env_ids), bool)
+    for block in reader.marks():
+        which = _range_of(here, block.env_ids, block.positions)
+        begins = (which >= 0) & (block.positions == here.first[which])
+        orphans[which[begins & ((block.flags & FINAL) != 0)]] = True
+    first = here.first + orphans
+    some = first < here.stop
+    steps = RowRanges(here.env_ids[some], first[some], here.stop[some])
+    return RangesReader(reader, steps)
+
+
 class RangesReader(Reader):
     """Reads ranges of another reader's rows, one after the other without gaps.
 
@@ -138,42 +191,13 @@ class RangesReader(Reader):
     def __init__(self, reader: Reader, ranges: RowRanges) -> None:
         """Wrap a reader, which is closed with this one.
 
-        Raises:
-            SchemaError: The source has none of the rows.
+        Args:
+            reader: The source. It may lack rows between the ranges.
+            ranges: Rows that it has. After a gap none begins with a final row.
         """
         self.report = reader.report
-        self._reader = reader
+        self._reader, self._ranges = reader, ranges
         description = reader.describe()
-        other = ""
-        if ranges.uuid and description.uuid and ranges.uuid != description.uuid:
-            other = (
-                f"the selection is of the buffer {ranges.uuid}, and the source is "
-                f"{description.uuid}"
-            )
-            self.report.doubt(f"{other}: positions may name other rows")
-        here = ranges.clip(Span(description.first, description.stop))
-        if not here.rows and other:
-            raise SchemaError(
-                f"{other}, which has none of its rows. Pass the buffer that the "
-                "selection was saved from."
-            )
-        if not here.rows:
-            raise SchemaError(
-                f"select names {ranges.rows:,} rows, but the source has none of them. "
-                + _way_out(ranges, description.stop)
-            )
-        lost = ranges.rows - here.rows
-        if lost:
-            self.report.note(
-                f"{lost:,} of {ranges.rows:,} selected rows are not in the source any "
-                "more, or not yet, and were left out"
-            )
-        first, stop = description.first.copy(), description.first.copy()
-        for env_id in np.unique(here.env_ids).tolist():
-            mine = here.env_ids == env_id
-            first[env_id], stop[env_id] = here.first[mine][0], here.stop[mine][-1]
-        reader.narrow(Span(first, stop))
-        self._ranges = self._without_orphans(here)
         self._truncated = description.schema.role("truncated") or ""
         self._final_follows = description.autoreset == "next_step"
         self._paths = description.schema.paths
@@ -181,31 +205,19 @@ class RangesReader(Reader):
             self._paths = (*self._paths, PRIORITY)
         self._lay_out(description)
 
-    def _without_orphans(self, ranges: RowRanges) -> RowRanges:
-        """Leave out final rows whose step is not selected."""
-        orphans = np.zeros(len(ranges.env_ids), bool)
-        for block in self._reader.marks():
-            which = _range_of(ranges, block.env_ids, block.positions)
-            begins = (which >= 0) & (block.positions == ranges.first[which])
-            orphans[which[begins & ((block.flags & FINAL) != 0)]] = True
-        first = ranges.first + orphans
-        some = first < ranges.stop
-        return RowRanges(ranges.env_ids[some], first[some], ranges.stop[some])
-
     def _lay_out(self, description: Description) -> None:
         """Choose the position of each range: one after the other."""
         ranges = self._ranges
         lengths = ranges.stop - ranges.first
+        self._gap = np.diff(ranges.env_ids, prepend=-1) == 0
+        oldest = np.flatnonzero(~self._gap)
+        before = np.cumsum(lengths) - lengths
+        counts = np.diff(oldest, append=len(lengths))
+        self._base = before + np.repeat(ranges.first[oldest] - before[oldest], counts)
         new_first, new_stop = description.first.copy(), description.first.copy()
-        self._base = np.zeros(len(lengths), np.int64)
-        for number, env_id in enumerate(ranges.env_ids.tolist()):
-            begins = number == 0 or ranges.env_ids[number - 1] != env_id
-            if begins:
-                new_first[env_id] = new_stop[env_id] = ranges.first[number]
-            self._base[number] = new_stop[env_id]
-            new_stop[env_id] += lengths[number]
-        self._gap = np.zeros(len(lengths), bool)
-        self._gap[1:] = ranges.env_ids[1:] == ranges.env_ids[:-1]
+        env_ids, newest = ranges.env_ids[oldest], oldest + counts - 1
+        new_first[env_ids] = ranges.first[oldest]
+        new_stop[env_ids] = self._base[newest] + lengths[newest]
         self._description = replace(description, first=new_first, stop=new_stop)
 
     def describe(self) -> Description:
@@ -237,7 +249,7 @@ class RangesReader(Reader):
             rows, which = block.select(which >= 0), which[which >= 0]
             positions = self._base[which] + rows.positions - ranges.first[which]
             flags = self._flags(rows, which, last)
-            columns = {path: rows.columns[path] for path in paths}
+            columns = {p: rows.columns[p] for p in paths if p in rows.columns}
             yield Block(columns, rows.env_ids, positions, flags)
 
     def _flags(
@@ -258,20 +270,24 @@ class RangesReader(Reader):
             cut &= (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
             flags[cut] |= TRUNCATED
         begins = self._gap[which] & (rows.positions == ranges.first[which])
-        for row in np.flatnonzero(begins).tolist():
-            before = rows.env_ids[:row] == rows.env_ids[row]
-            earlier = np.flatnonzero(before)
-            ended = flags[earlier[-1]] if len(earlier) else last[rows.env_ids[row]]
-            flags[row] &= ~np.uint8(CUT)
-            plain = (flags[row] & (START | BREAK)) == START
-            over = bool(ended & FINAL) or (
-                bool(ended & END) and not self._final_follows
-            )
-            if not (plain and over):
-                flags[row] |= START | BREAK
+        if begins.any():
+            before = last[rows.env_ids]
+            order = np.argsort(rows.env_ids, kind="stable")
+            follows = np.diff(rows.env_ids[order]) == 0
+            before[order[1:][follows]] = flags[order[:-1][follows]]
+            over = (before & FINAL) != 0
+            if not self._final_follows:
+                over |= (before & END) != 0
+            flags[begins] &= ~np.uint8(CUT)
+            plain = (flags & (START | BREAK)) == START
+            flags[begins & ~(plain & over)] |= START | BREAK
         # Of each environment the last row of the block counts.
         last[rows.env_ids] = flags
         return flags
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`."""
+        self._reader.only(paths)
 
     def close(self) -> None:
         """See `Reader.close`."""

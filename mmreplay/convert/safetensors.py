@@ -52,7 +52,7 @@ from mmreplay.convert.base import (
 )
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.undescribed import PlainReader, in_place
 from mmreplay.convert.values import Shard
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
@@ -197,7 +197,7 @@ def _reader(file: File) -> Reader:
     if KEY not in metadata:
         if sums_of(file, metadata).keys() & {KEY, SHARD}:
             raise description_lost(file.path)
-        return PlainReader(file, columns, notes)
+        return in_place(PlainReader(file, columns, notes))
     described = text(file, metadata, KEY).encode("utf-8", "replace")
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, name)

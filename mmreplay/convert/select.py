@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.episode_ends import EpisodeSpans, inside
-from mmreplay.convert.ranges import RangesReader, RowRanges
+from mmreplay.convert.ranges import RowRanges, select_ranges
 from mmreplay.episodes import FINAL, TRUNCATED
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
@@ -55,7 +55,7 @@ def select(reader: Reader, selection: Selection) -> Reader:
                     "Leave out env_ids, episodes and rows."
                 )
             fields = replace(selection, ranges=None)
-            return RangesReader(select(reader, fields), selection.ranges)
+            return select_ranges(select(reader, fields), selection.ranges)
         description = reader.describe()
         paths = None
         if selection.fields is not None:

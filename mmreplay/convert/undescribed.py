@@ -6,13 +6,13 @@ guessed. Fields keep their names.
 
 A column that numbers episodes (`EPISODE_COLUMNS`) begins one where it changes. If the
 file still has the three columns of a buffer whose description is lost, rows go where
-those say (`RowPositions`).
+those say (`RowPositions`), and `in_place` closes the holes that others' filters left.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from mmreplay.convert.base import (
 from mmreplay.convert.description import (
     ENV_ID,
     FLAGS,
+    MAX_POSITION,
     OFFSETS,
     POSITION,
     RESERVED,
@@ -42,6 +43,7 @@ from mmreplay.convert.description import (
     plain,
 )
 from mmreplay.convert.episode_ends import Marks
+from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.disk.files import File
 from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import CorruptError, SourceError
@@ -60,7 +62,14 @@ Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 
 
 class PlainReader(Reader):
-    """Reads arrays ``[rows, *shape]`` as the steps of one environment."""
+    """Reads arrays ``[rows, *shape]`` as the steps of one environment.
+
+    Attributes:
+        placed: Where the rows go, if the file has the columns that say so; they may
+            have holes, which `in_place` closes.
+    """
+
+    placed: RowPositions | None = None
 
     def __init__(
         self,
@@ -99,7 +108,7 @@ class PlainReader(Reader):
             if column.shape and column.shape[0] == self._rows
         }
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
-        self._placed = written is None and has_position_columns(kinds)
+        self._placed = written is None and has_position_columns(kinds, self._varying)
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
@@ -116,8 +125,8 @@ class PlainReader(Reader):
         if self._placed:
             positions = {name: self._columns[name] for name in POSITION_COLUMNS}
             scan = Scan(positions, SURVEYED_ROWS, self._rows)
-            found = RowPositions.of(scan.blocks())
-            self._description = found.describe(self._plain.schema, notes)
+            self.placed = RowPositions.of(scan.blocks())
+            self._description = self.placed.describe(self._plain.schema, notes)
         else:
             self._description = plain(self._plain.schema, self._rows)
         refuse_wide(self._description.row_nbytes, file.path)
@@ -139,8 +148,7 @@ class PlainReader(Reader):
         }
         scan = Scan(used, rows, self._rows, varying)
         if self._placed:
-            for found in scan.blocks():
-                yield placed_block(self._plain.take(found, 0)[0], found)
+            yield from placed_blocks(self._plain, scan.blocks())
             return
         marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
         for found in scan.blocks():
@@ -151,6 +159,13 @@ class PlainReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: only three columns are read where rows have positions."""
+        if not self._placed:
+            return super().marks()
+        positions = {name: self._columns[name] for name in POSITION_COLUMNS}
+        return marks_of(Scan(positions, SURVEYED_ROWS, self._rows).blocks())
 
     def _blanked(self, columns: Columns, first: int) -> Columns:
         """Columns whose ends are 0 in rows never written, where they may be NaN."""
@@ -238,7 +253,13 @@ def _common_rows(
 
 
 class TableReader(Reader):
-    """Reads the columns of a table as the steps of one environment; see `Reader`."""
+    """Reads the columns of a table as the steps of one environment; see `Reader`.
+
+    Attributes:
+        placed: See `PlainReader`.
+    """
+
+    placed: RowPositions | None = None
 
     def __init__(
         self,
@@ -261,7 +282,7 @@ class TableReader(Reader):
         """
         self.report = notes
         self._rows, self._batches = rows, batches
-        self._placed = has_position_columns(kinds)
+        self._placed = has_position_columns(kinds, varying or {})
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
         self._plain = InferredColumns(
@@ -271,8 +292,8 @@ class TableReader(Reader):
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:
-            found = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
-            self._description = found.describe(self._plain.schema, notes)
+            self.placed = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self._description = self.placed.describe(self._plain.schema, notes)
         else:
             self._description = plain(self._plain.schema, rows)
         refuse_wide(self._description.row_nbytes, path)
@@ -285,17 +306,23 @@ class TableReader(Reader):
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
         if self._placed:
-            for found in self._batches(rows, (*self._paths, *POSITION_COLUMNS)):
-                yield placed_block(self._plain.take(found, 0)[0], found)
+            found = self._batches(rows, (*self._paths, *POSITION_COLUMNS))
+            yield from placed_blocks(self._plain, found)
             return
         marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
-        for found in self._batches(rows, self._paths):
-            columns, terminated, truncated = self._plain.take(found, done)
+        for batch in self._batches(rows, self._paths):
+            columns, terminated, truncated = self._plain.take(batch, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: only three columns are read where rows have positions."""
+        if not self._placed:
+            return super().marks()
+        return marks_of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`; columns of ends and episodes are read as well."""
@@ -364,18 +391,34 @@ class EpisodeChanges:
         return changed
 
 
-def has_position_columns(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> bool:
+def has_position_columns(kinds: Kinds, varying: Collection[str] = ()) -> bool:
     """Return whether a file has the columns of environments, positions and flags.
 
+    Args:
+        kinds: Dtype name and row shape by column.
+        varying: Columns whose values vary from row to row.
+
     Raises:
-        SourceError: It has them, but not as integers.
+        SourceError: It has them, but not as integers; or some of them only.
     """
-    if not kinds.keys() >= RESERVED.keys():
+    there = [name for name in POSITION_COLUMNS if name in kinds or name in varying]
+    if not there:
         return False
+    if len(there) < len(POSITION_COLUMNS):
+        lost = [name for name in POSITION_COLUMNS if name not in there]
+        raise SourceError(
+            f"the file has {' and '.join(map(repr, there))} of a buffer's rows without "
+            f"{' and '.join(map(repr, lost))}, so that final rows and ends of episodes "
+            "would be read as other steps. Keep all of "
+            f"{', '.join(POSITION_COLUMNS)}, or leave out all of them to read every "
+            "row as a step of one environment."
+        )
     for name in POSITION_COLUMNS:
-        dtype, shape = kinds[name]
+        dtype, shape = kinds.get(name, ("text", ()))
         if "int" not in dtype or shape != ():
-            raise _refused(f"{name} is {dtype}{list(shape)}")
+            raise _refused(
+                f"{name} is {dtype}{list(shape)}", "Store the three as integers"
+            )
     return True
 
 
@@ -394,13 +437,20 @@ class RowPositions:
         first: Position of the oldest row, by environment.
         stop: Position after the newest row, by environment.
         last: Flags of the newest row, by environment.
+        runs: Positions at which runs of rows without a hole begin, and those after
+            their ends, by environment; the last run ends with ``stop``.
+        holes: Number of runs that begin behind a hole.
+        orphans: Number of final rows behind a hole, which no run has.
         finals: Some row is a final row.
-        bare: Some end is not followed by a final row.
+        bare: Some end is not followed by its final row.
     """
 
     first: dict[int, int] = field(default_factory=dict)
     stop: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
+    runs: dict[int, tuple[list[Ints], list[Ints]]] = field(default_factory=dict)
+    holes: int = 0
+    orphans: int = 0
     finals: bool = False
     bare: bool = False
 
@@ -412,7 +462,7 @@ class RowPositions:
             blocks: The three columns, in the order of the file.
 
         Raises:
-            SourceError: They contradict themselves, or rows are missing.
+            SourceError: They contradict themselves, or are not in order.
         """
         found, rows = cls(), 0
         for columns in blocks:
@@ -428,25 +478,58 @@ class RowPositions:
     def _look(
         self, env_id: int, positions: Ints, flags: NDArray[np.uint8], rows: Ints
     ) -> None:
-        if env_id < 0 or positions[0] < 0:
+        odd = (positions < 0) | (positions >= MAX_POSITION)
+        if env_id < 0 or odd.any():
+            at = int(np.argmax(odd))
             raise _refused(
-                f"row {rows[0]} has environment {env_id}, position {positions[0]}"
+                f"row {rows[at]} has environment {env_id}, position {positions[at]}"
             )
-        self.first.setdefault(env_id, int(positions[0]))
-        due = self.stop.get(env_id, int(positions[0]))
-        wanted = np.arange(due, due + len(positions))
-        bad = positions != wanted
+        oldest = env_id not in self.first
+        before = np.concatenate([[self.stop.get(env_id, 0) - 1], positions[:-1]])
+        bad = positions <= before
         if bad.any():
             at = int(np.argmax(bad))
+            row = f"row {rows[at]} has position {positions[at]} of environment {env_id}"
+            if positions[at] == before[at]:
+                raise _refused(f"{row} again", "Remove rows that are there twice")
             raise _refused(
-                f"row {rows[at]} must be position {wanted[at]} of environment "
-                f"{env_id}, got {positions[at]}"
+                f"{row} behind position {before[at]}",
+                f"Sort the rows by {ENV_ID} and {POSITION}",
             )
+        begins = positions > before + 1
         final = (flags & FINAL) != 0
-        before = np.concatenate([[self.last.get(env_id, 0)], flags[:-1]])
+        ended = np.concatenate([[self.last.get(env_id, 0)], flags[:-1]]) & END != 0
         self.finals |= bool(final.any())
-        self.bare |= bool((((before & END) != 0) & ~final).any())
-        self.stop[env_id], self.last[env_id] = int(wanted[-1]) + 1, int(flags[-1])
+        self.bare |= bool((ended & (begins | ~final)).any())
+        # An environment's oldest row may be a final row, as in a ring.
+        begins[0] &= not oldest
+        # What a hole parts from its step is the next observation of no step.
+        orphans = begins & final
+        firsts, stops = self.runs.setdefault(env_id, ([], []))
+        firsts.append((positions + orphans)[begins])
+        stops.append(before[begins] + 1)
+        if oldest:
+            self.first[env_id] = int(positions[0])
+            firsts.insert(0, positions[:1])
+        self.holes += int(begins.sum())
+        self.orphans += int(orphans.sum())
+        self.stop[env_id], self.last[env_id] = int(positions[-1]) + 1, int(flags[-1])
+
+    @property
+    def ranges(self) -> RowRanges:
+        """The runs, without final rows that begin one behind a hole."""
+        found: list[tuple[Ints, Ints, Ints]] = []
+        for env_id in sorted(self.runs):
+            firsts, stops = self.runs[env_id]
+            first = np.concatenate(firsts)
+            stop = np.concatenate([*stops, [self.stop[env_id]]])
+            some = first < stop
+            found.append((np.full(some.sum(), env_id), first[some], stop[some]))
+        none = np.zeros(0, np.int64)
+        env_ids, first, stop = (
+            np.concatenate([none, *(each[n] for each in found)]) for n in range(3)
+        )
+        return RowRanges(env_ids, first, stop)
 
     def describe(self, schema: Schema, notes: Notes) -> Description:
         """The description, as far as it can be recovered.
@@ -458,6 +541,9 @@ class RowPositions:
         count = max(self.first, default=0) + 1
         first = np.array([self.first.get(env_id, 0) for env_id in range(count)])
         stop = np.array([self.stop.get(env_id, 0) for env_id in range(count)])
+        ranges = self.ranges
+        rows = np.zeros(count, np.int64)
+        np.add.at(rows, ranges.env_ids, ranges.stop - ranges.first)
         known = self.finals and not self.bare
         notes.doubt(
             f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
@@ -465,15 +551,47 @@ class RowPositions:
             f"{'next_step' if known else 'disabled'!r}, its capacity as the number of "
             "rows"
         )
+        if self.holes:
+            notes.note(
+                f"{POSITION} has {self.holes:,} holes: the rows behind one follow at "
+                "the next positions, and rows that were no neighbours are of different "
+                "episodes"
+            )
+        if self.orphans:
+            notes.note(
+                f"{self.orphans:,} final rows were left out, whose step is not there"
+            )
         return Description(
-            schema, first, stop, max(1, int((stop - first).max())),
+            schema, first, stop, max(1, int(rows.max())),
             "next_step" if known else "disabled",
         )  # fmt: skip
 
 
-def placed_block(columns: Columns, positions: Columns) -> Block:
-    """A block of rows, given the columns of environments, positions and flags."""
-    return Block(columns, *row_positions(positions))
+def in_place(reader: PlainReader | TableReader) -> Reader:
+    """The reader, without the holes that its positions may have.
+
+    Rows that were no neighbours stay so, as with any selection of ranges.
+    """
+    if reader.placed is None or not reader.placed.first:
+        return reader
+    return RangesReader(reader, reader.placed.ranges)
+
+
+def placed_blocks(
+    plain: InferredColumns, batches: Iterator[Columns]
+) -> Iterator[Block]:
+    """Blocks of rows whose environments, positions and flags are columns."""
+    done = 0
+    for found in batches:
+        columns, _, _ = plain.take(found, done)
+        yield Block(columns, *row_positions(found))
+        done += len(found[FLAGS])
+
+
+def marks_of(batches: Iterator[Columns]) -> Iterator[Block]:
+    """Blocks of the columns of environments, positions and flags alone."""
+    for found in batches:
+        yield Block({}, *row_positions(found))
 
 
 def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
@@ -493,9 +611,12 @@ def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
     )  # fmt: skip
 
 
-def _refused(problem: str) -> SourceError:
+def _refused(
+    problem: str,
+    way_out: str = "Add the lost description (csv: <file>.mmreplay.json), or leave out "
+    "the three columns to read every row as a step",
+) -> SourceError:
     return SourceError(
-        f"columns {ENV_ID}, {POSITION} and {FLAGS} must hold all rows of a buffer in "
-        f"order, but {problem}. Add the lost description (csv: <file>.mmreplay.json), "
-        f"or remove column {FLAGS!r} to read every row as a step."
+        f"columns {ENV_ID}, {POSITION} and {FLAGS} must hold rows of a buffer in "
+        f"order, but {problem}. {way_out}."
     )
