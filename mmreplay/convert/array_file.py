@@ -31,6 +31,7 @@ from mmreplay.convert.base import (
     Reader,
     Threads,
     default_rows,
+    doubt_undescribed,
     read_ahead,
     refuse_wide,
 )
@@ -108,6 +109,8 @@ class ArrayReader(Reader):
                     "The file was edited after it was written."
                 )
             found[name] = column
+        for name in columns.keys() - found.keys():
+            doubt_undescribed(self.report, name)
         refuse_wide(self._description.row_nbytes, path)
         return found
 

@@ -303,6 +303,11 @@ def doubt_sums(notes: Notes, name: str, missing: str) -> None:
     )
 
 
+def doubt_undescribed(notes: Notes, name: str) -> None:
+    """Doubt a column or array that a description does not name."""
+    notes.doubt(f"{name!r} is not in the description, and was left out")
+
+
 def doubt_priorities(notes: Notes, description: Description, target: str) -> None:
     """Doubt a target that cannot hold the source's priorities."""
     if description.priorities:

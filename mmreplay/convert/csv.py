@@ -75,7 +75,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
-from mmreplay.schema.naming import KNOWN, left_out
+from mmreplay.schema.naming import KNOWN
 
 ENDING = ".mmreplay.json"
 MAX_SIDECAR_NBYTES = 5 * MAX_NBYTES
@@ -643,7 +643,9 @@ class _TableSurvey:
         found = {}
         for name, guess in self._guessed.items():
             if not name:
-                left_out(notes, name, f"column {name!r} has no name, and was left out")
+                # Most often the numbers of the rows, as pandas writes them.
+                note = f"column {name!r} has no name, and was left out"
+                (notes.doubt if guess == TEXT else notes.note)(note)
                 continue
             if guess == TEXT or not self.rows:
                 continue

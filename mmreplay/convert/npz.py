@@ -198,11 +198,12 @@ def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
         dtype = canonical_name(header.dtype)
     except SchemaError:
         problem = f"array {entry.name!r} of {header.dtype} cannot be a field"
-        left_out(notes, name, f"{problem}, and was left out")
+        note = f"{problem}, and was left out"
+        notes.doubt(note) if header.shape else left_out(notes, name, note)
         return None
     if header.columns_first and len(header.shape) > 1:
         problem = f"array {entry.name!r} lies in Fortran order, and was left out"
-        left_out(notes, name, f"{problem}: save numpy.ascontiguousarray of it")
+        notes.doubt(f"{problem}: save numpy.ascontiguousarray of it")
         return None
     stored = entry.method == zip_file.STORED
     return ArrayColumn(

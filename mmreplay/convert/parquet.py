@@ -45,6 +45,7 @@ from mmreplay.convert.base import (
     default_rows,
     description_lost,
     doubt_sums,
+    doubt_undescribed,
     refuse_expansion,
     refuse_wide,
 )
@@ -275,6 +276,10 @@ class ParquetReader(Reader):
             file.refuse_long(name)
             if varying is not None:
                 file.refuse_expanding(name, self._allowed)
+        for name in file.schema.names:
+            derived = name.lstrip("_") in (EPISODE, STEP)
+            if name not in self._description.columns and not derived:
+                doubt_undescribed(self.report, name)
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -405,7 +410,11 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
             if name in surveyed:
                 note += ", as it has empty values (null) or differs in several axes"
             note = expanding.get(name, f"{note}, and was left out")
-            left_out(notes, name, note)
+            if pa.types.is_null(schema.field(name).type):
+                # It has no values to lose.
+                left_out(notes, name, note)
+            else:
+                notes.doubt(note)
     for name, field in varying.items():
         notes.note(f"column {name!r} varies from row to row: {field.description}")
     if len(paths) > 1:
@@ -606,7 +615,8 @@ class ParquetFile:
         path: Of the file.
         rows: Number of rows.
         nbytes: Of the file.
-        schema: Of Arrow.
+        schema: Of Arrow; strings and bytes that are entries of a dictionary, or views,
+            by their plain types.
         metadata: Key-value metadata.
     """
 
@@ -625,8 +635,15 @@ class ParquetFile:
             raise
 
     def _open(self) -> None:
+        self._views: list[str] = []
+        stored = self._opened([]).schema_arrow
+        self._views = [field.name for field in stored if _is_view(field.type)]
         self._parquet = self._opened([])
-        self.schema = self._parquet.schema_arrow
+        self._coded = {
+            field.name for field in stored if plain_type(field.type) != field.type
+        }
+        fields = [field.with_type(plain_type(field.type)) for field in stored]
+        self.schema = pa.schema(fields, stored.metadata)
         self.metadata = dict(self._parquet.metadata.metadata or {})
 
     def _opened(self, dictionaries: Sequence[str]) -> Any:
@@ -643,7 +660,8 @@ class ParquetFile:
             buffer_size=READ_NBYTES,
             thrift_string_size_limit=MAX_STRING_NBYTES,
             thrift_container_size_limit=parquet_checks.MAX_STRUCTS,
-            read_dictionary=list(dictionaries),
+            # Views may share their bytes, so that only a dictionary says how many.
+            read_dictionary=[*dictionaries, *self._views],
         )
 
     def leaf_names(self) -> list[str]:
@@ -708,6 +726,9 @@ class ParquetFile:
     ) -> Iterator[dict[str, Any]]:
         """Arrow arrays by column, of at most so many rows each.
 
+        Strings and bytes that the file has as entries of a dictionary, or as views,
+        come as entries of a dictionary.
+
         Args:
             rows: Of a batch, at most.
             names: Columns.
@@ -746,7 +767,7 @@ class ParquetFile:
             name
             for name in varying
             if is_bytes(self.schema.field(name).type)
-            and any(leaf.dictionaries for leaf in leaves[name])
+            and (name in self._coded or any(leaf.dictionaries for leaf in leaves[name]))
         ]
         with parquet_errors(self.path):
             parquet = self._opened(dictionaries) if dictionaries else self._parquet
@@ -1256,6 +1277,19 @@ def fits_varying(kind: Any, field: Field) -> bool:
 def is_text(kind: Any) -> bool:
     """Return whether a type is text of any length."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_view(kind: Any) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def plain_type(kind: Any) -> Any:
+    """The type of the strings or bytes that an Arrow type has in another form."""
+    if pa.types.is_dictionary(kind) and is_bytes(kind.value_type):
+        return kind.value_type
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 def is_bytes(kind: Any) -> bool:

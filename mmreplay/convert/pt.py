@@ -252,9 +252,12 @@ def _tensors(
             numbers[name] = tensor
         elif not isinstance(tensor, torch.Tensor):
             note = f"{name!r} is a {type(tensor).__name__}, and was left out"
-            left_out(notes, name, note)
+            # A list may hold a text for each row.
+            each = isinstance(tensor, list | tuple)
+            notes.doubt(note) if each else left_out(notes, name, note)
         elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
-            left_out(notes, name, f"tensor {name!r} of {tensor.dtype} was left out")
+            note = f"tensor {name!r} of {tensor.dtype} was left out"
+            notes.doubt(note) if tensor.ndim else left_out(notes, name, note)
         else:
             tensors[name] = _locate(tensor, maps, what)
     return tensors

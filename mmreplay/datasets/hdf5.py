@@ -123,8 +123,7 @@ class Hdf5:
                 if isinstance(group.get(child, getlink=True), h5py.HardLink):
                     found.append(child)
                 else:
-                    message = f"{name}: {child!r} is a link, and was left out"
-                    left_out(self.notes, child, message)
+                    self.notes.doubt(f"{name}: {child!r} is a link, and was left out")
             return found
 
     def is_group(self, name: str) -> bool:
@@ -164,11 +163,15 @@ class Hdf5:
             dataset = self._object(name)
             try:
                 if not dataset.shape:
-                    raise SchemaError("it is a single value, not one a step")
+                    reason = "it is a single value, not one a step"
+                    left_out(
+                        self.notes, path, f"dataset {name!r} was left out: {reason}"
+                    )
+                    return None
                 self._refuse(dataset, name)
                 return Hdf5Rows(self, dataset, self.path_of(name))
             except SchemaError as error:
-                left_out(self.notes, path, f"dataset {name!r} was left out: {error}")
+                self.notes.doubt(f"dataset {name!r} was left out: {error}")
                 return None
 
     def _refuse(self, dataset: h5py.Dataset, name: str) -> None:

@@ -21,9 +21,22 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Block, Notes, refuse_expansion
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
-from mmreplay.convert.parquet import ParquetFile, decode_values, is_text
+from mmreplay.convert.parquet import (
+    ParquetFile,
+    decode_values,
+    is_text,
+    plain_type,
+    row_nbytes_of,
+)
 from mmreplay.convert.values import split_by_bytes
-from mmreplay.datasets.arrow import ROWS, Window, flat, image_rows, number_rows
+from mmreplay.datasets.arrow import (
+    ROWS,
+    Window,
+    flat,
+    image_rows,
+    number_rows,
+    text_rows,
+)
 from mmreplay.datasets.common.fields import (
     Flags,
     ambiguous_end_note,
@@ -43,7 +56,6 @@ from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.naming import left_out
 from mmreplay.strict_json import Json
 
 INFO = Path("meta") / "info.json"
@@ -94,14 +106,35 @@ class Frames:
                 self.count += part.rows
                 self.nbytes += part.nbytes
         self.names: list[str] = list(schema.names)
+        # As an entry of a dictionary a text is in memory once, wherever it is named.
+        self._texts = [field.name for field in schema if is_text(field.type)]
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
         """Yield Arrow arrays by column; structs by their leaves."""
         for path in self._paths:
             self.close()
             self._open_file = ParquetFile(path)
-            for batch in self._open_file.batches(ROWS, self.names):
+            for batch in self._open_file.batches(ROWS, self.names, self._texts):
                 yield flat(batch)
+
+    def text_field(self, name: str, allow_expansion: bool) -> Field | None:
+        """Return the field that holds a column of texts, after a pass over it.
+
+        None if a frame has no text.
+        """
+        longest = total = 0
+        for path in self._paths:
+            with closing(ParquetFile(path)) as part:
+                part.refuse_expanding(name, allow_expansion)
+                for batch in part.split_batches(ROWS, [name], [name]):
+                    if batch[name].null_count:
+                        return None
+                    nbytes = row_nbytes_of(batch[name])
+                    longest = max(longest, int(nbytes.max(initial=0)))
+                    total += int(nbytes.sum())
+        refuse_expansion(self.folder, total, self.nbytes, allow_expansion)
+        # The next text may be a little longer.
+        return Field.text(1 << max(0, longest - 1).bit_length())
 
     def close(self) -> None:
         """Close the open file."""
@@ -126,6 +159,7 @@ class LerobotReader(FragmentReader):
         features = info.get("features")
         self._features = features if isinstance(features, dict) else {}
         videos = self._videos(video)
+        self._allow_expansion = allow_expansion
         window = Window(frames.batches, frames.count, str(frames.folder / "data"))
         self._columns = self._find(window)
         # Without frames unpacked from videos: they are in other files, and each frame
@@ -267,15 +301,18 @@ class LerobotReader(FragmentReader):
             if rows is not None:
                 found[name.removesuffix("/bytes")] = rows
             elif not name.endswith("/path"):
-                message = (
-                    f"column {name!r} was left out: {array.type} is no field dtype"
-                )
-                left_out(self._notes, _renamed(name), message)
+                reason = f"{array.type} is no field dtype"
+                if name in self._frames.names and is_text(plain_type(array.type)):
+                    reason = "some frames have none (null)"
+                self._notes.doubt(f"column {name!r} was left out: {reason}")
         return found
 
     def _rows(self, window: Window, name: str, array: Any) -> ColumnRows | None:
         if name.endswith("/bytes"):
             return image_rows(window, name)
+        if is_text(plain_type(array.type)) and name in self._frames.names:
+            field = self._frames.text_field(name, self._allow_expansion)
+            return None if field is None else text_rows(window, name, field)
         feature = self._features.get(name)
         shape = feature.get("shape") if isinstance(feature, dict) else None
         return number_rows(window, name, array, shape)

@@ -40,7 +40,6 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.schema.dtypes import DTYPES, bfloat16_bits, storage_dtype
-from mmreplay.schema.naming import left_out
 
 FEATURES = "features.json"
 MAX_NBYTES = 16 << 20
@@ -304,7 +303,7 @@ def _leaves(node: Any, path: str, notes: Notes) -> Iterator[tuple[str, Feature]]
     ):
         yield path, Feature(kind["dtype"], sides)
     else:
-        left_out(notes, path, f"{path!r} can be no field, and was left out")
+        notes.doubt(f"{path!r} can be no field, and was left out")
 
 
 def _features(folder: Path, notes: Notes) -> dict[str, Feature]:

@@ -56,7 +56,9 @@ def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
 
 
 def left_out(notes: Notes, path: str, text: str) -> None:
-    """Note a column that was left out; a doubt if it has the name of a role.
+    """Note what has no value a step and was left out; a doubt by the name of a role.
+
+    A column of one value a step that is left out is a doubt whatever its name.
 
     Args:
         notes: Receives the note.
@@ -132,8 +134,7 @@ class InferredColumns:
             except SchemaError as error:
                 problem = str(error)
             if problem:
-                text = f"column {name!r} was left out: {problem}"
-                left_out(self._notes, name, text)
+                self._notes.doubt(f"column {name!r} was left out: {problem}")
             else:
                 fields[name] = field
         return fields
@@ -144,15 +145,14 @@ class InferredColumns:
         fields = {}
         for name, (dtype, shape) in columns.items():
             if name in self._reserved:
-                self._notes.note(f"column {name!r} has a reserved name: left out")
+                self._notes.doubt(f"column {name!r} has a reserved name: left out")
                 continue
             try:
                 check_path(name)
                 end = name in self.ends.values()
                 fields[name] = Field((), "bool") if end else Field(shape, dtype)
             except SchemaError as error:
-                text = f"column {name!r} was left out: {error}"
-                left_out(self._notes, name, text)
+                self._notes.doubt(f"column {name!r} was left out: {error}")
         return fields
 
     def _make_schema(self, fields: dict[str, Field], roles: dict[str, str]) -> Schema:

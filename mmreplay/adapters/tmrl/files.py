@@ -19,7 +19,7 @@ from mmreplay.datasets.common.fragments import NOTE, FragmentReader, episodes
 from mmreplay.datasets.common.rows import Array, ArrayRows, ColumnRows
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.nesting import flatten
-from mmreplay.schema.naming import left_out, refuse_nan
+from mmreplay.schema.naming import refuse_nan
 
 GENERIC = ("action", "observation", "reward", "terminated", "truncated", "info", "done")
 """Columns of GenericTorchMemory."""
@@ -52,7 +52,7 @@ class TmrlReader(FragmentReader):
             try:
                 columns[name] = ArrayRows(array)
             except SchemaError as error:
-                left_out(notes, name, f"{name!r} was left out: {error}")
+                notes.doubt(f"{name!r} was left out: {error}")
         schema = make_schema(columns, notes, path)
         notes.note(f"actions, {NOTE}; infos were left out")
         led = [p for p in columns if p.split("/")[0] in ("action", "reward")]

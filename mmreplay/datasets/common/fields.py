@@ -14,7 +14,7 @@ from mmreplay.datasets.common.fragments import ENDS
 from mmreplay.datasets.common.rows import ColumnRows, field_of, is_scalar
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.naming import left_out, refuse_nan
+from mmreplay.schema.naming import refuse_nan
 from mmreplay.strict_json import Json
 
 FLAG = Field((), "bool")
@@ -28,7 +28,7 @@ Ends = Callable[[int, int], tuple[Bools, Bools]]
 def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> Schema:
     """Return the schema of columns and both ends.
 
-    Columns that no field can hold are left out, with a note.
+    Columns that no field can hold are left out, with a doubt.
 
     Args:
         columns: Columns by path, in order.
@@ -44,7 +44,7 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
         try:
             fields[name] = Schema.from_flat({name: field_of(rows)}, {})[name]
         except SchemaError as error:
-            left_out(notes, name, f"{name!r} was left out: {error}")
+            notes.doubt(f"{name!r} was left out: {error}")
     try:
         schema = Schema.from_flat({**fields, "terminated": FLAG, "truncated": FLAG})
     except SchemaError as error:

@@ -25,7 +25,6 @@ from mmreplay.datasets.minari.hdf5_episodes import INFOS, SECTIONS
 from mmreplay.datasets.minari.spaces import leaf_of, text_field
 from mmreplay.errors import FormatError
 from mmreplay.schema import Field
-from mmreplay.schema.naming import left_out
 
 
 class TableEpisodes:
@@ -73,10 +72,9 @@ class TableEpisodes:
         for path, array in first.items():
             rows = self._rows(window, path, array)
             if rows is None:
-                message = (
+                self.notes.doubt(
                     f"column {path!r} was left out: {array.type} is no field dtype"
                 )
-                left_out(self.notes, path, message)
             elif path.split("/")[0] in ("observations", "infos"):
                 found[path] = rows
             else:

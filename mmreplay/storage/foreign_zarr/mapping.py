@@ -146,9 +146,10 @@ class GroupMapper:
         columns: dict[str, tuple[str, ForeignArray]] = {}
         for name, path in self._wanted(ends_name).items():
             array, why = storable(self.hierarchy, name)
-            if array is None or not array.shape:
-                reason = f"array {name!r} was left out: {why or 'of no axis'}"
-                left_out(self.notes, path, reason)
+            if array is None:
+                self.notes.doubt(f"array {name!r} was left out: {why}")
+            elif not array.shape:
+                left_out(self.notes, path, f"array {name!r} was left out: of no axis")
             elif path in columns:
                 raise SourceError(
                     f"{self.source.location}: arrays {columns[path][0]!r} and {name!r} "

@@ -152,6 +152,7 @@ def write(folder, episodes, shards=2, split="train", features=FEATURES, packed=T
     return folder
 
 
+LANGUAGE = "'language' can be no field, and was left out"
 OBSERVATIONS = ["observation/pose", "observation/grid", "observation/image"]
 
 
@@ -160,9 +161,11 @@ def test_the_last_row_of_an_episode_is_what_was_seen_last(tmp_path, rng, packed)
     found, wanted = episodes(rng)
     folder = write(tmp_path / "set", found, packed=packed)
     assert registry.source_format(folder).name == "rlds"
-    report = mr.load(folder, tmp_path / "buffer", strict=True)
+    report = mr.load(folder, tmp_path / "buffer")
     assert (report.rows, report.episodes) == (13 + 3, 3)
-    assert any("'language' can be no field" in note for note in report.notes)
+    assert report.doubts == (LANGUAGE,)
+    with pytest.raises(SourceError, match=LANGUAGE):
+        mr.load(folder, tmp_path / "strict", strict=True)
     got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
     assert left == 0
     assert_same(got, wanted)
@@ -174,7 +177,8 @@ def test_a_last_row_with_a_reward_is_a_doubt_and_can_be_a_step(tmp_path, rng):
     folder = write(tmp_path / "set", found)
     report = mr.load(folder, tmp_path / "buffer")
     assert "1 episodes have a reward in their last row" in report.doubts[0]
-    report = mr.load(folder, tmp_path / "steps", last="step", strict=True)
+    report = mr.load(folder, tmp_path / "steps", last="step")
+    assert report.doubts == (LANGUAGE,)
     assert (report.rows, report.episodes) == (16, 3)
     with mr.ReplayBuffer.open(tmp_path / "steps") as buffer:
         rows = buffer.gather_all()
@@ -206,6 +210,7 @@ def test_an_episode_that_begins_within_another_is_one_of_its_own(tmp_path, rng, 
     assert report.doubts == (
         "1 episodes begin inside an episode of the source, by is_first and is_last: "
         "each was read as an episode",
+        LANGUAGE,
     )
     got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
     assert left == 0

@@ -266,9 +266,11 @@ def test_arrays_that_are_no_numbers_are_left_out_and_reported(tmp_path, rng):
     put(group, "data/names", np.array(["abc"] * 100, "S3"))
     put(group, "data/times", np.zeros(100, "M8[ns]"))
     put(group, "data/waves", np.zeros(100, "c16"))
-    report = mr.load(tmp_path / "a", tmp_path / "b", strict=True)
-    left = [note for note in report.notes if "was left out" in note]
+    report = mr.load(tmp_path / "a", tmp_path / "b")
+    left = [doubt for doubt in report.doubts if "was left out" in doubt]
     assert len(left) == 3
+    with pytest.raises(SourceError, match=r"was left out: .*strict allows no guess"):
+        mr.load(tmp_path / "a", tmp_path / "c", strict=True)
 
 
 def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
@@ -289,4 +291,4 @@ def test_a_dtype_that_numpy_lacks_is_left_out_and_reported(tmp_path, rng):
     policy_store(tmp_path / "a", rng)
     edited(tmp_path / "a", V2, lambda content: content.update(dtype="<f1"))
     report = mr.load(tmp_path / "a", tmp_path / "b")
-    assert any("'data/img' was left out" in note for note in report.notes)
+    assert any("'data/img' was left out" in doubt for doubt in report.doubts)
