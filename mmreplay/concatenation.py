@@ -29,7 +29,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes.starts import num_legal
-from mmreplay.errors import EmptyError, SchemaError, shown
+from mmreplay.errors import EmptyError, SchemaError, refuse_masked, shown
 from mmreplay.ragged import Ragged
 from mmreplay.samplers.base import (
     GROUPS,
@@ -811,6 +811,7 @@ def as_numpy(values: Any) -> NDArray[Any]:
     """Return an array, also of a tensor that is on a device or has a gradient."""
     if hasattr(values, "detach"):
         values = on_host(values).numpy()
+    refuse_masked(values, "values")
     return np.asarray(values)
 
 

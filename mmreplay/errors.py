@@ -405,6 +405,40 @@ def shown(value: Any) -> str:
     return "{}" if isinstance(value, dict) and not value else type(value).__name__
 
 
+def refuse_masked(value: object, name: str) -> None:
+    """Refuse an array of numpy.ma with a masked item, also one in a list.
+
+    numpy takes the value under the mask, which means nothing, without a word.
+
+    Args:
+        value: Anything that numpy makes an array of.
+        name: What messages call it.
+
+    Raises:
+        SchemaError: It has masked items.
+    """
+    # Where nobody imported it there is no such array, and the import takes a while.
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and (count := _masked(value, masked.MaskedArray)):
+        raise SchemaError(
+            f"{name} must have a value in each place, got {count} masked "
+            f"item{'' if count == 1 else 's'}. Pass values for them, such as "
+            "array.filled(0), or leave the rows out."
+        )
+
+
+def _masked(value: Any, kind: type) -> int:
+    """Number of masked items in a masked array, or in those of a list."""
+    if isinstance(value, kind):
+        mask = value.mask  # type: ignore[attr-defined]  # of a MaskedArray
+        return int(mask.sum()) if mask.dtype == bool else 0
+    if not isinstance(value, list | tuple):
+        return 0
+    if not any(issubclass(each, (kind, list, tuple)) for each in set(map(type, value))):
+        return 0
+    return sum(_masked(each, kind) for each in value)
+
+
 def frames_to_caller() -> int:
     """Return the ``stacklevel`` that makes a warning name the user's line."""
     frame, count = sys._getframe(1), 0

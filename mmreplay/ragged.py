@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from mmreplay.errors import SchemaError, shown
+from mmreplay.errors import SchemaError, refuse_masked, shown
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,7 @@ class Ragged:
         if numbers is not None:
             offsets = _offsets_of(numbers, values)
         for name, given in (("values", values), ("offsets", offsets)):
+            refuse_masked(given, f"{name} of Ragged")
             if not getattr(given, "ndim", 0):
                 raise SchemaError(
                     f"{name} of Ragged must be an array or tensor with an axis, got "

@@ -400,7 +400,7 @@ class StepValidator:
                     continue
                 # numpy makes one object array of numbers from equal shapes.
                 boxed = isinstance(leaf, np.ndarray) and leaf.dtype == object
-                value = np.array(leaf.tolist()) if boxed else leaf  # type: ignore[attr-defined]  # an array
+                value = array_of(leaf.tolist(), name) if boxed else leaf  # type: ignore[attr-defined]  # an array
                 finals[path][index] = self._schema[path].convert(value, name, ())
         for path, values in ragged.items():
             field = self._schema[path]

@@ -30,7 +30,7 @@ from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.convert.values import check_values
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
+from mmreplay.errors import ReplayError, SchemaError, SourceError, refuse_masked, shown
 from mmreplay.format.metadata import (
     HEAP_STEP_NBYTES,
     ON_DISK,
@@ -327,6 +327,7 @@ class BufferWriter(Writer):
         fields = self._description.schema.fields
         for path in fields:
             column = block.columns.get(path)
+            refuse_masked(column, f"field {path!r}")
             want = (len(block), *fields[path].shape)
             if fields[path].varies:
                 self._check_values(path, block)

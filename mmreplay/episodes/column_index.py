@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError, shown
+from mmreplay.errors import SchemaError, refuse_masked, shown
 from mmreplay.ring import Ring, Span, position_chunks
 
 Ids = NDArray[np.int64]
@@ -155,6 +155,7 @@ class ColumnIndex:
         """
         assert self._state is not None
         runs, span, broken = self._state
+        refuse_masked(values, "values")
         wanted = np.asarray(values)
         which: list[Ids] = []
         env_ids: list[Ids] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.errors import refuse_masked
+
 ALIGNMENT = 128
 """Bytes of a node: two lines of the cache, which processors fetch in pairs."""
 
@@ -28,6 +30,7 @@ def real(name: str, values: ArrayLike) -> NDArray[np.float64]:
         TypeError: They are not real numbers.
         ValueError: They have not one axis.
     """
+    refuse_masked(values, name)
     array = np.asarray(values)
     if array.dtype.kind not in "fiu" and array.size:
         raise TypeError(f"{name} must be real numbers, got {array.dtype}")

@@ -64,7 +64,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, SchemaError, refuse_masked
 from mmreplay.format.metadata import load
 from mmreplay.nesting import flatten, unflatten
 from mmreplay.ray.data import Columns, RingDatasource, read_as
@@ -72,6 +72,7 @@ from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import array_of
 from mmreplay.transforms.nstep import NStep
 
 Reads = tuple[int, float]
@@ -485,6 +486,7 @@ class PrioritizedRingEpisodeReplayBuffer(RingEpisodes, PrioritizedEpisodeReplayB
         if self._last is None or self._sampler is None:
             raise SchemaError("update_priorities needs a sample before. Call sample.")
         reader, batch = self._last
+        refuse_masked(priorities, "priorities")
         values = np.abs(np.asarray(priorities, np.float64))
         reader.view.update_priorities(self._sampler, batch, values)
 
@@ -566,7 +568,7 @@ def _columns(episode: Any, length: int) -> Columns:
         for name, values in nested.items()
     }
     flat = flatten(nested)
-    return {path: np.asarray(values) for path, values in flat.items()}
+    return {path: array_of(values, f"field {path!r}") for path, values in flat.items()}
 
 
 def _steps_folded(batch: Batch, n_step: int, gamma: float) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, refuse_masked
 from mmreplay.format.metadata import AUTORESETS, Autoreset
 from mmreplay.nesting import flatten
 from mmreplay.recording.environments import gymnasium_for
@@ -103,7 +103,7 @@ class Single:
     def leaves(self, name: str, value: Any) -> Leaves:
         """See `Source.leaves`."""
         return {
-            path: _cells([leaf]) if path in self.varying else np.array(leaf)[None]
+            path: _cells([leaf]) if path in self.varying else _copied(path, leaf)[None]
             for path, leaf in flatten({name: value}, self.varying).items()
             if path not in self.left_out
         }
@@ -160,13 +160,13 @@ class Vector:
                 if path in self.varying:
                     final[path][env_id : env_id + 1] = _cells([leaf])
                 else:
-                    final[path][env_id] = np.asarray(leaf)
+                    final[path][env_id] = _copied(path, leaf)
         return final
 
     def leaves(self, name: str, value: Any) -> Leaves:
         """See `Source.leaves`."""
         return {
-            path: _cells(leaf) if path in self.varying else np.array(leaf)
+            path: _cells(leaf) if path in self.varying else _copied(path, leaf)
             for path, leaf in flatten({name: value}, self.varying).items()
             if path not in self.left_out
         }
@@ -180,7 +180,13 @@ def _cells(values: Any) -> NDArray[np.object_]:
     return cells
 
 
+def _copied(path: str, leaf: Any) -> NDArray[Any]:
+    refuse_masked(leaf, f"field {path!r}")
+    return np.array(leaf)
+
+
 def _reward(reward: Any) -> NDArray[np.float32]:
+    refuse_masked(reward, "field 'reward'")
     # Some environments reward in integers, whatever Gymnasium's interface says.
     return np.asarray(reward, np.float32)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, one_of
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.episodes.starts import WindowShape
-from mmreplay.errors import SchemaError, called, shown
+from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.samplers.base import (
     PADDED,
     RAGGED,
@@ -311,6 +311,7 @@ def _ragged(drawn: Draw, begin: Ids, stop: Ids) -> Draw:
 
 
 def _checked_answer(answer: object, count: int) -> NDArray[np.bool_]:
+    refuse_masked(answer, "EpisodeSampler where")
     good = np.asarray(answer)
     if good.shape != (count,) or good.dtype != np.bool_:
         raise SchemaError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import ColumnIndex, require_path
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
-from mmreplay.errors import EmptyError, SchemaError, called, shown
+from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, shown
 from mmreplay.ragged import Ragged
 from mmreplay.samplers import states
 from mmreplay.samplers.base import GROUPS, Draw, Sampler, State, View, call_repr
@@ -274,7 +274,9 @@ class GroupSampler(Sampler):
     def _selected(self, view: View, groups: GroupRows) -> Bools:
         """Ask the filter, bool ``[N]``."""
         if callable(self._where):
-            answer = np.asarray(called("GroupSampler where", self._where, groups))
+            answer = called("GroupSampler where", self._where, groups)
+            refuse_masked(answer, "GroupSampler where")
+            answer = np.asarray(answer)
             if answer.shape != (len(groups),) or answer.dtype != np.bool_:
                 raise SchemaError(
                     f"where must return bool[{len(groups)}], got {answer.dtype}"

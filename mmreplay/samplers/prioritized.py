@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import flag, integer, number
 from mmreplay.episodes.starts import StartView, nothing_to_draw
-from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
+from mmreplay.errors import EmptyError, FormatError, SchemaError, refuse_masked, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, Sampler, State, call_repr
 from mmreplay.samplers.joint import JointWeights, Mass
@@ -215,6 +215,7 @@ class PriorityBasedSampler(Sampler):
     ) -> tuple[Ids, Ids, NDArray[np.generic]]:
         """Environments, positions and priorities, ``[B]`` each, of one shape."""
         ids, steps = np.asarray(env_ids, np.int64), np.asarray(positions, np.int64)
+        refuse_masked(values, "priorities")
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiu" and numbers.size:
             raise SchemaError(

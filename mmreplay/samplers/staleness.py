@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import require_path
 from mmreplay.episodes.starts import ListedStarts, nothing_to_draw, num_legal
-from mmreplay.errors import EmptyError, SchemaError, called, shown
+from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
     GROUPS,
@@ -342,7 +342,9 @@ class StalenessSampler(Wrapper):
         asked = self.current - np.clip(
             numbers, self.current - MAX_VERSION, self.current
         )
-        chances = np.asarray(called("StalenessSampler weight", self._weight, asked))
+        chances = called("StalenessSampler weight", self._weight, asked)
+        refuse_masked(chances, "StalenessSampler weight")
+        chances = np.asarray(chances)
         legal = chances.shape == asked.shape and chances.dtype.kind in "fiub"
         if not legal or not ((chances >= 0) & (chances <= 1)).all():
             got = f"{chances.dtype}{list(chances.shape)}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, refuse_masked
 from mmreplay.schema.dtypes import WAYS_OUT, bfloat16_bits, describe, from_bfloat16_bits
 
 if TYPE_CHECKING:
@@ -125,8 +125,10 @@ def array_of(value: object, name: str) -> NDArray[np.generic]:
         name: What it is, as messages name it.
 
     Raises:
-        SchemaError: It cannot be an array, as a ragged list cannot.
+        SchemaError: It cannot be an array, as a ragged list cannot, or has masked
+            items.
     """
+    refuse_masked(value, name)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:

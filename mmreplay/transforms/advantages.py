@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
-from mmreplay.errors import SchemaError, called, shown
+from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
@@ -504,6 +504,7 @@ class _Estimated(Over):
         made: Any = called(f"{who} value function", function, given)
         if hasattr(made, "detach"):
             made = made.detach().cpu()
+        refuse_masked(made, f"{who} value function")
         values = np.asarray(made, np.float64)
         expected = (int(wanted.sum()), *self._shape)
         if values.shape != expected:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay.errors import SchemaError, called, shown
+from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.ragged import Ragged
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps
@@ -90,6 +90,7 @@ class _Applied(Over):
 
 
 def _flat(path: str, values: object, lead: tuple[int, ...]) -> Any:
+    refuse_masked(values, f"Apply: {path!r}")
     array: Any = values.numpy() if isinstance(values, Ragged) else np.asarray(values)
     if array.shape[: len(lead)] != lead:
         raise SchemaError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.arguments import number, one_of
-from mmreplay.errors import SchemaError, called, shown
+from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
@@ -340,7 +340,9 @@ class _Relabelled(Over):
                 p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()
             }
         given = _flat(achieved), desired, told
-        made = np.asarray(called("HER reward_fn", goals.her.reward_fn, *given))
+        made = called("HER reward_fn", goals.her.reward_fn, *given)
+        refuse_masked(made, "HER reward_fn")
+        made = np.asarray(made)
         field = goals.outline.fields[goals.reward]
         return _replaced(stored, which, _as_rewards(made, field, shape))
 

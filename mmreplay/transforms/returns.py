@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError, called, shown
+from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
@@ -308,6 +308,7 @@ class _Returns(Over):
         }
         assert spec.value_fn is not None
         found = called("DiscountedReturn value_fn", spec.value_fn, given)
+        refuse_masked(found, "DiscountedReturn value_fn")
         values = np.asarray(found, np.float64)
         reward = outline.schema.roles["reward"]
         expected = (len(ends), *outline.fields[reward].shape)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # public
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, refuse_masked
 from mmreplay.ragged import Ragged
 
 Look = Callable[[torch.Tensor], object]
@@ -110,6 +110,7 @@ def array_of(value: object, name: str = "value") -> NDArray[Any]:
     """
     refuse_varying(value, name)
     if not isinstance(value, torch.Tensor):
+        refuse_masked(value, name)
         try:
             array = np.asarray(value)
         except ValueError:

@@ -23,7 +23,7 @@ from mmreplay.arguments import flag
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL
-from mmreplay.errors import EmptyError, SchemaError, shown
+from mmreplay.errors import EmptyError, SchemaError, refuse_masked, shown
 from mmreplay.format import metadata
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
@@ -286,6 +286,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             self._heads = added
             return
         now, then = steps.observed(obs), steps.observed(next_obs)
+        refuse_masked(done, "done")
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination:
@@ -398,6 +399,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             SchemaError: Draws are not prioritized, or values do not fit.
         """
         if not isinstance(priorities, torch.Tensor):
+            refuse_masked(priorities, "priorities")
             priorities = np.asarray(priorities)
         if (ring := self.ring) is None:
             raise EmptyError(

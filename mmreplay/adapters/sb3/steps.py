@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.common.values import PAD, varying_space
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, refuse_masked
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
@@ -161,10 +161,10 @@ class Steps:
         """Observations as they are stored, by what follows the role in their path."""
         found = {}
         for key, path, field in self.kinds:
-            array = np.asarray(
-                observations if key is None else observations[key], field.numpy
-            )
             name = "observation" if key is None else f"observation {key!r}"
+            leaf = observations if key is None else observations[key]
+            refuse_masked(leaf, name)
+            array = np.asarray(leaf, field.numpy)
             found[path] = fitted(name, array, (self._num_envs, *field.shape))
         return found
 
@@ -188,6 +188,8 @@ class Steps:
             ended: bool ``[E]``.
             timeouts: bool ``[E]``.
         """
+        for name, value in (("action", action), ("reward", reward)):
+            refuse_masked(value, name)
         done = np.asarray(action, self._action.numpy)
         shape = (self._num_envs, *self._action.shape)
         # The action of one environment may come with its space's axes alone.

@@ -25,7 +25,7 @@ from mmreplay.adapters.tmrl.nests import (
     structure,
 )
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, refuse_masked
 from mmreplay.schema import Field, Schema
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.stack import FrameStack
@@ -191,6 +191,10 @@ class Rows:
         )
         tensor = torch.Tensor
         stored = [array_of(r) if isinstance(r, tensor) else r for r in rewards]
+        for name, column in (
+            ("reward", stored), ("terminated", terminated), ("truncated", truncated),
+        ):  # fmt: skip
+            refuse_masked(column, name)
         found: Columns = {f"{NOW}/reward": np.asarray(stored)}
         found |= _stacked("obs", self._obs, obs)
         found |= _stacked("act", self._act, acts, self._no_act)
