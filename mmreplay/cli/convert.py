@@ -66,7 +66,8 @@ Fields = Annotated[
     str | None,
     typer.Option(
         "--fields", metavar="A,B", show_default=False,
-        help="Only these fields or subtrees, separated by commas.",
+        help="Only these fields or subtrees, separated by commas; also by the names "
+        "that columns have in SRC.",
     ),
 ]  # fmt: skip
 Episodes = Annotated[

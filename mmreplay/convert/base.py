@@ -29,6 +29,7 @@ from mmreplay.moved import warn_renamed
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
+from mmreplay.schema.source_names import OwnNames
 
 BLOCK_NBYTES = 16 << 20
 HARMLESS_NBYTES = 1 << 30
@@ -159,6 +160,13 @@ class Reader(Protocol):
     def only(self, paths: tuple[str, ...]) -> None:
         """Allow the reader to skip other fields: they will be left out."""
         return
+
+    def own_names(self) -> OwnNames:
+        """Paths of fields by the names of their columns in the source.
+
+        The user may select a field by either. Override it where the two differ.
+        """
+        return {}
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

@@ -70,7 +70,8 @@ def load(
             newest stay.
         engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
         codec: How those are packed; see `ReplayBuffer.create`.
-        fields: The part of the source to load, as in `export`; so are the next three.
+        fields: The part of the source to load, as in `export`, also by the names that
+            columns have in the source; the next three are as in `export`.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
         rows: Such as ``slice(0, 1000)``.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,7 @@ def open_reader(
     layout: str | None = None,
     size: int | None = None,
     cursor: int | None = None,
+    fields: Sequence[str] | None = None,
 ) -> Reader:
     """Open a pt file as a source, by mmreplay or others; no pickle is executed.
 
@@ -84,6 +86,7 @@ def open_reader(
             has a name of theirs.
         size: Written steps of such a memory, if its NaNs do not show them.
         cursor: The oldest step of such a memory, if it is full.
+        fields: See `name_fields`.
 
     Raises:
         FormatError: It is no such file.
@@ -96,8 +99,9 @@ def open_reader(
     file = File.open(path, None)
     try:
         notes = Notes()
-        columns = read_columns(file, notes)
-        return _reader(file, columns, notes)
+        own_names: dict[str, str] = {}
+        columns = read_columns(file, notes, fields=fields, own_names=own_names)
+        return _reader(file, columns, notes, own_names)
     except BaseException:
         file.close()
         raise
@@ -140,7 +144,11 @@ def _plan(description: Description) -> PtPlan:
 
 
 def read_columns(
-    file: File, notes: Notes, numbers: dict[str, int] | None = None
+    file: File,
+    notes: Notes,
+    numbers: dict[str, int] | None = None,
+    fields: Sequence[str] | None = None,
+    own_names: dict[str, str] | None = None,
 ) -> dict[str, ArrayColumn]:
     """The tensors of a torch file, by path.
 
@@ -148,13 +156,22 @@ def read_columns(
         file: Open for reading.
         notes: Receives notes about what is left out.
         numbers: Receives the integers of the file, which otherwise are left out.
+        fields: See `name_fields`.
+        own_names: Receives paths by names such as ``['obs']['pixels']``, of tensors
+            in nested dicts.
 
     Raises:
         FormatError: It is no torch file of a dict of tensors.
         CorruptError: It is damaged.
     """
     entries = _entries(file)
-    tensors = _tensors(file, notes, numbers)
+    tensors = {}
+    held = _tensors(file, notes, numbers)
+    paths = {own: path for own, (path, _) in held.items()}
+    for own, path in name_fields(paths, file.path, notes, fields).items():
+        tensors[path] = held[own][1]
+        if own_names is not None and own != path:
+            own_names[own] = path
     storages = [(entries.get(begin), nbytes) for *_, begin, nbytes in tensors.values()]
     if any(nbytes and entry and entry.crc == 0 for entry, nbytes in storages):
         if KEY in tensors:
@@ -165,10 +182,17 @@ def read_columns(
     return {name: _column(file, entries, tensor) for name, tensor in tensors.items()}
 
 
-def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader:
+def _reader(
+    file: File,
+    columns: dict[str, ArrayColumn],
+    notes: Notes,
+    own_names: Mapping[str, str],
+) -> Reader:
     described = columns.pop(KEY, None)
     if described is None:
-        return in_place(PlainReader(file, columns, notes))
+        return in_place(
+            PlainReader(file, columns, notes, own_names=own_names_of(own_names))
+        )
     dtype, shape = described.dtype, described.shape
     nbytes = shape[0] if len(shape) == 1 else MAX_NBYTES + 1
     if dtype != "uint8" or nbytes > MAX_NBYTES:
@@ -219,8 +243,8 @@ def _entries(file: File) -> dict[int, Entry]:
 
 def _tensors(
     file: File, notes: Notes, numbers: dict[str, int] | None
-) -> dict[str, StoredTensor]:
-    """The tensors of a file, by path, as torch maps them.
+) -> dict[str, tuple[str, StoredTensor]]:
+    """The tensors of a file with their paths, by name, as torch maps them.
 
     Raises:
         FormatError: torch refuses it, or it is no dict of tensors.
@@ -246,7 +270,7 @@ def _tensors(
         )
     maps = _maps()
     tensors = {}
-    for name, tensor in _flat(found, "", 0):
+    for name, own, tensor in _flat(found, "", "", 0):
         what = f"{file.path}: tensor {name!r}"
         if type(tensor) is int and numbers is not None:
             numbers[name] = tensor
@@ -259,21 +283,24 @@ def _tensors(
             note = f"tensor {name!r} of {tensor.dtype} was left out"
             notes.doubt(note) if tensor.ndim else left_out(notes, name, note)
         else:
-            tensors[name] = _locate(tensor, maps, what)
+            tensors[own] = name, _locate(tensor, maps, what)
     return tensors
 
 
-def _flat(value: dict[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _flat(
+    value: dict[Any, Any], prefix: str, keys: str, depth: int
+) -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of each leaf; names of keys of the outer dict are these."""
     if depth > MAX_DEPTH:
         raise FormatError(
             f"tensors nest deeper than {MAX_DEPTH} at {prefix!r}. Save a flat dict."
         )
     for key, each in value.items():
-        path = f"{prefix}{key}"
+        path, own = f"{prefix}{key}", f"{keys}[{key!r}]"
         if isinstance(each, dict):
-            yield from _flat(each, f"{path}/", depth + 1)
+            yield from _flat(each, f"{path}/", own, depth + 1)
         else:
-            yield path, each
+            yield path, own if keys or not isinstance(key, str) else key, each
 
 
 def _locate(

@@ -16,6 +16,7 @@ from mmreplay.episodes import FINAL, TRUNCATED
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
 from mmreplay.ring import Span
+from mmreplay.schema.source_names import OwnNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def select(reader: Reader, selection: Selection) -> Reader:
         description = reader.describe()
         paths = None
         if selection.fields is not None:
-            paths = paths_of(description.schema.paths, selection.fields)
+            names = reader.own_names()
+            paths = paths_of(description.schema.paths, selection.fields, names)
             reader.only(paths)
         span = Span(description.first, description.stop)
         if selection.env_ids is not None:
@@ -86,8 +88,16 @@ def select(reader: Reader, selection: Selection) -> Reader:
         raise
 
 
-def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
+def paths_of(
+    paths: tuple[str, ...], fields: Sequence[str], own_names: OwnNames | None = None
+) -> tuple[str, ...]:
     """Paths of the fields and subtrees that a user names, in schema order.
+
+    Args:
+        paths: Of all fields.
+        fields: As the user named them.
+        own_names: Other names of the fields, see `Reader.own_names`. One that is named
+            in full is that column, whatever path has the same name.
 
     Raises:
         SchemaError: A name is no field, or there is none.
@@ -99,9 +109,14 @@ def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
             f"fields must be a list of at least one path, got {shown(fields)}. Leave "
             "it out for all fields."
         )
+    known = own_names or {}
     selected: set[str] = set()
     for name in names:
-        found = under(paths, name) if isinstance(name, str) else ()
+        found: set[str] = set()
+        if isinstance(name, str):
+            exact = [name] if name in known else under(known, name)
+            found = {path for own in exact for path in known[own]}.intersection(paths)
+            found.update(under(paths, name) if name not in known else ())
         if not found:
             raise SchemaError(
                 f"fields must be fields or subtrees of {', '.join(paths[:20])}, got "

@@ -177,6 +177,9 @@ def open_source(
         # A buffer's reader skips other fields and environments itself.
         options = {**options, "fields": selection.fields, "env_ids": selection.env_ids}
         selection = replace(selection, fields=None, env_ids=None)
+    elif "fields" in registry.options_of(file_format, "open_reader"):
+        # It decides between columns that become one field.
+        options = {**options, "fields": selection.fields}
     return select(registry.open_reader(file_format, path, **options), selection)
 
 

@@ -51,6 +51,7 @@ from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.field import MAX_LENGTH
 from mmreplay.schema.naming import InferredColumns
+from mmreplay.schema.source_names import OwnNames
 
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
 """Names of columns that number episodes, the surest first."""
@@ -77,6 +78,7 @@ class PlainReader(Reader):
         columns: Mapping[str, ArrayColumn],
         notes: Notes,
         written: Callable[[int, int], NDArray[np.bool_]] | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         """Find fields, roles and ends among the arrays.
 
@@ -86,7 +88,9 @@ class PlainReader(Reader):
             notes: Receives what is found and guessed.
             written: Returns which of rows ``[first, stop)`` were ever written, bool
                 ``[stop - first]``; ends in others are ignored. All by default.
+            own_names: See `Reader.own_names`.
         """
+        self._own_names = own_names or {}
         self.report = notes
         self._written = written
         self._file = file
@@ -134,6 +138,10 @@ class PlainReader(Reader):
     def describe(self) -> Description:
         """See `Reader.describe`."""
         return self._description
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""

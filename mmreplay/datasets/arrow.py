@@ -185,8 +185,23 @@ def leaves(array: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     # Unlike `field`, it knows where a slice of a longer array begins.
     for field, child in zip(array.type, array.flatten(), strict=True):
-        found |= leaves(child, f"{name}/{field.name}")
+        _add(found, leaves(child, f"{name}/{field.name}"), name)
     return found
+
+
+def _add(found: dict[str, Any], below: Mapping[str, Any], column: str) -> None:
+    """Add the leaves below a column.
+
+    Raises:
+        SourceError: Two leaves have one path.
+    """
+    twice = found.keys() & below.keys()
+    if twice:
+        raise SourceError(
+            f"column {column!r} and a column before it both hold {min(twice)!r}, by "
+            "its name or by a struct's. Rename one of them."
+        )
+    found |= below
 
 
 def parquet_batches(
@@ -215,7 +230,7 @@ def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns with structs by their leaves."""
     found: dict[str, Any] = {}
     for name, array in batch.items():
-        found |= leaves(array, name)
+        _add(found, leaves(array, name), name)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmreplay.convert.base import Block, Notes, refuse_empty
@@ -34,6 +34,7 @@ from mmreplay.datasets.hdf5 import (
 from mmreplay.errors import FormatError
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 WHAT = "D4RL"
 NAMES = {
@@ -55,16 +56,19 @@ TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
 NEEDED = ("observations", "actions", "rewards", TERMINALS)
 
 
-def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
+def open_reader(
+    path: Path, *, allow_expansion: bool = False, fields: Sequence[str] | None = None
+) -> D4rlReader:
     """Open a D4RL file as a source.
 
     Args:
         path: The file.
         allow_expansion: Read datasets that expand to more than 1,000 times the file.
+        fields: See `name_fields`.
     """
     hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
     try:
-        return D4rlReader(hdf5)
+        return D4rlReader(hdf5, fields)
     except BaseException:
         hdf5.close()
         raise
@@ -91,27 +95,39 @@ def planned(description: Description) -> None:
 class D4rlReader(FragmentReader):
     """Reads the steps of one file as one environment."""
 
-    def __init__(self, hdf5: Hdf5) -> None:
+    def __init__(self, hdf5: Hdf5, fields: Sequence[str] | None = None) -> None:
         self._hdf5 = hdf5
         self._rows_by_name = self._find(hdf5)
-        columns = {
-            rename_top(name, NAMES): scalar(rows) if name == "rewards" else rows
-            for name, rows in self._rows_by_name.items()
+        found = {
+            name: rename_top(name, NAMES)
+            for name in self._rows_by_name
             if not under([name], NEXT)
             and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
         }
+        timed = TIMEOUTS in self._rows_by_name
+        marks = TIMEOUTS if timed else EPISODE_ENDS
+        ends = {"terminated": TERMINALS, "truncated": marks}
+        names = name_fields(found, hdf5.file.path, hdf5.notes, fields, ends)
+        columns = {
+            path: scalar(self._rows_by_name[name]) if path == "reward"
+            else self._rows_by_name[name]
+            for name, path in names.items()
+        }  # fmt: skip
         schema = make_schema(columns, hdf5.notes, hdf5.file.path)
         kept = {path: rows for path, rows in columns.items() if path in schema}
         fragment = Fragment(
             name=str(hdf5.file.path),
             steps=self._steps,
             columns=kept,
-            next_obs=self._next_obs(kept),
+            next_obs=self._next_obs(kept, names),
             ends=self._ends(),
             is_episode=False,
         )
         self._add_notes(bool(fragment.next_obs))
-        super().__init__(lambda: iter([fragment]), schema, hdf5.notes, hdf5.close)
+        super().__init__(
+            lambda: iter([fragment]), schema, hdf5.notes, hdf5.close,
+            own_names=own_names_of(names, ends),
+        )  # fmt: skip
 
     def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
         """Return datasets of one row a step, by their names in the file."""
@@ -147,11 +163,21 @@ class D4rlReader(FragmentReader):
                 del found[path]
         return found
 
-    def _next_obs(self, columns: Mapping[str, ColumnRows]) -> dict[str, ColumnRows]:
-        """Return next observations by path; empty unless the file has all of them."""
+    def _next_obs(
+        self, columns: Mapping[str, ColumnRows], names: Mapping[str, str]
+    ) -> dict[str, ColumnRows]:
+        """Return next observations by path; empty unless the file has all of them.
+
+        Args:
+            columns: By path.
+            names: Path by the name of the dataset.
+        """
         seen: dict[str, ColumnRows] = {}
+        own_names = {path: name for name, path in names.items()}
         for path in under(columns, "observation"):
-            rows = self._rows_by_name.get(NEXT + path.removeprefix("observation"))
+            rows, top = None, own_names[path].partition("/")
+            if top[0] == "observations":
+                rows = self._rows_by_name.get("".join((NEXT, *top[1:])))
             here = columns[path]
             if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
                 if self._next_there:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from mmreplay.convert.base import BLOCK_NBYTES, MAX_ROW_NBYTES, Notes, refuse_wi
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.zip_file import MAX_EXPANSION
 from mmreplay.datasets.common.fields import Flags, ends_of, make_schema
-from mmreplay.datasets.common.fragments import Fragment, FragmentReader
+from mmreplay.datasets.common.fragments import ENDS, Fragment, FragmentReader
 from mmreplay.datasets.common.rows import (
     Array,
     ColumnRows,
@@ -33,8 +33,10 @@ from mmreplay.datasets.common.rows import (
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.schema.dtypes import canonical_name
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 STORED = re.compile(r"\$store\$_([\w-]+)_ckpt\.(\d+)\.gz")
+STORE = "$store$_{}_ckpt.{}.gz"
 COUNT = "add_count_ckpt.{}.gz"
 NEEDED = ("observation", "action", "reward", "terminal")
 PADDING = 3
@@ -48,6 +50,7 @@ def open_reader(
     checkpoint: int | None = None,
     padding: int = PADDING,
     allow_expansion: bool = False,
+    fields: Sequence[str] | None = None,
 ) -> DqnReplayReader:
     """Open a folder of checkpoints as a source.
 
@@ -57,6 +60,7 @@ def open_reader(
         padding: Most rows of zeros that are left out before each episode: the frame
             stack of the agent less one.
         allow_expansion: Read arrays that expand to more than 1,000 times the file.
+        fields: See `name_fields`.
     """
     if type(padding) is not int or padding < 0:
         raise SchemaError(
@@ -71,7 +75,7 @@ def open_reader(
             f"checkpoint must be one of {numbers} in {path}, got {checkpoint!r}. Leave "
             "it out for all."
         )
-    checkpoints = Checkpoints(path, allow_expansion)
+    checkpoints = Checkpoints(path, allow_expansion, fields)
     try:
         return DqnReplayReader(checkpoints, numbers, padding)
     except BaseException:
@@ -107,7 +111,10 @@ class DqnReplayReader(FragmentReader):
                 f"{self._dropped:,} rows were left out: frames of zeros that stand "
                 "before an episode's first"
             )
-        super().__init__(self._fragments_of, schema, notes, checkpoints.close)
+        super().__init__(
+            self._fragments_of, schema, notes, checkpoints.close,
+            own_names=checkpoints.own_names,
+        )  # fmt: skip
 
     def _find(self, columns: Mapping[str, ColumnRows]) -> list[tuple[int, int]]:
         """Return first row and stop of each episode, without leading rows of zeros."""
@@ -156,21 +163,32 @@ class Checkpoints:
     Attributes:
         folder: The folder.
         notes: The report.
+        own_names: See `Reader.own_names`; the names of files, of all checkpoints.
     """
 
-    def __init__(self, folder: Path, allow_expansion: bool) -> None:
-        self.folder, self.notes = folder, Notes()
+    def __init__(
+        self,
+        folder: Path,
+        allow_expansion: bool,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        self.folder, self.notes, self._fields = folder, Notes(), fields
+        self.own_names: dict[str, tuple[str, ...]] = {}
         self._allow_expansion = allow_expansion
         self._open: list[Gzip] = []
 
     def columns(self, number: int) -> dict[str, ColumnRows]:
         """Return the columns of a checkpoint, oldest row first; close other files."""
         self.close()
-        found: dict[str, Gzip] = {}
+        names: dict[str, str] = {}
         for path in sorted(self.folder.iterdir()):
             match = STORED.fullmatch(path.name)
             if match and int(match[2]) == number:
-                found[match[1]] = self._gzip(path)
+                names[path.name] = match[1]
+        ends = {end: STORE.format("terminal", number) for end in ENDS}
+        names = name_fields(names, self.folder, self.notes, self._fields, ends)
+        self.own_names |= own_names_of(names, ends)
+        found = {name: self._gzip(self.folder / own) for own, name in names.items()}
         missing = [name for name in NEEDED if name not in found]
         if missing:
             raise FormatError(

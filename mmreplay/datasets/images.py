@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.convert.base import MAX_ROW_NBYTES
-from mmreplay.datasets.common.rows import Array
+from mmreplay.datasets.common.rows import Array, ColumnRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError
 
@@ -20,6 +23,29 @@ MAGIC = b"\xff\xd8\xff"
 LOSSY = "it is lossy, and what it gives is not what the agent saw, bit by bit"
 Packed = Callable[[int, int], list[bytes]]
 """Bytes of images ``[first, stop)``."""
+TOLERANCE_S = 1e-4
+"""LeRobot's own: the time of a frame may differ from that of its row by so much."""
+SEEK_S = 1.0
+"""Where the next episode begins later by more, its first frame is sought."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoEpisodes:
+    """The place of each episode's frames in the video files of a camera.
+
+    Attributes:
+        bounds: int64 ``[episodes + 1]``, first row of each episode, and all rows.
+        numbers: int64 ``[episodes]``, the number of each in the dataset.
+        paths: The files.
+        files: int64 ``[episodes]``, index of the file of each.
+        starts: float64 ``[episodes]``, seconds in the file at which each begins.
+    """
+
+    bounds: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    paths: Sequence[Path]
+    files: NDArray[np.int64]
+    starts: NDArray[np.float64]
 
 
 class ImageRows:
@@ -41,85 +67,187 @@ class ImageRows:
 
 
 class VideoRows:
-    """Frames of consecutive files; see `common.rows.Rows`.
+    """Frames of episodes, each at its time in a video file; see `common.rows.Rows`.
 
-    Reading goes forward; a step back starts at the first frame again.
+    Reading goes forward: the decoder seeks at most once where an episode begins. A
+    step back seeks again.
+
+    Attributes:
+        surplus: Frames of the files opened so far that no row has.
+        surplus_files: Files that have some.
     """
 
     dtype = "uint8"
 
-    def __init__(self, paths: list[Path], count: int, name: str) -> None:
+    def __init__(self, episodes: VideoEpisodes, times: ColumnRows, name: str) -> None:
         """Read the first frame for the shape.
 
         Args:
-            paths: Paths of the files, in order.
-            count: Number of frames.
+            episodes: Where the frames are.
+            times: Seconds of each row since its episode began, of shape ``[]``.
             name: Name for errors.
         """
-        self.count = count
-        self._paths, self._name = paths, name
-        self._restart()
-        first = self._next()
-        self.shape: tuple[int, ...] = first.shape
-        self._restart()
-
-    def _restart(self) -> None:
-        self.close()
-        self._frames = self._unpack()
-        self._at = 0
-
-    def _unpack(self) -> Iterator[Array]:
-        av = _video_library()
-        for path in self._paths:
-            with closing(File.open(path, None)) as file:
-                try:
-                    # By descriptor: the path may be another file by now.
-                    with av.open(f"/proc/self/fd/{file.fd}", format="mp4") as video:
-                        for frame in video.decode(video=0):
-                            if 3 * frame.width * frame.height > MAX_ROW_NBYTES:
-                                raise FormatError(f"{frame.width} x {frame.height}")
-                            yield np.asarray(frame.to_ndarray(format="rgb24"))
-                except (OSError, ValueError, av.error.FFmpegError, IndexError) as error:
-                    raise CorruptError(
-                        f"{path} cannot be decoded after frame {self._at} of "
-                        f"{self._name} ({str(error)[:200]}). The file is damaged: "
-                        "restore it from a copy."
-                    ) from error
-
-    def _next(self) -> Array:
-        frame = next(self._frames, None)
-        if frame is None:
-            raise CorruptError(
-                f"{self._name} must have {self.count} frames, got {self._at} in "
-                f"{len(self._paths)} files up to {self._paths[-1]}. Some files are "
-                "missing."
-            )
-        self._at += 1
-        return frame
+        self.count = times.count
+        self.surplus = self.surplus_files = 0
+        self._episodes, self._times, self._name = episodes, times, name
+        lengths = np.diff(episodes.bounds)
+        self._rows_of_file = np.bincount(episodes.files, lengths, len(episodes.paths))
+        self._opened: set[int] = set()
+        self._video: _Video | None = None
+        self._next = -1
+        self.shape: tuple[int, ...] = ()
+        try:
+            self.shape = self.read(0, 1).shape[1:]
+        finally:
+            self.close()
 
     def read(self, first: int, stop: int) -> Array:
-        """See `Rows.read`."""
-        if first < self._at:
-            self._restart()
+        """See `Rows.read`.
+
+        Raises:
+            CorruptError: A file has no frame at the time of a row, or is damaged.
+        """
         found = np.empty((stop - first, *self.shape), np.uint8)
-        while self._at < first:
-            self._next()
-        for row in range(stop - first):
-            frame = self._next()
-            if frame.shape != self.shape:
-                raise CorruptError(
-                    f"{self._name}: frame {first + row} must have shape {self.shape} "
-                    f"like the first, got {frame.shape}. The files are of several "
-                    "cameras."
-                )
-            found[row] = frame
+        bounds = self._episodes.bounds
+        stored = self._times.read(first, stop)
+        seconds = stored.astype(np.float64).reshape(-1)
+        # The time of a row may be rounded to its dtype.
+        tolerances = TOLERANCE_S + np.spacing(np.abs(stored.reshape(-1))).astype(float)
+        row = first
+        while row < stop:
+            episode = int(np.searchsorted(bounds, row, "right")) - 1
+            video = self._open(int(self._episodes.files[episode]))
+            begin, end = int(bounds[episode]), min(stop, int(bounds[episode + 1]))
+            jumps = row == begin or row != self._next
+            while row < end:
+                second = self._episodes.starts[episode] + seconds[row - first]
+                frame = video.frame_at(second, tolerances[row - first], jumps)
+                if frame is None:
+                    raise CorruptError(
+                        f"{video.path} has no frame at {second:.4f} s, which frame "
+                        f"{row - begin} of episode {self._episodes.numbers[episode]} "
+                        f"of {self._name} needs. Restore the file from a copy, or pass "
+                        "video='skip'."
+                    )
+                if not self.shape:
+                    found = np.empty((stop - first, *frame.shape), np.uint8)
+                elif frame.shape != self.shape:
+                    raise CorruptError(
+                        f"{self._name}: frame {row} must have shape {self.shape} like "
+                        f"the first, got {frame.shape}. The files are of several "
+                        "cameras."
+                    )
+                found[row - first] = frame
+                row, jumps = row + 1, False
+            self._next = row
         return found
+
+    def _open(self, number: int) -> _Video:
+        path = self._episodes.paths[number]
+        if self._video is None or self._video.path != path:
+            self.close()
+            self._video = _Video(path)
+            more = self._video.count - int(self._rows_of_file[number])
+            if number not in self._opened and more > 0:
+                self.surplus += more
+                self.surplus_files += 1
+            self._opened.add(number)
+        return self._video
 
     def close(self) -> None:
         """Close the open file."""
-        frames = getattr(self, "_frames", None)
-        if frames is not None:
-            frames.close()
+        if self._video is not None:
+            self._video.close()
+        self._video, self._next = None, -1
+
+
+class _Video:
+    """One open file: the frames from the last one that was asked for on.
+
+    Attributes:
+        path: Path of the file.
+        count: Number of its frames by its header; 0 if that does not say it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._time = -math.inf
+        self._frame: Any = None
+        self._array: Array | None = None
+        self._av = _video_library()
+        self._file = File.open(path, None)
+        try:
+            with self._translated_errors():
+                # By descriptor: the path may be another file by now.
+                self._container = self._av.open(
+                    f"/proc/self/fd/{self._file.fd}", format="mp4"
+                )
+                self._stream = self._container.streams.video[0]
+                self._unit_s = float(self._stream.time_base)
+                self.count = int(self._stream.frames)
+                self._frames = self._container.decode(self._stream)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            OSError, ValueError, TypeError, IndexError, self._av.error.FFmpegError,
+        ) as error:  # fmt: skip
+            raise CorruptError(
+                f"{self.path} cannot be decoded after {max(self._time, 0):.3f} s "
+                f"({str(error)[:200]}). The file is damaged: restore it from a copy."
+            ) from error
+
+    def frame_at(self, second: float, tolerance_s: float, jumps: bool) -> Array | None:
+        """Return the frame at a time, or None if there is none.
+
+        Args:
+            second: Time since the beginning of the file.
+            tolerance_s: Difference of the frame's time.
+            jumps: The time does not follow the last one that was asked for.
+        """
+        if not 0 <= second + tolerance_s < math.inf:
+            return None
+        with self._translated_errors():
+            behind = self._time > second + tolerance_s
+            if behind or (jumps and second > max(self._time, 0) + SEEK_S):
+                self._seek(second)
+                self._forward(second - tolerance_s)
+                if self._time > second + tolerance_s:
+                    # Seeking goes by the order of decoding, which may be another one.
+                    self._seek(0)
+            self._forward(second - tolerance_s)
+            if self._frame is None or self._time > second + tolerance_s:
+                return None
+            if self._array is None:
+                if 3 * self._frame.width * self._frame.height > MAX_ROW_NBYTES:
+                    raise ValueError(f"{self._frame.width} x {self._frame.height}")
+                self._array = np.asarray(self._frame.to_ndarray(format="rgb24"))
+            return self._array
+
+    def _seek(self, second: float) -> None:
+        """Go to a key frame at or before a time."""
+        self._container.seek(int(second / self._unit_s), stream=self._stream)
+        self._frames = self._container.decode(self._stream)
+        self._frame, self._array, self._time = None, None, -math.inf
+
+    def _forward(self, second: float) -> None:
+        """Decode up to the first frame at or after a time."""
+        while self._time < second:
+            self._frame, self._array = next(self._frames, None), None
+            if self._frame is None:
+                self._time = math.inf
+            elif self._frame.pts is not None:
+                self._time = self._frame.pts * self._unit_s
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+        self._file.close()
 
 
 def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,32 +45,46 @@ from mmreplay.datasets.common.fields import (
     select_metadata,
 )
 from mmreplay.datasets.common.fragments import (
+    ENDS,
     NO_TEXT,
     TRUNCATED_FIELD,
     Fragment,
     FragmentReader,
 )
-from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, nbytes_of, scalar
+from mmreplay.datasets.common.rows import (
+    ColumnRows,
+    ShiftedRows,
+    is_scalar,
+    nbytes_of,
+    scalar,
+)
 from mmreplay.datasets.images import LOSSY, VideoRows
+from mmreplay.datasets.lerobot_episodes import (
+    EPISODES,
+    Episodes,
+    check_rows,
+    find_videos,
+)
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.source_names import name_fields, own_names_of
 from mmreplay.strict_json import Json
 
 INFO = Path("meta") / "info.json"
 MAX_NBYTES = 16 << 20
 MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
-TASK, TASK_INDEX = "task", "task_index"
-TASKS = (Path("meta") / "tasks.jsonl", Path("meta") / "tasks.parquet")
+TASK, TASK_INDEX, TEXTS = "task", "task_index", "meta/tasks"
+TIMESTAMP = "timestamp"
+TASK_FILES = (Path("meta") / "tasks.jsonl", Path("meta") / "tasks.parquet")
 """Texts of tasks by their numbers, of v2 and v3."""
 TASK_COLUMNS = (TASK, "__index_level_0__")
 """Columns of the texts in v3, where they are the index of a table of pandas."""
 COUNTED = (EPISODE, "frame_index", "index")
 """Columns that positions and flags make redundant."""
 DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
-VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
 METADATA_KEYS = ("codebase_version", "fps", "robot_type")
@@ -143,6 +157,23 @@ class Frames:
             self._open_file = None
 
 
+class _CountedTimes:
+    """Seconds of frames by their number in the episode; see `common.rows.Rows`."""
+
+    dtype: str = "float64"
+    shape: tuple[int, ...] = ()
+
+    def __init__(self, bounds: NDArray[np.int64], fps: float) -> None:
+        self.count = int(bounds[-1])
+        self._bounds, self._fps = bounds, fps
+
+    def read(self, first: int, stop: int) -> Any:
+        """See `Rows.read`."""
+        rows = np.arange(first, stop)
+        begins = self._bounds[np.searchsorted(self._bounds, rows, "right") - 1]
+        return (rows - begins) / self._fps
+
+
 class LerobotReader(FragmentReader):
     """Reads the episodes one after another as one environment."""
 
@@ -153,9 +184,11 @@ class LerobotReader(FragmentReader):
         video: str,
         done: str | None,
         allow_expansion: bool,
+        fields: Sequence[str] | None = None,
     ) -> None:
         self._frames = frames
         self._notes = notes = Notes()
+        self._info = info
         features = info.get("features")
         self._features = features if isinstance(features, dict) else {}
         videos = self._videos(video)
@@ -168,19 +201,43 @@ class LerobotReader(FragmentReader):
         refuse_expansion(
             frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
         )
-        self._video_columns = [self._video_rows(name) for name in videos]
-        self._columns |= dict(zip(videos, self._video_columns, strict=True))
         dones = self._columns.pop(DONE, None)
         self._done = None
         if dones is not None:
             self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
         self._done_meaning = done
-        self._bounds = self._episodes(self._columns.pop(EPISODE))
-        self._named = {
-            _renamed(name): scalar(rows) if name == REWARD else rows
-            for name, rows in self._columns.items()
-            if name not in COUNTED
+        self._episodes = self._find_episodes()
+        # A column of a table may have the name of a video.
+        cameras = {
+            f"videos/{name}" if name in self._columns else name: name for name in videos
         }
+        paths = {name: _path_of(name) for name in self._columns if name not in COUNTED}
+        paths |= {own: _path_of(name) for own, name in cameras.items()}
+        self._tasks = None
+        if self._integers(TASK_INDEX) is not None:
+            self._tasks = read_tasks(frames.folder)
+        if self._tasks is not None:
+            paths[TEXTS] = TASK
+        ends = dict.fromkeys(ENDS, EPISODE if self._done is None else DONE)
+        names = name_fields(paths, frames.folder, notes, fields, ends)
+        if TEXTS not in names:
+            self._tasks = None
+        tables = self._episode_tables()
+        self._named: dict[str, ColumnRows] = {}
+        self._cameras: dict[str, VideoRows] = {}
+        for own, path in names.items():
+            if own in cameras:
+                camera = cameras[own]
+                where = find_videos(frames.folder, info, tables, self._episodes, camera)
+                self._cameras[camera] = VideoRows(
+                    where, self._times(), f"video {camera!r}"
+                )
+                self._named[path] = self._cameras[camera]
+            elif own != TEXTS:
+                rows = self._columns[own]
+                self._named[path] = scalar(rows) if own == REWARD else rows
+        if tables:
+            check_rows(frames.folder, tables, self._episodes, notes)
         schema = make_schema(self._named, notes, frames.folder)
         self._add_notes(info)
         selected = select_metadata(info, METADATA_KEYS, notes)
@@ -190,10 +247,11 @@ class LerobotReader(FragmentReader):
             notes,
             frames.close,
             user_metadata={"lerobot": selected},
+            # A path by which another column is a branch stays a name.
+            own_names=own_names_of(
+                names, ends, {own.replace(".", "/"): own for own in names}
+            ),
         )
-        self._tasks = None
-        if TASK_INDEX in schema and TASK not in schema:
-            self._tasks = read_tasks(frames.folder)
         self._described = self._with_tasks(allow_expansion)
 
     def _with_tasks(self, allow_expansion: bool) -> Description:
@@ -201,14 +259,15 @@ class LerobotReader(FragmentReader):
         described = super().describe()
         if self._tasks is None:
             return described
-        longest = int(self._tasks.lengths.max(initial=0))
+        texts = self._tasks.texts
+        longest = int(texts.lengths.max(initial=0))
         refuse_expansion(
             self._frames.folder, self._frames.count * longest, self._frames.nbytes,
             allow_expansion,
         )  # fmt: skip
         self._notes.note(
-            f"{TASK!r} is the text of the {len(self._tasks)} tasks that "
-            f"{TASK_INDEX!r} names"
+            f"{TASK!r} is the text of the {len(texts) - 1} tasks that {TASK_INDEX!r} "
+            "names"
         )
         # The next task may be a little longer.
         field = Field.text(1 << max(0, longest - 1).bit_length())
@@ -222,26 +281,51 @@ class LerobotReader(FragmentReader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        tasks = self._tasks
         for block in super().blocks(rows_per_block):
-            if tasks is None:
+            if self._tasks is None or TASK_INDEX not in block.columns:
                 yield block
                 continue
-            numbers = block.columns[TASK_INDEX].reshape(-1).astype(np.int64)
-            known = (numbers >= 0) & (numbers < len(tasks))
-            if not known.all():
-                self._notes.doubt(
-                    f"{TASK_INDEX!r} {numbers[~known][0]} has no text, and such frames "
-                    f"have an empty {TASK!r}"
-                )
-            # An empty text stands behind the others.
-            numbers = np.where(known, numbers, len(tasks))
-            every = Ragged.concatenate([tasks, NO_TEXT])
-            for first, stop in split_by_bytes(every.lengths[numbers]):
+            numbers = self._tasks_of(block)
+            for first, stop in split_by_bytes(self._tasks.texts.lengths[numbers]):
                 rows = block.rows(first, stop)
-                texts: Any = every[numbers[first:stop]]
+                texts: Any = self._tasks.texts[numbers[first:stop]]
                 columns = {**rows.columns, TASK: texts}
                 yield Block(columns, rows.env_ids, rows.positions, rows.flags)
+        for camera, frames in self._cameras.items():
+            if frames.surplus:
+                self._notes.note(
+                    f"{frames.surplus:,} frames in {frames.surplus_files:,} videos of "
+                    f"{camera!r} belong to no episode, and were left out"
+                )
+
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`: no image is unpacked."""
+        assert self._tasks is not None
+        for block in self._blocks_of((TASK_INDEX,)):
+            lengths = {TASK: self._tasks.texts.lengths[self._tasks_of(block)]}
+            yield Block(lengths, block.env_ids, block.positions, block.flags)
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`."""
+        super().only((*paths, TASK_INDEX) if TASK in paths else paths)
+
+    def _tasks_of(self, block: Block) -> NDArray[np.int64]:
+        """Return the place of the text of each row among all texts, int64 ``[N]``."""
+        assert self._tasks is not None
+        numbers = block.columns[TASK_INDEX].reshape(-1).astype(np.int64)
+        known = self._tasks.numbers
+        at = np.searchsorted(known, numbers)
+        # An empty text stands behind the others.
+        there = (
+            known[np.minimum(at, len(known) - 1)] == numbers if len(known) else at < 0
+        )
+        if not there.all():
+            self._notes.doubt(
+                f"{TASK_INDEX!r} {numbers[~there][0]} has no text, and such frames "
+                f"have an empty {TASK!r}"
+            )
+        found: NDArray[np.int64] = np.where(there, at, len(known))
+        return found
 
     def _videos(self, video: str) -> list[str]:
         """Return the names of the videos to decode."""
@@ -264,29 +348,41 @@ class LerobotReader(FragmentReader):
             self._notes.note(f"{name!r} is kept as video, and was left out")
         return []
 
-    def _video_rows(self, name: str) -> VideoRows:
-        """Return the frames of a camera from all its files, in order."""
-        folder = self._frames.folder / "videos"
-        found = []
-        for path in folder.rglob("*.mp4"):
-            part, chunk = VIDEO.fullmatch(path.name), None
-            for parent in path.relative_to(folder).parts[:-1]:
-                chunk = CHUNK.fullmatch(parent) or chunk
-            if part and chunk and name in path.relative_to(folder).parts:
-                found.append((int(chunk[1]), int(part[1]), path))
-        if not found:
+    def _episode_tables(self) -> list[Path]:
+        """Return the tables of ``meta/episodes``, which v3 has."""
+        folder = self._frames.folder / EPISODES
+        if (
+            str(self._info.get("codebase_version")).startswith("v2")
+            or not folder.is_dir()
+        ):
+            return []
+        return _data_files(folder)
+
+    def _times(self) -> ColumnRows:
+        """Return the seconds of each frame since its episode began."""
+        rows = self._columns.get(TIMESTAMP)
+        if rows is None:
+            fps = self._info.get("fps")
+            if not isinstance(fps, int | float) or not 0 < fps < np.inf:
+                raise FormatError(
+                    f"{self._frames.folder}: fps of info.json must be above 0 to find "
+                    f"frames of videos without {TIMESTAMP!r}, got {str(fps)[:40]}. "
+                    "Correct it, or pass video='skip'."
+                )
+            return _CountedTimes(self._episodes.bounds, fps)
+        if not is_scalar(rows.shape) or rows.dtype not in ("float32", "float64"):
             raise FormatError(
-                f"{folder} holds no video of {name!r}. Download the dataset again, or "
-                "pass video='skip'."
+                f"{self._frames.folder}: {TIMESTAMP!r} must hold one float32 or "
+                f"float64 a row, got {rows.dtype}{list(rows.shape)}. Download the "
+                "dataset again, or pass video='skip'."
             )
-        paths = [path for _, _, path in sorted(found)]
-        return VideoRows(paths, self._frames.count, f"video {name!r}")
+        return scalar(rows)
 
     def close(self) -> None:
         """See `Reader.close`."""
         super().close()
-        for rows in self._video_columns:
-            rows.close()
+        for frames in self._cameras.values():
+            frames.close()
 
     def _find(self, window: Window) -> dict[str, ColumnRows]:
         """Return the columns that fields can hold, by their names in the tables."""
@@ -296,10 +392,12 @@ class LerobotReader(FragmentReader):
                 f"without {EPISODE!r}. The dataset is damaged."
             )
         found: dict[str, ColumnRows] = {}
-        for name, array in next(self._frames.batches()).items():
+        first = next(self._frames.batches())
+        for name, array in first.items():
             rows = self._rows(window, name, array)
+            short = name.removesuffix("/bytes")
             if rows is not None:
-                found[name.removesuffix("/bytes")] = rows
+                found[name if short in first else short] = rows
             elif not name.endswith("/path"):
                 reason = f"{array.type} is no field dtype"
                 if name in self._frames.names and is_text(plain_type(array.type)):
@@ -317,20 +415,63 @@ class LerobotReader(FragmentReader):
         shape = feature.get("shape") if isinstance(feature, dict) else None
         return number_rows(window, name, array, shape)
 
-    def _episodes(self, numbers: ColumnRows) -> NDArray[np.int64]:
-        """Return the first frame of each episode, and the number of frames."""
-        begins, before = [np.zeros(1, np.int64)], None
-        for first in range(0, numbers.count, ROWS):
-            stop = min(first + ROWS, numbers.count)
-            found = numbers.read(first, stop).astype(np.int64).reshape(-1)
-            begin = found[0] if before is None else before
-            changes = np.flatnonzero(np.diff(found, prepend=begin))
+    def _find_episodes(self) -> Episodes:
+        """Return the episodes, in one pass over the columns that count frames."""
+        episode_rows = self._columns.pop(EPISODE)
+        counts = self._integers("frame_index")
+        indices = self._integers("index")
+        begins: list[NDArray[np.int64]] = []
+        numbers: list[NDArray[np.int64]] = []
+        firsts: list[NDArray[np.int64]] = []
+        begin, before = 0, None
+        for first in range(0, episode_rows.count, ROWS):
+            stop = min(first + ROWS, episode_rows.count)
+            found = episode_rows.read(first, stop).astype(np.int64).reshape(-1)
+            before = found[:1] - 1 if before is None else before
+            changes = np.flatnonzero(np.diff(found, prepend=before))
             begins.append(changes + first)
-            before = found[-1]
-        return np.concatenate([*begins, [numbers.count]])
+            numbers.append(found[changes])
+            if indices is not None:
+                found_indices = indices.read(first, stop).astype(np.int64)
+                firsts.append(found_indices.reshape(-1)[changes])
+            if counts is not None:
+                own = np.full(stop - first, begin)
+                own[changes] = changes + first
+                expected = np.arange(first, stop) - np.maximum.accumulate(own)
+                got = counts.read(first, stop).reshape(-1)
+                wrong = np.flatnonzero(got != expected)
+                if len(wrong):
+                    self._notes.doubt(
+                        f"'frame_index' must count the frames of each episode from 0 "
+                        f"on, and the first that does not is {got[wrong[0]]} in row "
+                        f"{first + wrong[0]}"
+                    )
+                    counts = None
+            begin = int(begins[-1][-1]) if len(changes) else begin
+            before = found[-1:]
+        bounds = np.concatenate([*begins, [episode_rows.count]])
+        every = np.concatenate(numbers)
+        unique = np.unique(every)
+        if len(unique) < len(every):
+            self._notes.doubt(
+                f"the frames of an episode lie in {len(every):,} places for "
+                f"{len(unique):,} numbers of {EPISODE!r}: each was read as an episode"
+            )
+        elif not np.array_equal(every, np.arange(len(every))):
+            self._notes.note(
+                f"{EPISODE!r} does not count from 0 without a gap: each episode was "
+                "read by its own number"
+            )
+        return Episodes(bounds, every, np.concatenate([np.zeros(0, np.int64), *firsts]))
+
+    def _integers(self, name: str) -> ColumnRows | None:
+        """Return a column of one integer a row, or None."""
+        rows = self._columns.get(name)
+        fits = rows is not None and is_scalar(rows.shape) and "int" in rows.dtype
+        return rows if fits else None
 
     def _fragments_of(self) -> Iterator[Fragment]:
-        bounds = self._bounds.tolist()
+        bounds = self._episodes.bounds.tolist()
         for first, stop in pairwise(bounds):
             steps = stop - first
             yield Fragment(
@@ -353,7 +494,7 @@ class LerobotReader(FragmentReader):
         return ends
 
     def _add_notes(self, info: Json) -> None:
-        episodes, frames = len(self._bounds) - 1, self._frames.count
+        episodes, frames = len(self._episodes.numbers), self._frames.count
         note = self._notes.note
         note(f"{episodes:,} episodes begin where {EPISODE!r} changes")
         note(
@@ -372,13 +513,26 @@ class LerobotReader(FragmentReader):
                 )
 
 
-def read_tasks(folder: Path) -> Ragged | None:
-    """Texts of the tasks of a dataset by their numbers, or None if it has none.
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Texts of the tasks of a dataset.
+
+    Attributes:
+        numbers: int64 ``[tasks]``, their numbers, which rise.
+        texts: The text of each; an empty one stands behind them.
+    """
+
+    numbers: NDArray[np.int64]
+    texts: Ragged
+
+
+def read_tasks(folder: Path) -> Tasks | None:
+    """Texts of the tasks of a dataset, or None if it has none.
 
     Raises:
-        FormatError: They are no texts, or take too much memory.
+        FormatError: They are no texts, or take too much memory; or two have one number.
     """
-    lines, table = (folder / name for name in TASKS)
+    lines, table = (folder / name for name in TASK_FILES)
     if table.is_file():
         return _tasks_of_table(table)
     if lines.is_file():
@@ -386,8 +540,9 @@ def read_tasks(folder: Path) -> Ragged | None:
     return None
 
 
-def _tasks_of_lines(path: Path) -> Ragged:
-    texts: dict[int, str] = {}
+def _tasks_of_lines(path: Path) -> Tasks:
+    numbers: list[int] = []
+    texts: list[bytes] = []
     for number, line in enumerate(files.read_bytes(path, MAX_NBYTES).splitlines(), 1):
         if not line.strip():
             continue
@@ -398,11 +553,12 @@ def _tasks_of_lines(path: Path) -> Ragged:
                 f"{path}, line {number} must have a number {TASK_INDEX!r} and a text "
                 f"{TASK!r}, got {line[:60]!r}. Download the dataset again."
             )
-        texts[index] = text
-    return _numbered(path, list(texts), [text.encode() for text in texts.values()])
+        numbers.append(index)
+        texts.append(text.encode())
+    return _numbered(path, numbers, texts)
 
 
-def _tasks_of_table(path: Path) -> Ragged:
+def _tasks_of_table(path: Path) -> Tasks:
     with closing(ParquetFile(path)) as table:
         named = [name for name in TASK_COLUMNS if name in table.schema.names]
         if not named or TASK_INDEX not in table.schema.names:
@@ -438,22 +594,25 @@ def _tasks_of_table(path: Path) -> Ragged:
     return _numbered(path, numbers, texts)
 
 
-def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> Ragged:
-    """Texts in the order of their numbers, which begin with 0."""
-    placed: list[bytes] = [b""] * len(texts)
+def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> Tasks:
+    """Texts in the order of their numbers, which may have gaps."""
+    placed: dict[int, bytes] = {}
     for number, text in zip(numbers, texts, strict=True):
-        if type(number) is not int or not 0 <= number < len(texts):
+        if type(number) is not int or not 0 <= number < 1 << 63 or number in placed:
             raise FormatError(
-                f"{path}: {TASK_INDEX!r} must number {len(texts)} tasks from 0 on, got "
-                f"{str(number)[:40]}. Download the dataset again."
+                f"{path}: {TASK_INDEX!r} must be a number from 0 on for each task, and "
+                f"no number twice, got {str(number)[:40]}. Download the dataset again."
             )
         placed[number] = text
-    offsets = np.cumsum([0, *map(len, placed)], dtype=np.int64)
-    return Ragged(np.frombuffer(b"".join(placed), np.uint8), offsets)
+    ordered = sorted(placed)
+    parts = [placed[number] for number in ordered]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    every = Ragged(np.frombuffer(b"".join(parts), np.uint8), offsets)
+    return Tasks(np.array(ordered, np.int64), Ragged.concatenate([every, NO_TEXT]))
 
 
-def _renamed(name: str) -> str:
-    return {REWARD: "reward"}.get(name, name.replace(".", "/"))
+def _path_of(name: str) -> str:
+    return "reward" if name == REWARD else name.replace(".", "/")
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -467,7 +626,7 @@ def _data_files(folder: Path) -> list[Path]:
                 found.append((int(number[1]), int(part[1]), path))
     if not found or len(found) > MAX_FILES:
         raise FormatError(
-            f"{folder} must hold 1 to {MAX_FILES} files of frames under chunk-000 and "
+            f"{folder} must hold 1 to {MAX_FILES} parquet files under chunk-000 and "
             f"so on, got {len(found)}. Download the dataset again."
         )
     return [path for _, _, path in sorted(found)]
@@ -493,6 +652,7 @@ def open_reader(
     video: str = "refuse",
     done: str | None = None,
     allow_expansion: bool = False,
+    fields: Sequence[str] | None = None,
 ) -> LerobotReader:
     """Open a dataset as a source.
 
@@ -502,6 +662,7 @@ def open_reader(
         video: ``"skip"`` leaves out what is kept as video, ``"decode"`` unpacks it
             with PyAV, ``"refuse"`` refuses it.
         allow_expansion: Read tables that expand to more than 1,000 times the file.
+        fields: See `name_fields`.
     """
     if video not in VIDEOS:
         raise SchemaError(
@@ -518,7 +679,7 @@ def open_reader(
         )
     frames = Frames(path)
     try:
-        return LerobotReader(frames, info, video, done, allow_expansion)
+        return LerobotReader(frames, info, video, done, allow_expansion, fields)
     except BaseException:
         frames.close()
         raise

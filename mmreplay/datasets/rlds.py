@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,12 +40,15 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.schema.dtypes import DTYPES, bfloat16_bits, storage_dtype
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 FEATURES = "features.json"
 MAX_NBYTES = 16 << 20
 SHARD = re.compile(r"(?:.*-)?([\w]+)\.tfrecord(?:-(\d+)-of-(\d+))?")
 STEPS = "steps/"
 MARKS = ("is_first", "is_last", "is_terminal")
+ENDS = {"terminated": "is_terminal", "truncated": "is_last"}
+"""Features that fields of ends are read from."""
 LASTS = ("final", "step")
 HEAD = struct.Struct("<QI")
 SUM = struct.Struct("<I")
@@ -59,7 +62,11 @@ Values = list[bytes] | Array
 
 
 def open_reader(
-    path: Path, *, split: str | None = None, last: str = "final"
+    path: Path,
+    *,
+    split: str | None = None,
+    last: str = "final",
+    fields: Sequence[str] | None = None,
 ) -> RldsReader:
     """Open a dataset's folder (that of features.json) as a source.
 
@@ -68,6 +75,7 @@ def open_reader(
         split: Read this split only; all, in the order of their names, by default.
         last: ``"final"`` takes the last row of an episode as its final observation, as
             RLDS defines; ``"step"`` as a step.
+        fields: See `name_fields`.
     """
     if last not in LASTS:
         raise SchemaError(
@@ -76,7 +84,10 @@ def open_reader(
         )
     feature_notes = Notes()
     features = _features(path, feature_notes)
-    reader = RldsReader(path, _shards(path, split), features, last)
+    names = name_fields(
+        {name: name for name in features}, path / FEATURES, feature_notes, fields, ENDS
+    )
+    reader = RldsReader(path, _shards(path, split), features, last, names)
     for text in feature_notes.notes:
         reader.report.note(text)
     for text in feature_notes.doubts:
@@ -110,10 +121,15 @@ class RldsReader(FragmentReader):
     """Reads the episodes of all shards as one environment, one episode at a time."""
 
     def __init__(
-        self, folder: Path, shards: list[Path], features: dict[str, Feature], last: str
+        self,
+        folder: Path,
+        shards: list[Path],
+        features: dict[str, Feature],
+        last: str,
+        names: Mapping[str, str],
     ) -> None:
         self._folder, self._shards, self._last = folder, shards, last
-        self._features = features
+        self._features, self._names = features, names
         self._notes = notes = Notes()
         self._empty = self._rewarded = self._inner = 0
         first = next(self._read(), None)
@@ -128,7 +144,10 @@ class RldsReader(FragmentReader):
             else "the last row of an episode was read as a step; its next observation "
             "is not known"
         )
-        super().__init__(self._fragments_of, schema, notes, lambda: None)
+        super().__init__(
+            self._fragments_of, schema, notes, lambda: None,
+            own_names=own_names_of(names, ENDS),
+        )  # fmt: skip
         if self._empty:
             notes.note(f"{self._empty:,} episodes of one row were left out: no step")
         if self._inner:
@@ -155,12 +174,12 @@ class RldsReader(FragmentReader):
         """Return the columns of an episode by path, with all rows."""
         count = len(_marks(name, values, "is_last"))
         found: dict[str, ColumnRows] = {}
-        for path, feature in self._features.items():
-            held = values.get(STEPS + path, [])
+        for own, path in self._names.items():
+            feature, held = self._features[own], values.get(STEPS + own, [])
             if feature.image:
-                found[path] = _images(name, path, held, count)
+                found[path] = _images(name, own, held, count)
             else:
-                found[path] = ArrayRows(_array(name, path, held, feature, count))
+                found[path] = ArrayRows(_array(name, own, held, feature, count))
         if "reward" in found:
             found["reward"] = scalar(found["reward"])
         return found
@@ -316,13 +335,22 @@ def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
     data = files.read_bytes(path, MAX_NBYTES)
     try:
         steps = json.loads(data)["featuresDict"]["features"]["steps"]
-        return dict(_leaves(steps["sequence"]["feature"], "", notes))
+        leaves = list(_leaves(steps["sequence"]["feature"], "", notes))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path} does not describe steps ({type(error).__name__}: "
             f"{str(error)[:80]}), so it is not an RLDS dataset of episodes. Name its "
             "format with format= (--from)."
         ) from None
+    features = dict(leaves)
+    if len(features) < len(leaves):
+        paths = [path for path, _ in leaves]
+        twice = next(path for path in features if paths.count(path) > 1)
+        raise FormatError(
+            f"{path} has two features {twice!r}, by its name or by that of a dict. "
+            "Rename one of them."
+        )
+    return features
 
 
 def _shards(folder: Path, split: str | None) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +15,36 @@ from mmreplay.datasets.common.fields import (
     Flags,
     ends_of,
     make_schema,
+    rename_top,
     select_metadata,
 )
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.hdf5 import Hdf5, is_hdf5
 from mmreplay.errors import FormatError, SchemaError
+from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
+from mmreplay.schema.source_names import OwnNames, name_fields, own_names_of
 
 DATA, MASK, DONES = "data", "mask", "dones"
 DEMO = re.compile(r"demo_(\d+)")
-NAMES = {"obs": "observation", "actions": "action", "rewards": "reward"}
+NAMES = {
+    "obs": "observation", "actions": "action", "rewards": "reward", DONES: "done",
+}  # fmt: skip
 """Names of fields in robomimic, and here."""
+ENDS = {"terminated": DONES, "truncated": DONES}
+"""Columns that fields of ends are read from."""
 NEXT = "next_obs"
 
 
 class RobomimicReader(FragmentReader):
     """Reads demonstrations, in the order of their numbers, as one environment."""
 
-    def __init__(self, hdf5: Hdf5, demos: list[str]) -> None:
-        self._hdf5 = hdf5
+    def __init__(
+        self, hdf5: Hdf5, demos: list[str], fields: Sequence[str] | None = None
+    ) -> None:
+        self._hdf5, self._fields = hdf5, fields
+        self._own_names: OwnNames = {}
         self._inner = 0
         self._next_there = False
         notes = hdf5.notes
@@ -57,8 +67,9 @@ class RobomimicReader(FragmentReader):
                 yield self._fragment(demo)
 
         super().__init__(
-            fragments, schema, notes, hdf5.close, user_metadata={"robomimic": selected}
-        )
+            fragments, schema, notes, hdf5.close,
+            user_metadata={"robomimic": selected}, own_names=self._own_names,
+        )  # fmt: skip
         if self._inner:
             notes.doubt(
                 f"{self._inner:,} steps are done within a demonstration, and were not "
@@ -67,27 +78,37 @@ class RobomimicReader(FragmentReader):
 
     def _fragment(self, demo: str) -> Fragment:
         name = f"/{DATA}/{demo}"
-        found: dict[str, ColumnRows] = {}
-        next_obs: dict[str, ColumnRows] = {}
+        held: dict[str, ColumnRows] = {}
         for path, dataset in self._hdf5.datasets(name).items():
             rows = self._hdf5.rows(dataset, path)
-            if rows is None:
-                continue
-            top, slash, rest = path.partition("/")
-            if top == NEXT:
-                next_obs[f"observation{slash}{rest}"] = rows
-            elif path == DONES:
-                found["done"] = scalar(rows)
-            else:
-                found[NAMES.get(top, top) + slash + rest] = rows
-        if "action" not in found:
+            if rows is not None:
+                held[path] = rows
+        names = name_fields(
+            {path: rename_top(path, NAMES) for path in held if not under([path], NEXT)},
+            self._hdf5.path_of(name), self._hdf5.notes, self._fields, ENDS,
+        )  # fmt: skip
+        self._own_names = self._own_names or own_names_of(names, ENDS)
+        found = {path: held[own] for own, path in names.items()}
+        # Those that stand beside 'obs', by the names of these.
+        next_obs = {
+            path: held[own.replace("obs", NEXT, 1)]
+            for own, path in names.items()
+            if under([own], "obs") and own.replace("obs", NEXT, 1) in held
+        }
+        for own in under(held, NEXT):
+            path = rename_top(own.replace(NEXT, "obs", 1), NAMES)
+            if own.replace(NEXT, "obs", 1) not in names and path not in found:
+                next_obs[path] = held[own]
+        actions = held.get("actions", held.get("action"))
+        if actions is None:
             raise FormatError(
                 f"{self._hdf5.path_of(name)} has no 'actions'. The file is damaged, or "
                 "not of robomimic."
             )
-        steps = found["action"].count
-        if "reward" in found:
-            found["reward"] = scalar(found["reward"])
+        steps = actions.count
+        for path in ("reward", "done"):
+            if path in found:
+                found[path] = scalar(found[path])
         # What has another length is of no step.
         kept = {path: rows for path, rows in found.items() if rows.count == steps}
         notes = self._hdf5.notes
@@ -103,10 +124,13 @@ class RobomimicReader(FragmentReader):
             )
         if here - next_obs.keys():
             next_obs = {}
+        dones = held.get(DONES)
+        if dones is not None and dones.count != steps:
+            dones = None
         return Fragment(
             self._hdf5.path_of(name), steps, kept,
             {path: next_obs[path] for path in here if next_obs},
-            self._ends(name, kept.get("done"), steps), is_episode=False,
+            self._ends(name, dones, steps), is_episode=False,
         )  # fmt: skip
 
     def _ends(self, name: str, dones: ColumnRows | None, steps: int) -> Ends:
@@ -166,7 +190,11 @@ def recognizes(path: Path) -> bool:
 
 
 def open_reader(
-    path: Path, *, filter: str | None = None, allow_expansion: bool = False
+    path: Path,
+    *,
+    filter: str | None = None,
+    allow_expansion: bool = False,
+    fields: Sequence[str] | None = None,
 ) -> RobomimicReader:
     """Open a robomimic file as a source.
 
@@ -174,10 +202,11 @@ def open_reader(
         path: The file.
         filter: Read the demonstrations of this filter key (``mask/<filter>``) only.
         allow_expansion: Read datasets that expand to more than 1,000 times the file.
+        fields: See `name_fields`.
     """
     hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
     try:
-        return RobomimicReader(hdf5, _demos(hdf5, filter))
+        return RobomimicReader(hdf5, _demos(hdf5, filter), fields)
     except BaseException:
         hdf5.close()
         raise

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.base import Notes, refuse_expansion
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.schema.naming import ENDS
+from mmreplay.schema.source_names import OwnNames, name_fields
+from mmreplay.storage.foreign_zarr.mapping import DATA, array_paths
 from mmreplay.storage.foreign_zarr.source import ZarrSource, source_of
 
 
 class ZarrReader(BufferReader):
     """Reads a group opened as a buffer; its report is the mapping's."""
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
+    def __init__(self, buffer: ReplayBuffer, renamed: Notes) -> None:
         super().__init__(buffer, owned=True)
         mapping = buffer.mapping
         assert mapping is not None
-        self.report = Notes(list(mapping.notes), list(mapping.doubts))
+        self.report = Notes([*mapping.notes, *renamed.notes], list(mapping.doubts))
+        # Ends have no array: flags hold them.
+        self._own_names = {DATA + path: (path,) for path in ENDS}
         for path, name in mapping.arrays.items():
+            self._own_names[name] = (path,)
             if path != name:
                 self.report.note(f"field {path!r} is array {name!r}")
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
 
 
 def _nbytes(path: Path) -> int:
@@ -61,6 +72,7 @@ def open_reader(
     region: str | None = None,
     anonymous: bool = False,
     allow_expansion: bool = False,
+    fields: Sequence[str] | None = None,
 ) -> ZarrReader:
     """Open a group as a source; see `ZarrSource`.
 
@@ -74,18 +86,29 @@ def open_reader(
         anonymous: Send no credentials.
         allow_expansion: Read a group that holds more than 1,000 times what its files
             take; data in a bucket is not measured.
+        fields: See `name_fields`.
     """
     if isinstance(fields_of, Mapping):
         _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
     source = ZarrSource(
         str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
     )
-    buffer = ReplayBuffer.open(source)
+    renamed = Notes()
+    try:
+        buffer = ReplayBuffer.open(source)
+    except SourceError:
+        if source.remote or fields_of is not None:
+            raise
+        paths = array_paths(source)
+        names = name_fields(paths, path, renamed, fields)
+        if names == paths:
+            raise
+        buffer = ReplayBuffer.open(replace(source, fields=names))
     try:
         if not source.remote:
             held = int(buffer.span.lengths.sum()) * buffer.schema.row_nbytes
             refuse_expansion(path, held, _nbytes(path), allowed=allow_expansion)
-        return ZarrReader(buffer)
+        return ZarrReader(buffer, renamed)
     except BaseException:
         buffer.close()
         raise

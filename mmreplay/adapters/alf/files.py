@@ -6,7 +6,7 @@ action taken at it. A row of step type LAST is an episode's final observation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,39 +23,50 @@ from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.schema.naming import left_out
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 POSITIONS, SIZES = "_current_pos", "_current_size"
 FIRST, LAST = 0, 2
 MAX_ENVS = 1 << 20
 STEP = "time_step"
 LED = ("reward", "discount")
+ENDS = dict.fromkeys(("terminated", "truncated"), "time_step|step_type")
+"""Tensors that fields of ends are read from."""
 
 
 class AlfReader(FragmentReader):
     """Reads each environment's ring, oldest row first."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, fields: Sequence[str] | None = None) -> None:
         notes = Notes()
-        columns = pt.read_columns(file, notes)
+        inner: dict[str, str] = {}
+        columns = pt.read_columns(file, notes, fields=fields, own_names=inner)
         prefix = _prefix(file, columns)
+        inner = {own: name.removeprefix(prefix) for own, name in inner.items()}
         self._file = file
         self._heads = _numbers(file, columns, prefix + POSITIONS)
         self._lengths = _numbers(file, columns, prefix + SIZES)
-        self._tensors = self._find(columns, prefix, notes)
+        self._names: dict[str, str] = {}
+        self._tensors = self._find(columns, prefix, notes, fields)
         first = self._columns(0, 0, 0)
         first.pop("step_type")
         schema = make_schema(first, notes, file.path)
         notes.note(f"{NOTE}; step types and discounts say how episodes end")
         super().__init__(
-            self._episodes, schema, notes, file.close, num_envs=len(self._heads)
-        )
+            self._episodes, schema, notes, file.close, num_envs=len(self._heads),
+            own_names=own_names_of(self._names, ENDS, inner),
+        )  # fmt: skip
 
     def _find(
-        self, columns: Mapping[str, ArrayColumn], prefix: str, notes: Notes
+        self,
+        columns: Mapping[str, ArrayColumn],
+        prefix: str,
+        notes: Notes,
+        fields: Sequence[str] | None,
     ) -> dict[str, ArrayColumn]:
         """The ring's leaves by path, and the state beside them left out."""
         lengths, envs = set(), len(self._heads)
-        found = {}
+        held: dict[str, ArrayColumn] = {}
         for name, column in columns.items():
             leaf = name.removeprefix(prefix)
             if not name.startswith(prefix) or leaf.startswith("_"):
@@ -64,8 +75,17 @@ class AlfReader(FragmentReader):
                 message = f"tensor {name!r} was left out: it has no row a step"
                 left_out(notes, _renamed(leaf), message)
                 continue
-            found[_renamed(leaf)] = column
+            held[leaf] = column
             lengths.add(column.shape[1])
+        paths = {leaf: _renamed(leaf) for leaf in held}
+        if fields is not None:
+            # Ends are read from these, whatever is selected.
+            fields = [
+                *fields,
+                *(f"{STEP}|{name}" for name in ("step_type", "discount")),
+            ]
+        self._names = name_fields(paths, self._file.path, notes, fields, ENDS)
+        found = {path: held[leaf] for leaf, path in self._names.items()}
         if len(lengths) != 1 or not {"step_type", "observation"} <= {
             path.split("/")[0] for path in found
         }:
@@ -165,14 +185,18 @@ def recognizes(path: Path) -> bool:
     return torch_files.names(path, POSITIONS.encode(), SIZES.encode())
 
 
-def open_reader(path: Path) -> AlfReader:
+def open_reader(path: Path, *, fields: Sequence[str] | None = None) -> AlfReader:
     """Open a checkpoint, or a replay buffer's state dict, as a source.
 
     No pickle is run: torch reads it with ``weights_only=True``.
+
+    Args:
+        path: The file.
+        fields: See `name_fields`.
     """
     file = File.open(path, None)
     try:
-        return AlfReader(file)
+        return AlfReader(file, fields)
     except BaseException:
         file.close()
         raise

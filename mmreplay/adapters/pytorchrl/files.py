@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmreplay.convert import pt
@@ -23,33 +23,49 @@ from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import FormatError, SchemaError
+from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
+from mmreplay.schema.source_names import name_fields, own_names_of
 
 NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
 """Names of fields there, and here."""
 NEXT, DONE, NEXT_DONE = "NextObservation", "Done", "NextDone"
 SIZE, STEP = "size", "step"
+ENDS = dict.fromkeys(("terminated", "truncated"), NEXT_DONE)
+"""Tensors that fields of ends are read from."""
 
 
 class PytorchrlReader(FragmentReader):
     """Reads each process's rows, oldest first."""
 
     def __init__(
-        self, file: File, size: int | None, step: int | None, done: str | None
+        self,
+        file: File,
+        size: int | None,
+        step: int | None,
+        done: str | None,
+        fields: Sequence[str] | None = None,
     ) -> None:
         self._file, self._meant = file, done
         self._notes = notes = Notes()
         numbers: dict[str, int] = {}
-        columns = pt.read_columns(file, notes, numbers)
+        inner: dict[str, str] = {}
+        columns = pt.read_columns(file, notes, numbers, fields, inner)
         self._tensors, self._slots, self._envs = _tensors(file, columns, notes)
         size = numbers.get(SIZE) if size is None else size
         step = numbers.get(STEP) if step is None else step
         self._steps, self._first = self._rows_and_oldest(size, step)
+        paths = {
+            name: rename_top(name, NAMES)
+            for name in self._tensors
+            if name.partition("/")[0] not in (NEXT, DONE, NEXT_DONE)
+        }
+        self._names = name_fields(paths, file.path, notes, fields, ENDS)
         first = self._fragment(0)
         schema = make_schema(first.columns, notes, file.path)
         super().__init__(
             lambda: map(self._fragment, range(self._envs)), schema, notes, file.close,
-            num_envs=self._envs,
+            num_envs=self._envs, own_names=own_names_of(self._names, ENDS, inner),
         )  # fmt: skip
 
     def _rows_and_oldest(self, size: int | None, step: int | None) -> tuple[int, int]:
@@ -80,15 +96,13 @@ class PytorchrlReader(FragmentReader):
         )  # fmt: skip
 
     def _fragment(self, env_id: int) -> Fragment:
-        columns: dict[str, ColumnRows] = {}
-        next_obs: dict[str, ColumnRows] = {}
-        for name in self._tensors:
-            top, slash, rest = name.partition("/")
-            rows = self._rows(name, env_id)
-            if top == NEXT:
-                next_obs[f"observation{slash}{rest}"] = rows
-            elif top not in (DONE, NEXT_DONE):
-                columns[rename_top(name, NAMES)] = rows
+        columns = {p: self._rows(name, env_id) for name, p in self._names.items()}
+        next_obs = {}
+        for name in under(self._tensors, NEXT):
+            own = name.replace(NEXT, "Observation", 1)
+            path = self._names.get(own, rename_top(own, NAMES))
+            if own in self._names or path not in columns:
+                next_obs[path] = self._rows(name, env_id)
         if "reward" in columns:
             columns["reward"] = scalar(columns["reward"])
         seen = {path for path in columns if path.split("/")[0] == "observation"}
@@ -149,6 +163,7 @@ def open_reader(
     size: int | None = None,
     step: int | None = None,
     done: str | None = None,
+    fields: Sequence[str] | None = None,
 ) -> PytorchrlReader:
     """Open a dict of a storage's tensors as a source.
 
@@ -160,6 +175,7 @@ def open_reader(
             default.
         step: The slot that would be written next, likewise.
         done: What ``NextDone`` means, ``"terminated"`` or ``"truncated"``.
+        fields: See `name_fields`.
     """
     check_done(done)
     for name, number in (("size", size), ("step", step)):
@@ -170,7 +186,7 @@ def open_reader(
             )
     file = File.open(path, None)
     try:
-        return PytorchrlReader(file, size, step, done)
+        return PytorchrlReader(file, size, step, done, fields)
     except BaseException:
         file.close()
         raise

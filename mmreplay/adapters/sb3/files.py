@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,22 @@ from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import Array, ColumnRows, ring_rows, scalar
 from mmreplay.errors import CorruptError, FormatError
+from mmreplay.schema.source_names import name_fields, own_names_of
 
-NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
-"""Names of fields there, and here."""
+NAMES = {"actions": "action", "rewards": "reward"}
+"""Names of fields there, and here, beside those of observations."""
 NEXT, DONES, TIMEOUTS = "next_observations", "dones", "timeouts"
 
 
 class Sb3Reader(FragmentReader):
     """Reads each of the buffer's environments, oldest step first."""
 
-    def __init__(self, path: Path, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, state: Mapping[str, Any], fields: Sequence[str] | None = None
+    ) -> None:
         self._path = path
         self._notes = Notes()
+        self._names = dict(NAMES)
         self._slots, self._envs = self._check_sizes(state)
         full, pos = state.get("full"), state.get("pos")
         if (
@@ -46,18 +50,26 @@ class Sb3Reader(FragmentReader):
         self._steps = self._slots - lost if full else pos
         if not self._steps:
             raise FormatError(f"{path} holds an empty buffer.")
-        columns = {n: self._arrays(state, own) for own, n in NAMES.items()}
+        observed: Any = state.get("observations")
+        keys = self._observations(observed, fields)
         self._columns = {
-            path: array for found in columns.values() for path, array in found.items()
+            path: self._array(path, observed if key is None else observed[key])
+            for path, key in keys.items()
         }
-        self._ends = self._arrays(state, DONES) | self._arrays(state, TIMEOUTS)
-        self._next_obs = self._next_arrays(state)
+        for own, name in NAMES.items():
+            self._columns[name] = self._array(name, state.get(own))
+        self._ends = {
+            end: self._array(end, state.get(end)) for end in (DONES, TIMEOUTS)
+        }
+        self._next_obs = self._next_arrays(state, keys)
         first = self._fragment(0, 0, self._next_obs)
         schema = make_schema(first.columns, self._notes, path)
         self._add_notes(state, bool(full))
+        ends = {"terminated": DONES, "truncated": TIMEOUTS}
         super().__init__(
-            self._fragments_of, schema, self._notes, lambda: None, num_envs=self._envs
-        )
+            self._fragments_of, schema, self._notes, lambda: None, num_envs=self._envs,
+            own_names=own_names_of(self._names, ends),
+        )  # fmt: skip
 
     def _check_sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
         dones = state.get(DONES)
@@ -70,37 +82,55 @@ class Sb3Reader(FragmentReader):
         slots, envs = dones.shape
         return int(slots), int(envs)
 
-    def _arrays(self, state: Mapping[str, Any], name: str) -> dict[str, Array]:
-        """Arrays of a part by path; of a dict by its keys."""
-        value = state.get(name)
-        top = NAMES.get(name, name)
-        found: dict[str, Any] = {top: value}
-        if isinstance(value, Mapping) and name in ("observations", NEXT):
-            found = {f"{top}/{key}": each for key, each in value.items()}
-        for path, array in found.items():
-            shape = (self._slots, self._envs)
-            if not isinstance(array, np.ndarray) or array.shape[:2] != shape:
-                got = getattr(array, "shape", type(array).__name__)
-                raise CorruptError(
-                    f"{self._path}: {path!r} must be an array of {shape[0]} steps of "
-                    f"{shape[1]} environments, got {got}. The file is damaged."
-                )
-        return found
+    def _observations(
+        self, value: object, fields: Sequence[str] | None
+    ) -> dict[str, object]:
+        """Return the key of each observation by path; None for an array of all."""
+        if not isinstance(value, Mapping):
+            self._names["observations"] = "observation"
+            return {"observation": None}
+        keys = {
+            f"observations/{key}" if type(key) is str else f"observations[{key!r}]": key
+            for key in value
+        }
+        names = name_fields(
+            {own: f"observation/{key}" for own, key in keys.items()},
+            self._path, self._notes, fields,
+        )  # fmt: skip
+        self._names |= names
+        return {path: keys[own] for own, path in names.items()}
 
-    def _next_arrays(self, state: Mapping[str, Any]) -> dict[str, Array]:
+    def _array(self, path: str, value: object) -> Array:
+        """Return the values of a field in each step of each environment."""
+        shape = (self._slots, self._envs)
+        if not isinstance(value, np.ndarray) or value.shape[:2] != shape:
+            got = getattr(value, "shape", type(value).__name__)
+            raise CorruptError(
+                f"{self._path}: {path!r} must be an array of {shape[0]} steps of "
+                f"{shape[1]} environments, got {got}. The file is damaged."
+            )
+        return value
+
+    def _next_arrays(
+        self, state: Mapping[str, Any], keys: Mapping[str, object]
+    ) -> dict[str, Array]:
+        """Return the next observations by the paths of observations, by their keys."""
         if self._shared:
             return {}
-        found = {
-            path.replace(NEXT, "observation", 1): array
-            for path, array in self._arrays(state, NEXT).items()
-        }
-        seen = self._observed()
+        held: list[dict[object, Any]] = [
+            dict(each) if isinstance(each, Mapping) else {None: each}
+            for each in (state.get("observations"), state.get(NEXT))
+        ]
+        seen, found = held
         if found.keys() != seen.keys():
             raise FormatError(
-                f"{self._path}: {NEXT!r} must have {sorted(seen)[:9]} like the "
-                f"observations, got {sorted(found)[:9]}. The file is damaged."
+                f"{self._path}: {NEXT!r} must have {_named(seen)} like the "
+                f"observations, got {_named(found)}. The file is damaged."
             )
-        return found
+        return {
+            path: self._array(path.replace("observation", NEXT, 1), found[key])
+            for path, key in keys.items()
+        }
 
     def _observed(self) -> dict[str, Array]:
         return {
@@ -178,6 +208,12 @@ class Sb3Reader(FragmentReader):
         )  # fmt: skip
 
 
+def _named(keys: Iterable[object]) -> list[str]:
+    """Return some paths of observations by their keys."""
+    names = ("observation" if key is None else f"observation/{key}" for key in keys)
+    return sorted(names)[:9]
+
+
 def _apart(ends: Ends) -> Ends:
     """Dones and timeouts as terminations, dones that are no timeouts, and timeouts."""
 
@@ -193,13 +229,16 @@ def recognizes(path: Path) -> bool:
     return b"stable_baselines3" in pickles.head(path)
 
 
-def open_reader(path: Path, *, allow_pickle: bool = False) -> Sb3Reader:
+def open_reader(
+    path: Path, *, allow_pickle: bool = False, fields: Sequence[str] | None = None
+) -> Sb3Reader:
     """Open a saved replay buffer as a source; it is held whole.
 
     Args:
         path: The file.
         allow_pickle: Run it. A pickle is a program: allow only what you trust.
+        fields: See `name_fields`.
     """
     found = pickles.load(path, allow_pickle)
     state = found.state if isinstance(found, pickles.StandIn) else {}
-    return Sb3Reader(path, state)
+    return Sb3Reader(path, state, fields)

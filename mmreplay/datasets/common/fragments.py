@@ -23,7 +23,9 @@ from mmreplay.convert.values import VALUES_NBYTES
 from mmreplay.datasets.common.rows import Array, ColumnRows, ShiftedRows
 from mmreplay.errors import FormatError
 from mmreplay.ragged import Ragged
+from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.source_names import OwnNames
 from mmreplay.strict_json import Json
 
 TERMINATED_FIELD, TRUNCATED_FIELD = "terminated", "truncated"
@@ -81,6 +83,7 @@ class FragmentReader(Reader):
         *,
         num_envs: int = 1,
         user_metadata: Json | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         """Read fragments.
 
@@ -91,8 +94,12 @@ class FragmentReader(Reader):
             close: Closes the files.
             num_envs: Number of environments.
             user_metadata: The user's own JSON.
+            own_names: See `Reader.own_names`.
         """
         self.report = notes
+        self._own_names = own_names or {}
+        self._paths = schema.paths
+        self._span: Span | None = None
         self._close = close
         self._fragments = fragments
         self._schema = schema
@@ -113,7 +120,7 @@ class FragmentReader(Reader):
     def _count(self, rows: int) -> None:
         for fragment in self._fragments():
             self._check(fragment)
-            for chunk in self._chunks(fragment, rows, values=False):
+            for chunk in self._chunks(fragment, rows, ()):
                 last = chunk.first + len(chunk.stated) == fragment.steps
                 self.tally.add(
                     fragment.env_id, chunk.stated, chunk.split, chunk.final,
@@ -139,17 +146,65 @@ class FragmentReader(Reader):
         """See `Reader.describe`."""
         return self._description
 
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
+
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
+        return self._blocks_of(self._paths, rows_per_block)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        for block in self._blocks_of(()):
+            yield Block({}, block.env_ids, block.positions, block.flags)
+
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`: no other columns are read."""
+        varying = self._schema.varying
+        for block in self._blocks_of(varying):
+            lengths = {path: block.values(path).lengths for path in varying}
+            yield Block(lengths, block.env_ids, block.positions, block.flags)
+
+    def _blocks_of(
+        self, paths: tuple[str, ...], rows_per_block: int | None = None
+    ) -> Iterator[Block]:
+        """Yield the rows with some of their columns, and both ends."""
         rows = rows_per_block or default_rows(self._description)
         # Texts are read as if each were as long as it may be.
         fields = self._schema.fields
         longest = sum(fields[path].max_heap_nbytes for path in self._schema.varying)
         if longest:
             rows = max(1, min(rows, VALUES_NBYTES // longest))
-        yield from regroup(self._blocks(rows), rows)
+        yield from regroup(self._blocks(rows, paths), rows)
 
-    def _blocks(self, rows: int) -> Iterator[Block]:
+    def narrow(self, span: Span) -> None:
+        """See `Reader.narrow`: episodes outside are not read."""
+        self._span = span
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`."""
+        self._paths = paths
+
+    def _is_outside(self, fragment: Fragment, head: int, size: int) -> bool:
+        """Return whether no row of a fragment is wanted, without reading its columns.
+
+        Args:
+            fragment: The fragment.
+            head: Position of its first row.
+            size: Steps at a time.
+        """
+        if self._span is None or (fragment.next_obs and not fragment.is_episode):
+            return False
+        env_id, stop = fragment.env_id, head + fragment.steps
+        if head >= self._span.stop[env_id]:
+            return True
+        if stop <= self._span.first[env_id] and fragment.next_obs:
+            chunks = self._chunks(fragment, size, ())
+            stop += sum(int(chunk.final.sum()) for chunk in chunks)
+        return stop <= int(self._span.first[env_id])
+
+    def _blocks(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
         num_envs = self._description.num_envs
         marks, heads = Marks(num_envs), np.zeros(num_envs, np.int64)
         # A chunk is held several times: the rows that are read, the rows that they
@@ -157,10 +212,13 @@ class FragmentReader(Reader):
         size = max(1, rows // CHUNKS_PER_BLOCK)
         for fragment in self._fragments():
             env_id = fragment.env_id
-            for chunk in self._chunks(fragment, size, values=True):
+            outside = self._is_outside(fragment, int(heads[env_id]), size)
+            wanted = () if outside else paths
+            for chunk in self._chunks(fragment, size, wanted):
                 block = self._block(chunk, env_id, int(heads[env_id]), marks)
                 heads[env_id] += len(block)
-                yield block
+                if not outside:
+                    yield block
 
     def _block(self, chunk: _Chunk, env_id: int, head: int, marks: Marks) -> Block:
         """Return the rows of steps, each followed by its final row if it has one."""
@@ -170,9 +228,8 @@ class FragmentReader(Reader):
         final = np.ones(count, bool)
         final[at_rows] = False
         columns = {
-            path: _with_finals(chunk.columns[path], chunk.next_obs.get(path), final)
-            for path in self._schema.paths
-            if path not in ENDS
+            path: _with_finals(values, chunk.next_obs.get(path), final)
+            for path, values in chunk.columns.items()
         }
         terminated = np.zeros(count, bool)
         terminated[at_rows] = chunk.terminated
@@ -187,22 +244,25 @@ class FragmentReader(Reader):
         return Block(columns, np.full(count, env_id), positions, flags)
 
     def _chunks(
-        self, fragment: Fragment, rows: int, *, values: bool
+        self, fragment: Fragment, rows: int, paths: tuple[str, ...]
     ) -> Iterator[_Chunk]:
-        """Yield the steps of a fragment; without values only ends are read."""
+        """Yield the steps of a fragment with some of its columns, and ends."""
+        wanted = [path for path in paths if path not in ENDS]
         for first in range(0, fragment.steps, rows):
             stop = min(first + rows, fragment.steps)
-            columns: dict[str, Array] = {}
-            if values:
-                columns = {p: c.read(first, stop) for p, c in fragment.columns.items()}
+            columns = {p: fragment.columns[p].read(first, stop) for p in wanted}
             terminated, truncated = fragment.ends(first, stop)
             stated = terminated | truncated
             split = _disconnected(fragment, first, stop, columns) & ~stated
             final = (stated | split) & bool(fragment.next_obs)
             next_obs: dict[str, Array] = {}
-            if values and final.any():
+            if wanted and final.any():
                 at_rows = first + np.flatnonzero(final)
-                next_obs = {p: _at(c, at_rows) for p, c in fragment.next_obs.items()}
+                next_obs = {
+                    p: _at(c, at_rows)
+                    for p, c in fragment.next_obs.items()
+                    if p in columns
+                }
             yield _Chunk(
                 first, stated, split, terminated, truncated, final, columns, next_obs
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.datasets.images import ImageRows
 from mmreplay.datasets.minari.spaces import is_image, leaf_of, text_field
 from mmreplay.errors import FormatError
+from mmreplay.schema.source_names import name_fields
 
 HDF5_FILE_NAME = "main_data.hdf5"
 SECTIONS = ("observations", "actions", "rewards", "terminations", "truncations")
+TUPLE_ITEM = re.compile(r"(?:(?<=/)|^)_index_(?=\d+(?:/|$))")
+"""Stands before the number of a tuple's item in the name of its group."""
 INFOS = "infos were left out; infos=True takes what every episode has of them"
 
 
@@ -26,6 +30,7 @@ class Hdf5Episodes:
     Attributes:
         lossy: Some images were kept as JPEG.
         notes: What was left out.
+        own_names: Names of columns by their names in the file.
     """
 
     def __init__(
@@ -37,9 +42,11 @@ class Hdf5Episodes:
         jpeg: bool,
         infos: bool,
         allow_expansion: bool,
+        fields: Sequence[str] | None = None,
     ) -> None:
         """Open the file of a dataset's folder."""
-        self.lossy = False
+        self.lossy, self._fields = False, fields
+        self.own_names: dict[str, str] = {}
         self.notes = Notes()
         self._spaces, self._jpeg = spaces, jpeg
         self._sections = (*SECTIONS, "infos") if infos else SECTIONS
@@ -68,15 +75,20 @@ class Hdf5Episodes:
         if left_out and self._hdf5.datasets(f"{group}/infos"):
             self.notes.note(INFOS)
         found: dict[str, ColumnRows] = {}
+        paths: dict[str, str] = {}
         for section in self._sections:
             if section not in there:
                 continue
             for path, name in self._hdf5.datasets(f"{group}/{section}").items():
-                below = path.replace("_index_", "")
+                own = f"{section}/{path}".rstrip("/")
+                below = TUPLE_ITEM.sub("", path)
                 rows = self._rows(name, section, below)
                 if rows is not None:
-                    found[f"{section}/{below}".rstrip("/")] = rows
-        return found
+                    found[own] = rows
+                    paths[own] = f"{section}/{below}".rstrip("/")
+        names = name_fields(paths, self._hdf5.path_of(group), self.notes, self._fields)
+        self.own_names |= names
+        return {path: found[own] for own, path in names.items()}
 
     def _rows(self, name: str, section: str, path: str) -> ColumnRows | None:
         space = self._spaces.get(section)

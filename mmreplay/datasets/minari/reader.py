@@ -10,7 +10,13 @@ from typing import Protocol
 
 from mmreplay import strict_json
 from mmreplay.convert.base import Notes
-from mmreplay.datasets.common.fields import Flags, ends_of, make_schema, select_metadata
+from mmreplay.datasets.common.fields import (
+    Flags,
+    ends_of,
+    make_schema,
+    rename_top,
+    select_metadata,
+)
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, scalar
 from mmreplay.datasets.images import LOSSY
@@ -18,12 +24,19 @@ from mmreplay.datasets.minari.hdf5_episodes import Hdf5Episodes
 from mmreplay.datasets.minari.spaces import parse
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.schema.source_names import OwnNames, name_fields, own_names_of
 from mmreplay.strict_json import Json
 
 FILE_NAME = "metadata.json"
 MAX_NBYTES = 64 << 20
 MAX_EPISODES = 10_000_000
 ENDS = ("terminations", "truncations")
+END_NAMES = {"terminated": "terminations", "truncated": "truncations"}
+NAMES = {
+    "observations": "observation", "actions": "action", "rewards": "reward",
+    "infos": "info",
+}  # fmt: skip
+"""Names of fields in Minari, and here."""
 ID = re.compile(r"([-_\w][-_\w/]*/)?[-_\w]+-v\d+")
 """An id of Minari's: ``(namespace/)name-v0``."""
 METADATA_KEYS = (
@@ -40,6 +53,7 @@ def open_reader(
     infos: bool = False,
     allow_expansion: bool = False,
     episode_indices: Sequence[int] | None = None,
+    fields: Sequence[str] | None = None,
 ) -> MinariReader:
     """Open a dataset as a source.
 
@@ -50,6 +64,7 @@ def open_reader(
         allow_expansion: Read data that expands to more than 1,000 times the file.
         episode_indices: Numbers of the episodes to read, in the order to read them in;
             all of them by default.
+        fields: See `name_fields`.
     """
     folder = _data_folder(path)
     if folder is None:
@@ -81,7 +96,7 @@ def open_reader(
     elif kind == "hdf5":
         episodes = Hdf5Episodes(
             folder, count, spaces, jpeg=jpeg, infos=infos,
-            allow_expansion=allow_expansion,
+            allow_expansion=allow_expansion, fields=fields,
         )  # fmt: skip
     else:
         raise FormatError(
@@ -91,7 +106,7 @@ def open_reader(
     if episode_indices is not None and list(episode_indices) == list(range(count)):
         episode_indices = None
     try:
-        return MinariReader(folder, metadata, episodes, episode_indices)
+        return MinariReader(folder, metadata, episodes, episode_indices, fields)
     except BaseException:
         episodes.close()
         raise
@@ -143,10 +158,12 @@ class EpisodeFiles(Protocol):
     Attributes:
         lossy: Whether some images are JPEG.
         notes: The report.
+        own_names: Names of columns by their names in the files, where those differ.
     """
 
     lossy: bool
     notes: Notes
+    own_names: dict[str, str]
 
     def names(self) -> list[str]:
         """Return one name for each episode, in order, for errors."""
@@ -167,8 +184,10 @@ class MinariReader(FragmentReader):
         metadata: Json,
         episodes: EpisodeFiles,
         indices: Sequence[int] | None = None,
+        fields: Sequence[str] | None = None,
     ) -> None:
-        self._episodes = episodes
+        self._episodes, self._fields = episodes, fields
+        self._own_names: OwnNames = {}
         self._untold: set[str] = set()
         self._folder = folder
         notes = episodes.notes
@@ -188,6 +207,7 @@ class MinariReader(FragmentReader):
         super().__init__(
             self._fragments_of(names, wanted), schema, notes, episodes.close,
             user_metadata={"minari": select_metadata(metadata, METADATA_KEYS, notes)},
+            own_names=self._own_names,
         )  # fmt: skip
         if indices is None:
             self._compare(metadata, len(names))
@@ -211,7 +231,14 @@ class MinariReader(FragmentReader):
         steps = columns["rewards"].count
         ends = ends_of(*(self._flags(name, end, columns, steps) for end in ENDS))
         columns["rewards"] = scalar(columns["rewards"])
-        columns = {_renamed(path): rows for path, rows in columns.items()}
+        names = name_fields(
+            {own: rename_top(own, NAMES) for own in columns}, name,
+            self._episodes.notes, self._fields, END_NAMES,
+        )  # fmt: skip
+        if not self._own_names:
+            inner = self._episodes.own_names
+            self._own_names = own_names_of(names, END_NAMES, inner)
+        columns = {path: columns[own] for own, path in names.items()}
         next_obs = {
             path: ShiftedRows(rows, 1, steps)
             for path, rows in columns.items()
@@ -249,12 +276,6 @@ class MinariReader(FragmentReader):
                     f"{FILE_NAME} says {key} {str(metadata.get(key))[:40]}, and the "
                     f"data has {got}"
                 )
-
-
-def _renamed(path: str) -> str:
-    names = {"observations": "observation", "actions": "action", "rewards": "reward"}
-    top, slash, rest = path.partition("/")
-    return names.get(top, "info" if top == "infos" else top) + slash + rest
 
 
 def _data_folder(path: Path) -> Path | None:

@@ -33,6 +33,7 @@ class TableEpisodes:
     Attributes:
         lossy: Some images were kept as JPEG.
         notes: What was left out.
+        own_names: None have other names in the files.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TableEpisodes:
     ) -> None:
         """Look at a dataset's data folder; kind is ``"arrow"`` or ``"parquet"``."""
         self.lossy = False
+        self.own_names: dict[str, str] = {}
         self.notes = Notes()
         self._paths = [folder / str(n) / f"part-0.{kind}" for n in range(count)]
         self._kind, self._spaces = kind, spaces

@@ -16,6 +16,7 @@ from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
 from mmreplay.schema.naming import ENDS, InferredColumns, left_out
 from mmreplay.schema.notes import Notes
+from mmreplay.storage.foreign_zarr import hierarchy
 from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
 from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
 from mmreplay.storage.foreign_zarr.metadata import MAX_CHUNK_NBYTES, ForeignArray
@@ -118,6 +119,14 @@ class GroupMapper:
         self._note_names(schema)
         return Mapped(schema, arrays, flags)
 
+    def paths(self) -> dict[str, str]:
+        """Return the paths that fields would have, by the names of their arrays."""
+        return {
+            name: path
+            for name, path in self._wanted(self._ends_name()).items()
+            if storable(self.hierarchy, name)[0] is not None
+        }
+
     def _ends_name(self) -> str | None:
         """The array that counts the rows before each episode's end."""
         arrays, ends_name = self.hierarchy.arrays, self.source.episode_ends
@@ -153,7 +162,8 @@ class GroupMapper:
             elif path in columns:
                 raise SourceError(
                     f"{self.source.location}: arrays {columns[path][0]!r} and {name!r} "
-                    f"are both field {path!r}. Give them different names with fields=."
+                    f"both become field {path!r}. Give them different names with "
+                    "fields= of ZarrSource."
                 )
             else:
                 columns[path] = (name, array)
@@ -319,3 +329,13 @@ class GroupMapper:
                 "there are as many observations as actions: what was seen after the "
                 "last step of an episode is not known, and a truncated one is not drawn"
             )
+
+
+def array_paths(source: ZarrSource) -> dict[str, str]:
+    """Return the paths that a group's fields would have, by the names of arrays."""
+    blobs = source.open()
+    try:
+        mapper = GroupMapper(hierarchy.read(blobs), source, ChunkedReader(blobs))
+        return mapper.paths()
+    finally:
+        blobs.close()

@@ -1,6 +1,5 @@
 """LeRobot's datasets, written by pyarrow in the layouts of v2.1 and v3.0."""
 
-import contextlib
 import io
 import json
 import sys
@@ -156,17 +155,23 @@ def test_videos_are_refused_or_left_out(tmp_path, rng):
         mr.load(folder, tmp_path / "other", video="play")
 
 
+def video_path(folder, episode=0):
+    name = f"episode_{episode:06d}.mp4"
+    return folder / "videos" / "chunk-000" / "observation.images.top" / name
+
+
 def test_without_pyav_the_message_says_what_to_install(tmp_path, rng, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
-    folder = write(tmp_path / "set", frames(rng), features=features)
+    folder = write(tmp_path / "set", frames(rng), "v2.1", features=features)
     with pytest.raises(
-        FormatError, match=r"holds no video of 'observation.images.top'"
+        FormatError,
+        match=r"000000\.mp4 does not exist, but .* 'observation.images.top'",
     ):
         mr.load(folder, tmp_path / "buffer", video="decode")
-    videos = folder / "videos" / "observation.images.top" / "chunk-000"
-    videos.mkdir(parents=True)
-    (videos / "file-000.mp4").touch()
+    for episode in range(3):
+        video_path(folder, episode).parent.mkdir(parents=True, exist_ok=True)
+        video_path(folder, episode).touch()
     with pytest.raises(FailedError, match=r'pip install "mmreplay\[video\]"'):
         mr.load(folder, tmp_path / "buffer", video="decode")
 
@@ -177,16 +182,23 @@ class Film:
     class error:
         FFmpegError = OSError
 
-    width, height, count = 640, 480, 2000
+    width, height, frames, pts, time_base = 640, 480, 2000, 0, 0.1
+
+    def __init__(self):
+        self.streams = self
+        self.video = [self]
 
     def open(self, path, format):
-        return contextlib.nullcontext(self)
+        return self
 
-    def decode(self, video):
-        return iter([self] * self.count)
+    def decode(self, stream):
+        return iter([self])
 
     def to_ndarray(self, format):
         return np.zeros((self.height, self.width, 3), np.uint8)
+
+    def close(self):
+        pass
 
 
 def test_frames_of_videos_are_not_weighed_against_the_tables(
@@ -194,10 +206,9 @@ def test_frames_of_videos_are_not_weighed_against_the_tables(
 ):
     monkeypatch.setitem(sys.modules, "av", Film())
     features = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
-    folder = write(tmp_path / "set", frames(rng, (2000,)), files=1, features=features)
-    videos = folder / "videos" / "observation.images.top" / "chunk-000"
-    videos.mkdir(parents=True)
-    (videos / "file-000.mp4").touch()
+    folder = write(tmp_path / "set", frames(rng, (2000,)), "v2.1", features=features)
+    video_path(folder).parent.mkdir(parents=True)
+    video_path(folder).touch()
     found = registry.source_format(folder)
     # 1.8 GB of frames beside some kilobytes of tables: only described.
     with registry.open_reader(found, folder, video="decode") as reader:
@@ -338,6 +349,19 @@ def test_the_text_of_a_task_is_a_field(version, tmp_path):
     assert texts == [TASKS[number % 3] for number in range(11)]
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("numbers", [(1, 4, 2), (0, 1 << 40, 7), (9, 8, 3)])
+def test_tasks_go_by_their_numbers_which_may_have_gaps(version, numbers, tmp_path):
+    data = frames(np.random.default_rng(0))
+    data["task_index"] = np.array(numbers)[np.arange(11) % 3]
+    write(tmp_path / "set", data, version)
+    write_tasks(tmp_path / "set", version, numbers=numbers)
+    mr.load(tmp_path / "set", tmp_path / "buffer", done="terminated", strict=True)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        texts = buffer.gather_all()["task"].text()
+    assert texts == [TASKS[number % 3] for number in range(11)]
+
+
 def test_a_frame_of_no_task_has_an_empty_text_and_is_a_doubt(tmp_path):
     data = frames(np.random.default_rng(0))
     data["task_index"] = np.arange(11) % 4
@@ -352,8 +376,13 @@ def test_a_frame_of_no_task_has_an_empty_text_and_is_a_doubt(tmp_path):
 @pytest.mark.parametrize(
     ("version", "change", "message"),
     [
-        ("v3.0", {"numbers": (0, 1, 7)}, "'task_index' must number 3 tasks from 0 on"),
-        ("v2.1", {"numbers": (0, 1, -1)}, "'task_index' must number 3 tasks from 0 on"),
+        ("v3.0", {"numbers": (0, 1, 1)}, "no number twice, got 1"),
+        ("v2.1", {"numbers": (0, 1, 1)}, "no number twice, got 1"),
+        (
+            "v2.1",
+            {"numbers": (0, 1, -1)},
+            "a number from 0 on for each task, .* got -1",
+        ),
         ("v2.1", {"tasks": [1, 2, 3]}, "line 1 must have a number 'task_index'"),
         ("v3.0", {"tasks": [1, 2, 3]}, "must be text in at most"),
         ("v3.0", {"tasks": [None, "a", "b"]}, "a number and a text in each row"),

@@ -1,0 +1,248 @@
+"""Where the rows and video frames of LeRobot's episodes are, by ``meta/episodes``.
+
+The file of each camera and the second in it at which an episode begins. In v2 each
+episode has a file of its own, and begins at second 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mmreplay.convert.base import Notes
+from mmreplay.convert.parquet import ParquetFile, has_nulls
+from mmreplay.datasets.images import VideoEpisodes
+from mmreplay.errors import FormatError
+from mmreplay.strict_json import Json
+
+EPISODES = Path("meta") / "episodes"
+EPISODE, LENGTH, FIRST = "episode_index", "length", "dataset_from_index"
+PLACE = ("chunk_index", "file_index", "from_timestamp")
+"""Endings of the columns that say where the frames of a camera are."""
+MAX_EPISODES = 10_000_000
+MAX_CHUNK = 1 << 31
+PATHS = {
+    "v2": "videos/chunk-{episode_chunk:03d}/{video_key}/"
+    "episode_{episode_index:06d}.mp4",
+    "v3": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+}
+"""Paths of videos where info.json names none."""
+NAME = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
+BATCH_ROWS = 1024
+Numbers = NDArray[np.int64]
+WAY_OUT = "Download the dataset again, or pass video='skip'."
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """The episodes of the data files.
+
+    Attributes:
+        bounds: int64 ``[episodes + 1]``, first row of each, and the number of rows.
+        numbers: int64 ``[episodes]``, their ``episode_index``.
+        indices: int64 ``[episodes]``, ``index`` of the first row of each; empty if the
+            data has none.
+    """
+
+    bounds: Numbers
+    numbers: Numbers
+    indices: Numbers
+
+
+def check_rows(
+    folder: Path, files: Sequence[Path], found: Episodes, notes: Notes
+) -> None:
+    """Doubt rows that are not where ``meta/episodes`` says.
+
+    Args:
+        folder: The dataset.
+        files: Tables of ``meta/episodes``.
+        found: The episodes of the data.
+        notes: Receives the doubts.
+    """
+    columns = _read(folder, files, (), (LENGTH, FIRST))
+    rows = _rows_of(columns[EPISODE], found.numbers)
+    lacking = np.flatnonzero(rows < 0)
+    if len(lacking):
+        notes.doubt(
+            f"{EPISODES} has no episode {found.numbers[lacking[0]]}, which the data has"
+        )
+    known = np.flatnonzero(rows >= 0)
+    for name, values in (
+        (LENGTH, np.diff(found.bounds)), (FIRST, found.indices)
+    ):  # fmt: skip
+        if name not in columns or not len(values):
+            continue
+        said = columns[name][rows[known]]
+        wrong = np.flatnonzero(said != values[known])
+        if len(wrong):
+            at = known[wrong[0]]
+            notes.doubt(
+                f"{EPISODES} says {name} {said[wrong[0]]:g} of episode "
+                f"{found.numbers[at]}, and the data has {values[at]}"
+            )
+
+
+def find_videos(
+    folder: Path, info: Json, files: Sequence[Path], found: Episodes, camera: str
+) -> VideoEpisodes:
+    """Return where the frames of a camera are.
+
+    Args:
+        folder: The dataset.
+        info: Its info.json.
+        files: Tables of ``meta/episodes``, of v3.
+        found: The episodes of the data.
+        camera: Name of the feature.
+
+    Raises:
+        FormatError: An episode has no place, or its file is not there.
+    """
+    version = str(info.get("codebase_version"))[:2]
+    template = info.get("video_path")
+    if not isinstance(template, str):
+        template = PATHS[version]
+    if version == "v2":
+        size = info.get("chunks_size", 1000)
+        if type(size) is not int or size < 1:
+            raise FormatError(
+                f"{folder}: chunks_size of info.json must be at least 1, got "
+                f"{str(size)[:40]}. {WAY_OUT}"
+            )
+        places = np.stack([found.numbers // size, found.numbers], axis=1)
+        starts = np.zeros(len(found.numbers))
+        keys = ("episode_chunk", EPISODE)
+    else:
+        names = [f"videos/{camera}/{end}" for end in PLACE]
+        columns = _read(folder, files, names, ())
+        rows = _rows_of(columns[EPISODE], found.numbers)
+        if (rows < 0).any():
+            raise FormatError(
+                f"{folder / EPISODES} has no episode {found.numbers[rows < 0][0]}, so "
+                f"that its frames of {camera!r} cannot be found. {WAY_OUT}"
+            )
+        chunks, numbers, starts = (columns[name][rows] for name in names)
+        good = (starts >= 0) & (starts < np.inf)
+        for each in (chunks, numbers):
+            good &= (each >= 0) & (each < MAX_CHUNK)
+        if not good.all():
+            at = int(np.argmin(good))
+            raise FormatError(
+                f"{folder / EPISODES}: chunk_index, file_index and from_timestamp of "
+                f"{camera!r} must be at least 0, got {chunks[at]:g}, {numbers[at]:g} "
+                f"and {starts[at]:g} of episode {found.numbers[at]}. {WAY_OUT}"
+            )
+        places = np.stack([chunks, numbers], axis=1).astype(np.int64)
+        keys = ("chunk_index", "file_index")
+    distinct, files_of = np.unique(places, axis=0, return_inverse=True)
+    paths = []
+    for place in distinct.tolist():
+        values = {"video_key": camera, **dict(zip(keys, place, strict=True))}
+        paths.append(folder / _filled(folder, template, values))
+        if not paths[-1].is_file():
+            raise FormatError(
+                f"{paths[-1]} does not exist, but the dataset has frames of "
+                f"{camera!r} there. {WAY_OUT}"
+            )
+    return VideoEpisodes(
+        found.bounds, found.numbers, paths, files_of.reshape(-1), starts
+    )
+
+
+def _filled(folder: Path, template: str, values: Mapping[str, object]) -> PurePosixPath:
+    """Return a path inside the dataset by its template.
+
+    Raises:
+        FormatError: The template names anything else, or leads out of the dataset.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        value = str(values.get(match[1], match[0]))
+        return value.zfill(int(match[2] or 0)) if value.isdecimal() else value
+
+    path = NAME.sub(fill, template)
+    parts = PurePosixPath(path).parts
+    if "{" in path or "\0" in path or not parts or {"..", "/"} & set(parts):
+        raise FormatError(
+            f"{folder}: video_path of info.json must be a path in the dataset with "
+            f"{', '.join(f'{{{name}}}' for name in values)}, got {template[:80]!r}. "
+            f"{WAY_OUT}"
+        )
+    return PurePosixPath(path)
+
+
+def _rows_of(numbers: NDArray[np.float64], wanted: Numbers) -> Numbers:
+    """Return the row of each wanted number; -1 of one that is not there."""
+    order = np.argsort(numbers, kind="stable")
+    at = np.searchsorted(numbers, wanted, sorter=order)
+    rows = order[np.minimum(at, len(order) - 1)] if len(order) else at - at - 1
+    there = (at < len(order)) & (
+        numbers[rows] == wanted if len(order) else np.zeros(len(wanted), bool)
+    )
+    found: Numbers = np.where(there, rows, -1)
+    return found
+
+
+def _read(
+    folder: Path,
+    files: Sequence[Path],
+    names: Sequence[str],
+    optional: Sequence[str],
+) -> dict[str, NDArray[np.float64]]:
+    """Return columns of ``meta/episodes`` by name, each float64 ``[episodes]``.
+
+    Raises:
+        FormatError: A column is not there, or holds no numbers; or an episode is there
+            twice.
+    """
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    for path in files:
+        with closing(ParquetFile(path)) as table:
+            missing = [n for n in (EPISODE, *names) if n not in table.schema.names]
+            if missing or table.rows > MAX_EPISODES:
+                got = f"no {missing[0]!r}" if missing else f"{table.rows} rows"
+                raise FormatError(
+                    f"{path} must say in at most {MAX_EPISODES} rows where episodes "
+                    f"are, got {got}. {WAY_OUT}"
+                )
+            wanted = [EPISODE, *names]
+            wanted += [name for name in optional if name in table.schema.names]
+            for name, values in _values(table, wanted):
+                found.setdefault(name, []).append(values)
+    columns = {name: np.concatenate(parts) for name, parts in found.items()}
+    numbers = columns.setdefault(EPISODE, np.zeros(0))
+    unique, counts = np.unique(numbers, return_counts=True)
+    if len(unique) < len(numbers):
+        raise FormatError(
+            f"{folder / EPISODES} has episode {unique[counts > 1][0]:g} twice. "
+            f"{WAY_OUT}"
+        )
+    return {
+        name: values for name, values in columns.items() if len(values) == len(numbers)
+    }
+
+
+def _values(
+    table: ParquetFile, names: Sequence[str]
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    for name in names:
+        kind = table.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise FormatError(
+                f"{table.path}: column {name!r} must hold numbers, got {kind}. "
+                f"{WAY_OUT}"
+            )
+    for batch in table.batches(BATCH_ROWS, names):
+        for name, array in batch.items():
+            if has_nulls(array):
+                raise FormatError(
+                    f"{table.path}: column {name!r} lacks a value. {WAY_OUT}"
+                )
+            yield name, array.to_numpy(zero_copy_only=False).astype(np.float64)

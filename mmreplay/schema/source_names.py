@@ -1,0 +1,129 @@
+"""Names that columns have in a source, and the fields that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mmreplay.errors import SourceError
+from mmreplay.nesting import SEPARATOR, under
+from mmreplay.schema.notes import Notes
+
+OwnNames = Mapping[str, tuple[str, ...]]
+"""Paths of fields by the name of their column in the source."""
+
+
+def name_fields(
+    columns: Mapping[str, str],
+    where: object,
+    notes: Notes,
+    fields: Sequence[str] | None = None,
+    ends: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the path of the field that each column becomes, each path once.
+
+    A path inside that of another column is joined to it: ``action/original`` beside
+    ``action`` becomes ``action_original``, with a note.
+
+    Args:
+        columns: Path by the name of the column in the source.
+        where: The source, for errors.
+        notes: Receives what was renamed or left out.
+        fields: The fields that the user selects, by path or by the name in the source.
+            Of columns with one path only the one that is named here is kept, and none
+            if the path is not selected.
+        ends: By path, the column that fields of episode ends are read from. Other
+            columns of such a path are left out if the user selects fields.
+
+    Raises:
+        SourceError: Two columns become one field.
+    """
+    if isinstance(fields, str):
+        fields = None
+    owners: dict[str, list[str]] = {}
+    for own, path in columns.items():
+        owners.setdefault(path, []).append(own)
+    kept: dict[str, str] = {}
+    for path, own_names in owners.items():
+        named = own_names
+        if fields is not None:
+            named = [own for own in own_names if own in fields]
+        end = (ends or {}).get(path)
+        if end is not None and named:
+            raise SourceError(
+                f"{where}: columns {named[0]!r} and {end!r} both become field "
+                f"{path!r}. Pass fields= (--fields) with {end!r} in place of "
+                f"{named[0]!r}, beside the other fields to load."
+            )
+        if end is None and len(own_names) == 1:
+            kept[own_names[0]] = path
+        elif end is None and len(named) == 1:
+            kept[named[0]] = path
+        elif end is None and (named or _selects(fields or (), path, own_names)):
+            raise _both(where, own_names, path)
+        for own in own_names:
+            if own not in kept and (end is not None or named):
+                notes.note(
+                    f"column {own!r} was left out: field {path!r} is column "
+                    f"{end or named[0]!r}"
+                )
+    return _apart(kept, where, notes)
+
+
+def own_names_of(
+    names: Mapping[str, str],
+    ends: Mapping[str, str] | None = None,
+    inner: Mapping[str, str] | None = None,
+) -> OwnNames:
+    """Return paths by the names in the source, those of episode ends included.
+
+    Args:
+        names: Path by the name of the column.
+        ends: Name of the column by the path of an episode end.
+        inner: Name of the column by another name that it has in the source.
+    """
+    found: dict[str, tuple[str, ...]] = {own: (path,) for own, path in names.items()}
+    for own, name in (inner or {}).items():
+        if name in names:
+            found[own] = (names[name],)
+    for path, own in (ends or {}).items():
+        found[own] = (*found.get(own, ()), path)
+    return found
+
+
+def _selects(fields: Sequence[object], path: str, own_names: Sequence[str]) -> bool:
+    """Return whether a selection names the subtree of a path or of its columns."""
+    return any(
+        under((path, *own_names), name) for name in fields if isinstance(name, str)
+    )
+
+
+def _both(where: object, own_names: Sequence[str], path: str) -> SourceError:
+    names = f"{', '.join(map(repr, own_names[:-1]))} and {own_names[-1]!r}"
+    return SourceError(
+        f"{where}: columns {names} both become field {path!r}. Pass fields= (--fields) "
+        "with one of these names, beside the other fields to load."
+    )
+
+
+def _apart(names: Mapping[str, str], where: object, notes: Notes) -> dict[str, str]:
+    """Rename columns whose path lies inside that of another column."""
+    leaves = set(names.values())
+    apart: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for own, path in names.items():
+        parts = path.split(SEPARATOR)
+        above = [SEPARATOR.join(parts[:depth]) for depth in range(1, len(parts))]
+        renamed = parts[0]
+        for branch, part in zip(above, parts[1:], strict=True):
+            renamed += ("_" if branch in leaves else SEPARATOR) + part
+        if renamed != path:
+            leaf = next(branch for branch in above if branch in leaves)
+            notes.note(
+                f"column {own!r} became field {renamed!r}, as field {leaf!r} is a "
+                "column itself"
+            )
+        if renamed in owners:
+            raise _both(where, [owners[renamed], own], renamed)
+        owners[renamed] = own
+        apart[own] = renamed
+    return apart
