@@ -307,7 +307,9 @@ class LerobotReader(FragmentReader):
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""
-        super().only((*paths, TASK_INDEX) if TASK in paths else paths)
+        if self._tasks is not None and TASK in paths:
+            paths = (*(path for path in paths if path != TASK), TASK_INDEX)
+        super().only(paths)
 
     def _tasks_of(self, block: Block) -> NDArray[np.int64]:
         """Return the place of the text of each row among all texts, int64 ``[N]``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mmreplay.errors import SourceError
 from mmreplay.nesting import SEPARATOR, under
@@ -29,8 +29,8 @@ def name_fields(
         where: The source, for errors.
         notes: Receives what was renamed or left out.
         fields: The fields that the user selects, by path or by the name in the source.
-            Of columns with one path only the one that is named here is kept, and none
-            if the path is not selected.
+            Of columns with one path the one that is named here is kept, and any if
+            the path is not selected.
         ends: By path, the column that fields of episode ends are read from. Other
             columns of such a path are left out if the user selects fields.
 
@@ -39,9 +39,10 @@ def name_fields(
     """
     if isinstance(fields, str):
         fields = None
+    leaves = set(columns.values())
     owners: dict[str, list[str]] = {}
     for own, path in columns.items():
-        owners.setdefault(path, []).append(own)
+        owners.setdefault(_apart(path, leaves), []).append(own)
     kept: dict[str, str] = {}
     for path, own_names in owners.items():
         named = own_names
@@ -54,19 +55,30 @@ def name_fields(
                 f"{path!r}. Pass fields= (--fields) with {end!r} in place of "
                 f"{named[0]!r}, beside the other fields to load."
             )
-        if end is None and len(own_names) == 1:
-            kept[own_names[0]] = path
-        elif end is None and len(named) == 1:
-            kept[named[0]] = path
-        elif end is None and (named or _selects(fields or (), path, own_names)):
+        if end is not None:
+            chosen = end
+        elif len(own_names) == 1 or len(named) == 1:
+            chosen = named[0] if named else own_names[0]
+            kept[chosen] = path
+        elif named or _selects(fields or (), path, own_names):
             raise _both(where, own_names, path)
+        else:
+            # None is loaded, but readers may need one: that which its format renames.
+            usual = [own for own in own_names if own != columns[own]]
+            kept[(usual or own_names)[0]] = path
+            continue
         for own in own_names:
-            if own not in kept and (end is not None or named):
+            if own != chosen:
                 notes.note(
-                    f"column {own!r} was left out: field {path!r} is column "
-                    f"{end or named[0]!r}"
+                    f"column {own!r} was left out: field {path!r} is column {chosen!r}"
                 )
-    return _apart(kept, where, notes)
+    for own, path in kept.items():
+        if path != columns[own]:
+            notes.note(
+                f"column {own!r} became field {path!r}, as another column's path is "
+                f"the beginning of {columns[own]!r}"
+            )
+    return kept
 
 
 def own_names_of(
@@ -105,25 +117,11 @@ def _both(where: object, own_names: Sequence[str], path: str) -> SourceError:
     )
 
 
-def _apart(names: Mapping[str, str], where: object, notes: Notes) -> dict[str, str]:
-    """Rename columns whose path lies inside that of another column."""
-    leaves = set(names.values())
-    apart: dict[str, str] = {}
-    owners: dict[str, str] = {}
-    for own, path in names.items():
-        parts = path.split(SEPARATOR)
-        above = [SEPARATOR.join(parts[:depth]) for depth in range(1, len(parts))]
-        renamed = parts[0]
-        for branch, part in zip(above, parts[1:], strict=True):
-            renamed += ("_" if branch in leaves else SEPARATOR) + part
-        if renamed != path:
-            leaf = next(branch for branch in above if branch in leaves)
-            notes.note(
-                f"column {own!r} became field {renamed!r}, as field {leaf!r} is a "
-                "column itself"
-            )
-        if renamed in owners:
-            raise _both(where, [owners[renamed], own], renamed)
-        owners[renamed] = own
-        apart[own] = renamed
+def _apart(path: str, leaves: Collection[str]) -> str:
+    """Return a path with ``_`` in place of ``/`` behind each part that is a leaf."""
+    parts = path.split(SEPARATOR)
+    apart = parts[0]
+    for depth, part in enumerate(parts[1:], 1):
+        inside = SEPARATOR.join(parts[:depth]) in leaves
+        apart += ("_" if inside else SEPARATOR) + part
     return apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,10 @@ from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.datasets.images import ImageRows
 from mmreplay.datasets.minari.spaces import is_image, leaf_of, text_field
 from mmreplay.errors import FormatError
-from mmreplay.schema.source_names import name_fields
 
 HDF5_FILE_NAME = "main_data.hdf5"
 SECTIONS = ("observations", "actions", "rewards", "terminations", "truncations")
-TUPLE_ITEM = re.compile(r"(?:(?<=/)|^)_index_(?=\d+(?:/|$))")
+TUPLE_ITEM = re.compile(r"(?<=/)_index_(?=\d+(?:/|$))")
 """Stands before the number of a tuple's item in the name of its group."""
 INFOS = "infos were left out; infos=True takes what every episode has of them"
 
@@ -30,7 +29,6 @@ class Hdf5Episodes:
     Attributes:
         lossy: Some images were kept as JPEG.
         notes: What was left out.
-        own_names: Names of columns by their names in the file.
     """
 
     def __init__(
@@ -42,11 +40,9 @@ class Hdf5Episodes:
         jpeg: bool,
         infos: bool,
         allow_expansion: bool,
-        fields: Sequence[str] | None = None,
     ) -> None:
         """Open the file of a dataset's folder."""
-        self.lossy, self._fields = False, fields
-        self.own_names: dict[str, str] = {}
+        self.lossy = False
         self.notes = Notes()
         self._spaces, self._jpeg = spaces, jpeg
         self._sections = (*SECTIONS, "infos") if infos else SECTIONS
@@ -75,20 +71,20 @@ class Hdf5Episodes:
         if left_out and self._hdf5.datasets(f"{group}/infos"):
             self.notes.note(INFOS)
         found: dict[str, ColumnRows] = {}
-        paths: dict[str, str] = {}
         for section in self._sections:
             if section not in there:
                 continue
             for path, name in self._hdf5.datasets(f"{group}/{section}").items():
                 own = f"{section}/{path}".rstrip("/")
-                below = TUPLE_ITEM.sub("", path)
+                below = self.name_of(own).partition("/")[2]
                 rows = self._rows(name, section, below)
                 if rows is not None:
                     found[own] = rows
-                    paths[own] = f"{section}/{below}".rstrip("/")
-        names = name_fields(paths, self._hdf5.path_of(group), self.notes, self._fields)
-        self.own_names |= names
-        return {path: found[own] for own, path in names.items()}
+        return found
+
+    def name_of(self, own: str) -> str:
+        """See `minari.EpisodeFiles.name_of`."""
+        return TUPLE_ITEM.sub("", own)
 
     def _rows(self, name: str, section: str, path: str) -> ColumnRows | None:
         space = self._spaces.get(section)

@@ -96,7 +96,7 @@ def open_reader(
     elif kind == "hdf5":
         episodes = Hdf5Episodes(
             folder, count, spaces, jpeg=jpeg, infos=infos,
-            allow_expansion=allow_expansion, fields=fields,
+            allow_expansion=allow_expansion,
         )  # fmt: skip
     else:
         raise FormatError(
@@ -158,18 +158,19 @@ class EpisodeFiles(Protocol):
     Attributes:
         lossy: Whether some images are JPEG.
         notes: The report.
-        own_names: Names of columns by their names in the files, where those differ.
     """
 
     lossy: bool
     notes: Notes
-    own_names: dict[str, str]
 
     def names(self) -> list[str]:
         """Return one name for each episode, in order, for errors."""
 
     def columns(self, index: int) -> dict[str, ColumnRows]:
-        """Return the columns of an episode by Minari's names."""
+        """Return the columns of an episode by their names in the files."""
+
+    def name_of(self, own: str) -> str:
+        """Return Minari's name of a column by that in the files."""
 
     def close(self) -> None:
         """Close the files."""
@@ -232,12 +233,10 @@ class MinariReader(FragmentReader):
         ends = ends_of(*(self._flags(name, end, columns, steps) for end in ENDS))
         columns["rewards"] = scalar(columns["rewards"])
         names = name_fields(
-            {own: rename_top(own, NAMES) for own in columns}, name,
-            self._episodes.notes, self._fields, END_NAMES,
+            {own: rename_top(self._episodes.name_of(own), NAMES) for own in columns},
+            name, self._episodes.notes, self._fields, END_NAMES,
         )  # fmt: skip
-        if not self._own_names:
-            inner = self._episodes.own_names
-            self._own_names = own_names_of(names, END_NAMES, inner)
+        self._own_names = self._own_names or own_names_of(names, END_NAMES)
         columns = {path: columns[own] for own, path in names.items()}
         next_obs = {
             path: ShiftedRows(rows, 1, steps)

@@ -33,7 +33,6 @@ class TableEpisodes:
     Attributes:
         lossy: Some images were kept as JPEG.
         notes: What was left out.
-        own_names: None have other names in the files.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class TableEpisodes:
     ) -> None:
         """Look at a dataset's data folder; kind is ``"arrow"`` or ``"parquet"``."""
         self.lossy = False
-        self.own_names: dict[str, str] = {}
         self.notes = Notes()
         self._paths = [folder / str(n) / f"part-0.{kind}" for n in range(count)]
         self._kind, self._spaces = kind, spaces
@@ -87,6 +85,10 @@ class TableEpisodes:
             self._allow_expansion,
         )  # fmt: skip
         return found
+
+    def name_of(self, own: str) -> str:
+        """See `minari.EpisodeFiles.name_of`."""
+        return own
 
     def _columns(self, index: int) -> int:
         return self._paths[index].stat().st_size

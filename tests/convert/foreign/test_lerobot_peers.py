@@ -1,0 +1,251 @@
+"""LeRobot's recorder, editor and `LeRobotDataset`, item by item, beside our import.
+
+With lerobot 0.4 (v3.0) or 0.3 (v2.1). torchvision from PyPI loads beside torch of CPUs
+where its operators are named, which are not called. Frames are decoded with PyAV, as
+torchvision no longer does it: the nearest to a time, within LeRobot's tolerance.
+"""
+
+import inspect
+import os
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError
+from tests.convert.foreign.lerobot_sets import (
+    FPS,
+    TOP,
+    WRIST,
+    change_meta,
+    code,
+    codes_of,
+    film,
+    stamp,
+)
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+pytest.importorskip("lerobot", reason="lerobot is not installed")
+av = pytest.importorskip("av", reason="PyAV is not installed")
+os.environ["HF_HUB_OFFLINE"] = "1"
+_operators = torch.library.Library("torchvision", "DEF")
+_operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+_operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import datasets  # noqa: E402
+from lerobot.datasets import lerobot_dataset  # noqa: E402
+
+LeRobotDataset = lerobot_dataset.LeRobotDataset
+V2 = lerobot_dataset.CODEBASE_VERSION.startswith("v2")
+v3_only = pytest.mark.skipif(V2, reason="lerobot writes v2, where a file is an episode")
+CAMERAS = (TOP, WRIST)
+TOLERANCE_S = 1e-4
+
+
+def decode(path, timestamps, tolerance_s, backend=None):
+    with av.open(str(path)) as video:
+        shown = [
+            (float(frame.pts * frame.time_base), frame.to_ndarray(format="rgb24"))
+            for frame in video.decode(video=0)
+        ]
+    times = np.array([time for time, _ in shown])
+    found = []
+    for each in timestamps:
+        nearest = int(np.abs(times - each).argmin())
+        assert abs(times[nearest] - each) < tolerance_s, "no frame within tolerance"
+        found.append(torch.from_numpy(shown[nearest][1]).permute(2, 0, 1).float() / 255)
+    return torch.stack(found)
+
+
+@pytest.fixture(autouse=True)
+def _beside_newer_libraries(monkeypatch, tmp_path):
+    """Let it run beside newer numpy, datasets and torchvision."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(lerobot_dataset, "decode_video_frames", decode)
+    encode = datasets.features.features.Value.encode_example
+    monkeypatch.setattr(
+        datasets.features.features.Value, "encode_example",
+        lambda self, value: encode(
+            self, value.item() if getattr(value, "size", 0) == 1 else value
+        ),
+    )  # fmt: skip
+    item = datasets.Dataset.__getitem__
+    if V2:
+        monkeypatch.setattr(
+            datasets.Dataset, "__getitem__",
+            lambda self, key: (
+                list(item(self, key)) if isinstance(key, str) else item(self, key)
+            ),
+        )  # fmt: skip
+
+
+def number(shape, names=None):
+    return {"dtype": "float32", "shape": shape, "names": names}
+
+
+def record(root, takes, dtype="video", cameras=CAMERAS, extra=()):
+    """A set by the recorder; a take is its frames, and whether it is kept."""
+    shown = {"dtype": dtype, "shape": (64, 64, 3)}
+    shown["names"] = ["height", "width", "channels"]
+    features = {
+        "observation.state": number((3,), ["x", "y", "z"]),
+        "action": number((2,), ["a", "b"]),
+        "next.reward": number((1,)),
+        "next.done": {"dtype": "bool", "shape": (1,), "names": None},
+        **dict.fromkeys(cameras, shown),
+        **{name: number((2,), ["a", "b"]) for name in extra},
+    }
+    made = LeRobotDataset.create(
+        repo_id="me/set", fps=FPS, features=features, root=root,
+        use_videos=dtype == "video",
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    kept = 0
+    for length, keep in takes:
+        for n in range(length):
+            frame = {
+                name: rng.normal(size=each["shape"]).astype("f4")
+                for name, each in features.items()
+                if each["dtype"] == "float32"
+            }
+            frame["next.done"] = np.array([n == length - 1 and kept % 2 == 0])
+            for index, camera in enumerate(cameras):
+                # Takes that are discarded have the codes of no episode.
+                frame[camera] = stamp(code(kept if keep else 200, n, index))
+            task = ("push the T", "épingle")[kept % 2]
+            if "task" in inspect.signature(made.add_frame).parameters:
+                made.add_frame(frame, task=task)
+            else:
+                made.add_frame({**frame, "task": task})
+        if keep:
+            made.save_episode()
+            kept += 1
+        else:
+            made.clear_episode_buffer()
+    if hasattr(made, "finalize"):
+        made.finalize()
+    return root
+
+
+def compare(root, target, **options):
+    """Compare our rows with the library's items; the notes of the report."""
+    library = LeRobotDataset("me/set", root=root)
+    report = mr.load(root, target, video="decode", overwrite=True, **options)
+    with mr.ReplayBuffer.open(target) as buffer:
+        rows = buffer.gather_all()
+    assert len(library) == len(rows["action"]) == report.rows
+    episodes = []
+    for row in range(len(library)):
+        item = library[row]
+        episodes.append(int(item["episode_index"]))
+        assert rows["task"].text()[row] == item["task"]
+        for name, value in item.items():
+            path = {"next.reward": "reward"}.get(name, name.replace(".", "/"))
+            path = path if path in rows.fields else path.replace("n/or", "n_or")
+            if not isinstance(value, torch.Tensor) or name in (
+                "episode_index", "frame_index", "index", "next.done",
+            ):  # fmt: skip
+                continue
+            if "images" in name:
+                image = (value.numpy().transpose(1, 2, 0) * 255).round().astype("u1")
+                assert codes_of(image) == codes_of(rows[path][row]), (row, name)
+                np.testing.assert_array_equal(rows[path][row], image)
+            else:
+                ours = np.asarray(rows[path][row]).reshape(-1)
+                np.testing.assert_array_equal(ours, value.numpy().reshape(-1))
+    last = np.append(np.diff(episodes) != 0, True)
+    np.testing.assert_array_equal(rows["terminated"] | rows["truncated"], last)
+    return report.notes
+
+
+def test_a_take_that_was_recorded_again_leaves_its_frames_in_no_row(tmp_path):
+    takes = [(6, True), (20, False), (8, True), (3, False), (5, True), (1, True)]
+    root = record(tmp_path / "set", takes)
+    notes = compare(root, tmp_path / "buffer")
+    videos = next((root / "videos").rglob("*.mp4"))
+    if not V2 and av.open(str(videos)).streams.video[0].frames > 20:
+        assert any("frames in 1 videos of" in note for note in notes)
+
+
+@pytest.mark.parametrize("dtype", ["video", "image"])
+def test_sets_of_the_recorder_are_read_as_the_library_reads_them(tmp_path, dtype):
+    lengths = (7, 20, 3, 11, 1, 9)
+    root = record(
+        tmp_path / "set", [(n, True) for n in lengths], dtype,
+        extra=("action.original",),
+    )  # fmt: skip
+    notes = compare(root, tmp_path / "buffer")
+    assert any("'action.original' became field 'action_original'" in n for n in notes)
+
+
+@v3_only
+def test_edited_sets_are_read_as_the_library_reads_them(tmp_path):
+    from lerobot.datasets import dataset_tools
+
+    def opened(name):
+        return LeRobotDataset("me/set", root=tmp_path / name)
+
+    record(tmp_path / "one", [(n, True) for n in (7, 20, 3, 11, 1, 9)])
+    record(tmp_path / "two", [(5, True), (4, False), (6, True)])
+    dataset_tools.delete_episodes(
+        opened("one"), [1, 3], output_dir=tmp_path / "less", repo_id="me/less"
+    )
+    dataset_tools.merge_datasets(
+        [opened("two"), opened("less"), opened("one")],
+        output_repo_id="me/more", output_dir=tmp_path / "more",
+    )  # fmt: skip
+    dataset_tools.split_dataset(
+        opened("more"), {"train": [0, 2, 4, 7], "val": [5, 1]},
+        output_dir=tmp_path / "split",
+    )  # fmt: skip
+    made = [path.parent.parent for path in tmp_path.rglob("meta/info.json")]
+    assert len(made) == 6
+    for root in made:
+        compare(root, tmp_path / "buffer")
+
+
+@v3_only
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        {TOP: {(0, 0): [0, -9, 1, 2]}, WRIST: {(0, 0): [0, 1, 2]}},
+        {TOP: {(0, 0): [-5, 0, 1, 2]}, WRIST: {(0, 0): [2, 1, 0]}},
+        {TOP: {(0, 0): [1, 0, 2]}, WRIST: {(0, 0): [0], (0, 1): [2, 1]}},
+        {TOP: {(3, 7): [2], (4, 0): [0, 1]}, WRIST: {(0, 2): [1, -3], (1, 0): [2, 0]}},
+    ],
+)
+def test_frames_that_were_moved_are_found_as_the_library_finds_them(tmp_path, layouts):
+    lengths = (6, 8, 5)
+    root = record(tmp_path / "set", [(n, True) for n in lengths])
+    columns = {}
+    for path in (root / "videos").rglob("*.mp4"):
+        path.unlink()
+    for index, (camera, files) in enumerate(layouts.items()):
+        places = {}
+        for (chunk, file), content in files.items():
+            codes = []
+            for each in content:
+                if each < 0:
+                    codes += [0xFFFF] * -each
+                    continue
+                places[each] = chunk, file, len(codes) / FPS
+                codes += [code(each, n, index) for n in range(lengths[each])]
+            name = f"chunk-{chunk:03d}/file-{file:03d}.mp4"
+            film(root / "videos" / camera / name, codes, "libx264", g=2, crf=18)
+        for place, end in enumerate(("chunk_index", "file_index", "from_timestamp")):
+            columns[f"videos/{camera}/{end}"] = [places[e][place] for e in range(3)]
+    change_meta(root, **columns)
+    compare(root, tmp_path / "buffer")
+    film(
+        root / "videos" / TOP / "chunk-000" / "file-000.mp4",
+        [code(0, n) for n in range(3)],
+    )
+    if (0, 0) in layouts[TOP]:
+        with pytest.raises(CorruptError, match="has no frame at"):
+            mr.load(root, tmp_path / "short", video="decode")
+        library = LeRobotDataset("me/set", root=root)
+        with pytest.raises(AssertionError, match="no frame within tolerance"):
+            [library[row] for row in range(len(library))]
+    assert pq.read_table(root / "meta" / "episodes").num_rows == 3
