@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from mmreplay.transforms.returns import DiscountedReturn as DiscountedReturn
     from mmreplay.transforms.stack import ActionHistory as ActionHistory
     from mmreplay.transforms.stack import FrameStack as FrameStack
+    from mmreplay.transforms.without_next import WithoutNext as WithoutNext
     from mmreplay.verify import Finding as Finding
     from mmreplay.verify import VerifyReport as VerifyReport
     from mmreplay.verify import verify_buffer as verify_buffer
@@ -190,6 +191,7 @@ _MODULES = {
     "UseCounter": "mmreplay.samplers.uses",
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
+    "WithoutNext": "mmreplay.transforms.without_next",
     "ZarrSource": "mmreplay.storage.foreign_zarr.source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.copy_rows",

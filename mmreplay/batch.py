@@ -59,8 +59,11 @@ class Batch:
         positions: int64 ``[B]``, the step drawn of each window.
         probabilities: float64 ``[B]``.
         weights: float32 ``[B]``.
-        mask: bool ``[B, T]`` of windows, true where a step belongs to its window;
-            else None.
+        mask: bool ``[B, T]`` of windows: true where a step belongs to its window and
+            can be learned from. Where next observations are derived it is false also at
+            the last step of an episode that ended without a known one, unless the
+            transform `WithoutNext` leaves them out, and of the steps of ragged episodes
+            there is a mask, too, ``[B]``. Else None.
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
         key: Seed of this batch's random transforms; `take(..., key=batch.key)`
             reproduces them.
@@ -143,12 +146,12 @@ class Batch:
     def __repr__(self) -> str:
         """Say what the fields are, not what is in them."""
         fields = [f"{path} {''.join(_form(a))}" for path, a in self.fields.items()]
-        kind = "steps" if self.mask is None else "windows"
+        kind = "steps" if self.window_positions is None else "windows"
         return f"<Batch of {len(self)} {kind}: {', '.join(fields)}>"
 
     def _repr_html_(self) -> str:
         """Return what the fields are as a table, for notebooks."""
-        kind = "steps" if self.mask is None else "windows"
+        kind = "steps" if self.window_positions is None else "windows"
         rows = [(path, *_form(array)) for path, array in self.fields.items()]
         title = f"Batch of {len(self)} {kind}"
         return html_table(title, ("field", "dtype", "shape"), rows)
@@ -174,9 +177,14 @@ class Batch:
                     f"batch has no step {shown(path)}. Pass the path of a field; a "
                     "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate."
                 ) from None
+            way_out = meant(path, self.fields)
+            if path.startswith("next_"):
+                way_out = (
+                    "Batches hold next observations of the field that plays the "
+                    "observation, unless a transform is WithoutNext."
+                )
             raise SchemaError(
-                f"batch has no field {shown(path)}, only {list(self.fields)}. "
-                f"{meant(path, self.fields)}"
+                f"batch has no field {shown(path)}, only {list(self.fields)}. {way_out}"
             ) from None
 
     def _below(self, path: str) -> tuple[str, ...]:

@@ -57,10 +57,12 @@ class BatchTransform(Protocol):
         before: Rows before a step that its data reaches, where its episode has them.
         after: Rows after it, up to the episode's end; the row of the next observation
             is one of them.
+        derived: Next observations are read from the row after a step.
     """
 
     before: int
     after: int
+    derived: bool
 
     @property
     def bfloat16(self) -> frozenset[str]:
@@ -203,9 +205,12 @@ def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
     for path in paths:
         below = [name for name in fields if f"{name}/".startswith(f"{path}/")]
         if not below:
+            way_out = "Check the spelling."
+            if path.startswith("next_"):
+                way_out = "The transform WithoutNext leaves next observations out."
             raise SchemaError(
                 f"first_only must name fields of the batch ({list(fields)}), got "
-                f"{path!r}. Check the spelling."
+                f"{path!r}. {way_out}"
             )
         selected += below
     return selected

@@ -51,7 +51,7 @@ from mmreplay.episodes import (
     legal_start_table,
 )
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.starts import BufferIdentity, StartView
+from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartView
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -125,7 +125,8 @@ class GenerationReader(StartView):
         lock: Shared by the readers of all generations of an open buffer.
         replaced: Another generation has replaced this one.
         num_illegal: Rows within `starts`, as last looked at, that are no legal start.
-        derived: Next observations are read from the following row.
+        derived: Next observations are read from the following row, where transforms do
+            not leave them out.
         next_paths: Path of each observation to the name of its derived next one.
     """
 
@@ -250,10 +251,9 @@ class GenerationReader(StartView):
             if agents and (path := schema.role(role)) is not None
         }
         self._bits = bytes(self._served.values())
-        self.derived = (
-            schema.role("observation") is not None
-            and schema.role("next_observation") is None
-        )
+        self.derived = self.derives_next
+        if self._transform is not None:
+            self.derived = self._transform.derived
         self.next_paths = _next_paths(schema) if self.derived else {}
         together = store.packed & self.next_paths.keys()
         self._pairs = {p: n for p, n in self.next_paths.items() if p in together}
@@ -379,6 +379,17 @@ class GenerationReader(StartView):
     def _new_flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows that the index takes in, and that copies look at from here."""
         return self._store.flags(self._ring.rows(env_ids, positions), new=True)
+
+    @property
+    def derives_next(self) -> bool:
+        """Whether the schema stores no next observation of the observation it has."""
+        role = self._schema.role
+        return role("observation") is not None and role("next_observation") is None
+
+    @property
+    def steps(self) -> StartView:
+        """The steps of windows and whole episodes; see `StartView.steps`."""
+        return EpisodeSteps(self) if self.derived else self
 
     @property
     def starts(self) -> Span:
@@ -670,7 +681,8 @@ class GenerationReader(StartView):
                 np.ascontiguousarray(env_ids), np.ascontiguousarray(positions),
             )  # fmt: skip
         if not legal:
-            self._refuse_illegal(env_ids, positions)
+            mask = draw.mask if draw.windows is None else draw.windows.mask
+            self._refuse_illegal(env_ids, positions, mask)
         fields = self.copy_draw(draw)
         stale = self.stale(env_ids, positions, before)
         if stale is not None:
@@ -681,8 +693,16 @@ class GenerationReader(StartView):
             )
         return self._batch(draw, fields)
 
-    def _refuse_illegal(self, env_ids: Ids, positions: Ids) -> None:
+    def _refuse_illegal(
+        self, env_ids: Ids, positions: Ids, mask: NDArray[np.bool_] | None
+    ) -> None:
         """Say which of some steps cannot be drawn.
+
+        Args:
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            mask: bool of N steps, of windows and episodes, which may hold steps of
+                `steps` where it is false; None elsewhere.
 
         Raises:
             StaleError: One is not in the buffer, or is no legal start.
@@ -690,10 +710,9 @@ class GenerationReader(StartView):
         """
         self.check_alive(env_ids, positions)
         with self.lock:
-            starts = self.starts
-            legal = starts.first[env_ids] <= positions
-            legal &= positions < starts.stop[env_ids]
-            legal &= self.legal(env_ids, positions)
+            legal = _are_starts(self, env_ids, positions)
+            if mask is not None:
+                legal |= ~mask.reshape(-1) & _are_starts(self.steps, env_ids, positions)
         illegal = np.flatnonzero(~legal)
         if len(illegal):
             which = int(illegal[0])
@@ -713,7 +732,7 @@ class GenerationReader(StartView):
         windows = draw.windows
         return Batch(
             fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
-            None if windows is None else windows.mask, self._bfloat16,
+            draw.mask if windows is None else windows.mask, self._bfloat16,
             draw.key, None if windows is None else windows.positions, draw.offsets,
             buffer=self.home.uuid,
         )  # fmt: skip
@@ -1737,6 +1756,15 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             return counter.ticket(self, _draw_again(batch))
+
+
+def _are_starts(view: StartView, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+    """Which rows alive are legal starts of a view, bool ``[N]``."""
+    starts = view.starts
+    legal: NDArray[np.bool_] = starts.first[env_ids] <= positions
+    legal &= positions < starts.stop[env_ids]
+    legal &= view.legal(env_ids, positions)
+    return legal
 
 
 def identity_of(files: OpenFiles) -> BufferIdentity:

@@ -159,6 +159,12 @@ def _contents(buffer: ReplayBuffer) -> dict[str, Any]:
     return counts
 
 
+def count_starts(index: EpisodeIndex) -> dict[str, int]:
+    """How many steps can be drawn, with their next observations and without."""
+    legal = int(index.starts.lengths.sum()) - index.num_illegal
+    return {"legal_starts": legal, "legal_starts_without_next": index.num_steps}
+
+
 def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
     tables = [index.episodes(env_id) for env_id in range(len(span.stop))]
     rows, steps = int(span.lengths.sum()), index.num_steps
@@ -166,6 +172,7 @@ def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
         "rows": rows,
         "steps": steps,
         "final_rows": rows - steps,
+        **count_starts(index),
         "never_drawn_steps": index.num_illegal - index.num_finals,
         "tails": span.first.tolist(),
         "heads": span.stop.tolist(),

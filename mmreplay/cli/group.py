@@ -22,16 +22,19 @@ def print_group(buffer: ReplayBuffer, json: bool) -> None:
 
 def gather(buffer: ReplayBuffer) -> dict[str, Any]:
     """Everything that is known, as JSON values."""
+    from mmreplay.buffer.statistics import count_starts
+
     assert buffer.mapping is not None
-    index, starts = buffer.episodes, buffer.view.starts
-    legal = int(starts.lengths.sum()) - buffer.view.num_illegal
+    index = buffer.episodes
+    starts = count_starts(index)
     episodes = sum(len(index.episodes(env).begin) for env in range(buffer.num_envs))
     return {
         **asdict(buffer.mapping),
         "num_envs": buffer.num_envs,
         "rows": int(buffer.span.lengths.sum()),
         "steps": len(buffer),
-        "never_drawn_steps": len(buffer) - legal,
+        **starts,
+        "never_drawn_steps": len(buffer) - starts["legal_starts"],
         "episodes": episodes,
         "schema": buffer.schema.to_json(),
         "roles": dict(buffer.schema.roles),
@@ -48,6 +51,7 @@ def _print(facts: dict[str, Any]) -> None:
             ("is", f"a Zarr group of version {facts['version']}, {whose}, read only"),
             ("holds", f"{show.plural(facts['rows'], 'row')} of {envs}"),
             ("episodes", count(facts["episodes"])),
+            ("legal starts", show.starts(facts)),
             ("never drawn", f"{show.plural(facts['never_drawn_steps'], 'step')} "
                             "(no next observation)"),
         ],

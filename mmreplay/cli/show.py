@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,12 @@ def format_time(time_ns: int) -> str:
 def plural(number_: int, noun: str) -> str:
     """``"1 step"``, ``"2,000 steps"``."""
     return f"{count(number_)} {noun}{'' if number_ == 1 else 's'}"
+
+
+def starts(facts: Mapping[str, Any]) -> str:
+    """How many legal starts there are, as of `count_starts`."""
+    legal, every = facts["legal_starts"], facts["legal_starts_without_next"]
+    return f"{count(legal)}, or {count(every)} with the transform WithoutNext"
 
 
 def print_line(text: str) -> None:

@@ -16,31 +16,33 @@ if TYPE_CHECKING:
 def stats(path: BufferPath, json: Json = False) -> None:
     """Print each field's range, mean and spread, and the returns of all episodes."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.buffer.statistics import count_starts
     from mmreplay.stats import summarize
 
     with ReplayBuffer.open(path) as buffer:
         with show.waiting("reading") as progress:
             moments, episodes = summarize(buffer, progress=progress)
-        steps, fields = len(buffer), buffer.schema.fields
+        fields = buffer.schema.fields
+        counts = {"steps": len(buffer), **count_starts(buffer.episodes)}
     if json:
-        show.print_json(_facts(steps, moments, episodes))
+        show.print_json(_facts(counts, moments, episodes))
     else:
         names = {
             each: each if fields[each].kind == "array" else f"{each} (its bytes)"
             for each in moments
         }
-        _print(str(path), steps, {names[p]: m for p, m in moments.items()}, episodes)
+        _print(str(path), counts, {names[p]: m for p, m in moments.items()}, episodes)
 
 
 def _facts(
-    steps: int, moments: dict[str, Moments], episodes: EpisodeTable
+    counts: dict[str, int], moments: dict[str, Moments], episodes: EpisodeTable
 ) -> dict[str, Any]:
     whole = episodes.pick(episodes.whole)
     names = (
         "env_ids", "begin", "lengths", "returns", "headless", "running", "broken",
     )  # fmt: skip
     return {
-        "steps": steps,
+        **counts,
         "fields": {p: {**asdict(m), "std": m.std} for p, m in moments.items()},
         "returns": summary(whole.returns),
         "lengths": summary(whole.lengths),
@@ -49,7 +51,10 @@ def _facts(
 
 
 def _print(
-    name: str, steps: int, moments: dict[str, Moments], episodes: EpisodeTable
+    name: str,
+    counts: dict[str, int],
+    moments: dict[str, Moments],
+    episodes: EpisodeTable,
 ) -> None:
     number = show.number
     show.print_table(
@@ -73,7 +78,8 @@ def _print(
     show.print_facts(
         name,
         [
-            ("steps", show.count(steps)),
+            ("steps", show.count(counts["steps"])),
+            ("legal starts", show.starts(counts)),
             ("episodes", f"{show.count(len(episodes))}, of them "
                          f"{show.count(unfinished)} unfinished{broken_text} and "
                          f"{show.count(lacking)} without their first steps, which the "

@@ -71,7 +71,7 @@ class EpisodeIndex:
         num_illegal: Rows within `starts` that are no legal start.
         num_forced_truncations: Rows seen so far whose CUT flag truncates the step
             before.
-        bare: Some episode may have terminated without a final row.
+        bare: Some episode may have ended without a final row.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class EpisodeIndex:
         self._num_finals = 0
         self.num_illegal = 0
         self._legal_span: Span | None = None
+        self._steps_span: Span | None = None
         self.num_forced_truncations = 0
         self.bare = False
 
@@ -127,7 +128,7 @@ class EpisodeIndex:
             read_rows: Gives the flags of a row each of some; saves time where several
                 environments moved.
         """
-        self._legal_span = None
+        self._legal_span = self._steps_span = None
         moved = np.flatnonzero(span.stop != self._seen)
         if read_rows is not None and len(moved) > 1:
             moved = self._take_plain(moved, span, read_rows)
@@ -163,7 +164,7 @@ class EpisodeIndex:
         plain = (flags & (START | FINAL)) == 0
         env_ids, flags = env_ids[plain], flags[plain]
         if not self._final_follows:
-            self.bare |= bool((flags & TERMINATED).any())
+            self.bare |= bool((flags & END).any())
         self._last[env_ids] = flags
         alone[alone] = plain
         self._seen[env_ids] += 1
@@ -176,7 +177,7 @@ class EpisodeIndex:
         if not np.bitwise_or.reduce(flags) & (START | FINAL):
             # What an add of a step or two brings nearly always: nothing begins.
             self._last[env_id] = last = flags[-1]
-            self.bare |= bool(last & TERMINATED) and not self._final_follows
+            self.bare |= bool(last & END) and not self._final_follows
             return
         starts, finals = _where(flags, START, first), _where(flags, FINAL, first)
         chain = np.concatenate([self._last[env_id : env_id + 1], flags])
@@ -198,7 +199,7 @@ class EpisodeIndex:
         self.num_illegal += self._illegal.append(env_id, illegal)
         self.num_forced_truncations += int(np.count_nonzero(cuts))
         alone = flags[-1:] if not self._final_follows else flags[:0]
-        self.bare |= bool((closing & TERMINATED).any() or (alone & TERMINATED).any())
+        self.bare |= bool(((closing & FINAL) == 0).any() or (alone & END).any())
         self._last[env_id] = flags[-1]
         if len(starts):
             self._begin[env_id] = starts[-1]
@@ -243,6 +244,20 @@ class EpisodeIndex:
         return self._legal_span
 
     @property
+    def steps(self) -> Span:
+        """The stretch of each environment that holds the steps of windows and episodes.
+
+        All of its rows but final ones are such steps: it is `starts`, and behind it the
+        last steps of an episode that ended without a final row.
+        """
+        if self._steps_span is None:
+            starts = self.starts
+            over = FINAL if self._final_follows else END | FINAL
+            stop = np.where((self._last & over) != 0, self._seen, starts.stop)
+            self._steps_span = Span(starts.first, np.maximum(stop, starts.first))
+        return self._steps_span
+
+    @property
     def ended(self) -> Span:
         """The stretch of each environment that holds its whole, ended episodes.
 
@@ -281,17 +296,11 @@ class EpisodeIndex:
         Returns:
             env_ids and positions, int64 ``[B]`` each.
         """
-        starts = self.starts
-        stops = np.cumsum(starts.lengths - self._illegal.lengths)
-        env_ids = np.searchsorted(stops, ranks, side="right")
-        within = ranks - np.concatenate([[0], stops])[env_ids]
-        positions = starts.first[env_ids] + within
-        if self.num_illegal:
-            # The i-th illegal one has so many legal ones before it as its position
-            # less i, which never falls along the queue.
-            indices = self._illegal.bisect(env_ids, positions, slope=1)
-            positions += self._illegal.number(env_ids, indices)
-        return env_ids, positions
+        return _at_ranks(self.starts, self._illegal, ranks)
+
+    def step_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Rows of `steps` that are no final rows, by rank, as `start_at`."""
+        return _at_ranks(self.steps, self._finals, ranks, self._finals_before_steps)
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
         """Ranks of positions: how many legal starts come before them.
@@ -305,15 +314,23 @@ class EpisodeIndex:
         Returns:
             int64 ``[B]``, of all environments in the order of `start_at`.
         """
-        starts = self.starts
-        stops = np.cumsum(starts.lengths - self._illegal.lengths)
-        ranks: Ids = np.concatenate([[0], stops])[env_ids]
-        inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
-        ranks += inside - starts.first[env_ids]
-        if self.num_illegal:
-            indices = self._illegal.find(env_ids, inside)
-            ranks -= self._illegal.number(env_ids, indices)
-        return ranks
+        return _ranks_before(self.starts, self._illegal, env_ids, positions)
+
+    def steps_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """How many steps of `step_at` come before positions, as `legal_before`."""
+        before = self._finals_before_steps
+        return _ranks_before(self.steps, self._finals, env_ids, positions, before)
+
+    @property
+    def num_finals_in_steps(self) -> int:
+        """Final rows within `steps`."""
+        return int((self._finals.lengths - self._finals_before_steps).sum())
+
+    @property
+    def _finals_before_steps(self) -> Ids:
+        """int64 ``[E]``, final rows alive that lie before `steps`."""
+        every = np.arange(len(self._first))
+        return self._finals.number(every, self._finals.find(every, self.steps.first))
 
     @property
     def num_begun(self) -> Ids:
@@ -393,6 +410,48 @@ class EpisodeIndex:
         after = self._starts.find(env_ids, positions, "right")
         known = self._starts.number(env_ids, after) > 0
         return np.where(known, self._starts.at(after - 1), LONG_AGO)
+
+
+def _at_ranks(
+    span: Span, left_out: EnvironmentQueues, ranks: Ids, before: Ids | None = None
+) -> tuple[Ids, Ids]:
+    """Rows of a span less those of a queue, by rank; see `EpisodeIndex.start_at`.
+
+    Args:
+        span: Within which the rows lie.
+        left_out: Positions below its stops that do not count.
+        ranks: int64 ``[B]``.
+        before: int64 ``[E]``, how many of them lie before the span; None for none.
+    """
+    lengths = left_out.lengths if before is None else left_out.lengths - before
+    stops = np.cumsum(span.lengths - lengths)
+    env_ids = np.searchsorted(stops, ranks, side="right")
+    within = ranks - np.concatenate([[0], stops])[env_ids]
+    positions = span.first[env_ids] + within
+    if lengths.any():
+        # The i-th row left out has so many counted ones before it as its position
+        # less i, which never falls along the queue.
+        passed = 0 if before is None else before[env_ids]
+        indices = left_out.bisect(env_ids, positions - passed, slope=1)
+        positions += left_out.number(env_ids, indices) - passed
+    return env_ids, positions
+
+
+def _ranks_before(
+    span: Span, left_out: EnvironmentQueues, env_ids: Ids, positions: Ids,
+    before: Ids | None = None,
+) -> Ids:  # fmt: skip
+    """Ranks of positions; see `_at_ranks` and `EpisodeIndex.legal_before`."""
+    lengths = left_out.lengths if before is None else left_out.lengths - before
+    stops = np.cumsum(span.lengths - lengths)
+    ranks: Ids = np.concatenate([[0], stops])[env_ids]
+    inside = np.clip(positions, span.first[env_ids], span.stop[env_ids])
+    ranks += inside - span.first[env_ids]
+    if lengths.any():
+        passed = 0 if before is None else before[env_ids]
+        indices = left_out.find(env_ids, inside)
+        ranks -= left_out.number(env_ids, indices) - passed
+    return ranks
 
 
 def _last_rows(begins: Ids, stops: Ids, maximum: int) -> Ids:

@@ -11,11 +11,11 @@ end, and which steps are legal starts. Four views narrow another one:
 The *rank* of a legal start is its number among all of a view: environment by
 environment, oldest first.
 
-**Windows.** The steps of an episode that can be drawn are one range of positions: only
-its newest can wait for the next row or be dropped, only its oldest can have left the
-ring. So whether a window's start is legal follows from where it lies in its *run*, the
-range of its episode, and the legal starts of an environment are all starts ever seen,
-less some at both ends. Memory grows with the number of episodes only.
+**Windows.** The steps of an episode that windows hold are one range of positions: only
+its newest can wait for the next row, only its oldest can have left the ring. So whether
+a window's start is legal follows from where it lies in its *run*, the range of its
+episode, and the legal starts of an environment are all starts ever seen, less some at
+both ends. Memory grows with the number of episodes only.
 
 Starts keep their distance, the stride, from each other: they are the first step of each
 episode and the positions that the stride divides. Counted from the first step alone,
@@ -117,6 +117,32 @@ class StartView(Protocol):
     @property
     def starts(self) -> Span:
         """Where legal starts lie: the span less newest rows that cannot be drawn."""
+
+    @property
+    def steps(self) -> StartView:
+        """The steps of windows and whole episodes, as the starts of another view.
+
+        They are the legal starts of this one, and each step of an ended episode that is
+        none only because the observation after the end is unknown.
+        """
+        return self
+
+    def transitions(self, env_ids: Ids, positions: Ids) -> Bools | None:
+        """Which of the `steps` of a view are legal starts, by that view of the steps.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``.
+
+        Returns:
+            bool ``[B]``; None for all.
+        """
+        return None
+
+    @property
+    def derives_next(self) -> bool:
+        """Whether next observations are derived: draws of episodes then have a mask."""
+        return False
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of alive rows, uint8 ``[B]``, as `mmreplay.episodes.TERMINATED`."""
@@ -241,6 +267,15 @@ class NarrowedStarts(StartView):
         """What is alive."""
         return self.base.span
 
+    @property
+    def derives_next(self) -> bool:
+        """Whether next observations are derived, as of the base."""
+        return self.base.derives_next
+
+    def transitions(self, env_ids: Ids, positions: Ids) -> Bools | None:
+        """Which steps are legal starts, as the base says."""
+        return self.base.transitions(env_ids, positions)
+
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of alive rows, uint8 ``[B]``."""
         return self.base.flags(env_ids, positions)
@@ -262,6 +297,57 @@ class NarrowedStarts(StartView):
     def check_windows(self) -> None:
         """Refuse windows where the base does."""
         self.base.check_windows()
+
+
+class EpisodeSteps(NarrowedStarts):
+    """The steps of windows and whole episodes of a buffer; see `StartView.steps`.
+
+    All rows within `EpisodeIndex.steps` are such steps, except final rows.
+    """
+
+    def __init__(self, base: StartView) -> None:
+        """Show the steps of a buffer.
+
+        Args:
+            base: The buffer, which derives next observations.
+        """
+        super().__init__(base)
+        self._steps: Span | None = None
+        self._all_known = False
+
+    @property
+    def starts(self) -> Span:
+        """Where the steps lie; the same object while nothing changed."""
+        index = self.base.index
+        steps = index.steps
+        if steps is not self._steps:
+            self.num_illegal = index.num_finals_in_steps
+            num_steps = int(steps.lengths.sum()) - self.num_illegal
+            legal = int(index.starts.lengths.sum()) - index.num_illegal
+            self._steps, self._all_known = steps, num_steps == legal
+        return steps
+
+    def legal(self, env_ids: Ids, positions: Ids) -> Bools:
+        """Bool ``[B]``: the positions, within `starts`, that are such steps."""
+        legal: Bools = (self.base.flags(env_ids, positions) & FINAL) == 0
+        return legal
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Steps by rank, int64 ``[B]`` each."""
+        return self.base.index.step_at(ranks)
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Steps, of all environments in rank order, before positions."""
+        return self.base.index.steps_before(env_ids, positions)
+
+    def transitions(self, env_ids: Ids, positions: Ids) -> Bools | None:
+        """Which steps are legal starts of the buffer; None for all."""
+        if self._all_known:
+            return None
+        legal = self.base.legal(env_ids, positions)
+        # After the look-up: where a writer goes on, the stop only rises.
+        legal &= positions < self.base.starts.stop[env_ids]
+        return legal
 
 
 class ListedStarts(NarrowedStarts):
@@ -380,6 +466,11 @@ class LaterStarts(RangeStarts):
         self._base_starts: Span | None = None
 
     @property
+    def steps(self) -> StartView:
+        """The same range of the steps of windows and episodes."""
+        return LaterStarts(self.base.steps, self._count)
+
+    @property
     def starts(self) -> Span:
         """Where the legal starts lie."""
         base_starts = self.base.starts
@@ -451,6 +542,11 @@ class SubsetStarts(NarrowedStarts):
         self._starts = Span(first, np.maximum(first, np.minimum(stop, starts.stop)))
         total = int(self._ends[-1]) if len(self._ends) else 0
         self.num_illegal = int(self._starts.lengths.sum()) - total
+
+    @property
+    def steps(self) -> StartView:
+        """The steps of windows and episodes within the part."""
+        return SubsetStarts(self.base.steps, self._part)
 
     def _rows(self, env_ids: Ids, positions: Ids) -> Ids:
         """Rows of the base's starts, laid end to end, before positions; int64 [B]."""
@@ -540,6 +636,7 @@ class EpisodeFilter(Protocol):
         index: EpisodeIndex,
         env_ids: Ids,
         begins: Ids,
+        stops: Ids,
         unfinished: Bools,
     ) -> Bools:
         """Choose among episodes; the newest of each environment is asked repeatedly.
@@ -548,6 +645,7 @@ class EpisodeFilter(Protocol):
             index: The episodes alive.
             env_ids: int64 ``[N]``.
             begins: int64 ``[N]``, first steps alive.
+            stops: int64 ``[N]``, one past the last steps that batches hold.
             unfinished: bool ``[N]``, whether they have not ended.
 
         Returns:
@@ -571,11 +669,11 @@ class WindowStarts(NarrowedStarts):
         """Narrow a view to starts of windows.
 
         Args:
-            base: What single steps may be drawn from.
+            base: What single steps may be drawn from; windows hold its `steps`.
             shape: Which steps a window needs.
             episodes: Which episodes have any; None for all.
         """
-        super().__init__(base)
+        super().__init__(base.steps)
         self._shape = shape
         self._episodes = episodes
         self._envs = np.arange(len(base.span.first))
@@ -728,7 +826,7 @@ class WindowStarts(NarrowedStarts):
         until = stops - self._margins[1]
         counts = num_starts(starts, until, self._shape.stride)
         if self._episodes is not None:
-            self._filter(self._episodes, env_id, lows, int(first), counts)
+            self._filter(self._episodes, env_id, lows, stops, int(first), counts)
         if not self._has_start[env_id]:
             self._missing_start[env_id] = starts[0] if counts[0] else -1
         self._runs.append(env_id, starts, until, counts)
@@ -737,8 +835,9 @@ class WindowStarts(NarrowedStarts):
         self._newest[env_id], self._has_start[env_id] = begins[-1], True
 
     def _filter(
-        self, episodes: EpisodeFilter, env_id: int, lows: Ids, oldest: int, counts: Ids
-    ) -> None:
+        self, episodes: EpisodeFilter, env_id: int, lows: Ids, stops: Ids,
+        oldest: int, counts: Ids,
+    ) -> None:  # fmt: skip
         """Set the counts of episodes that the filter leaves out to 0."""
         if not episodes.missing_start:
             counts[lows < oldest] = 0
@@ -748,7 +847,9 @@ class WindowStarts(NarrowedStarts):
             begins = np.maximum(lows[some], oldest)
             ids = np.full(len(some), env_id)
             unfinished = np.zeros(len(some), bool)
-            counts[some] *= episodes.keep(self._index, ids, begins, unfinished)
+            counts[some] *= episodes.keep(
+                self._index, ids, begins, stops[some], unfinished
+            )
 
     def _on_stride(self, starts: Ids, has_start: Bools) -> Ids:
         """Move the starts of runs whose first step is gone onto the stride."""
@@ -784,7 +885,9 @@ class WindowStarts(NarrowedStarts):
             has_start = self._newest[some] >= lows[some]
             some, unfinished = some[has_start], unfinished[has_start]
         accepted = np.zeros(len(starts), bool)
-        accepted[some] = episodes.keep(self._index, some, lows[some], unfinished)
+        accepted[some] = episodes.keep(
+            self._index, some, lows[some], stops[some], unfinished
+        )
         # Episodes that are left out may yet be drawn when they are over.
         self._settled = np.where(accepted, stops, self._newest)
         return np.where(accepted, until, starts)

@@ -278,8 +278,7 @@ flags_of_all(const RowLookup *lookup)
         return;
     for (Py_ssize_t i = 0; i < p.count; i++) {
         int64_t *rows = p.out + 2 * i;
-        if ((p.flags[rows[0]] & TERMINATED) &&
-            !((p.flags[rows[1]] & FINAL) && p.positions[i] + 1 < p.heads[p.env_ids[i]]))
+        if (p.positions[i] + 1 >= p.heads[p.env_ids[i]] || (p.flags[rows[1]] & START))
             rows[1] = rows[0];
     }
 }

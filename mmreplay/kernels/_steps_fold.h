@@ -136,10 +136,11 @@ fold_some(const Folding *folding, Py_ssize_t begin, Py_ssize_t stop, Near *nears
             after = FLAGS(at + 1);
         }
 #undef FLAGS
-        int terminated = (here & TERMINATED) != 0;
+        int terminated = (here & TERMINATED) != 0, bare = !(after & FINAL);
+        int ended = (here & TRUNCATED) || (after & START);
         nears[i].first = -back;
         nears[i].last = at;
-        nears[i].next = at + !(terminated && !(after & FINAL));
+        nears[i].next = terminated && bare ? at : ended && bare ? 0 : at + 1;
         nears[i].here = here;
         nears[i].after = after;
         firsts[i] = position - back;

@@ -260,8 +260,8 @@ def locate_rows(
         num_envs: Of the ring.
         time_major: Of the ring.
         bits: Flags to look for, one a byte, K of them.
-        bare: Whether a terminated step without a final row after it is its own
-            successor.
+        bare: Whether the last step of an episode without a final row is its own
+            successor: the next row begins an episode, or is not written.
         rows: int64 ``[N]`` or ``[N, 2]``, written.
         ends: bool ``[K, N]``, written: whether a step has each flag.
 
@@ -283,10 +283,9 @@ def locate_rows(
         rows[:] = first
         return
     if bare:
-        last = np.flatnonzero(here & TERMINATED)
-        final = (flags.take(following[last]) & FINAL) != 0
-        final &= positions[last] + 1 < heads[env_ids[last]]
-        own = last[~final]
+        there = positions + 1 < heads[env_ids]
+        # The flags of what is not written may be a hole in a file: not looked at.
+        own = ~there | ((flags.take(np.where(there, following, first)) & START) != 0)
         following[own] = first[own]
     rows[:, 0] = first
     rows[:, 1] = following
@@ -424,9 +423,9 @@ def fold_steps(
     in all at most. Row n of a column is that of the position
     ``max(min(position + ahead, cap) - back, first)``, where cap is the last step
     folded, or with `beyond` the row that holds the next observation. That row is the
-    one after the last step; if that step terminated and no final row follows, it is the
-    step's own row. The first row is that where the episode begins, and at most `before`
-    rows before the step.
+    one after the last step. Where no final row follows an end, it is the last step's
+    own row if that step terminated, else the row of the step drawn. The first row is
+    that where the episode begins, and at most `before` rows before the step.
 
     Args:
         flags: uint8, of every row of the ring.
@@ -507,7 +506,9 @@ def fold_steps(
     bounds = out.reshape(3 + width, count)
     bounds[0] = positions - began
     bounds[1] = positions + last
-    bounds[2] = bounds[1] + ~(terminated & ((after & FINAL) == 0))
+    bare = (after & FINAL) == 0
+    unknown = bare & ~terminated & (((here & TRUNCATED) != 0) | ((after & START) != 0))
+    bounds[2] = np.where(unknown, positions, bounds[1] + ~(terminated & bare))
     flat_ends = ends.reshape(-1)
     flat_ends[:count] = terminated
     at_columns = []

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import stored_priorities
+from mmreplay.buffer.statistics import count_starts, stored_priorities
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, ReplayError, SchemaError
 from mmreplay.page.priorities import BlockMasses, Weighing, written_at
@@ -378,7 +378,8 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         since, in the step's environment) ``[N]`` each, N at most 256; histograms of
         ages: ``stored`` and ``drawn`` counts between ``edges``; ``form``, what is drawn
         by these steps, or None for the steps themselves; ``seed`` and ``own_seed``, see
-        `ParsedSampler`; ``ranked``, priorities are ranked.
+        `ParsedSampler`; ``ranked``, priorities are ranked; ``legal_starts`` and
+        ``legal_starts_without_next``, of the buffer.
 
     Raises:
         Refusal: The text names no sampler, no step can be drawn, or the ring is too
@@ -401,7 +402,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
             for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
                 copy_priorities(buffer, view, sampler, name)
             draw = _draw(parsed.sampler, view, text)
-            span = view.span
+            span, starts = view.span, count_starts(view.index)
         for number, by_column in enumerate(parsed.by_column):
             if by_column.masses is not None:
                 weighed[number] = by_column.masses
@@ -416,6 +417,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         "seed": parsed.seed,
         "own_seed": parsed.own_seed,
         "count": len(draw),
+        **starts,
         "env_ids": draw.env_ids,
         "positions": draw.positions,
         "probabilities": draw.probabilities,

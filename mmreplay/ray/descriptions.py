@@ -31,6 +31,7 @@ from mmreplay.transforms.normalize import Normalize
 from mmreplay.transforms.nstep import NStep
 from mmreplay.transforms.returns import DiscountedReturn
 from mmreplay.transforms.stack import ActionHistory, FrameStack
+from mmreplay.transforms.without_next import WithoutNext
 
 Description = dict[str, Any]
 """``{"class": name, "arguments": {name: value}}``."""
@@ -41,7 +42,7 @@ SAMPLERS: tuple[type, ...] = (
 """Samplers that draw from several rings as from one."""
 TRANSFORMS: tuple[type, ...] = (
     ActionHistory, Cast, Delta, DiscountedReturn, FrameStack, GAE, LambdaReturn, NStep,
-    Normalize, OneHot,
+    Normalize, OneHot, WithoutNext,
 )  # fmt: skip
 CLASSES = {each.__name__: each for each in (*SAMPLERS, *TRANSFORMS, LinearSchedule)}
 

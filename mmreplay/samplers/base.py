@@ -37,9 +37,11 @@ class Windows:
     """The steps of each window of a draw, T of them.
 
     Attributes:
-        positions: int64 ``[B, T]``, a drawable step each, none before the one to its
-            left; where mask is false, one that stands in for a step that is not there.
-        mask: bool ``[B, T]``, true where the step belongs to the window.
+        positions: int64 ``[B, T]``, a step each, none before the one to its left; where
+            mask is false, also one that stands in for a step that is not there.
+        mask: bool ``[B, T]``, true where the step belongs to the window and is a legal
+            start. False, too, at a step of an ended episode whose next observation is
+            unknown.
         is_first: bool ``[B, T]``, true where an episode begins, false where mask is;
             None where it was not asked for. Batches hold it as a field.
         first_only: Paths of the fields of which only the first step of each window is
@@ -94,6 +96,8 @@ class Draw:
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.
         buffer: uuid of the buffer it is of, where a dataset's draws made it; or b"".
+        mask: bool ``[B]`` where the steps are those of episodes of a buffer that
+            derives next observations: true where a step is a legal start; else None.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
@@ -112,6 +116,7 @@ class Draw:
     windows: Windows | None = None
     offsets: NDArray[np.int64] | None = None
     buffer: bytes = b""
+    mask: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Steps, or windows, drawn."""
@@ -132,6 +137,7 @@ class Draw:
             self.key,
             None if windows is None else windows.taken(places),
             buffer=self.buffer,
+            mask=None if self.mask is None else self.mask[places],
         )
 
     def around(self, windows: Windows) -> Draw:

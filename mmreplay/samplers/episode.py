@@ -7,8 +7,9 @@ once an epoch; or by all of them, so that episodes come as often as they are lon
 
 By default only whole episodes are drawn: not *headless* ones, whose first steps have
 left the ring, nor *running* ones, which have not ended. An episode that was truncated
-by a restart of the program counts as ended. Steps that cannot be drawn, such as a last
-one whose next observation is not known, are left out of an episode.
+by a restart of the program counts as ended. An ended episode has all its steps: one
+whose next observation is not known, such as a truncated last one, is no transition, and
+the mask is false there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, one_of
 from mmreplay.episodes import START, EpisodeIndex
-from mmreplay.episodes.starts import WindowShape
+from mmreplay.episodes.starts import WindowShape, WindowStarts
 from mmreplay.errors import SchemaError, called, refuse_masked, shown
 from mmreplay.samplers.base import (
     PADDED,
@@ -39,7 +40,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.holding import all_or_nothing
-from mmreplay.samplers.sequence import WindowSampler
+from mmreplay.samplers.sequence import WindowSampler, with_transitions
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -157,15 +158,15 @@ class Filter:
         index: EpisodeIndex,
         env_ids: Ids,
         begins: Ids,
+        stops: Ids,
         unfinished: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
         """Choose among episodes; see `EpisodeFilter.keep`."""
-        _, ends = index.locate(env_ids, begins)
-        rows = EpisodeRows(env_ids, begins, ends, unfinished)
-        good: NDArray[np.bool_] = rows.lengths >= self.min_length
-        good &= rows.lengths <= self.max_length
+        good: NDArray[np.bool_] = stops - begins >= self.min_length
+        good &= stops - begins <= self.max_length
         if self.where is not None and good.any():
             some = np.flatnonzero(good)
+            _, ends = index.locate(env_ids, begins)
             asked = EpisodeRows(
                 env_ids[some], begins[some], ends[some], unfinished[some]
             )
@@ -279,34 +280,41 @@ class EpisodeSampler(WindowSampler):
         drawn = self._draw_starts(
             view, batch_size, "episodes", "let shorter, longer or running ones in"
         )
-        begin, stop = self.shown(view).episode_bounds(drawn.env_ids, drawn.positions)
+        starts = self.shown(view)
+        begin, stop = starts.episode_bounds(drawn.env_ids, drawn.positions)
         if self._arguments["layout"] == "ragged":
-            return _ragged(drawn, begin, stop)
-        return _padded(view, drawn, begin, stop)
+            return _ragged(starts, drawn, begin, stop)
+        return _padded(starts, drawn, begin, stop)
 
 
-def _padded(view: View, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
+def _padded(view: WindowStarts, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
     columns = np.arange(int((stop - begin).max()))
     steps = begin[:, None] + columns
+    inside = np.minimum(steps, stop[:, None] - 1)
     mask = steps < stop[:, None]
     first = np.zeros(steps.shape, bool)
     first[:, 0] = view.flags(drawn.env_ids, begin) & START
-    windows = Windows(np.minimum(steps, stop[:, None] - 1), mask, first)
-    return drawn.around(windows)
+    mask = with_transitions(view, drawn.env_ids, inside, mask)
+    return drawn.around(Windows(inside, mask, first))
 
 
-def _ragged(drawn: Draw, begin: Ids, stop: Ids) -> Draw:
+def _ragged(view: WindowStarts, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
     lengths = stop - begin
     offsets = np.append(0, np.cumsum(lengths))
     steps = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
+    env_ids, mask = np.repeat(drawn.env_ids, lengths), None
+    if view.derives_next:
+        mask = view.transitions(env_ids, steps)
+        mask = np.ones(len(steps), bool) if mask is None else mask
     return Draw(
-        np.repeat(drawn.env_ids, lengths),
+        env_ids,
         steps,
         np.repeat(drawn.probabilities, lengths),
         np.repeat(drawn.weights, lengths),
         drawn.key,
         None,
         offsets,
+        mask=mask,
     )
 
 

@@ -511,7 +511,8 @@ def _mixed(
 
     Args:
         values: Numbers ``[B, T]``.
-        mask: bool ``[B, T]``, which of them are steps; None for all.
+        mask: bool ``[B, T]``, which of them count; None for all. A window of which none
+            does, as its steps are no transitions, gets priority 0.
         eta: In ``[0, 1]``.
 
     Returns:
@@ -524,12 +525,7 @@ def _mixed(
             f"{list(values.shape)}, got {list(real.shape)}. Pass the mask of the "
             "batch."
         )
-    counts = real.sum(1)
-    if not counts.all():
-        raise SchemaError(
-            "priorities: the mask must have a step in each window, got none in window "
-            f"{int(np.argmin(counts))}. Leave such windows out."
-        )
+    counts = np.maximum(real.sum(1), 1)
     numbers = np.where(real, values.astype(np.float64), 0.0)
     if np.isnan(numbers).any() or (numbers < 0).any():
         storable(numbers.ravel())  # says which

@@ -27,6 +27,7 @@ What a window may reach over is its *boundary*:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
@@ -188,6 +189,7 @@ class SequenceSampler(WindowSampler):
     """
 
     _kind = "SequenceSampler"
+    _warned_of_mask = False  # of the class: pickles of before have none of their own
 
     def __init__(
         self,
@@ -352,7 +354,8 @@ class SequenceSampler(WindowSampler):
     ) -> tuple[NDArray[np.generic], NDArray[np.bool_] | None]:
         """Values, and which there are, of the steps to learn from alone."""
         learn = slice(self.burn_in, self.burn_in + self.length)
-        mask = None if mask is None or mask.shape[1] == self.length else mask[:, learn]
+        if mask is not None and mask.shape[1] != self.length:
+            mask = mask[:, learn]
         if values.ndim == 2 and values.shape[1] == self.window_length:
             values = values[:, learn]
         if values.ndim == 2 and values.shape[1] != self.length:
@@ -368,11 +371,24 @@ class SequenceSampler(WindowSampler):
         env_ids, starts = drawn.env_ids, drawn.positions
         if self._boundary == "any":
             steps, first = view.steps_around(env_ids, starts)
-            return Windows(steps, np.ones(steps.shape, bool), first, self._first_only)
+            mask = with_transitions(view, env_ids, steps, np.ones(steps.shape, bool))
+            if not self._warned_of_mask and not mask.all():
+                self._warned_of_mask = True
+                warnings.warn(
+                    "windows with boundary='any' hold steps whose next observation is "
+                    "unknown: the last steps of episodes that were truncated or broken "
+                    "off. Weigh losses with batch.mask, which is false there, or draw "
+                    "with the transform WithoutNext where no next observation is "
+                    "needed.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return Windows(steps, mask, first, self._first_only)
         steps = starts[:, None] + self._offsets
         if self._boundary == "episode":
             mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
+            mask = with_transitions(view, env_ids, steps, mask)
             return Windows(steps, mask, first, self._first_only)
         begin, stop = view.episode_bounds(env_ids, starts)
         inside = np.minimum(steps, stop[:, None] - 1)
@@ -381,7 +397,24 @@ class SequenceSampler(WindowSampler):
         mask = steps == inside
         whole = (view.flags(env_ids, begin) & START) != 0
         first = (steps == begin[:, None]) & whole[:, None]
+        mask = with_transitions(view, env_ids, inside, mask)
         return Windows(inside, mask, first, self._first_only)
+
+
+def with_transitions(
+    view: WindowStarts, env_ids: Ids, steps: Ids, mask: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return a mask of windows that is false also where a step is no transition.
+
+    Args:
+        view: Of the windows.
+        env_ids: int64 ``[B]``.
+        steps: int64 ``[B, T]``.
+        mask: bool ``[B, T]``, which of them belong to their windows.
+    """
+    ids = np.repeat(env_ids, steps.shape[1])
+    known = view.transitions(ids, np.ascontiguousarray(steps.reshape(-1)))
+    return mask if known is None else mask & known.reshape(mask.shape)
 
 
 def _check_kinds(boundary: str, first_only: object) -> None:

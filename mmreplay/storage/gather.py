@@ -323,7 +323,7 @@ class Records:
             positions: int64 ``[N]``.
             heads: int64 ``[E]``.
             bits: Flags to look for, K of them.
-            bare: A terminated step without a final row is its own successor.
+            bare: The last step of an episode without a final row is its own successor.
             wide: 1, or 2 for the records of the steps after as well.
 
         Returns:

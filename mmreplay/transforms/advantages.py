@@ -92,6 +92,8 @@ class LambdaReturn:
     default: float = math.nan
     name: str = "lambda_return"
 
+    reads_next = True
+
     def __post_init__(self) -> None:
         """Check the arguments."""
         _check(self)
@@ -156,6 +158,8 @@ class GAE:
     default: float = math.nan
     name: str = "advantage"
     target: str | None = "value_target"
+
+    reads_next = True
 
     def __post_init__(self) -> None:
         """Check the arguments."""

@@ -226,7 +226,9 @@ class Bound:
 class Transform(Protocol):
     """Something computed from stored single steps when they are drawn.
 
-    A value: it can be pickled, and all its randomness follows from the draw's key.
+    A value: it can be pickled, and all its randomness follows from the draw's key. One
+    that needs next observations has an attribute `reads_next` that is true, and is
+    refused beside `WithoutNext`.
     """
 
     def bind(self, outline: Outline) -> Bound:

@@ -87,7 +87,8 @@ class BaseSteps:
             for it.
         last: int64 ``[N]``, the last step folded into it: the episode's last, or
             the n-th.
-        following: int64 ``[N]``, the row that holds the derived next observation.
+        following: int64 ``[N]``, the row that holds the derived next observation; the
+            step itself where that is unknown, and the episode did not terminate.
         terminated: bool ``[N]``, the episode terminates at the last step.
         key: All randomness follows from it.
         length: Steps a window, one window after another; None without windows.

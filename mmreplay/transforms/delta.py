@@ -47,6 +47,8 @@ class Delta:
     paths: str | Sequence[str] | None = None
     name: str = "delta"
 
+    reads_next = True
+
     def __post_init__(self) -> None:
         """Check the arguments."""
         label("Delta name", self.name)

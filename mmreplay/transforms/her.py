@@ -88,6 +88,8 @@ class HER:
     desired: str | None = None
     info: Sequence[str] = ()
 
+    reads_next = True
+
     def __post_init__(self) -> None:
         """Check the arguments."""
         number("HER ratio", self.ratio, 0, "0.8 is the usual one.", maximum=1)
@@ -222,13 +224,17 @@ def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
     begins, ends = rows.locate(base_steps.env_ids, base_steps.positions)
     stops = rows.known(base_steps.env_ids, ends)
     starts, lasts, group = base_steps.positions, base_steps.last, None
+    # What a step achieved is not known where its next observation is not.
+    known = np.ones(len(starts), bool)
+    if goals.outline.derived:
+        known = (base_steps.following != starts) | base_steps.terminated
     if base_steps.length is not None:
         # Every step of a group has the same episode, so the same begin and stop.
         group, some = _groups(base_steps.length, begins)
         begins, stops = begins[some], stops[some]
         starts, lasts = np.zeros((2, len(some)), np.int64)
-        np.maximum.at(starts, group, base_steps.positions)
-        np.maximum.at(lasts, group, base_steps.last)
+        np.maximum.at(starts, group[known], base_steps.positions[known])
+        np.maximum.at(lasts, group[known], base_steps.last[known])
     count = len(begins)
     chosen = np.empty(count, BOOL)
     goal_rows, later = np.empty(count, INT64), np.empty(count, INT64)
@@ -237,8 +243,8 @@ def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
         np.ascontiguousarray(starts), lasts, chosen, goal_rows, later,
     )  # fmt: skip
     if group is not None:
-        return _GoalRows(chosen[group], goal_rows[group], later[group])
-    return _GoalRows(chosen, goal_rows, later)
+        return _GoalRows(chosen[group] & known, goal_rows[group], later[group])
+    return _GoalRows(chosen & known, goal_rows, later)
 
 
 def _rows_read(base_steps: BaseSteps, goals: _Goals) -> Iterator[RowReads]:

@@ -61,6 +61,8 @@ class NStep:
     rewards: str | Sequence[str] | None = None
     discount: str = "discount"
 
+    reads_next = True
+
     def __post_init__(self) -> None:
         """Check the arguments."""
         integer("NStep n", self.n, 1, "Give the number of rewards to sum.")

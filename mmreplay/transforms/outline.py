@@ -135,6 +135,12 @@ class Outline:
                 f"{who}: {path!r} must be an observation. Next observations change in "
                 "the same way as observations: name those."
             )
+        left_out = self.schema.role("next_observation") or "next_observation"
+        if "WithoutNext" in self.names and f"{path}/".startswith(f"{left_out}/"):
+            return (
+                f"{who}: {path!r} must be one of the fields {ours}: WithoutNext leaves "
+                "next observations out. Name one of them."
+            )
         return (
             f"{who}: {path!r} must be one of the fields {ours}. Name one of them, or "
             "put the transform that adds it first."

@@ -23,6 +23,7 @@ from mmreplay.transforms.base import (
 )
 from mmreplay.transforms.base_steps import BaseSteps, BatchRows, Where, around
 from mmreplay.transforms.outline import Outline, ReadAt
+from mmreplay.transforms.without_next import WithoutNext
 
 Ids = NDArray[np.int64]
 Asked = dict[Where, tuple[str, ...]]
@@ -42,6 +43,7 @@ class Pipeline:
         before: Rows before a step that its batch is read from.
         after: Rows after it, up to its episode's end; the row of a derived next
             observation is one of them.
+        derived: Next observations are read from the row after a step.
         fields: Shape and dtype of what a batch holds, by name.
     """
 
@@ -61,6 +63,7 @@ class Pipeline:
             SchemaError: A transform cannot stand where it does.
         """
         outline = Outline.of(schema, final_follows=final_follows)
+        without = next((t for t in transforms if isinstance(t, WithoutNext)), None)
         bounds = list[Bound]()
         for transform in transforms:
             made = not isinstance(transform, type)
@@ -70,6 +73,11 @@ class Pipeline:
                     f"{shown(transform)}. Wrap a function in Apply."
                 )
             name = type(transform).__name__
+            if without is not None and getattr(transform, "reads_next", False):
+                raise SchemaError(
+                    f"transforms: {name} needs next observations, which WithoutNext "
+                    "leaves out. Remove one of the two."
+                )
             if "Apply" in outline.names and name != "Apply":
                 raise SchemaError(
                     f"transforms: {name} must not follow Apply, whose fields are "
@@ -80,6 +88,7 @@ class Pipeline:
         self._bounds = bounds
         self._outline = outline
         self.before = max(outline.before.values(), default=0)
+        self.derived = outline.derived
         self.after = outline.steps - (not outline.derived)
         self.fields: Mapping[str, Field] = outline.fields
         self._batch_rows = BatchRows(outline.steps)

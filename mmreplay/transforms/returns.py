@@ -108,6 +108,11 @@ class DiscountedReturn:
                 f"{shown(self.clip)}. Pass the lower bound first."
             )
 
+    @property
+    def reads_next(self) -> bool:
+        """Whether it needs next observations: the final ones, to bootstrap from."""
+        return self.time_limit == "bootstrap"
+
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.
 

@@ -228,13 +228,17 @@ class ActionHistory:
         fill = self._filling(field)
         depth = outline.before.get(path, 0) + self.k
         made = Field((self.k, *field.shape), field.dtype)
-        above = outline.with_field(
-            self.name, made, ReadAt.HERE, "ActionHistory", depth
-        ).with_field(following, made, ReadAt.LAST, "ActionHistory", depth)
-        above = replace(above, next_obs={**above.next_obs, self.name: following})
+        above = outline.with_field(self.name, made, ReadAt.HERE, "ActionHistory", depth)
+        shifts = {self.name: 0}
+        if outline.next_obs:
+            above = above.with_field(
+                following, made, ReadAt.LAST, "ActionHistory", depth
+            )
+            above = replace(above, next_obs={**above.next_obs, self.name: following})
+            shifts[following] = 1
 
         def over(below: Layer, base_steps: BaseSteps) -> Layer:
-            return _History(below, base_steps, path, {self.name: 0, following: 1}, fill)
+            return _History(below, base_steps, path, shifts, fill)
 
         def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
             yield (

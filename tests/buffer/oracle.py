@@ -154,6 +154,32 @@ class Oracle:
         found = {place: self.transition(*place) for place in self.alive()}
         return {place: values for place, values in found.items() if values is not None}
 
+    def over(self, env_id, position):
+        """Whether the episode of a step has ended, and nothing more can come of it."""
+        rows = self.envs[env_id].rows
+        if rows[-1].episode != rows[position].episode:
+            return True
+        return rows[-1].final or (rows[-1].ended() and not self.next_step)
+
+    def window_steps(self, legal=None, before=0):
+        """(env_id, position) of the steps of windows and whole episodes, in order.
+
+        Args:
+            legal: Legal starts, if not those of single steps.
+            before: Rows before a step that have to be there, up to its episode's first.
+        """
+        found = set(self.legal() if legal is None else legal)
+        for env_id, position in [] if self.stored else self.steps():
+            stream = self.envs[env_id]
+            first, episode = stream.first(self.capacity), stream.rows[position].episode
+            begun = position - before >= first or any(
+                stream.rows[p - 1].episode != episode if p else True
+                for p in range(first, position + 1)
+            )
+            if begun and self.over(env_id, position):
+                found.add((env_id, position))
+        return sorted(found)
+
 
 def columns(values):
     """List of dicts as arrays by name."""

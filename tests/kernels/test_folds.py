@@ -68,9 +68,14 @@ def around(flags, ring, heads, before, steps, env_id, position):
         if flag(flags, ring, heads, env_id, last) & END or after & (START | FINAL):
             break
         last += 1
-    ends = flag(flags, ring, heads, env_id, last) & TERMINATED
-    alone = ends and not flag(flags, ring, heads, env_id, last + 1) & FINAL
-    return first, last, last + (not alone), bool(ends)
+    here, after = (flag(flags, ring, heads, env_id, p) for p in (last, last + 1))
+    terminated, bare = bool(here & TERMINATED), not after & FINAL
+    following = last + 1
+    if bare and terminated:
+        following = last
+    elif bare and (here & END or after & START):
+        following = position
+    return first, last, following, terminated
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -5,6 +5,10 @@ import pytest
 import mmreplay as mr
 from mmreplay.testing import SAMPLER_RULES, check_sampler
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:windows with boundary='any' hold steps whose next observation is unknown"
+)
+
 
 def mixture(seed):
     members = [(mr.UniformSampler(seed), 2), (mr.StratifiedSampler(seed + 50), 1)]

@@ -18,6 +18,10 @@ from tests.contracts.sampler import VIEWS, ListedView, steps_of
 from tests.samplers.frequencies import assert_distribution
 from tests.samplers.moving import MovingView
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:windows with boundary='any' hold steps whose next observation is unknown"
+)
+
 
 def later_starts(view, count):
     return [p for p in view.legal_starts() if p[1] >= view.span.first[p[0]] + count]

@@ -20,10 +20,11 @@ from tests.samplers.windows_oracle import episode_begins
 
 @dataclass
 class Episode:
-    """One episode of the oracle: its steps alive, and those that can be drawn."""
+    """One episode of the oracle: steps alive, those of batches, legal starts."""
 
     env_id: int
     steps: list
+    held: list
     legal: list
     missing_start: bool
     running: bool
@@ -31,7 +32,7 @@ class Episode:
 
 def episodes(oracle):
     """Every episode with a step alive, by environment, oldest first."""
-    legal = set(oracle.legal())
+    legal, held = set(oracle.legal()), set(oracle.window_steps())
     found = []
     for env_id, stream in enumerate(oracle.envs):
         rows = stream.rows
@@ -46,6 +47,7 @@ def episodes(oracle):
                     Episode(
                         env_id,
                         steps,
+                        [p for p in steps if (env_id, p) in held],
                         [p for p in steps if (env_id, p) in legal],
                         not episode_begins(oracle, env_id, mine[0]),
                         newest and not over,
@@ -55,14 +57,21 @@ def episodes(oracle):
 
 
 def drawn(draw):
-    """The episodes of a padded draw: (env_id, positions), checking the mask."""
+    """The episodes of a padded draw: (env_id, positions)."""
+    return [(env_id, steps) for env_id, steps, _ in masked(draw)]
+
+
+def masked(draw):
+    """The same, each with the positions where the mask is true."""
     w = draw.windows
-    assert (np.diff(w.mask.astype(int), axis=1) <= 0).all()
-    assert w.mask.any(0).all()
     found = []
     for env_id, row, mask in zip(draw.env_ids, w.positions, w.mask, strict=True):
-        assert (row[~mask] == row[mask][-1]).all()
-        found.append((int(env_id), tuple(row[mask].tolist())))
+        steps = sorted(set(row.tolist()))  # padded with the last step again
+        assert row.tolist() == steps + [steps[-1]] * (len(row) - len(steps))
+        assert not mask[len(steps) :].any()
+        learned = row[: len(steps)][mask[: len(steps)]]
+        found.append((int(env_id), tuple(steps), tuple(learned.tolist())))
+    assert w.positions.shape[1] == max(len(steps) for _, steps, _ in found)
     return found
 
 
@@ -91,19 +100,19 @@ def wanted(oracle, case):
     """What a sampler with these arguments may draw, and how often each."""
     found = {}
     for episode in episodes(oracle):
-        length = len(episode.steps)
+        length = len(episode.held)
         least, most = case.get("min_length", 1), case.get("max_length", 1 << 40)
         where = case.get("where")
         if where is not None and episode.steps[0] % 2:
             continue
         if (
-            episode.legal
+            episode.held
             and least <= length <= most
             and (not episode.missing_start or case.get("headless"))
             and (not episode.running or case.get("running"))
         ):
-            weight = len(episode.legal) if case.get("by") == "length" else 1
-            found[episode.env_id, tuple(episode.legal)] = weight
+            weight = len(episode.held) if case.get("by") == "length" else 1
+            found[episode.env_id, tuple(episode.held), tuple(episode.legal)] = weight
     return found
 
 
@@ -137,7 +146,7 @@ def test_episodes_are_those_found_by_looking_at_every_row(
             for sampler in (kept[number], EpisodeSampler(UniformSampler(2), **case)):
                 if expected:
                     draw = sampler.draw(view, 30 * sum(expected.values()))
-                    assert_shares(drawn(draw), expected)
+                    assert_shares(masked(draw), expected)
                 else:
                     with pytest.raises(EmptyError, match="is a legal start"):
                         sampler.draw(view, 1)
@@ -193,7 +202,7 @@ def test_every_episode_comes_once_an_epoch_of_a_shuffled_sampler(tmp_path):
     found = []
     while sampler.epoch == 0:
         assert sampler.more(view, 4)
-        found += drawn(sampler.draw(view, 4))
+        found += masked(sampler.draw(view, 4))
     assert sorted(found) == sorted(wanted(twin.oracle, {}))
     twin.buffer.close()
 

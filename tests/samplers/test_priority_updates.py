@@ -143,10 +143,18 @@ class TestUpdates:
         # 0.75 * 4 + 0.25 * 2.5 and 0.75 * 8 + 0.25 * 4.
         assert column_of(buffer)[[1, 4]].tolist() == [3.625, 7.0]
 
+    def test_a_window_without_a_transition_gets_priority_zero(self, make):
+        twin, buffer = self.buffer(make, capacity=9, num_envs=1)
+        twin.extend([[""]] * 9)
+        buffer.sampler.update_priorities(
+            buffer.view, np.zeros(2, int), np.array([1, 4]), np.full((2, 2), 3.0),
+            np.array([[True, False], [False, False]]),
+        )  # fmt: skip
+        assert column_of(buffer)[[1, 4]].tolist() == [3.0, 0.0]
+
     @pytest.mark.parametrize(
         ("mask", "message"),
         [
-            ([[True, False], [False, False]], "priorities: the.*got none in window 1"),
             ([[True], [True]], r"priorities: the mask must have the.*got \[2, 1\]"),
         ],
     )

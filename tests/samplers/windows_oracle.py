@@ -10,19 +10,22 @@ def episode_begins(oracle, env_id, position):
 
 
 def windows(
-    oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0, legal=None
-):
+    oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0, legal=None,
+    before=0,
+):  # fmt: skip
     """Positions, mask and is_first of every window, by (env_id, step drawn).
 
     Args:
         oracle: What the buffer holds.
         length, boundary, burn_in, stride, bootstrap: As of `SequenceSampler`.
-        legal: (env_id, position) of the steps that may be drawn, if not all.
+        legal: (env_id, position) of the legal starts, if not those of single steps.
+        before: See `Oracle.window_steps`.
     """
+    every = oracle.window_steps(legal, before)
     legal = set(oracle.legal() if legal is None else legal)
     found = {}
     for env_id, stream in enumerate(oracle.envs):
-        mine = sorted(p for e, p in legal if e == env_id)
+        mine = [p for e, p in every if e == env_id]
         for start in mine:
             episode = stream.rows[start].episode
             here = [p for p in mine if stream.rows[p].episode == episode]
@@ -40,6 +43,8 @@ def windows(
                 continue
             begins = [episode_begins(oracle, env_id, p) for p in places]
             is_first = [m and b for m, b in zip(mask, begins, strict=True)]
+            known = [(env_id, p) in legal for p in places]
+            mask = [m and k for m, k in zip(mask, known, strict=True)]
             found[env_id, start] = (places, mask, is_first)
     return found
 

@@ -88,6 +88,7 @@
             // Of a sampler of windows or episodes, such as "windows of 10 steps".
             [answer.form ? "starts" : "steps", `${count(drawn)}, ${count(distinct)} different`],
             ...(answer.form ? [["each of", answer.form]] : []),
+            ["legal starts", `${count(answer.legal_starts)}, or ${count(answer.legal_starts_without_next)} with WithoutNext`],
             ["probability", range(answer.probabilities)],
             ["weight", range(answer.weights)],
             ["mean age", `${count(mmr.mean(answer.ages))} steps`],
