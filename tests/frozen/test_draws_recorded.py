@@ -14,7 +14,12 @@ from tests.frozen.draws_cases import (
 )
 from tests.frozen.frozen_files import load
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:windows with boundary='any' hold steps whose next observation is"
+    ),
+]
 RECORDED = load("draws.json")
 
 

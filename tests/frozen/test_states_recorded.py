@@ -13,7 +13,12 @@ from tests.frozen.states_cases import (
     sampler_case,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:windows with boundary='any' hold steps whose next observation is"
+    ),
+]
 RECORDED = load("states.json")
 
 
