@@ -762,7 +762,14 @@ class FailingView:
             if self.left < 0:
                 self.left = None
                 raise ViewFailedError
-        return getattr(self._view, name)
+        value = getattr(self._view, name)
+        if name == "steps":
+            # The steps of windows are looked at through this view, too.
+            if value is self._view:
+                return self
+            if getattr(value, "base", None) is self._view:
+                value.base = self
+        return value
 
 
 class ViewFailedError(Exception):
