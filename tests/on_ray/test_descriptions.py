@@ -146,6 +146,7 @@ def test_functions_do_not_travel():
         mr.DiscountedReturn(0.9, clip=(-1.0, 1.0)),
         mr.GAE(0.9),
         mr.LambdaReturn(0.9),
+        mr.WithoutNext(),
     ],
     ids=lambda transform: type(transform).__name__,
 )

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, SchemaError, StaleError
@@ -365,3 +366,66 @@ def test_windows_without_a_transition_get_priority_zero():
     assert set(batch.positions.tolist()) == {0, 1, 2}
     twin.buffer.update_priorities(batch, np.ones((99, 1)))
     assert set(twin.buffer.sample(99).positions.tolist()) == {0, 2}
+
+
+def episodes_of_three(path):
+    """Three episodes of three steps in two environments, truncated or running."""
+    twin = Twin(path, 30, 2)
+    twin.extend([["", ""], ["", ""], ["u", "u"]] * 2 + [["", ""]] * 3)
+    twin.buffer.close()
+    return [(env_id, position) for env_id in range(2) for position in range(9)]
+
+
+def places(batch):
+    return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
+
+
+def a_loader(path):
+    with (
+        mr.ReplayBuffer.open(
+            path, transforms=[mr.WithoutNext()], sampler=mr.ShuffledSampler(0)
+        ) as buffer,
+        mr.ReplayLoader(buffer, batch_size=6) as loader,
+    ):
+        return list(itertools.islice(loader, 3))
+
+
+def a_dataset(path):
+    dataset = mr.ReplayDataset(path, transforms=[mr.WithoutNext()])
+    assert len(dataset) == 18
+    draws = dataset.draws(mr.ShuffledSampler(0), batch_size=6, num_batches=3)
+    return list(DataLoader(dataset, sampler=draws, batch_size=None, num_workers=1))
+
+
+def a_stream(path):
+    stream = mr.ReplayStream(
+        path, mr.ShuffledSampler(0), batch_size=6, num_batches=3,
+        transforms=[mr.WithoutNext()],
+    )  # fmt: skip
+    return list(stream)
+
+
+def a_concat(path):
+    with mr.ReplayBuffer.open(
+        path, transforms=[mr.WithoutNext()], sampler=mr.ShuffledSampler(0)
+    ) as buffer:
+        both = mr.concat([buffer])
+        return [both.sample(6) for _ in range(3)]
+
+
+def parts(path):
+    with mr.ReplayBuffer.open(path, transforms=[mr.WithoutNext()]) as buffer:
+        batches = []
+        for part in mr.split(buffer, [0.5, 0.5]):
+            sampler = part.sampler(mr.ShuffledSampler(0))
+            while sampler.epoch == 0:
+                batches.append(buffer.sample_by(sampler, 3))
+        return batches
+
+
+@pytest.mark.parametrize("route", [a_loader, a_dataset, a_stream, a_concat, parts])
+def test_each_step_is_drawn_once_an_epoch_on_every_route(tmp_path, route):
+    expected = episodes_of_three(tmp_path / "ring")
+    batches = route(tmp_path / "ring")
+    assert sorted(place for batch in batches for place in places(batch)) == expected
+    assert not any("next_observation" in batch for batch in batches)
