@@ -69,7 +69,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
-from mmreplay.samplers.holding import Hold, put_back
+from mmreplay.samplers.holding import Hold, drawing, put_back
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
@@ -551,17 +551,28 @@ class GenerationReader(StartView):
         return round(float(means @ lengths / lengths.sum()))
 
     def _try_sample(
-        self, sampler: Sampler, count: int, hold: Hold, contiguous: bool = False
+        self,
+        sampler: Sampler,
+        count: int,
+        hold: Hold,
+        contiguous: bool = False,
+        again: bool = False,
     ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
         """Draw, copy and recheck once: the draw, its data, and which of it is stale."""
         with self.lock:
             self.check_current()
             before = self.limits_before
-            if hold.number != self._num_draws:
-                # The first draw, or others drew since: no state is put back over them.
+            if not again or hold.number != self._num_draws:
+                # Where others drew since, no earlier state is put back over theirs.
                 hold.state = sampler.state_dict()
             hold.number = self._num_draws = self._num_draws + 1
-            draw = hold.call(sampler.draw, self, count)
+            # `Hold.call`, in line: that takes a hundredth of a small batch.
+            outer = drawing.hold
+            try:
+                drawing.hold = hold
+                draw = sampler.draw(self, count)
+            finally:
+                drawing.hold = outer
         fields = self.copy_draw(draw, contiguous)
         windows = draw.windows
         oldest = draw.positions if windows is None else windows.positions[:, 0]
@@ -573,7 +584,7 @@ class GenerationReader(StartView):
         Not where others have drawn since: what they drew would be drawn again.
         """
         with self.lock:
-            if hold.state is not None and hold.number == self._num_draws:
+            if getattr(hold, "number", -1) == self._num_draws:
                 put_back(sampler, hold.state, error)
 
     def draw(self, sampler: Sampler, count: int) -> PendingDraw:
@@ -655,7 +666,9 @@ class GenerationReader(StartView):
                     return left, {path: a[indices] for path, a in fields.items()}
             # None of what the draw took is handed out.
             hold.release()
-            draw, fields, overwritten = self._try_sample(sampler, count, hold)
+            draw, fields, overwritten = self._try_sample(
+                sampler, count, hold, again=hasattr(hold, "number")
+            )
             if overwritten is None:
                 return draw, fields
             stale = overwritten

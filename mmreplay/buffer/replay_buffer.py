@@ -969,17 +969,20 @@ class ReplayBuffer:
             limit.count(len(batch.env_ids))
         return batch
 
-    @_retry_replaced
     def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
-        reader, hold = self._current(), Hold()
-        try:
-            batch = reader.sample(sampler, batch_size, hold, contiguous)
-            hold.keep()
-            return batch
-        except BaseException as error:
-            hold.release()
-            reader.put_back(sampler, hold, error)
-            raise
+        while True:
+            reader, hold = self._current(), Hold()
+            try:
+                batch = reader.sample(sampler, batch_size, hold, contiguous)
+                if hold:
+                    hold.keep()
+                return batch
+            except BaseException as error:
+                hold.release()
+                reader.put_back(sampler, hold, error)
+                # As of `_retry_replaced`, which takes another microsecond's tenth.
+                if not isinstance(error, ReplacedError):
+                    raise
 
     @_retry_replaced
     def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from mmreplay.samplers.base import Sampler, State, ask
 from mmreplay.samplers.random import StepGenerator
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
@@ -36,22 +36,24 @@ class Hold(list[Held]):
     """What was taken for one batch, by all samplers that draw for it.
 
     Attributes:
-        state: Of the sampler, before it drew; None before that.
-        number: Of its last draw, among those of a reader.
+        state: Of the sampler, before it drew; not set before that.
+        number: Of its last draw, among those of a reader; likewise.
     """
 
-    state: State | None = None
-    number = -1
+    __slots__ = ("number", "state")
 
-    def call(self, draw: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    state: State
+    number: int
+
+    def call(self, draw: Callable[[*Args], T], /, *args: *Args) -> T:
         """Call what draws; what is taken meanwhile, in this thread, is held here."""
-        outer = _thread.hold
+        outer = drawing.hold
         # In line, with no call between: Ctrl-C leaves no hold behind in the thread.
         try:
-            _thread.hold = self
-            return draw(*args, **kwargs)
+            drawing.hold = self
+            return draw(*args)
         finally:
-            _thread.hold = outer
+            drawing.hold = outer
 
     def store(self) -> None:
         """Store all of it, or nothing: where one fails, the others are taken back.
@@ -79,31 +81,31 @@ class Hold(list[Held]):
 
     def keep(self) -> None:
         """Store it; within another draw, leave that to the draw."""
-        outer = _thread.hold
+        outer = drawing.hold
         if outer is None:
             self.store()
         else:
             outer.append(self)
 
 
-class _Thread(threading.local):
+class Drawing(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        hold: Of the draw that is under way in this thread; None without one.
+    """
+
     hold: Hold | None = None
 
 
-_thread = _Thread()
-
-
-def current_hold() -> Hold | None:
-    """The hold of the draw that is under way in this thread; None without one."""
-    return _thread.hold
+drawing = Drawing()
 
 
 def all_or_nothing(
     samplers: Sequence[Sampler],
-    draw: Callable[P, T],
+    draw: Callable[[*Args], T],
     /,
-    *args: P.args,
-    **kwargs: P.kwargs,
+    *args: *Args,
 ) -> T:
     """Call what draws with some samplers; where it fails, nothing has been drawn.
 
@@ -112,7 +114,7 @@ def all_or_nothing(
     states = [(sampler, sampler.state_dict()) for sampler in samplers]
     hold = Hold()
     try:
-        result = hold.call(draw, *args, **kwargs)
+        result = hold.call(draw, *args)
         hold.keep()
         return result
     except BaseException as error:

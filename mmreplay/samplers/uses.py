@@ -60,7 +60,7 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
-from mmreplay.samplers.holding import all_or_nothing, current_hold
+from mmreplay.samplers.holding import all_or_nothing, drawing
 from mmreplay.samplers.priority_file import (
     MAX_COUNT,
     USES,
@@ -618,9 +618,8 @@ class UseCounter(Wrapper):
         )  # fmt: skip
         reservation = Reservation(self, key, reserved, self._counts.opening)
         self._reserved.add(reservation)
-        hold = current_hold()
-        assert hold is not None
-        hold.append(reservation)
+        assert drawing.hold is not None
+        drawing.hold.append(reservation)
         return draw
 
     def _update(self, view: View) -> BufferIdentity:
