@@ -14,10 +14,10 @@ SURPLUS = 0xFFFF
 """The code of a frame that belongs to no row."""
 
 
-def stamp(code):
-    """A frame of 64 x 64 that holds 16 bits through any lossy codec."""
+def stamp(code, size=64):
+    """A square frame that holds 16 bits through any lossy codec."""
     bits = np.array([code >> bit & 1 for bit in range(16)], np.uint8).reshape(4, 4)
-    gray = np.kron(bits, np.ones((16, 16), np.uint8)) * 170 + 40
+    gray = np.kron(bits, np.ones((size // 4, size // 4), np.uint8)) * 170 + 40
     return np.stack([gray, gray, 255 - gray], -1)
 
 
@@ -34,17 +34,17 @@ def code(episode, frame, camera=0):
     return episode << 8 | frame << 1 | camera
 
 
-def film(path, codes, codec="mpeg4", **options):
+def film(path, codes, codec="mpeg4", size=64, **options):
     """Pack frames of some codes; frame k is shown at k / FPS seconds."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as video:
         stream = video.add_stream(codec, rate=FPS)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = size, size, "yuv420p"
         stream.options = {name: str(value) for name, value in options.items()}
         for each in codes:
-            frame = av.VideoFrame.from_ndarray(stamp(each), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(stamp(each, size), format="rgb24")
             for packet in stream.encode(frame):
                 video.mux(packet)
         for packet in stream.encode():

@@ -1,5 +1,7 @@
 """Memory is some blocks, however large the source is."""
 
+from functools import partial
+
 import h5py
 import numpy as np
 import pytest
@@ -7,7 +9,12 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert.base import BLOCK_NBYTES
 from tests.convert.contract import peak
-from tests.convert.foreign import test_dqn_replay, test_lerobot, test_minari
+from tests.convert.foreign import (
+    lerobot_sets,
+    test_dqn_replay,
+    test_lerobot,
+    test_minari,
+)
 
 pytestmark = [pytest.mark.slow]
 
@@ -59,13 +66,22 @@ def lerobot(folder, rng):
     return test_lerobot.write(folder / "set", data, files=1)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [d4rl, minari, dqn_replay, lerobot],
-)
+def video(folder, rng):
+    pytest.importorskip("av", reason="PyAV is not installed")
+    lengths, many = (100, 127, 60), 12
+    # 143 MiB of frames, of a file that has as many again that belong to no episode.
+    content = [part for number in range(many) for part in (number, -100)]
+    cameras = {lerobot_sets.TOP: {(0, 0): content}}
+    size = partial(lerobot_sets.film, size=256)
+    lengths = [lengths[number % 3] for number in range(many)]
+    return lerobot_sets.make(folder / "set", lengths, cameras, video=size)
+
+
+@pytest.mark.parametrize("make", [d4rl, minari, dqn_replay, lerobot, video])
 def test_memory_does_not_grow_with_the_source(tmp_path, rng, make):
     source = make(tmp_path, rng)
-    assert peak(lambda: mr.load(source, tmp_path / "buffer")) < MAX_NBYTES
+    options = {"video": "decode"} if make is video else {}
+    assert peak(lambda: mr.load(source, tmp_path / "buffer", **options)) < MAX_NBYTES
 
 
 def test_memory_does_not_grow_with_the_target(tmp_path, rng):

@@ -1,12 +1,14 @@
 """LeRobot's recorder, editor and `LeRobotDataset`, item by item, beside our import.
 
-With lerobot 0.4 (v3.0) or 0.3 (v2.1). torchvision from PyPI loads beside torch of CPUs
-where its operators are named, which are not called. Frames are decoded with PyAV, as
-torchvision no longer does it: the nearest to a time, within LeRobot's tolerance.
+With lerobot 0.6 or 0.4 (v3.0), or 0.3 (v2.1). torchvision from PyPI loads beside a
+torch for CPUs where its operators are named, which are not called. Before 0.6 frames
+are decoded here, as torchvision no longer does it: with PyAV, the nearest to a time,
+within LeRobot's tolerance.
 """
 
 import inspect
 import os
+from importlib.metadata import version
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -30,15 +32,18 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("lerobot", reason="lerobot is not installed")
 av = pytest.importorskip("av", reason="PyAV is not installed")
 os.environ["HF_HUB_OFFLINE"] = "1"
-_operators = torch.library.Library("torchvision", "DEF")
-_operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-_operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+if torch.version.cuda is None:
+    _operators = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _operators.define(
+            f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
 
 import datasets  # noqa: E402
 from lerobot.datasets import lerobot_dataset  # noqa: E402
 
 LeRobotDataset = lerobot_dataset.LeRobotDataset
-V2 = lerobot_dataset.CODEBASE_VERSION.startswith("v2")
+V2 = version("lerobot") < "0.4"
 v3_only = pytest.mark.skipif(V2, reason="lerobot writes v2, where a file is an episode")
 CAMERAS = (TOP, WRIST)
 TOLERANCE_S = 1e-4
@@ -63,7 +68,9 @@ def decode(path, timestamps, tolerance_s, backend=None):
 def _beside_newer_libraries(monkeypatch, tmp_path):
     """Let it run beside newer numpy, datasets and torchvision."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(lerobot_dataset, "decode_video_frames", decode)
+    if hasattr(lerobot_dataset, "decode_video_frames"):
+        # Later versions decode with PyAV themselves.
+        monkeypatch.setattr(lerobot_dataset, "decode_video_frames", decode)
     encode = datasets.features.features.Value.encode_example
     monkeypatch.setattr(
         datasets.features.features.Value, "encode_example",
@@ -246,6 +253,6 @@ def test_frames_that_were_moved_are_found_as_the_library_finds_them(tmp_path, la
         with pytest.raises(CorruptError, match="has no frame at"):
             mr.load(root, tmp_path / "short", video="decode")
         library = LeRobotDataset("me/set", root=root)
-        with pytest.raises(AssertionError, match="no frame within tolerance"):
+        with pytest.raises(Exception, match="tolerance"):
             [library[row] for row in range(len(library))]
     assert pq.read_table(root / "meta" / "episodes").num_rows == 3
