@@ -195,7 +195,7 @@ def test_edited_sets_are_read_as_the_library_reads_them(tmp_path):
         return LeRobotDataset("me/set", root=tmp_path / name)
 
     record(tmp_path / "one", [(n, True) for n in (7, 20, 3, 11, 1, 9)])
-    record(tmp_path / "two", [(5, True), (4, False), (6, True)])
+    record(tmp_path / "two", [(5, True), (9, False), (6, True)])
     dataset_tools.delete_episodes(
         opened("one"), [1, 3], output_dir=tmp_path / "less", repo_id="me/less"
     )
