@@ -203,8 +203,9 @@ def test_edited_sets_are_read_as_the_library_reads_them(tmp_path):
         [opened("two"), opened("less"), opened("one")],
         output_repo_id="me/more", output_dir=tmp_path / "more",
     )  # fmt: skip
+    # It refuses to split sets with frames of no episode.
     dataset_tools.split_dataset(
-        opened("more"), {"train": [0, 2, 4, 7], "val": [5, 1]},
+        opened("one"), {"train": [0, 2, 4], "val": [5, 1]},
         output_dir=tmp_path / "split",
     )  # fmt: skip
     made = [path.parent.parent for path in tmp_path.rglob("meta/info.json")]
