@@ -115,4 +115,4 @@ def test_a_column_of_such_a_name_is_left_out_and_reported(tmp_path):
     report = mr.load(tmp_path / "a.npz", tmp_path / "b")
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         assert buffer.schema.paths == ("x",)
-    assert any("was left out: field path" in note for note in report.notes)
+    assert any("was left out: field path" in note for note in report.doubts)

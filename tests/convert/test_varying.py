@@ -886,10 +886,13 @@ def test_strings_bytes_and_lists_of_others_become_fields_that_vary(options, tmp_
         },
         **options,
     )
-    report = mr.load(path, tmp_path / "again", strict=True)
+    report = mr.load(path, tmp_path / "again")
     assert "column 'tokens' varies from row to row: int32[up to 4]" in report.notes
-    for name in ("missing", "uneven"):
-        assert any(f"column {name!r} of" in n and "left out" in n for n in report.notes)
+    for name, doubt in zip(("missing", "uneven"), report.doubts, strict=True):
+        assert doubt.startswith(f"column {name!r} of")
+        assert doubt.endswith("left out")
+    with pytest.raises(SourceError, match=r"column 'missing' of .* strict allows no"):
+        mr.load(path, tmp_path / "strict", strict=True)
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert loaded.schema.role("observation") == "observation"
         assert loaded.schema["large"].kind == "text"
@@ -934,7 +937,7 @@ def test_lists_that_lack_values_are_left_out(lists, tmp_path):
     path = write_table(tmp_path / "a.parquet", {"reward": np.arange(4.0), "x": lists})
     report = mr.load(path, tmp_path / "again")
     assert any(
-        "column 'x' of" in n and "has empty values (null)" in n for n in report.notes
+        "column 'x' of" in d and "has empty values (null)" in d for d in report.doubts
     )
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert "x" not in loaded.schema
@@ -953,15 +956,16 @@ def test_lists_of_one_length_in_one_file_and_of_others_in_the_next_vary(tmp_path
     assert [each.tolist() for each in rows] == even + uneven
 
 
-def test_a_text_that_a_few_bytes_repeat_is_bounded(tmp_path):
-    """One entry of a dictionary, named by each row."""
+@pytest.mark.parametrize("store_schema", [False, True])
+def test_a_text_that_a_few_bytes_repeat_is_bounded(store_schema, tmp_path):
+    """One entry of a dictionary, named by each row; with a schema its type says so."""
     pa = pytest.importorskip("pyarrow")
     text = "x" * (1 << 20)
     values = pa.DictionaryArray.from_arrays(np.zeros(4000, np.int32), [text])
     path = write_table(
         tmp_path / "a.parquet",
         {"text": values, "reward": np.zeros(4000)},
-        store_schema=False,
+        store_schema=store_schema,
     )
     assert path.stat().st_size < 1 << 20
 
@@ -977,7 +981,7 @@ def test_a_text_that_a_few_bytes_repeat_is_bounded(tmp_path):
         column_encoding={"text": "DELTA_BYTE_ARRAY", "reward": "PLAIN"},
     )
     report = mr.load(delta, tmp_path / "again")
-    assert any("DELTA_BYTE_ARRAY" in note for note in report.notes)
+    assert any("DELTA_BYTE_ARRAY" in doubt for doubt in report.doubts)
     report = mr.load(delta, tmp_path / "again", overwrite=True, allow_expansion=True)
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert loaded.gather_all()["text"].text() == [text] * 9
