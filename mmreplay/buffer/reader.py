@@ -69,7 +69,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
-from mmreplay.samplers.holding import Hold, drawing, put_back
+from mmreplay.samplers.holding import Hold, bookmark_of, drawing, put_back, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
@@ -200,7 +200,8 @@ class GenerationReader(StartView):
             threading.RLock() if former is None else former.lock
         )
         self.files, self.replaced = files, False
-        self._num_draws = 0
+        # Of all generations, as the lock is.
+        self._num_draws: list[int] = [0] if former is None else former._num_draws
         self._store, self._commit, self._schema, self._ring = (
             files.store, commit, schema, ring
         )  # fmt: skip
@@ -562,17 +563,23 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             before = self.limits_before
-            if not again or hold.number != self._num_draws:
+            draws = self._num_draws
+            if not again or hold.number != draws[0]:
                 # Where others drew since, no earlier state is put back over theirs.
-                hold.state = sampler.state_dict()
-            hold.number = self._num_draws = self._num_draws + 1
+                hold.before, hold.sampler = bookmark_of(sampler), sampler
+            hold.number = draws[0] = draws[0] + 1
             # `Hold.call`, in line: that takes a hundredth of a small batch.
             outer = drawing.hold
             try:
                 drawing.hold = hold
                 draw = sampler.draw(self, count)
+            except BaseException as error:
+                # Before another thread draws; what it took is released by the caller.
+                put_back(sampler, hold.before, error)
+                raise
             finally:
                 drawing.hold = outer
+            hold.after = bookmark_of(sampler)
         fields = self.copy_draw(draw, contiguous)
         windows = draw.windows
         oldest = draw.positions if windows is None else windows.positions[:, 0]
@@ -584,8 +591,10 @@ class GenerationReader(StartView):
         Not where others have drawn since: what they drew would be drawn again.
         """
         with self.lock:
-            if getattr(hold, "number", -1) == self._num_draws:
-                put_back(sampler, hold.state, error)
+            if getattr(hold, "number", -1) != self._num_draws[0]:
+                return
+            if hasattr(hold, "after") and unmoved(hold.after, bookmark_of(sampler)):
+                put_back(sampler, hold.before, error)
 
     def draw(self, sampler: Sampler, count: int) -> PendingDraw:
         """Draw now and copy later, by `gather`.
@@ -596,8 +605,14 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             before, hold = self.limits_before, Hold()
-            self._num_draws += 1
-            draw = hold.call(sampler.draw, self, count)
+            self._num_draws[0] += 1
+            bookmark = bookmark_of(sampler)
+            try:
+                draw = hold.call(sampler.draw, self, count)
+            except BaseException as error:
+                hold.release()
+                put_back(sampler, bookmark, error)
+                raise
             return PendingDraw(sampler, draw, count, before, self.home, hold)
 
     def gather(self, pending: PendingDraw, *, skip: bool = False) -> Batch | None:

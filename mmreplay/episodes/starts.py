@@ -132,10 +132,10 @@ class StartView(Protocol):
 
         Args:
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``.
+            positions: int64 ``[B]``, or ``[B, T]``.
 
         Returns:
-            bool ``[B]``; None for all.
+            bool of the shape of positions; None for all.
         """
         return None
 
@@ -312,20 +312,22 @@ class EpisodeSteps(NarrowedStarts):
             base: The buffer, which derives next observations.
         """
         super().__init__(base)
-        self._steps: Span | None = None
+        self._base_starts: Span | None = None
         self._all_known = False
 
     @property
     def starts(self) -> Span:
         """Where the steps lie; the same object while nothing changed."""
-        index = self.base.index
-        steps = index.steps
-        if steps is not self._steps:
+        base_starts = self.base.starts
+        if base_starts is not self._base_starts:
+            # Of one moment, which may be a later one: the next look then sees it.
+            index = self.base.index
+            self._steps = index.steps
             self.num_illegal = index.num_finals_in_steps
-            num_steps = int(steps.lengths.sum()) - self.num_illegal
+            num_steps = int(self._steps.lengths.sum()) - self.num_illegal
             legal = int(index.starts.lengths.sum()) - index.num_illegal
-            self._steps, self._all_known = steps, num_steps == legal
-        return steps
+            self._base_starts, self._all_known = base_starts, num_steps == legal
+        return self._steps
 
     def legal(self, env_ids: Ids, positions: Ids) -> Bools:
         """Bool ``[B]``: the positions, within `starts`, that are such steps."""
@@ -344,10 +346,13 @@ class EpisodeSteps(NarrowedStarts):
         """Which steps are legal starts of the buffer; None for all."""
         if self._all_known:
             return None
+        shape = positions.shape
+        if positions.ndim > 1:
+            env_ids, positions = np.repeat(env_ids, shape[1]), positions.reshape(-1)
         legal = self.base.legal(env_ids, positions)
         # After the look-up: where a writer goes on, the stop only rises.
         legal &= positions < self.base.starts.stop[env_ids]
-        return legal
+        return legal.reshape(shape)
 
 
 class ListedStarts(NarrowedStarts):

@@ -613,9 +613,9 @@ class Prefetcher:
         if before is not None:
             self._source.load_state_dict(before)
         self._source.end()
-        for pending in self._drawn:
-            pending.hold.release()
-        self._drawn.clear()
+        while self._drawn:
+            # Taken out first: what a learner takes meanwhile is not released.
+            self._drawn.popleft().hold.release()
         self._ungathered.clear()
         self._num_idle = self._num_gathering = 0
         self._draws_on = self._failure_raised = self._abandoned = False

@@ -239,9 +239,13 @@ class ReplayLoader:
             self._check()
             raise StopIteration
         sent, hold = taken
-        batch = self._sender.receive(sent)
-        if hold:
-            hold.store()
+        try:
+            batch = self._sender.receive(sent)
+            if hold:
+                hold.store()
+        except BaseException:
+            hold.take_back()
+            raise
         if limits:
             self._source.count(batch, self._batch_size)
         return batch

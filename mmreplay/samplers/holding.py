@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from mmreplay.samplers.base import Sampler, State, ask
+from mmreplay.samplers.base import Sampler, ask
 from mmreplay.samplers.random import StepGenerator
 
 Args = TypeVarTuple("Args")
@@ -36,13 +36,17 @@ class Hold(list[Held]):
     """What was taken for one batch, by all samplers that draw for it.
 
     Attributes:
-        state: Of the sampler, before it drew; not set before that.
-        number: Of its last draw, among those of a reader; likewise.
+        sampler: Put back by the holder where its draw fails; not set where none is.
+        before: Its bookmark from before it drew; not set before that.
+        after: Its bookmark after the draw; likewise.
+        number: Of its last draw, among those of a buffer; likewise.
     """
 
-    __slots__ = ("number", "state")
+    __slots__ = ("after", "before", "number", "sampler")
 
-    state: State
+    sampler: Sampler
+    before: Any
+    after: Any
     number: int
 
     def call(self, draw: Callable[[*Args], T], /, *args: *Args) -> T:
@@ -109,9 +113,16 @@ def all_or_nothing(
 ) -> T:
     """Call what draws with some samplers; where it fails, nothing has been drawn.
 
-    What it took is released then, and the samplers are put back to where they were.
+    What it took is released then, and the samplers are put back to where they were;
+    by the holder of the draw under way, where the state that it has includes theirs.
     """
-    states = [(sampler, sampler.state_dict()) for sampler in samplers]
+    outer = drawing.hold
+    whole = None if outer is None else getattr(outer, "sampler", None)
+    # Of a user's sampler nothing is known of what its state includes.
+    if whole is not None and type(whole).__module__.startswith("mmreplay."):
+        if all(any(each is part for part in whole.parts) for each in samplers):
+            return draw(*args)
+    bookmarks = [(sampler, bookmark_of(sampler)) for sampler in samplers]
     hold = Hold()
     try:
         result = hold.call(draw, *args)
@@ -119,31 +130,56 @@ def all_or_nothing(
         return result
     except BaseException as error:
         hold.release()
-        for sampler, state in states:
-            put_back(sampler, state, error)
+        for sampler, bookmark in bookmarks:
+            put_back(sampler, bookmark, error)
         raise
 
 
-def put_back(sampler: Sampler, state: State, error: BaseException) -> None:
-    """Have a sampler draw from an earlier state of its own again.
+def bookmark_of(sampler: Sampler) -> Any:
+    """Where a sampler of any class is now; see `Sampler.bookmark`."""
+    bookmark = getattr(sampler, "bookmark", None)
+    return sampler.state_dict() if bookmark is None else bookmark()
 
-    Args:
-        sampler: Any.
-        state: What its `state_dict` returned.
-        error: Why; notes that the sampler refused its own state.
-    """
-    before = _generators(sampler)
-    try:
-        sampler.load_state_dict(state)
-    except Exception as refused:
-        error.add_note(
-            f"{type(sampler).__name__} refuses the state that it had before: {refused}"
-        )
+
+def return_to(sampler: Sampler, bookmark: Any) -> None:
+    """Have a sampler of any class go back to its own bookmark."""
+    if not isinstance(bookmark, dict):
+        sampler.return_to(bookmark)
         return
+    before = _generators(sampler)
+    sampler.load_state_dict(bookmark)
     # The seed is the one that it had: it has become no other one by that.
     for own, loaded in zip(before, _generators(sampler), strict=False):
         if own.seed == loaded.seed:
             loaded.given, loaded.pid = own.given, own.pid
+
+
+def put_back(sampler: Sampler, bookmark: Any, error: BaseException) -> None:
+    """Have a sampler draw from an earlier state of its own again.
+
+    Args:
+        sampler: Any.
+        bookmark: Of the sampler, from before.
+        error: Why; notes that the sampler refused its own state.
+    """
+    try:
+        return_to(sampler, bookmark)
+    except Exception as refused:
+        error.add_note(
+            f"{type(sampler).__name__} refuses the state that it had before: {refused}"
+        )
+
+
+def unmoved(bookmark: Any, now: Any) -> bool:
+    """Whether a sampler is where a bookmark of it was made.
+
+    Not known of states, which may hold arrays: they are taken for equal.
+    """
+    if isinstance(bookmark, tuple) and isinstance(now, tuple):
+        return len(bookmark) == len(now) and all(map(unmoved, bookmark, now))
+    if isinstance(bookmark, int) and isinstance(now, int):
+        return bookmark == now
+    return bookmark is now or (isinstance(bookmark, dict) and isinstance(now, dict))
 
 
 def _generators(sampler: Any) -> list[StepGenerator]:

@@ -264,6 +264,18 @@ class PriorityBasedSampler(Sampler):
         arguments = {name: getattr(self._options, name) for name in names}
         return {**arguments, "seed": self._random.given_seed}
 
+    def bookmark(self) -> Any:
+        """See `Sampler.bookmark`; priorities stay as they are."""
+        own = type(self) in (PrioritizedSampler, RankPrioritizedSampler)
+        return self._step if own else self.state_dict()
+
+    def return_to(self, bookmark: Any) -> None:
+        """See `Sampler.return_to`."""
+        if type(bookmark) is int:
+            self._step = bookmark
+        else:
+            self.load_state_dict(bookmark)
+
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step.
 

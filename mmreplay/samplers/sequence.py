@@ -48,7 +48,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.combine import NarrowingSampler, state_of
-from mmreplay.samplers.holding import all_or_nothing
+from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
 from mmreplay.samplers.states import FormerObject as FormerObject
 from mmreplay.samplers.states import check_kind, parts, same
@@ -143,6 +143,19 @@ class WindowSampler(NarrowingSampler):
                 f"{type(sampler).__name__}, of windows. Use it alone."
             )
         return drawn
+
+    def bookmark(self) -> Any:
+        """That of the sampler inside: windows have no state of their own."""
+        if not type(self).__module__.startswith("mmreplay."):
+            return self.state_dict()
+        return (bookmark_of(self.parts[0]),)
+
+    def return_to(self, bookmark: Any) -> None:
+        """See `Sampler.return_to`."""
+        if type(bookmark) is tuple:
+            return_to(self.parts[0], bookmark[0])
+        else:
+            self.load_state_dict(bookmark)
 
     def state_dict(self, priorities: bool = False) -> State:
         """The arguments that are JSON values, and the state of the sampler inside.
@@ -412,9 +425,8 @@ def with_transitions(
         steps: int64 ``[B, T]``.
         mask: bool ``[B, T]``, which of them belong to their windows.
     """
-    ids = np.repeat(env_ids, steps.shape[1])
-    known = view.transitions(ids, np.ascontiguousarray(steps.reshape(-1)))
-    return mask if known is None else mask & known.reshape(mask.shape)
+    known = view.transitions(env_ids, steps)
+    return mask if known is None else mask & known
 
 
 def _check_kinds(boundary: str, first_only: object) -> None:

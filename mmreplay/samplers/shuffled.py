@@ -141,6 +141,20 @@ class EpochSnapshot:
             ranks[here] += edges[np.sort(order[count:])[which[here]]]
         return ranks
 
+    def bookmark(self) -> Any:
+        """See `Sampler.bookmark`."""
+        if type(self) is not ShuffledSampler:
+            return self.state_dict()
+        return self._step, self._epoch, self._done, self.skipped, self._frozen
+
+    def return_to(self, bookmark: Any) -> None:
+        """See `Sampler.return_to`."""
+        if type(bookmark) is not tuple:
+            self.load_state_dict(bookmark)
+            return
+        self._step, self._epoch, self._done, self.skipped, self._frozen = bookmark
+        self._forget()
+
     def state_dict(self) -> State:
         """JSON values; O(environments)."""
         return {

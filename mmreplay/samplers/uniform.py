@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -233,6 +235,17 @@ class UniformSampler(Sampler):
 
     def enter_at(self, priority: float) -> None:
         """Do nothing, without priorities; see `ShareSampler.enter_at`."""
+
+    def bookmark(self) -> Any:
+        """See `Sampler.bookmark`."""
+        return self._step if type(self) is UniformSampler else self.state_dict()
+
+    def return_to(self, bookmark: Any) -> None:
+        """See `Sampler.return_to`."""
+        if type(bookmark) is int:
+            self._step = bookmark
+        else:
+            self.load_state_dict(bookmark)
 
     def state_dict(self) -> State:
         """Seed and step."""
