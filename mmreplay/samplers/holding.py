@@ -116,12 +116,11 @@ def all_or_nothing(
     What it took is released then, and the samplers are put back to where they were;
     by the holder of the draw under way, where the state that it has includes theirs.
     """
-    outer = drawing.hold
-    whole = None if outer is None else getattr(outer, "sampler", None)
+    whole = getattr(drawing.hold, "sampler", None)
     # Of a user's sampler nothing is known of what its state includes.
-    if whole is not None and type(whole).__module__.startswith("mmreplay."):
-        if all(any(each is part for part in whole.parts) for each in samplers):
-            return draw(*args)
+    ours = type(whole).__module__.startswith("mmreplay.")
+    if ours and all(any(each is own for own in whole.parts) for each in samplers):
+        return draw(*args)
     bookmarks = [(sampler, bookmark_of(sampler)) for sampler in samplers]
     hold = Hold()
     try:

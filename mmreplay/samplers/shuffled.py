@@ -141,20 +141,6 @@ class EpochSnapshot:
             ranks[here] += edges[np.sort(order[count:])[which[here]]]
         return ranks
 
-    def bookmark(self) -> Any:
-        """See `Sampler.bookmark`."""
-        if type(self) is not ShuffledSampler:
-            return self.state_dict()
-        return self._step, self._epoch, self._done, self.skipped, self._frozen
-
-    def return_to(self, bookmark: Any) -> None:
-        """See `Sampler.return_to`."""
-        if type(bookmark) is not tuple:
-            self.load_state_dict(bookmark)
-            return
-        self._step, self._epoch, self._done, self.skipped, self._frozen = bookmark
-        self._forget()
-
     def state_dict(self) -> State:
         """JSON values; O(environments)."""
         return {
@@ -531,6 +517,20 @@ class ShuffledSampler(Sampler):
             f"{size}. Add steps, or use fewer ranks, a smaller batch or "
             "drop_last=False."
         )
+
+    def bookmark(self) -> Any:
+        """See `Sampler.bookmark`."""
+        if type(self) is not ShuffledSampler:
+            return self.state_dict()
+        return self._step, self._epoch, self._done, self.skipped, self._frozen
+
+    def return_to(self, bookmark: Any) -> None:
+        """See `Sampler.return_to`."""
+        if type(bookmark) is not tuple:
+            self.load_state_dict(bookmark)
+            return
+        self._step, self._epoch, self._done, self.skipped, self._frozen = bookmark
+        self._forget()
 
     def state_dict(self) -> State:
         """Seed, step, epoch and how far it is; where it began, O(environments).

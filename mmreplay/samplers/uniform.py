@@ -8,7 +8,6 @@ do; docs/samplers.md says what that costs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 from typing import Any
 
 import numpy as np

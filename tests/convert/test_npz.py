@@ -99,8 +99,8 @@ def test_missing_ends_and_odd_members_are_reported(tmp_path):
         z=np.zeros(9, complex),
     )  # fmt: skip
     report = load(path)
-    assert any("all rows are one episode" in doubt for doubt in report.doubts)
     assert any("'z.npy' of complex128 cannot be a field" in d for d in report.doubts)
+    assert any("all rows are one episode" in d for d in report.doubts)
     assert any("'gamma' of shape [] was left out" in n for n in report.notes)
 
 
