@@ -502,7 +502,11 @@ def open_plain(path: Path, dtypes: Mapping[str, str], allow_expansion: bool) -> 
                     within = slice(first, first + rows)
                     yield {name: found[name][within] for name in names}
 
-    return in_place(TableReader(path, kinds, survey.rows, batches, notes, varying))
+    columns = {name: dtype for name, (dtype, _) in kinds.items()}
+    columns |= dict.fromkeys(varying, TEXT)
+    return in_place(
+        TableReader(path, kinds, survey.rows, batches, notes, columns, varying)
+    )
 
 
 def _is_number(name: str) -> bool:

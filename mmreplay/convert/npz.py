@@ -42,7 +42,12 @@ from mmreplay.convert.array_file import (
 from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.undescribed import PlainReader, in_place
+from mmreplay.convert.undescribed import (
+    POSITION_COLUMNS,
+    PlainReader,
+    in_place,
+    no_integers,
+)
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
@@ -197,6 +202,8 @@ def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
     try:
         dtype = canonical_name(header.dtype)
     except SchemaError:
+        if name in POSITION_COLUMNS:
+            raise no_integers(name, str(header.dtype)) from None
         problem = f"array {entry.name!r} of {header.dtype} cannot be a field"
         note = f"{problem}, and was left out"
         notes.doubt(note) if header.shape else left_out(notes, name, note)

@@ -439,7 +439,8 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
                     yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
 
-    return in_place(TableReader(path, kinds, rows, batches, notes, varying))
+    types = {name: str(schema.field(name).type) for name in schema.names}
+    return in_place(TableReader(path, kinds, rows, batches, notes, types, varying))
 
 
 def _values_of(

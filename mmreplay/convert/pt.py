@@ -40,7 +40,12 @@ from mmreplay.convert.base import (
     doubt_sums,
 )
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
-from mmreplay.convert.undescribed import PlainReader, in_place
+from mmreplay.convert.undescribed import (
+    POSITION_COLUMNS,
+    PlainReader,
+    in_place,
+    no_integers,
+)
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -275,11 +280,15 @@ def _tensors(
         if type(tensor) is int and numbers is not None:
             numbers[name] = tensor
         elif not isinstance(tensor, torch.Tensor):
+            if name in POSITION_COLUMNS:
+                raise no_integers(name, f"a {type(tensor).__name__}")
             note = f"{name!r} is a {type(tensor).__name__}, and was left out"
             # A list may hold a text for each row.
             each = isinstance(tensor, list | tuple)
             notes.doubt(note) if each else left_out(notes, name, note)
         elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+            if name in POSITION_COLUMNS:
+                raise no_integers(name, str(tensor.dtype))
             note = f"tensor {name!r} of {tensor.dtype} was left out"
             notes.doubt(note) if tensor.ndim else left_out(notes, name, note)
         else:

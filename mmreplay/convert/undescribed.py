@@ -12,7 +12,7 @@ those say (`RowPositions`), and `in_place` closes the holes that others' filters
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,9 @@ class PlainReader(Reader):
             if column.shape and column.shape[0] == self._rows
         }
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
-        self._placed = written is None and has_position_columns(kinds, self._varying)
+        types = {n: f"{c.dtype} of shape {list(c.shape)}" for n, c in columns.items()}
+        types |= dict.fromkeys(self._varying, "of varying length")
+        self._placed = written is None and has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
@@ -276,6 +278,7 @@ class TableReader(Reader):
         rows: int,
         batches: Batches,
         notes: Notes,
+        types: Mapping[str, str],
         varying: Mapping[str, Field] | None = None,
     ) -> None:
         """Find fields, roles and ends among the columns.
@@ -286,11 +289,13 @@ class TableReader(Reader):
             rows: Number of rows.
             batches: Reads the columns.
             notes: Receives what is found and guessed.
+            types: What messages call the type of each column, those that can be no
+                fields included.
             varying: By name, columns whose values vary from row to row.
         """
         self.report = notes
         self._rows, self._batches = rows, batches
-        self._placed = has_position_columns(kinds, varying or {})
+        self._placed = has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
         self._plain = InferredColumns(
@@ -399,17 +404,17 @@ class EpisodeChanges:
         return changed
 
 
-def has_position_columns(kinds: Kinds, varying: Collection[str] = ()) -> bool:
+def has_position_columns(kinds: Kinds, types: Mapping[str, str]) -> bool:
     """Return whether a file has the columns of environments, positions and flags.
 
     Args:
-        kinds: Dtype name and row shape by column.
-        varying: Columns whose values vary from row to row.
+        kinds: Dtype name and row shape, of columns that can be fields.
+        types: What messages call the type of each column of the file.
 
     Raises:
         SourceError: It has them, but not as integers; or some of them only.
     """
-    there = [name for name in POSITION_COLUMNS if name in kinds or name in varying]
+    there = [name for name in POSITION_COLUMNS if name in types]
     if not there:
         return False
     if len(there) < len(POSITION_COLUMNS):
@@ -422,12 +427,20 @@ def has_position_columns(kinds: Kinds, varying: Collection[str] = ()) -> bool:
             "row as a step of one environment."
         )
     for name in POSITION_COLUMNS:
-        dtype, shape = kinds.get(name, ("text", ()))
+        dtype, shape = kinds.get(name, ("", ()))
         if "int" not in dtype or shape != ():
-            raise _refused(
-                f"{name} is {dtype}{list(shape)}", "Store the three as integers"
-            )
+            raise no_integers(name, types[name])
     return True
+
+
+def no_integers(name: str, kind: str) -> SourceError:
+    """Return the error for a column of `POSITION_COLUMNS` without one integer a row.
+
+    Args:
+        name: The column.
+        kind: What it is.
+    """
+    return _refused(f"{name} is {kind}", "Store the three as integers")
 
 
 def other_columns(

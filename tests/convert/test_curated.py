@@ -6,9 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import mmreplay as mr
+from mmreplay.convert.undescribed import POSITION_COLUMNS
 from mmreplay.disk import files
 from mmreplay.errors import CorruptError, SourceError
 from tests.convert.curated import (
@@ -194,17 +196,67 @@ def test_episodes_and_steps_alone_are_a_foreign_file(ring, tmp_path):
     assert report.rows == len(table)
 
 
-@pytest.mark.parametrize("dtype", [pa.string(), pa.float64()])
-def test_flags_that_are_no_integers_are_refused(ring, tmp_path, dtype):
+@pytest.mark.parametrize("columns", [POSITION_COLUMNS, ("_flags",)])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (pa.string(), "string"),
+        (pa.float64(), "double"),
+        (pa.decimal128(20, 0), r"decimal128\(20, 0\)"),
+        (pa.timestamp("us"), r"timestamp\[us\]"),
+    ],
+)
+def test_positions_that_are_no_integers_are_refused(
+    ring, tmp_path, columns, dtype, kind
+):
     table = table_of(ring)
-    number = table.schema.get_field_index("_flags")
-    table = table.set_column(number, "_flags", table["_flags"].cast(dtype))
+    for name in columns:
+        number = table.schema.get_field_index(name)
+        cast = table[name].cast(pa.int64()).cast(dtype)
+        table = table.set_column(number, name, cast)
     pq.write_table(table, tmp_path / "some.parquet")
-    kind = "text" if dtype == pa.string() else "float64"
     with pytest.raises(
-        SourceError, match=rf"_flags is {kind}\[\]. Store the three as integers."
+        SourceError, match=rf"{columns[0]} is {kind}\. Store the three as integers\."
     ):
         mr.load(tmp_path / "some.parquet", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("U20", "<U20"),
+        ("complex64", "complex64"),
+        ("float32", r"float32 of shape \[.*\]"),
+    ],
+)
+def test_position_arrays_that_are_no_integers_are_refused(ring, tmp_path, dtype, kind):
+    with np.load(chosen(ring, np.arange(4), "npz")) as arrays:
+        columns = {
+            name: arrays[name].astype(dtype if name in POSITION_COLUMNS else None)
+            for name in arrays.files
+        }
+    np.savez(tmp_path / "cast.npz", **columns)
+    match = rf"is {kind}\. Store the three as integers\."
+    with pytest.raises(SourceError, match=match):
+        mr.load(tmp_path / "cast.npz", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("cast", "kind"),
+    [
+        (lambda column: column.tolist(), "a list"),
+        (lambda column: torch.from_numpy(column).to(torch.complex64), "torch.complex"),
+    ],
+)
+def test_position_tensors_that_are_no_integers_are_refused(ring, tmp_path, cast, kind):
+    with np.load(chosen(ring, np.arange(4), "npz")) as arrays:
+        columns = {
+            name: cast(array.astype(np.int64)) if name in POSITION_COLUMNS
+            else torch.from_numpy(array) for name, array in arrays.items()
+        }  # fmt: skip
+    torch.save(columns, tmp_path / "cast.pt")
+    with pytest.raises(SourceError, match=f"is {kind}.* Store the three as integers"):
+        mr.load(tmp_path / "cast.pt", tmp_path / "again")
 
 
 def test_the_columns_may_have_other_integers_and_be_among_others(ring, tmp_path):
