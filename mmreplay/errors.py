@@ -26,17 +26,26 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
 """Ends the advice for a damaged buffer whose other rows `repair` can save."""
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
+MAX_AXES = 64
+"""Of numpy's arrays; sequences that nest deeper, as one within itself, make none."""
+_NUMBERS_OR_TEXT = (str, bytes, bytearray, memoryview, range, array)
 
 
 class ReplayError(Exception):
@@ -406,7 +415,7 @@ def shown(value: Any) -> str:
 
 
 def refuse_masked(value: object, name: str) -> None:
-    """Refuse an array of numpy.ma with a masked item, also one in a list.
+    """Refuse an array of numpy.ma with a masked item, also one in a sequence.
 
     numpy takes the value under the mask, which means nothing, without a word.
 
@@ -419,7 +428,7 @@ def refuse_masked(value: object, name: str) -> None:
     """
     # Where nobody imported it there is no such array, and the import takes a while.
     masked = sys.modules.get("numpy.ma")
-    if masked is not None and (count := _masked(value, masked.MaskedArray)):
+    if masked is not None and (count := _masked(value, masked.MaskedArray, 0)):
         raise SchemaError(
             f"{name} must have a value in each place, got {count} masked "
             f"item{'' if count == 1 else 's'}. Pass values for them, such as "
@@ -427,16 +436,44 @@ def refuse_masked(value: object, name: str) -> None:
         )
 
 
-def _masked(value: Any, kind: type) -> int:
-    """Number of masked items in a masked array, or in those of a list."""
+def unmasked(name: str, value: object) -> NDArray[Any]:
+    """Return what numpy makes of a value.
+
+    Args:
+        name: What messages call it.
+        value: Any array-like.
+
+    Raises:
+        SchemaError: It has masked items, or gives an array that has some.
+    """
+    if type(value) is not np.ndarray:
+        refuse_masked(value, name)
+        value = np.asanyarray(value)
+        # What ``__array__`` returned may be masked as well.
+        refuse_masked(value, name)
+    return np.asarray(value)
+
+
+def _masked(value: Any, kind: type, depth: int) -> int:
+    """Number of masked items in a masked array, or in those of a sequence."""
     if isinstance(value, kind):
         mask = value.mask  # type: ignore[attr-defined]  # of a MaskedArray
         return int(mask.sum()) if mask.dtype == bool else 0
-    if not isinstance(value, list | tuple):
+    if not _has_items(type(value)) or depth > MAX_AXES:
         return 0
-    if not any(issubclass(each, (kind, list, tuple)) for each in set(map(type, value))):
+    if not any(
+        issubclass(each, kind) or _has_items(each) for each in {*map(type, value)}
+    ):
         return 0
-    return sum(_masked(each, kind) for each in value)
+    return sum(_masked(each, kind, depth + 1) for each in value)
+
+
+def _has_items(kind: type) -> bool:
+    """Return whether numpy makes an array of the items of such a value."""
+    # Asking for Sequence goes through the ABC.
+    if issubclass(kind, list | tuple):
+        return True
+    return issubclass(kind, Sequence) and not issubclass(kind, _NUMBERS_OR_TEXT)
 
 
 def frames_to_caller() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.errors import refuse_masked
+from mmreplay.errors import unmasked
 
 ALIGNMENT = 128
 """Bytes of a node: two lines of the cache, which processors fetch in pairs."""
@@ -30,8 +30,7 @@ def real(name: str, values: ArrayLike) -> NDArray[np.float64]:
         TypeError: They are not real numbers.
         ValueError: They have not one axis.
     """
-    refuse_masked(values, name)
-    array = np.asarray(values)
+    array = unmasked(name, values)
     if array.dtype.kind not in "fiu" and array.size:
         raise TypeError(f"{name} must be real numbers, got {array.dtype}")
     if array.ndim != 1:

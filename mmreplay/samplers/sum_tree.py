@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels
 from mmreplay.arguments import integer, one_of
+from mmreplay.errors import unmasked
 from mmreplay.kernels import tree as twin
 from mmreplay.kernels.arrays import ALIGNMENT, aligned, limits, real
 
@@ -213,7 +214,7 @@ class SegmentTree:
             IndexError: One is beyond every int64.
             TypeError: They are not whole numbers.
         """
-        array = np.asarray(indices)
+        array = unmasked("tree indices", indices)
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(
                 f"tree indices must be integers, got {array.dtype}. Cast them if "
@@ -411,7 +412,7 @@ class SumTree:
             TypeError: Thresholds are not real.
             ValueError: As in `draw`.
         """
-        wanted = np.asarray(thresholds)
+        wanted = unmasked("prefix sums", thresholds)
         found = self.find(wanted.reshape(-1)).reshape(wanted.shape)
         whole = wanted == self.total
         if whole.any():

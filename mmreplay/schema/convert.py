@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError, refuse_masked
+from mmreplay.errors import SchemaError, unmasked
 from mmreplay.schema.dtypes import WAYS_OUT, bfloat16_bits, describe, from_bfloat16_bits
 
 if TYPE_CHECKING:
@@ -128,9 +128,10 @@ def array_of(value: object, name: str) -> NDArray[np.generic]:
         SchemaError: It cannot be an array, as a ragged list cannot, or has masked
             items.
     """
-    refuse_masked(value, name)
     try:
-        return np.asarray(value)
+        return unmasked(name, value)
+    except SchemaError:
+        raise
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _no_array(value, name) from error
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import number
-from mmreplay.errors import FormatError, SchemaError, shown
+from mmreplay.errors import FormatError, SchemaError, shown, unmasked
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
@@ -217,7 +217,7 @@ def _measured(batch: ByName, path: str) -> Floats:
             f"Normalize: {path!r} must have one shape, but it varies from step to "
             "step. Measure it with field_moments, and scale it in Apply."
         )
-    values = np.asarray(batch[path])
+    values = unmasked(f"Normalize: {path!r}", batch[path])
     if path in getattr(batch, "bfloat16", ()):
         values = widen(values, Field(values.shape[1:], "bfloat16"))
     return values.astype(np.float64)
@@ -230,7 +230,9 @@ def _floats(values: ArrayLike) -> Floats:
         SchemaError: They are no numbers.
     """
     try:
-        return np.asarray(values, np.float64)
+        return np.asarray(unmasked("Normalize: a mean or std", values), np.float64)
+    except SchemaError:
+        raise
     except (TypeError, ValueError):
         raise SchemaError(
             "Normalize: a mean or std must be a number or an array of numbers, got "

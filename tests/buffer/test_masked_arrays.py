@@ -1,5 +1,7 @@
 """Arrays of numpy.ma: what lies under a mask means nothing, and is never taken."""
 
+from collections import UserList, deque
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -199,11 +201,71 @@ def test_masked_priorities_are_refused(joined):
 
 def test_masked_leaves_of_a_tree_are_refused():
     tree = mr.SumTree(4)
+    first = masked([0, 1], 1)
+    for call in (
+        lambda: tree.set(first, [1.0, 2.0]),
+        lambda: tree.get(first),
+        lambda: mr.SegmentTree(4, "min").set(first, [1.0, 2.0]),
+    ):
+        with pytest.raises(SchemaError, match=r"tree indices must .* got 1 masked"):
+            call()
     with pytest.raises(SchemaError, match=r"tree values must .* got 1 masked item"):
         tree.set([0, 1], masked([1.0, 2.0], 1))
     assert tree.total == 0
     tree.set([0, 1], masked([1.0, 2.0]))
     assert tree.total == 3
+    for find in (tree.find, tree.find_sum_bound):
+        with pytest.raises(SchemaError, match=r"prefix sums must .* got 1 masked item"):
+            find(masked([0.5, 2.0], 0))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_masked_moments_are_refused(which):
+    moments = [{"reward": [1.0]}, {"reward": [1.0]}]
+    mr.Normalize(*moments)
+    moments[which] = {"reward": masked([1.0], 0)}
+    with pytest.raises(SchemaError, match=r"mean or std must have .* got 1 masked"):
+        mr.Normalize(*moments)
+    with pytest.raises(SchemaError, match=r"'reward' must have .* got 1 masked"):
+        mr.Normalize.fit([{"reward": masked([1.0, 2.0], 0)}], "reward")
+
+
+class Giver:
+    """Gives an array to numpy, as those of other libraries do."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "make_value",
+    [
+        lambda hidden: Giver(masked(np.float32([1, 2]), *hidden)),
+        lambda hidden: deque([np.ma.masked if hidden else 1.0, 2.0]),
+        lambda hidden: UserList([np.ma.masked if hidden else 1.0, 2.0]),
+        lambda hidden: [1.0, deque([np.ma.masked])] if hidden else deque([1.0, 2.0]),
+    ],
+)
+def test_masked_values_in_any_container_are_refused(tmp_path, engine, make_value):
+    with make(tmp_path, engine, num_envs=2) as buffer:
+        buffer.add(step(2, reward=make_value([])))
+        with pytest.raises(SchemaError, match=r"'reward' must have .* got 1 masked"):
+            buffer.add(step(2, reward=make_value([0])))
+        assert buffer.heads.tolist() == [1, 1]
+
+
+def test_a_list_within_itself_is_no_array(tmp_path):
+    endless = []
+    endless.append(endless)
+    with (
+        make(tmp_path) as buffer,
+        pytest.raises(SchemaError, match="field 'reward' must be"),
+    ):
+        buffer.add(step(reward=endless))
 
 
 @pytest.mark.parametrize("part", ["values", "offsets"])
