@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ MAX_POINTS = 2000
 RESET_ROWS = 1 << 16
 LISTED_ENVS = 64
 """Heads of so many environments are listed."""
+Check = tuple[str, str, Callable[[], checks.Found]]
+"""The arguments of `checks.run_check`."""
 
 
 def make_overview(
@@ -79,15 +82,15 @@ def make_overview(
     steps_of_episodes = int(columns.lengths.sum(dtype=np.int64))
     rewards = [fact for fact in facts if fact.role == "reward"]
     longest = int(columns.lengths.max(initial=0))
-    run: list[tuple[str, str, Callable[[], checks.Found]]] = []
+    run: list[Check] = []
     if rewards or not buffer.schema.role_paths("reward"):
         run = [("rewards", "rewards", lambda: checks.check_rewards(rewards))]
     run += [
         ("not finite", "fields", lambda: checks.check_finite(facts)),
         ("never changes", "fields", lambda: checks.check_changes(facts)),
-        ("repeated frames", "fields", lambda: map(checks.check_repeats, facts)),
-        ("saturated", "actions", lambda: map(checks.check_saturated, facts)),
-        ("one action", "actions", lambda: map(checks.check_one_action, facts)),
+        *_by_field("repeated frames", "fields", checks.check_repeats, facts),
+        *_by_field("saturated", "actions", checks.check_saturated, facts),
+        *_by_field("one action", "actions", checks.check_one_action, facts),
         ("ends", "episodes", lambda: checks.check_ends(ends)),
         (
             "dominates", "episodes",
@@ -159,6 +162,16 @@ def make_overview(
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
     return overview
+
+
+def _by_field(
+    name: str,
+    to: str,
+    check: Callable[[FieldFacts], checks.PageFinding | None],
+    facts: Sequence[FieldFacts],
+) -> list[Check]:
+    """A check of each field: one that fails takes no other field with it."""
+    return [(f"{name} of {each.path}", to, partial(check, each)) for each in facts]
 
 
 def make_priorities(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page import checks as checks_module
 from mmreplay.page import overview as overview_module
 from mmreplay.page.checks import (
     check_behind,
@@ -576,17 +577,56 @@ def test_a_check_that_fails_is_named_and_takes_no_other_with_it(
     monkeypatch.setattr(f"mmreplay.page.checks.{check}", fail)
     overview = ask(path).json("overview")
     name = CHECKS[check]
-    [failed] = [each for each in overview["checks"] if each["id"] == name]
-    assert failed["level"] == "look"
-    assert failed["title"] == f"{name[0].upper()}{name[1:]} could not be computed"
-    assert failed["text"] == "The check failed: TypeError."
-    assert f"check {name!r} failed" in caplog.text
-    others = [each for each in overview["checks"] if each["id"] != name]
+    names = [name]
+    if name in ("repeated frames", "saturated", "one action"):
+        names = [f"{name} of {field['path']}" for field in whole["fields"]]
+    failed = [each for each in overview["checks"] if each["failed"]]
+    assert [each["id"] for each in failed] == names
+    for each in failed:
+        title = each["id"][0].upper() + each["id"][1:]
+        assert each["level"] == "look"
+        assert each["title"] == f"{title} could not be computed"
+        assert each["text"] == "The check failed: TypeError."
+        assert f"check {each['id']!r} failed" in caplog.text
+    others = [each for each in overview["checks"] if not each["failed"]]
     assert others == [each for each in whole["checks"] if each["id"] != name]
     # All else is as it was, the priorities beside their check, too.
     for part in ("fields", "histograms", "returns", "episodes", "priorities"):
         assert overview[part] == whole[part]
     assert whole["priorities"]["rows"] == 600
+
+
+def test_a_field_whose_check_fails_takes_no_other_field_with_it(
+    ask, tmp_path, rng, monkeypatch
+):
+    choice = mr.Field((), "int64")
+    schema = mr.Schema(
+        {"action": {"left": choice, "right": choice}, "end": mr.Field((), "bool")},
+        roles={"terminated": "end"},
+    )
+    path = tmp_path / "a"
+    with mr.ReplayBuffer.create(path, schema, 400, autoreset="disabled") as buffer:
+        for number in range(300):
+            buffer.add(
+                action={"left": rng.integers(3), "right": rng.integers(3)},
+                end=number % 50 == 49,
+            )  # fmt: skip
+
+    def found(name):
+        return [c for c in ask(path).json("overview")["checks"] if name in c["id"]]
+
+    left, right = found("one action")
+    check = checks_module.check_one_action
+
+    def some(facts):
+        return fail() if facts.path == "action/left" else check(facts)
+
+    monkeypatch.setattr(checks_module, "check_one_action", some)
+    # Findings stand by level: the failed one is first.
+    failed, other = found("one action")
+    assert failed["title"] == "One action of action/left could not be computed"
+    assert other == right
+    assert left["level"] == "fine"
 
 
 def test_a_field_that_cannot_be_measured_is_named_and_nothing_is_claimed_of_it(
