@@ -106,6 +106,15 @@ class InferredColumns:
             if role in roles and _is_end(columns.get(roles[role]))
         }
         fields = self._storable(columns) | varying
+        for inner in fields:
+            parts = inner.split("/")
+            starts = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+            name = next((start for start in starts if start in fields), None)
+            if name is not None:
+                raise SourceError(
+                    f"columns {name!r} and {inner!r} cannot both be fields, as a field "
+                    "holds no other. Rename one of them."
+                )
         # The file's size does not bound the number of rows without bytes.
         if not any(field.nbytes for field in fields.values()):
             raise SourceError(

@@ -3,6 +3,8 @@
 import csv
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -149,3 +151,22 @@ def test_some_fields_alone_have_the_same_rows(buffer, tmp_path):
         rows = found.gather_all()
     np.testing.assert_array_equal(rows["observation"], expected["observation"])
     np.testing.assert_array_equal(rows["final"], expected["final"])
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "safetensors"])
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "x", "a")])
+def test_a_column_inside_another_is_refused_by_both_names(tmp_path, ending, names):
+    columns, path = {name: np.arange(4) for name in names}, tmp_path / f"a.{ending}"
+    if ending == "npz":
+        np.savez(path, **columns)
+    elif ending == "safetensors":
+        save_file(columns, path)
+    else:
+        write = pa.csv.write_csv if ending == "csv" else pq.write_table
+        write(pa.table(columns), path)
+    with pytest.raises(SourceError) as caught:
+        mr.load(path, tmp_path / "b")
+    assert str(caught.value) == (
+        "columns 'a' and 'a/b' cannot both be fields, as a field holds no other. "
+        "Rename one of them."
+    )
