@@ -116,7 +116,7 @@ def all_or_nothing(
     What it took is released then, and the samplers are put back to where they were;
     by the holder of the draw under way, where the state that it has includes theirs.
     """
-    whole = getattr(drawing.hold, "sampler", None)
+    whole: Any = getattr(drawing.hold, "sampler", None)
     # Of a user's sampler nothing is known of what its state includes.
     ours = type(whole).__module__.startswith("mmreplay.")
     if ours and all(any(each is own for own in whole.parts) for each in samplers):
@@ -135,13 +135,18 @@ def all_or_nothing(
 
 
 def bookmark_of(sampler: Sampler) -> Any:
-    """Where a sampler of any class is now; see `Sampler.bookmark`."""
-    bookmark = getattr(sampler, "bookmark", None)
-    return sampler.state_dict() if bookmark is None else bookmark()
+    """Where a sampler of any class is now; see `Sampler.bookmark`.
+
+    None of one that has no state: it stays where it is.
+    """
+    made = getattr(sampler, "bookmark", None) or getattr(sampler, "state_dict", None)
+    return None if made is None else made()
 
 
 def return_to(sampler: Sampler, bookmark: Any) -> None:
     """Have a sampler of any class go back to its own bookmark."""
+    if bookmark is None:
+        return
     if not isinstance(bookmark, dict):
         sampler.return_to(bookmark)
         return

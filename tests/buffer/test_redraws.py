@@ -143,7 +143,8 @@ def test_an_epoch_loses_what_was_overwritten_and_repeats_nothing(
     while len(seen) < 30:
         batch = buffer.sample(4)
         assert len(batch) > 0
-        steps = batch.positions if batch.mask is None else batch.window_positions
+        windows = batch.window_positions
+        steps = batch.positions if windows is None else windows
         np.testing.assert_array_equal(batch["action"], steps + 1)
         seen.append(named(batch))
         if batch.offsets is not None:
