@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.convert.base import Block, Notes, refuse_expansion
-from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import (
     ParquetFile,
@@ -28,7 +27,6 @@ from mmreplay.convert.parquet import (
     plain_type,
     row_nbytes_of,
 )
-from mmreplay.convert.values import split_by_bytes
 from mmreplay.datasets.arrow import (
     ROWS,
     Window,
@@ -54,6 +52,7 @@ from mmreplay.datasets.common.fragments import (
 from mmreplay.datasets.common.rows import (
     ColumnRows,
     ShiftedRows,
+    TextRows,
     is_scalar,
     nbytes_of,
     scalar,
@@ -68,7 +67,7 @@ from mmreplay.datasets.lerobot_episodes import (
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.ragged import Ragged
-from mmreplay.schema import Field, Schema
+from mmreplay.schema import Field
 from mmreplay.schema.source_names import name_fields, own_names_of
 from mmreplay.strict_json import Json
 
@@ -213,15 +212,13 @@ class LerobotReader(FragmentReader):
         }
         paths = {name: _path_of(name) for name in self._columns if name not in COUNTED}
         paths |= {own: _path_of(name) for own, name in cameras.items()}
-        self._tasks = None
+        tasks = None
         if self._integers(TASK_INDEX) is not None:
-            self._tasks = read_tasks(frames.folder)
-        if self._tasks is not None:
+            tasks = read_tasks(frames.folder)
+        if tasks is not None:
             paths[TEXTS] = TASK
         ends = dict.fromkeys(ENDS, EPISODE if self._done is None else DONE)
         names = name_fields(paths, frames.folder, notes, fields, ends)
-        if TEXTS not in names:
-            self._tasks = None
         tables = self._episode_tables()
         self._named: dict[str, ColumnRows] = {}
         self._cameras: dict[str, VideoRows] = {}
@@ -233,7 +230,9 @@ class LerobotReader(FragmentReader):
                     where, self._times(), f"video {camera!r}"
                 )
                 self._named[path] = self._cameras[camera]
-            elif own != TEXTS:
+            elif own == TEXTS and tasks is not None:
+                self._named[path] = self._task_rows(tasks, window)
+            else:
                 rows = self._columns[own]
                 self._named[path] = scalar(rows) if own == REWARD else rows
         if tables:
@@ -252,45 +251,10 @@ class LerobotReader(FragmentReader):
                 names, ends, {own.replace(".", "/"): own for own in names}
             ),
         )
-        self._described = self._with_tasks(allow_expansion)
-
-    def _with_tasks(self, allow_expansion: bool) -> Description:
-        """The description, with the field of tasks if there are some."""
-        described = super().describe()
-        if self._tasks is None:
-            return described
-        texts = self._tasks.texts
-        longest = int(texts.lengths.max(initial=0))
-        refuse_expansion(
-            self._frames.folder, self._frames.count * longest, self._frames.nbytes,
-            allow_expansion,
-        )  # fmt: skip
-        self._notes.note(
-            f"{TASK!r} is the text of the {len(texts) - 1} tasks that {TASK_INDEX!r} "
-            "names"
-        )
-        # The next task may be a little longer.
-        field = Field.text(1 << max(0, longest - 1).bit_length())
-        schema = described.schema
-        fields = {**schema.fields, TASK: field}
-        return replace(described, schema=Schema.from_flat(fields, schema.roles))
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._described
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        for block in super().blocks(rows_per_block):
-            if self._tasks is None or TASK_INDEX not in block.columns:
-                yield block
-                continue
-            numbers = self._tasks_of(block)
-            for first, stop in split_by_bytes(self._tasks.texts.lengths[numbers]):
-                rows = block.rows(first, stop)
-                texts: Any = self._tasks.texts[numbers[first:stop]]
-                columns = {**rows.columns, TASK: texts}
-                yield Block(columns, rows.env_ids, rows.positions, rows.flags)
+        yield from super().blocks(rows_per_block)
         for camera, frames in self._cameras.items():
             if frames.surplus:
                 self._notes.note(
@@ -298,36 +262,36 @@ class LerobotReader(FragmentReader):
                     f"{camera!r} belong to no episode, and were left out"
                 )
 
-    def measures(self) -> Iterator[Block]:
-        """See `Reader.measures`: no image is unpacked."""
-        assert self._tasks is not None
-        for block in self._blocks_of((TASK_INDEX,)):
-            lengths = {TASK: self._tasks.texts.lengths[self._tasks_of(block)]}
-            yield Block(lengths, block.env_ids, block.positions, block.flags)
-
-    def only(self, paths: tuple[str, ...]) -> None:
-        """See `Reader.only`."""
-        if self._tasks is not None and TASK in paths:
-            paths = (*(path for path in paths if path != TASK), TASK_INDEX)
-        super().only(paths)
-
-    def _tasks_of(self, block: Block) -> NDArray[np.int64]:
-        """Return the place of the text of each row among all texts, int64 ``[N]``."""
-        assert self._tasks is not None
-        numbers = block.columns[TASK_INDEX].reshape(-1).astype(np.int64)
-        known = self._tasks.numbers
-        at = np.searchsorted(known, numbers)
-        # An empty text stands behind the others.
-        there = (
-            known[np.minimum(at, len(known) - 1)] == numbers if len(known) else at < 0
+    def _task_rows(self, tasks: Tasks, window: Window) -> TextRows:
+        """Return the text of the task of each row."""
+        longest = int(tasks.texts.lengths.max(initial=0))
+        refuse_expansion(
+            self._frames.folder, self._frames.count * longest, self._frames.nbytes,
+            self._allow_expansion,
+        )  # fmt: skip
+        self._notes.note(
+            f"{TASK!r} is the text of the {len(tasks.texts) - 1} tasks that "
+            f"{TASK_INDEX!r} names"
         )
-        if not there.all():
-            self._notes.doubt(
-                f"{TASK_INDEX!r} {numbers[~there][0]} has no text, and such frames "
-                f"have an empty {TASK!r}"
-            )
-        found: NDArray[np.int64] = np.where(there, at, len(known))
-        return found
+        rows, known = self._columns[TASK_INDEX], tasks.numbers
+
+        def texts(first: int, stop: int) -> Ragged:
+            numbers = rows.read(first, stop).reshape(-1).astype(np.int64)
+            at = np.searchsorted(known, numbers)
+            there = np.append(known, -1)[at] == numbers
+            there &= at < len(known)
+            if not there.all():
+                self._notes.doubt(
+                    f"{TASK_INDEX!r} {numbers[~there][0]} has no text, and such "
+                    f"frames have an empty {TASK!r}"
+                )
+            # An empty text stands behind the others.
+            found: Ragged = tasks.texts[np.where(there, at, len(known))]
+            return found
+
+        # The next task may be a little longer.
+        field = Field.text(1 << max(0, longest - 1).bit_length())
+        return TextRows(texts, window.count, field, f"{window.name}: {TASK!r}")
 
     def _videos(self, video: str) -> list[str]:
         """Return the names of the videos to decode."""

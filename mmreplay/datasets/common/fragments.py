@@ -161,7 +161,7 @@ class FragmentReader(Reader):
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`: no other columns are read."""
-        varying = self._schema.varying
+        varying = tuple(p for p in self._schema.varying if p in self._paths)
         for block in self._blocks_of(varying):
             lengths = {path: block.values(path).lengths for path in varying}
             yield Block(lengths, block.env_ids, block.positions, block.flags)

@@ -394,3 +394,53 @@ def test_tasks_that_are_no_texts_are_refused(version, change, message, tmp_path)
     with pytest.raises(FormatError, match=message):
         mr.load(tmp_path / "set", tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
+
+
+NOTES = ["a", "", "a text of more than twelve bytes", "épingle", *"abcdefg"]
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ({}, slice(0, 11)),
+        ({"episodes": slice(1, 3)}, slice(4, 11)),
+        ({"rows": slice(3, 9)}, slice(3, 9)),
+    ],
+    ids=["all", "episodes", "rows"],
+)
+@pytest.mark.parametrize(
+    ("tasks", "name", "fields", "expected"),
+    [
+        (False, "note", None, ["note"]),
+        (True, "note", None, ["note", "task"]),
+        (False, "note", ["note"], ["note"]),
+        (True, "note", ["note"], ["note"]),
+        (True, "note", ["task"], ["task"]),
+        (True, "note", ["task", "note"], ["note", "task"]),
+        (False, "task", None, ["own"]),
+        (True, "task", ["task"], ["own"]),
+        (True, "task", ["meta/tasks"], ["task"]),
+        (True, "note", ["task_index"], []),
+    ],
+)
+def test_columns_of_text_stand_beside_tasks(
+    tmp_path, engine, part, kept, tasks, name, fields, expected
+):
+    data = frames(np.random.default_rng(0))
+    data["task_index"] = np.arange(11) % 3
+    data[name] = np.array(NOTES)
+    write(tmp_path / "set", data)
+    if tasks:
+        write_tasks(tmp_path / "set", "v3.0")
+    if fields is not None:
+        fields = [*fields, "observation.state", "action"]
+    mr.load(tmp_path / "set", tmp_path / "buffer", engine=engine, fields=fields, **part)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        rows = buffer.gather_all()
+        found = {path: rows[path].text() for path in buffer.schema.varying}
+    known = {
+        "note": ("note", NOTES), "own": ("task", NOTES),
+        "task": ("task", [TASKS[row % 3] for row in range(11)]),
+    }  # fmt: skip
+    assert found == {known[each][0]: known[each][1][kept] for each in expected}
