@@ -105,7 +105,8 @@ class VideoRows:
         """See `Rows.read`.
 
         Raises:
-            CorruptError: A file has no frame at the time of a row, or is damaged.
+            CorruptError: A file has no frame at the time of a row or fewer frames than
+                rows, or is damaged.
         """
         found = np.empty((stop - first, *self.shape), np.uint8)
         bounds = self._episodes.bounds
@@ -147,7 +148,14 @@ class VideoRows:
         if self._video is None or self._video.path != path:
             self.close()
             self._video = _Video(path)
-            more = self._video.count - int(self._rows_of_file[number])
+            rows = int(self._rows_of_file[number])
+            if 0 < self._video.count < rows:
+                raise CorruptError(
+                    f"{path} has {self._video.count} frames by its header, but "
+                    f"{self._name} has {rows} rows there. Restore the file from a "
+                    "copy, or pass video='skip'."
+                )
+            more = self._video.count - rows
             if number not in self._opened and more > 0:
                 self.surplus += more
                 self.surplus_files += 1

@@ -62,6 +62,7 @@ from mmreplay.datasets.lerobot_episodes import (
     EPISODES,
     Episodes,
     check_rows,
+    check_times,
     find_videos,
 )
 from mmreplay.disk import files
@@ -222,12 +223,17 @@ class LerobotReader(FragmentReader):
         tables = self._episode_tables()
         self._named: dict[str, ColumnRows] = {}
         self._cameras: dict[str, VideoRows] = {}
+        times = None
         for own, path in names.items():
             if own in cameras:
                 camera = cameras[own]
-                where = find_videos(frames.folder, info, tables, self._episodes, camera)
+                if times is None:
+                    times = check_times(frames.folder, self._episodes, self._times())
+                where = find_videos(
+                    frames.folder, info, tables, self._episodes, times, camera
+                )
                 self._cameras[camera] = VideoRows(
-                    where, self._times(), f"video {camera!r}"
+                    where, times.rows, f"video {camera!r}"
                 )
                 self._named[path] = self._cameras[camera]
             elif own == TEXTS and tasks is not None:

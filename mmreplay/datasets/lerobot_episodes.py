@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.base import Notes
 from mmreplay.convert.parquet import ParquetFile, has_nulls
-from mmreplay.datasets.images import VideoEpisodes
+from mmreplay.datasets.common.rows import ColumnRows
+from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes
 from mmreplay.errors import FormatError
 from mmreplay.strict_json import Json
 
@@ -26,6 +27,8 @@ EPISODES = Path("meta") / "episodes"
 EPISODE, LENGTH, FIRST = "episode_index", "length", "dataset_from_index"
 PLACE = ("chunk_index", "file_index", "from_timestamp")
 """Endings of the columns that say where the frames of a camera are."""
+STOP = "to_timestamp"
+"""Ending of the column that says where they end, which a set may lack."""
 MAX_EPISODES = 10_000_000
 MAX_CHUNK = 1 << 31
 PATHS = {
@@ -90,8 +93,59 @@ def check_rows(
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of rows since their episode began.
+
+    Attributes:
+        rows: Of each row, of shape ``[]``.
+        first: float64 ``[episodes]``, of the first row of each.
+        last: float64 ``[episodes]``, of the last row of each.
+    """
+
+    rows: ColumnRows
+    first: NDArray[np.float64]
+    last: NDArray[np.float64]
+
+
+def check_times(folder: Path, found: Episodes, rows: ColumnRows) -> Times:
+    """Return the times of rows, in one pass over them.
+
+    Raises:
+        FormatError: They do not rise within an episode.
+    """
+    bounds = found.bounds
+    first, last = np.empty((2, len(bounds) - 1))
+    before = np.full(1, -np.inf)
+    for begin in range(0, rows.count, BATCH_ROWS):
+        stop = min(begin + BATCH_ROWS, rows.count)
+        seconds = rows.read(begin, stop).astype(np.float64).reshape(-1)
+        shifted = np.concatenate([before, seconds[:-1]])
+        low, high = np.searchsorted(bounds[:-1], (begin, stop))
+        starts = bounds[low:high] - begin
+        first[low:high] = seconds[starts]
+        shifted[starts] = -np.inf
+        wrong = np.flatnonzero(~(seconds - shifted > 2 * TOLERANCE_S))
+        if len(wrong):
+            at = wrong[0]
+            raise FormatError(
+                f"{folder}: times of rows must rise within an episode, as two rows "
+                f"would have one frame, got {seconds[at]:g} s after {shifted[at]:g} s "
+                f"in row {begin + at}. {WAY_OUT}"
+            )
+        low, high = np.searchsorted(bounds[1:], (begin + 1, stop + 1))
+        last[low:high] = seconds[bounds[1:][low:high] - begin - 1]
+        before = seconds[-1:]
+    return Times(rows, first, last)
+
+
 def find_videos(
-    folder: Path, info: Json, files: Sequence[Path], found: Episodes, camera: str
+    folder: Path,
+    info: Json,
+    files: Sequence[Path],
+    found: Episodes,
+    times: Times,
+    camera: str,
 ) -> VideoEpisodes:
     """Return where the frames of a camera are.
 
@@ -100,10 +154,12 @@ def find_videos(
         info: Its info.json.
         files: Tables of ``meta/episodes``, of v3.
         found: The episodes of the data.
+        times: Times of their rows.
         camera: Name of the feature.
 
     Raises:
-        FormatError: An episode has no place, or its file is not there.
+        FormatError: An episode has no place, or its file is not there; or it has more
+            rows than frames, or shares some with another one.
     """
     version = str(info.get("codebase_version"))[:2]
     template = info.get("video_path")
@@ -121,7 +177,8 @@ def find_videos(
         keys = ("episode_chunk", EPISODE)
     else:
         names = [f"videos/{camera}/{end}" for end in PLACE]
-        columns = _read(folder, files, names, ())
+        to = f"videos/{camera}/{STOP}"
+        columns = _read(folder, files, names, (to,))
         rows = _rows_of(columns[EPISODE], found.numbers)
         if (rows < 0).any():
             raise FormatError(
@@ -141,6 +198,20 @@ def find_videos(
             )
         places = np.stack([chunks, numbers], axis=1).astype(np.int64)
         keys = ("chunk_index", "file_index")
+        if to in columns:
+            fps, stops, ends = info.get("fps"), columns[to][rows], starts + times.last
+            apart = TOLERANCE_S
+            if isinstance(fps, int | float) and 0 < fps < np.inf:
+                # A timestamp may be rounded, but not by half a frame.
+                apart = 0.5 / fps
+            short = ends > stops - apart
+            if short.any():
+                at = int(np.argmax(short))
+                raise FormatError(
+                    f"{folder / EPISODES} says that the frames of {camera!r} of "
+                    f"episode {found.numbers[at]} end at {stops[at]:.4f} s, but the "
+                    f"frame of its last row begins at {ends[at]:.4f} s. {WAY_OUT}"
+                )
     distinct, files_of = np.unique(places, axis=0, return_inverse=True)
     paths = []
     for place in distinct.tolist():
@@ -151,9 +222,39 @@ def find_videos(
                 f"{paths[-1]} does not exist, but the dataset has frames of "
                 f"{camera!r} there. {WAY_OUT}"
             )
-    return VideoEpisodes(
-        found.bounds, found.numbers, paths, files_of.reshape(-1), starts
+    # A template may give several places one path.
+    unique = list(dict.fromkeys(paths))
+    places_of = {path: place for place, path in enumerate(unique)}
+    number_of = np.array([places_of[path] for path in paths], np.int64)
+    videos = VideoEpisodes(
+        found.bounds, found.numbers, unique, number_of[files_of.reshape(-1)], starts
     )
+    _refuse_shared(videos, times, camera)
+    return videos
+
+
+def _refuse_shared(videos: VideoEpisodes, times: Times, camera: str) -> None:
+    """Refuse episodes of which two would have one frame.
+
+    Raises:
+        FormatError: There are such.
+    """
+    begins, ends = videos.starts + times.first, videos.starts + times.last
+    order = np.lexsort((begins, videos.starts, videos.files))
+    one, other = order[:-1], order[1:]
+    # The rows of an episode may lie in several places.
+    apart = videos.numbers[one] != videos.numbers[other]
+    limits = np.where(apart, videos.starts[other], begins[other])
+    shared = videos.files[one] == videos.files[other]
+    shared &= ends[one] >= limits - 2 * TOLERANCE_S
+    if shared.any():
+        at = int(np.argmax(shared))
+        raise FormatError(
+            f"{videos.paths[videos.files[one[at]]]}: the last row of episode "
+            f"{videos.numbers[one[at]]} of {camera!r} is at {ends[one[at]]:.4f} s, "
+            f"but episode {videos.numbers[other[at]]} begins at {limits[at]:.4f} s. "
+            f"{WAY_OUT}"
+        )
 
 
 def _filled(folder: Path, template: str, values: Mapping[str, object]) -> PurePosixPath:

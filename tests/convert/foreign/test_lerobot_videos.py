@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.datasets import images
+from mmreplay.datasets import images, lerobot_episodes
 from mmreplay.errors import CorruptError, FormatError
 from tests.convert.foreign.lerobot_sets import (
     FPS,
@@ -153,7 +153,7 @@ def test_times_that_are_no_numbers_are_refused(tmp_path, rng):
     ("layout", "starts", "match"),
     [
         # The file is too short.
-        ([0, 1], None, r"no frame at 0\.5000 s, which frame 0 of episode 2 of"),
+        ([0, 1], None, r"has 5 frames by its header, but video '.*' has 11 rows there"),
         (
             [0, 1, 2],
             [0.0, 0.4, 0.8],
@@ -260,6 +260,144 @@ def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):
     )
 
 
+PARTS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("starts", "stops", "match"),
+    [
+        # The recorder lost a frame of the first episode.
+        ([0.0, 0.3, 0.4], [0.3, 0.4, 1.0],
+         r"'.*top' of episode 0 end at 0\.3000 s, but the frame of its last row begins "
+         r"at 0\.3000 s\. Download the dataset again, or pass video='skip'\."),
+        ([0.0, 0.4, 0.5], [0.4, 0.5, 0.9], r"of episode 2 end at 0\.9000 s, but the f"),
+        ([0.0, 0.3, 0.5], None,
+         r"file-000\.mp4: the last row of episode 0 of '.*top' is at 0\.3000 s, but "
+         r"episode 1 begins at 0\.3000 s\. Download the dataset again, or pass video="),
+        ([0.0, 0.4, 0.0], None, r"of episode [02] of .* but episode [02] begins at 0"),
+        ([0.0, 0.0, 0.0], [1.1, 1.1, 1.1], r"the last row of episode \d of '.*top' is"),
+    ],
+)  # fmt: skip
+def test_frames_that_two_rows_would_have_are_refused_before_any_is_decoded(
+    tmp_path, monkeypatch, part, starts, stops, match
+):
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
+    columns = {f"videos/{TOP}/from_timestamp": starts}
+    if stops is not None:
+        columns[f"videos/{TOP}/to_timestamp"] = stops
+    change_meta(folder, **columns)
+    monkeypatch.setattr(images, "_Video", None)
+    with pytest.raises(FormatError, match=match):
+        load(folder, tmp_path / "buffer", **part)
+    assert mr.load(folder, tmp_path / "skipped", video="skip").rows == 11
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_addresses_are_refused_where_two_rows_have_one_frame(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 4, 3)
+    files, begins = rng.integers(0, 2, 3), rng.integers(0, 10, 3)
+    codes = np.full((2, 13), SURPLUS)
+    taken = [
+        (files[e], begins[e] + n) for e, many in enumerate(lengths) for n in range(many)
+    ]
+    for (file, at), each in zip(taken, wanted(lengths), strict=True):
+        codes[file, at] = each
+    # All frames of both files.
+    folder = make(tmp_path / "set", lengths, {TOP: {(0, 0): [0, 1, 2]}})
+    for file in range(2):
+        film(folder / "videos" / TOP / f"chunk-000/file-{file:03d}.mp4", codes[file])
+    change_meta(
+        folder,
+        **{
+            f"videos/{TOP}/file_index": files,
+            f"videos/{TOP}/from_timestamp": begins / FPS,
+            f"videos/{TOP}/to_timestamp": (begins + lengths) / FPS,
+        },
+    )
+    if len(set(taken)) == len(taken):
+        assert load(folder, tmp_path / "buffer")[1][FIELD] == wanted(lengths)
+    else:
+        with pytest.raises(
+            FormatError, match=r"the last row of episode .* but episode"
+        ):
+            load(folder, tmp_path / "buffer")
+
+
+def test_the_end_of_an_episode_may_be_later_or_unknown(tmp_path, rng):
+    data = frames(rng)
+    kept = np.delete(np.arange(11), [3, 10])
+    data = {name: values[kept] for name, values in data.items()}
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, -3, 1, 2]}}, data=data)
+    for stops in ([0.7, 0.8, 1.4], [np.nan, 0.8, np.inf], [0.3001, 0.8001, 1.301]):
+        change_meta(folder, **{f"videos/{TOP}/to_timestamp": stops})
+        _, found = load(folder, tmp_path / "buffer", overwrite=True)
+        assert found[FIELD] == np.array(wanted(LENGTHS))[kept].tolist()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("rows_per_batch", [1, 3, 1024])
+@pytest.mark.parametrize(
+    ("row", "time", "match"),
+    [
+        (8, 0.2, r"rise within an episode, as two .* got 0\.2 s after 0\.2 s in row 8"),
+        (8, 0.1, r"within an episode, .* got 0\.1 s after 0\.2 s in row 8\. Download"),
+        (9, np.nan, r"within an episode, .* got nan s after 0\.3 s in row 9\. Downl"),
+        (9, 0.30015, r"within an episode, .* got 0\.30015 s after 0\.3 s in row 9\. D"),
+    ],
+)
+def test_times_that_do_not_rise_are_refused(
+    tmp_path, rng, monkeypatch, part, rows_per_batch, row, time, match
+):
+    monkeypatch.setattr(lerobot_episodes, "BATCH_ROWS", rows_per_batch)
+    data = frames(rng)
+    make(tmp_path / "good", LENGTHS, {TOP: {(0, 0): [2, 0, 1]}}, data=data)
+    assert load(tmp_path / "good", tmp_path / "b")[1][FIELD] == wanted(LENGTHS)
+    data["timestamp"][row] = time
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [2, 0, 1]}}, data=data)
+    monkeypatch.setattr(images, "_Video", None)
+    with pytest.raises(FormatError, match=match):
+        load(folder, tmp_path / "buffer", **part)
+
+
+def test_an_episode_in_several_places_has_frames_of_its_own(tmp_path, rng):
+    order = [0, 1, 4, 2, 3, 5, 6, 7, 8, 9, 10]
+    data = {name: values[order] for name, values in frames(rng).items()}
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [1, 0, 2]}}, data=data)
+    report, found = load(folder, tmp_path / "buffer")
+    assert found[FIELD] == np.array(wanted(LENGTHS))[order].tolist()
+    assert any("episode lie in 4 places for 3 numbers" in d for d in report.doubts)
+    data["timestamp"][3] = 0.1
+    folder = make(tmp_path / "twice", LENGTHS, {TOP: {(0, 0): [1, 0, 2]}}, data=data)
+    with pytest.raises(
+        FormatError,
+        match=r"the last row of episode 0 .* is at 0\.2000 s, but episode 0",
+    ):
+        load(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_path_that_episodes_share_is_one_file(tmp_path, rng, version):
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0], (0, 1): [1, 2]}})
+    change_info(folder, codebase_version=version, video_path="videos/{video_key}.mp4")
+    film(folder / "videos" / f"{TOP}.mp4", wanted(LENGTHS))
+    with pytest.raises(FormatError, match=r"top\.mp4: the last row of episode \d of"):
+        load(folder, tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, part):
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
+    codes = np.delete(wanted(LENGTHS), 7)
+    film(folder / "videos" / TOP / "chunk-000" / "file-000.mp4", codes)
+    with pytest.raises(
+        CorruptError,
+        match=r"has 10 frames by its header, but video '.*top' has 11 rows",
+    ):
+        load(folder, tmp_path / "buffer", **part)
+
+
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     for template in (
@@ -291,7 +429,7 @@ def test_in_v2_each_episode_has_a_file(tmp_path, rng):
     assert any("3 frames in 2 videos of" in note for note in report.notes)
     film(where / f"episode_{number:06d}.mp4", codes[:4])
     with pytest.raises(
-        CorruptError, match=r"no frame at 0\.4000 s, which frame 4 of ep"
+        CorruptError, match=r"has 4 frames by its header, but .* has 6 rows there\. Res"
     ):
         load(folder, tmp_path / "short")
     change_info(folder, chunks_size=0)
