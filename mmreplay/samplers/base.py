@@ -118,6 +118,12 @@ class Draw:
     buffer: bytes = b""
     mask: NDArray[np.bool_] | None = None
 
+    def __setstate__(self, state: tuple[None, State]) -> None:
+        """Restore a pickle, also of a draw that knew no mask."""
+        self.mask = None
+        for name, value in state[1].items():
+            setattr(self, name, value)
+
     def __len__(self) -> int:
         """Steps, or windows, drawn."""
         return len(self.positions)

@@ -59,17 +59,20 @@ class EpisodeRows:
         begin: int64 ``[N]``, position of the first step alive.
         end: int64 ``[N]``, one past the last step.
         running: bool ``[N]``, no end was seen yet.
+        stop: int64 ``[N]``, one past the last step that batches hold: less than `end`
+            of an episode that is running, whose newest step waits for the next row.
     """
 
     env_ids: Ids
     begin: Ids
     end: Ids
     running: NDArray[np.bool_]
+    stop: Ids
 
     @property
     def lengths(self) -> Ids:
-        """int64 ``[N]``, steps alive."""
-        return self.end - self.begin
+        """int64 ``[N]``, steps that batches hold."""
+        return self.stop - self.begin
 
 
 Where = Callable[[EpisodeRows], NDArray[np.bool_]]
@@ -99,7 +102,8 @@ def return_within(
 
     Args:
         table: Episodes with their returns, as ``mmreplay.episode_table(buffer)``
-            reads them; an episode that is not in it, or has no return, is not drawn.
+            reads them; an episode that is not in it, or has no return, is not drawn,
+            nor a running one of which batches hold fewer steps than were summed.
         least: The smallest return.
         most: The largest one.
 
@@ -132,7 +136,7 @@ def _ends_in(known: dict[int, Ids], rows: EpisodeRows) -> NDArray[np.bool_]:
     for env_id in np.unique(rows.env_ids).tolist():
         here = rows.env_ids == env_id
         matches[here] = np.isin(rows.end[here], known.get(env_id, none))
-    return matches
+    return matches & (rows.stop == rows.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class Filter:
             some = np.flatnonzero(good)
             _, ends = index.locate(env_ids, begins)
             asked = EpisodeRows(
-                env_ids[some], begins[some], ends[some], unfinished[some]
+                env_ids[some], begins[some], ends[some], unfinished[some], stops[some]
             )
             good[some] = _checked_answer(
                 called("EpisodeSampler where", self.where, asked), len(some)

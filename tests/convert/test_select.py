@@ -196,13 +196,13 @@ def test_rows_of_unknown_environments_are_refused_while_counting(source, tmp_pat
 def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
     reader = buffers.BufferReader(source)
     asked = []
-    read = type(source.view).read
+    read = type(source.view).read_values
 
     def counted(self, paths, ids, at):
         asked.append(len(at))
         return read(self, paths, ids, at)
 
-    monkeypatch.setattr(type(source.view), "read", counted)
+    monkeypatch.setattr(type(source.view), "read_values", counted)
     with select(reader, Selection(rows=slice(3, 7))) as part:
         assert sum(len(each) for each in part.blocks()) == 4
     assert sum(asked) == 4

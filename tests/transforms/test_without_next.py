@@ -182,6 +182,29 @@ def test_episodes_are_as_long_as_the_filters_count():
     np.testing.assert_allclose(sums, table.returns[2])
 
 
+@pytest.mark.parametrize("without", [False, True])
+def test_a_running_episode_is_chosen_by_the_steps_that_batches_hold(without):
+    twin = Twin(None, 40, transforms=[mr.WithoutNext()] if without else [])
+    twin.extend([[""]] * 2 + [["u"]] + [[""]] * 4)
+    returns = mr.episode_table(twin.buffer).returns
+    by_return = mr.return_within(mr.episode_table(twin.buffer), float(returns[1]))
+
+    def lengths(where):
+        sampler = mr.EpisodeSampler(
+            mr.UniformSampler(0), layout="ragged", running=True, where=where
+        )
+        return set(np.diff(twin.buffer.sample_by(sampler, 50).offsets).tolist())
+
+    assert lengths(lambda rows: rows.lengths == (4 if without else 3)) == (
+        {4} if without else {3}
+    )
+    if without:
+        assert lengths(by_return) == {4}
+    else:
+        with pytest.raises(EmptyError):
+            lengths(by_return)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_rewards_are_summed_up_to_an_end_without_a_next_observation(n):
     twin = Twin(None, 40, transforms=[mr.NStep(n, gamma=0.5)])
