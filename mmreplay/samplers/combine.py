@@ -376,11 +376,11 @@ class Shares:
             )
         total = float(sum(shares))
         self.fractions = np.array([share / total for share in shares])
-        self.drawn = np.zeros(len(shares), np.int64)
+        self._drawn = np.zeros(len(shares), np.int64)
 
     def split(self, batch_size: int) -> list[int]:
         """Say how many each part is to draw, their sum being batch_size."""
-        due = self.fractions * (int(self.drawn.sum()) + batch_size) - self.drawn
+        due = self.fractions * (int(self._drawn.sum()) + batch_size) - self._drawn
         due = np.maximum(due, 0)
         # What was held back at 0 above is taken from the others alike.
         due *= batch_size / due.sum()
@@ -391,11 +391,11 @@ class Shares:
 
     def count(self, drawn: Sequence[int]) -> None:
         """Note how many each part drew: fewer than asked for where it had no more."""
-        self.drawn = self.drawn + np.array(drawn, np.int64)
+        self._drawn = self._drawn + np.array(drawn, np.int64)
 
     def state_dict(self) -> State:
         """What each part has drawn, and the shares."""
-        return {"shares": self.fractions.tolist(), "drawn": self.drawn.tolist()}
+        return {"shares": self.fractions.tolist(), "drawn": self._drawn.tolist()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state.
@@ -410,13 +410,13 @@ class Shares:
                 "shares."
             )
         drawn = integers(state, "drawn")
-        if len(drawn) != len(self.drawn) or (drawn > 1 << 52).any():
+        if len(drawn) != len(self._drawn) or (drawn > 1 << 52).any():
             raise FormatError(
                 "sampler state: drawn must be one number below 2**52 for each of "
-                f"{len(self.drawn)} samplers, got {drawn.tolist()!r:.60}. Pass what "
+                f"{len(self._drawn)} samplers, got {drawn.tolist()!r:.60}. Pass what "
                 "state_dict returned, unchanged."
             )
-        self.drawn = drawn
+        self._drawn = drawn
 
 
 class MixtureSampler(Wrapper):
@@ -502,14 +502,14 @@ class MixtureSampler(Wrapper):
         """See `Sampler.bookmark`."""
         if type(self) is not MixtureSampler:
             return self.state_dict()
-        return self._step, self._shares.drawn, *map(bookmark_of, self.parts)
+        return self._step, self._shares._drawn, *map(bookmark_of, self.parts)
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
         if type(bookmark) is not tuple:
             self.load_state_dict(bookmark)
             return
-        self._step, self._shares.drawn, *parts = bookmark
+        self._step, self._shares._drawn, *parts = bookmark
         for sampler, each in zip(self.parts, parts, strict=True):
             return_to(sampler, each)
 

@@ -140,8 +140,8 @@ def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
     assert ends.tolist() == [((here & bit) != 0).tolist() for bit in BITS]
     for at, (env_id, position) in enumerate(zip(env_ids, positions, strict=True)):
         after = ring.row(int(env_id), int(position) + 1)
-        final = flags[after] & FINAL and position + 1 < heads[env_id]
-        alone = bare and here[at] & TERMINATED and not final
+        there = position + 1 < heads[env_id]
+        alone = bare and not (there and not flags[after] & START)
         assert pairs[at, 1] == (expected[at] if alone else after)
 
 

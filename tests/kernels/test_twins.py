@@ -139,7 +139,7 @@ def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
     told = f"(without C kernels, slower: {ALL})"
     assert (out, err) == (f"mmreplay {mr.__version__} {told}\n", "")
     out, err = without_c(*module, "info", tmp_path / "b0")
-    assert f"kernels      numpy, slower: C was not built ({ALL})" in out
+    assert f"kernels       numpy, slower: C was not built ({ALL})" in out
     assert (err.count("\n"), err[:31]) == (1, "mmreplay: mmreplay runs without")
     out, _ = without_c(*module, "info", tmp_path / "b0", "--json")
     assert json.loads(out)["kernels_not_built"] == list(kernels.NAMES)

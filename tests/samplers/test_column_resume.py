@@ -47,7 +47,7 @@ SAMPLERS = INNER | {
     f"uses of {name}": counted(name, maximum=1 if "groups" in name else 2)
     for name in INNER
 }
-LEASED = {f"leases of {name}": counted(name, lease_s=3600) for name in INNER}
+LEASED = {f"leases of {name}": counted(name, 1, lease_s=3600) for name in INNER}
 
 
 def ring(path, sampler):
