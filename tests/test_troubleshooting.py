@@ -194,6 +194,19 @@ def acknowledged_data(path):
     return lambda: buffer.acknowledge(buffer.sample(2)["group"])
 
 
+def leased_twice(path):
+    return lambda: mr.UseCounter(2, lease_s=60)
+
+
+def counters_of_one_name(path):
+    return lambda: mr.MixtureSampler([(mr.UseCounter(1), 1), (mr.UseCounter(1), 1)])
+
+
+def groups_of_two_buffers(path):
+    buffers = [drawn_by(mr.GroupSampler("group", 2)) for _ in range(2)]
+    return lambda: mr.concat(buffers)
+
+
 def acknowledged_without_counter(path):
     buffer = filled(path)
     batch = buffer.sample(8)
@@ -221,6 +234,9 @@ def acknowledged_without_counter(path):
         (ticket_of_counted_uses, "Groups, versions and uses", 5),
         (acknowledged_data, "Groups, versions and uses", 6),
         (acknowledged_without_counter, "Groups, versions and uses", 7),
+        (leased_twice, "Groups, versions and uses", 8),
+        (counters_of_one_name, "Groups, versions and uses", 9),
+        (groups_of_two_buffers, "Groups, versions and uses", 10),
         (indexed_buffer, "Training with torch", 2),
         (unknown_format, "Converting", 0),
         (existing_target, "Converting", 1),

@@ -17,7 +17,7 @@ from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers.base import Draw, Sampler
-from mmreplay.samplers.holding import Hold
+from mmreplay.samplers.holding import Claims
 from mmreplay.schema.convert import array_of
 from mmreplay.transforms.base import BufferRows, Fields, Ids, RowReads
 
@@ -47,7 +47,7 @@ class PendingDraw:
     count: int
     before: LimitsBefore
     home: BufferIdentity
-    hold: Hold
+    claims: Claims
 
 
 class BatchTransform(Protocol):

@@ -69,7 +69,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
-from mmreplay.samplers.holding import Hold, bookmark_of, drawing, put_back, unmoved
+from mmreplay.samplers.holding import Claims, bookmark_of, drawing, put_back, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
@@ -497,14 +497,18 @@ class GenerationReader(StartView):
     # From a sampler to a batch.
 
     def sample(
-        self, sampler: Sampler, batch_size: int, hold: Hold, contiguous: bool = False
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        claims: Claims,
+        contiguous: bool = False,
     ) -> Batch:
         """Draw a batch and gather it; see `ReplayBuffer.sample`.
 
         Args:
             sampler: Draws.
             batch_size: Steps, or windows.
-            hold: Gets what the draw takes, for the caller to store or to release.
+            claims: Gets what the draw takes, for the caller to store or to release.
             contiguous: See `ReplayBuffer.sample`.
         """
         # `integer` alone takes a tenth of a microsecond more, at every draw.
@@ -512,10 +516,10 @@ class GenerationReader(StartView):
             integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
         try:
             draw, fields, stale = self._try_sample(
-                sampler, int(batch_size), hold, contiguous
+                sampler, int(batch_size), claims, contiguous
             )
             if stale is not None:
-                draw, fields = self._redraw(sampler, draw, fields, stale, hold)
+                draw, fields = self._redraw(sampler, draw, fields, stale, claims)
                 if contiguous:
                     fields = _contiguous(fields)
         except MemoryError as error:
@@ -555,7 +559,7 @@ class GenerationReader(StartView):
         self,
         sampler: Sampler,
         count: int,
-        hold: Hold,
+        claims: Claims,
         contiguous: bool = False,
         again: bool = False,
     ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
@@ -564,37 +568,37 @@ class GenerationReader(StartView):
             self.check_current()
             before = self.limits_before
             draws = self._num_draws
-            if not again or hold.number != draws[0]:
+            if not again or claims.number != draws[0]:
                 # Where others drew since, no earlier state is put back over theirs.
-                hold.before, hold.sampler = bookmark_of(sampler), sampler
-            hold.number = draws[0] = draws[0] + 1
-            # `Hold.call`, in line: that takes a hundredth of a small batch.
-            outer = drawing.hold
+                claims.before, claims.sampler = bookmark_of(sampler), sampler
+            claims.number = draws[0] = draws[0] + 1
+            # `Claims.call`, in line: that takes a hundredth of a small batch.
+            outer = drawing.claims
             try:
-                drawing.hold = hold
+                drawing.claims = claims
                 draw = sampler.draw(self, count)
             except BaseException as error:
                 # Before another thread draws; what it took is released by the caller.
-                put_back(sampler, hold.before, error)
+                put_back(sampler, claims.before, error)
                 raise
             finally:
-                drawing.hold = outer
-            hold.after = bookmark_of(sampler)
+                drawing.claims = outer
+            claims.after = bookmark_of(sampler)
         fields = self.copy_draw(draw, contiguous)
         windows = draw.windows
         oldest = draw.positions if windows is None else windows.positions[:, 0]
         return draw, fields, self.stale(draw.env_ids, oldest, before)
 
-    def put_back(self, sampler: Sampler, hold: Hold, error: BaseException) -> None:
+    def put_back(self, sampler: Sampler, claims: Claims, error: BaseException) -> None:
         """Put a sampler back to before a sample that failed.
 
         Not where others have drawn since: what they drew would be drawn again.
         """
         with self.lock:
-            if getattr(hold, "number", -1) != self._num_draws[0]:
+            if getattr(claims, "number", -1) != self._num_draws[0]:
                 return
-            if hasattr(hold, "after") and unmoved(hold.after, bookmark_of(sampler)):
-                put_back(sampler, hold.before, error)
+            if hasattr(claims, "after") and unmoved(claims.after, bookmark_of(sampler)):
+                put_back(sampler, claims.before, error)
 
     def draw(self, sampler: Sampler, count: int) -> PendingDraw:
         """Draw now and copy later, by `gather`.
@@ -604,16 +608,16 @@ class GenerationReader(StartView):
         """
         with self.lock:
             self.check_current()
-            before, hold = self.limits_before, Hold()
+            before, claims = self.limits_before, Claims()
             self._num_draws[0] += 1
             bookmark = bookmark_of(sampler)
             try:
-                draw = hold.call(sampler.draw, self, count)
+                draw = claims.call(sampler.draw, self, count)
             except BaseException as error:
-                hold.release()
+                claims.release()
                 put_back(sampler, bookmark, error)
                 raise
-            return PendingDraw(sampler, draw, count, before, self.home, hold)
+            return PendingDraw(sampler, draw, count, before, self.home, claims)
 
     def gather(self, pending: PendingDraw, *, skip: bool = False) -> Batch | None:
         """Copy the data of a draw, as whole as `sample` does.
@@ -642,16 +646,16 @@ class GenerationReader(StartView):
             if once and len(indices):
                 draw = left
             else:
-                pending.hold.release()
+                pending.claims.release()
                 fresh = self.draw(sampler, pending.count)
-                pending.hold.append(fresh.hold)
+                pending.claims.append(fresh.claims)
                 draw, before = fresh.draw, fresh.before
         fields = self.copy_draw(draw)
         stale = self.stale(draw.env_ids, oldest_steps(draw), before)
         if stale is not None:
             if skip and draws_once(sampler) and not len(left_of(draw, ~stale)[0]):
                 return None
-            draw, fields = self._redraw(sampler, draw, fields, stale, pending.hold)
+            draw, fields = self._redraw(sampler, draw, fields, stale, pending.claims)
         return self._batch(draw, fields)
 
     def _reaches_dropped(self, pending: PendingDraw) -> NDArray[np.bool_]:
@@ -664,7 +668,7 @@ class GenerationReader(StartView):
 
     def _redraw(
         self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_],
-        hold: Hold,
+        claims: Claims,
     ) -> tuple[Draw, Fields]:  # fmt: skip
         """Replace a batch of which some rows were overwritten while they were copied.
 
@@ -680,9 +684,9 @@ class GenerationReader(StartView):
                 if len(indices):
                     return left, {path: a[indices] for path, a in fields.items()}
             # None of what the draw took is handed out.
-            hold.release()
+            claims.release()
             draw, fields, overwritten = self._try_sample(
-                sampler, count, hold, again=hasattr(hold, "number")
+                sampler, count, claims, again=hasattr(claims, "number")
             )
             if overwritten is None:
                 return draw, fields

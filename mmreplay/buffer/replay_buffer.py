@@ -57,7 +57,7 @@ from mmreplay.format.sharding import Codec
 from mmreplay.notebook import html_table
 from mmreplay.ring import Layout, Ring, Span
 from mmreplay.samplers.base import Draw, Sampler, unseeded
-from mmreplay.samplers.holding import Hold
+from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
@@ -971,15 +971,15 @@ class ReplayBuffer:
 
     def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
         while True:
-            reader, hold = self._current(), Hold()
+            reader, claims = self._current(), Claims()
             try:
-                batch = reader.sample(sampler, batch_size, hold, contiguous)
-                if hold:
-                    hold.keep()
+                batch = reader.sample(sampler, batch_size, claims, contiguous)
+                if claims:
+                    claims.keep()
                 return batch
             except BaseException as error:
-                hold.release()
-                reader.put_back(sampler, hold, error)
+                claims.release()
+                reader.put_back(sampler, claims, error)
                 # As of `_retry_replaced`, which takes another microsecond's tenth.
                 if not isinstance(error, ReplacedError):
                     raise

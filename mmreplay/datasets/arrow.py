@@ -121,8 +121,8 @@ class ArrowRows:
                 f"{where}: row {first + row} must have shape {list(self._stored)} like "
                 "the first row. The file is damaged."
             )
-        found = parquet.decode(array, self.dtype, self._stored)
-        return found.reshape(stop - first, *self.shape)
+        result = parquet.decode(array, self.dtype, self._stored)
+        return result.reshape(stop - first, *self.shape)
 
 
 def number_rows(
@@ -172,8 +172,8 @@ def image_rows(window: Window, column: str) -> ImageRows:
     """Return a column of compressed images as rows."""
 
     def packed(first: int, stop: int) -> list[bytes]:
-        found = window.read(column, first, stop).to_pylist()
-        return [each or b"" for each in found]
+        result = window.read(column, first, stop).to_pylist()
+        return [each or b"" for each in result]
 
     return ImageRows(packed, window.count, f"{window.name}: {column!r}")
 
@@ -182,26 +182,26 @@ def leaves(array: Any, name: str) -> dict[str, Any]:
     """Return the leaves of a column of structs by path, or the column itself."""
     if not pa.types.is_struct(array.type):
         return {name: array}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     # Unlike `field`, it knows where a slice of a longer array begins.
     for field, child in zip(array.type, array.flatten(), strict=True):
-        _add(found, leaves(child, f"{name}/{field.name}"), name)
-    return found
+        _add(result, leaves(child, f"{name}/{field.name}"), name)
+    return result
 
 
-def _add(found: dict[str, Any], below: Mapping[str, Any], column: str) -> None:
+def _add(result: dict[str, Any], below: Mapping[str, Any], column: str) -> None:
     """Add the leaves below a column.
 
     Raises:
         SourceError: Two leaves have one path.
     """
-    twice = found.keys() & below.keys()
+    twice = result.keys() & below.keys()
     if twice:
         raise SourceError(
             f"column {column!r} and a column before it both hold {min(twice)!r}, by "
             "its name or by a struct's. Rename one of them."
         )
-    found |= below
+    result |= below
 
 
 def parquet_batches(
@@ -228,10 +228,10 @@ def parquet_batches(
 
 def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns with structs by their leaves."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, array in batch.items():
-        _add(found, leaves(array, name), name)
-    return found
+        _add(result, leaves(array, name), name)
+    return result
 
 
 class IpcFile:

@@ -25,7 +25,7 @@ from mmreplay.strict_json import Json
 
 EPISODES = Path("meta") / "episodes"
 EPISODE, LENGTH, FIRST = "episode_index", "length", "dataset_from_index"
-PLACE = ("chunk_index", "file_index", "from_timestamp")
+ADDRESS = ("chunk_index", "file_index", "from_timestamp")
 """Endings of the columns that say where the frames of a camera are."""
 STOP = "to_timestamp"
 """Ending of the column that says where they end, which a set may lack."""
@@ -60,26 +60,26 @@ class Episodes:
 
 
 def check_rows(
-    folder: Path, files: Sequence[Path], found: Episodes, notes: Notes
+    folder: Path, files: Sequence[Path], in_data: Episodes, notes: Notes
 ) -> None:
     """Doubt rows that are not where ``meta/episodes`` says.
 
     Args:
         folder: The dataset.
         files: Tables of ``meta/episodes``.
-        found: The episodes of the data.
+        in_data: The episodes of the data.
         notes: Receives the doubts.
     """
     columns = _read(folder, files, (), (LENGTH, FIRST))
-    rows = _rows_of(columns[EPISODE], found.numbers)
+    rows = _rows_of(columns[EPISODE], in_data.numbers)
     lacking = np.flatnonzero(rows < 0)
     if len(lacking):
         notes.doubt(
-            f"{EPISODES} has no episode {found.numbers[lacking[0]]}, which the data has"
+            f"{EPISODES} has no episode {in_data.numbers[lacking[0]]}, which the data has"
         )
     known = np.flatnonzero(rows >= 0)
     for name, values in (
-        (LENGTH, np.diff(found.bounds)), (FIRST, found.indices)
+        (LENGTH, np.diff(in_data.bounds)), (FIRST, in_data.indices)
     ):  # fmt: skip
         if name not in columns or not len(values):
             continue
@@ -89,7 +89,7 @@ def check_rows(
             at = known[wrong[0]]
             notes.doubt(
                 f"{EPISODES} says {name} {said[wrong[0]]:g} of episode "
-                f"{found.numbers[at]}, and the data has {values[at]}"
+                f"{in_data.numbers[at]}, and the data has {values[at]}"
             )
 
 
@@ -108,13 +108,13 @@ class Times:
     last: NDArray[np.float64]
 
 
-def check_times(folder: Path, found: Episodes, rows: ColumnRows) -> Times:
+def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
     """Return the times of rows, in one pass over them.
 
     Raises:
         FormatError: They do not rise within an episode.
     """
-    bounds = found.bounds
+    bounds = in_data.bounds
     first, last = np.empty((2, len(bounds) - 1))
     before = np.full(1, -np.inf)
     for begin in range(0, rows.count, BATCH_ROWS):
@@ -143,7 +143,7 @@ def find_videos(
     folder: Path,
     info: Json,
     files: Sequence[Path],
-    found: Episodes,
+    in_data: Episodes,
     times: Times,
     camera: str,
 ) -> VideoEpisodes:
@@ -153,7 +153,7 @@ def find_videos(
         folder: The dataset.
         info: Its info.json.
         files: Tables of ``meta/episodes``, of v3.
-        found: The episodes of the data.
+        in_data: The episodes of the data.
         times: Times of their rows.
         camera: Name of the feature.
 
@@ -172,17 +172,17 @@ def find_videos(
                 f"{folder}: chunks_size of info.json must be at least 1, got "
                 f"{str(size)[:40]}. {WAY_OUT}"
             )
-        places = np.stack([found.numbers // size, found.numbers], axis=1)
-        starts = np.zeros(len(found.numbers))
+        places = np.stack([in_data.numbers // size, in_data.numbers], axis=1)
+        starts = np.zeros(len(in_data.numbers))
         keys = ("episode_chunk", EPISODE)
     else:
-        names = [f"videos/{camera}/{end}" for end in PLACE]
+        names = [f"videos/{camera}/{end}" for end in ADDRESS]
         to = f"videos/{camera}/{STOP}"
         columns = _read(folder, files, names, (to,))
-        rows = _rows_of(columns[EPISODE], found.numbers)
+        rows = _rows_of(columns[EPISODE], in_data.numbers)
         if (rows < 0).any():
             raise FormatError(
-                f"{folder / EPISODES} has no episode {found.numbers[rows < 0][0]}, so "
+                f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, so "
                 f"that its frames of {camera!r} cannot be found. {WAY_OUT}"
             )
         chunks, numbers, starts = (columns[name][rows] for name in names)
@@ -194,7 +194,7 @@ def find_videos(
             raise FormatError(
                 f"{folder / EPISODES}: chunk_index, file_index and from_timestamp of "
                 f"{camera!r} must be at least 0, got {chunks[at]:g}, {numbers[at]:g} "
-                f"and {starts[at]:g} of episode {found.numbers[at]}. {WAY_OUT}"
+                f"and {starts[at]:g} of episode {in_data.numbers[at]}. {WAY_OUT}"
             )
         places = np.stack([chunks, numbers], axis=1).astype(np.int64)
         keys = ("chunk_index", "file_index")
@@ -209,7 +209,7 @@ def find_videos(
                 at = int(np.argmax(short))
                 raise FormatError(
                     f"{folder / EPISODES} says that the frames of {camera!r} of "
-                    f"episode {found.numbers[at]} end at {stops[at]:.4f} s, but the "
+                    f"episode {in_data.numbers[at]} end at {stops[at]:.4f} s, but the "
                     f"frame of its last row begins at {ends[at]:.4f} s. {WAY_OUT}"
                 )
     distinct, files_of = np.unique(places, axis=0, return_inverse=True)
@@ -227,7 +227,11 @@ def find_videos(
     places_of = {path: place for place, path in enumerate(unique)}
     number_of = np.array([places_of[path] for path in paths], np.int64)
     videos = VideoEpisodes(
-        found.bounds, found.numbers, unique, number_of[files_of.reshape(-1)], starts
+        in_data.bounds,
+        in_data.numbers,
+        unique,
+        number_of[files_of.reshape(-1)],
+        starts,
     )
     _refuse_shared(videos, times, camera)
     return videos
@@ -287,8 +291,8 @@ def _rows_of(numbers: NDArray[np.float64], wanted: Numbers) -> Numbers:
     there = (at < len(order)) & (
         numbers[rows] == wanted if len(order) else np.zeros(len(wanted), bool)
     )
-    found: Numbers = np.where(there, rows, -1)
-    return found
+    in_data: Numbers = np.where(there, rows, -1)
+    return in_data
 
 
 def _read(
@@ -303,7 +307,7 @@ def _read(
         FormatError: A column is not there, or holds no numbers; or an episode is there
             twice.
     """
-    found: dict[str, list[NDArray[np.float64]]] = {}
+    in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:
         with closing(ParquetFile(path)) as table:
             missing = [n for n in (EPISODE, *names) if n not in table.schema.names]
@@ -316,8 +320,8 @@ def _read(
             wanted = [EPISODE, *names]
             wanted += [name for name in optional if name in table.schema.names]
             for name, values in _values(table, wanted):
-                found.setdefault(name, []).append(values)
-    columns = {name: np.concatenate(parts) for name, parts in found.items()}
+                in_data.setdefault(name, []).append(values)
+    columns = {name: np.concatenate(parts) for name, parts in in_data.items()}
     numbers = columns.setdefault(EPISODE, np.zeros(0))
     unique, counts = np.unique(numbers, return_counts=True)
     if len(unique) < len(numbers):

@@ -380,7 +380,7 @@ static PyMethodDef methods[] = {
     METHOD("set_leaves", py_set), METHOD("get_leaves", py_get),
     METHOD("find_leaves", py_find), METHOD("rebuild", py_rebuild),
     METHOD("draw_leaves", py_draw), METHOD("add_to_open", py_add),
-    {"cut", py_cut, METH_O, NULL},
+    {"shorten", py_shorten, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

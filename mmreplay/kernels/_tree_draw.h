@@ -2,7 +2,7 @@
  * says what each function does. */
 
 /* Bits of a float64 beyond the 24 that are left. */
-#define CUT_BITS 29
+#define DROPPED_BITS 29
 
 static void draw_all(const double *nodes, const Levels *l, double *shares, int stratified,
                      double scale, int64_t *indices, double *ratios, Py_ssize_t n) {
@@ -72,18 +72,18 @@ static PyObject *py_add(PyObject *self, PyObject *const *args, Py_ssize_t count)
     return PyBool_FromLong(open);
 }
 
-static PyObject *py_cut(PyObject *self, PyObject *array) {
+static PyObject *py_shorten(PyObject *self, PyObject *array) {
     Arguments a = {.count = 0};
     (void)self;
-    if (acquire(&a, array, 1) < 0) return refuse(&a, "cut takes a float64 array");
+    if (acquire(&a, array, 1) < 0) return refuse(&a, "shorten takes a float64 array");
     Py_ssize_t n = a.views[0].len / 8;
     unsigned char *values = a.views[0].buf;
     PyThreadState *state = n >= LONG_BATCH ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < n; i++) {
         uint64_t bits;
         memcpy(&bits, values + 8 * i, sizeof bits);
-        bits += UINT64_C(1) << (CUT_BITS - 1);
-        bits &= -(UINT64_C(1) << CUT_BITS);
+        bits += UINT64_C(1) << (DROPPED_BITS - 1);
+        bits &= -(UINT64_C(1) << DROPPED_BITS);
         memcpy(values + 8 * i, &bits, sizeof bits);
     }
     if (state) PyEval_RestoreThread(state);

@@ -22,8 +22,8 @@ WIDTH = 16
 SUM, MIN, MAX = range(3)
 NONZERO = 1
 """Where a tree of sums counts its leaves that are not zero."""
-CUT_BITS = 29
-"""Bits of a float64 beyond the 24 that `cut` leaves."""
+DROPPED_BITS = 29
+"""Bits of a float64 beyond the 24 that `shorten` leaves."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -86,7 +86,7 @@ class TreeKernel(Protocol):
     ) -> bool:
         """Look up numbers of leaves ``[B]``, if all of the leaves are above 0."""
 
-    def cut(self, values: Floats, /) -> None:
+    def shorten(self, values: Floats, /) -> None:
         """Round values of any shape to 24 significant bits, in place."""
 
     def rebuild(self, nodes: Floats, capacity: int, op: int, /) -> None:
@@ -271,7 +271,7 @@ def add_to_open(
     return True
 
 
-def cut(values: Floats, /) -> None:
+def shorten(values: Floats, /) -> None:
     """Round values to 24 significant bits, halves away from zero, in place.
 
     Zeros, infinities and NaN stay what they are. A value below 2**-1022 has fewer bits
@@ -282,8 +282,8 @@ def cut(values: Floats, /) -> None:
         values: float64 of any shape, written over.
     """
     bits = values.view(np.int64)
-    bits += 1 << (CUT_BITS - 1)
-    bits &= -1 << CUT_BITS
+    bits += 1 << (DROPPED_BITS - 1)
+    bits &= -1 << DROPPED_BITS
 
 
 def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:

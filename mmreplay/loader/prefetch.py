@@ -29,7 +29,7 @@ from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import FailedError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
-from mmreplay.samplers.holding import Hold
+from mmreplay.samplers.holding import Claims
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.read_ahead import Gathering
 
@@ -80,7 +80,7 @@ class PendingBatch:
     error: BaseException | None = None
 
     def __init__(self) -> None:
-        self.hold = Hold()
+        self.claims = Claims()
 
 
 class Drawable(Protocol):
@@ -376,7 +376,7 @@ class Prefetcher:
         # A copy, made in one step of C: the learner takes batches out meanwhile.
         return sum(batch.result is not None for batch in tuple(self._drawn))
 
-    def next(self) -> tuple[Any, Hold] | None:
+    def next(self) -> tuple[Any, Claims] | None:
         """Return the next batch and what it took, or None where the epoch is over.
 
         Raises:
@@ -409,7 +409,7 @@ class Prefetcher:
                     self._timing.delivered()
                     if sampled.result is None:
                         return None
-                    return sampled.result, sampled.hold
+                    return sampled.result, sampled.claims
             while True:
                 pending = self._take_oldest()
                 self._timing.delivered()
@@ -421,13 +421,13 @@ class Prefetcher:
                 # memory that it referred to would not be used again.
                 result, pending.result = pending.result, None
                 if result is not None:
-                    return result, pending.hold
-                pending.hold.release()
+                    return result, pending.claims
+                pending.claims.release()
             # The traceback of an error holds the frames of the callers, and the loader
             # with them: held here, it would keep the loader and its threads alive after
             # the last other reference is gone.
             error, pending.error = pending.error, None
-            pending.hold.release()
+            pending.claims.release()
             try:
                 raise _raisable(error)
             finally:
@@ -471,7 +471,7 @@ class Prefetcher:
             self._failed, self._draws_on = pending, True
             self._ungathered.clear()
             while len(self._drawn) > 1:
-                self._drawn.pop().hold.release()
+                self._drawn.pop().claims.release()
 
     def _sample(self) -> PendingBatch | None:
         """Draw and gather a batch in the learner's thread, none being drawn ahead.
@@ -502,7 +502,7 @@ class Prefetcher:
                         pending.result = self._send(batch)
                     return pending
                 except Exception:
-                    pending.hold.release()
+                    pending.claims.release()
                     if pending.state is not None:
                         self._source.go_back(pending.state)
                     raise
@@ -512,7 +512,7 @@ class Prefetcher:
             raise
         except BaseException:
             # Ctrl-C: the batch that it struck is drawn when the learner asks again.
-            pending.hold.release()
+            pending.claims.release()
             if pending.state is not None:
                 self._source.load_state_dict(pending.state)
             raise
@@ -615,7 +615,7 @@ class Prefetcher:
         self._source.end()
         while self._drawn:
             # Taken out first: what a learner takes meanwhile is not released.
-            self._drawn.popleft().hold.release()
+            self._drawn.popleft().claims.release()
         self._ungathered.clear()
         self._num_idle = self._num_gathering = 0
         self._draws_on = self._failure_raised = self._abandoned = False
@@ -702,7 +702,7 @@ class Prefetcher:
             self._ungathered.append(pending)
             self._drawn.append(pending)
         except BaseException as error:
-            pending.hold.release()
+            pending.claims.release()
             if not isinstance(error, Exception) and pending.state is not None:
                 # Ctrl-C: what it struck is drawn when the learner asks again.
                 self._source.load_state_dict(pending.state)

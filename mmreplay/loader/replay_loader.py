@@ -238,13 +238,13 @@ class ReplayLoader:
         if taken is None:
             self._check()
             raise StopIteration
-        sent, hold = taken
+        sent, claims = taken
         try:
             batch = self._sender.receive(sent)
-            if hold:
-                hold.store()
+            if claims:
+                claims.store()
         except BaseException:
-            hold.take_back()
+            claims.take_back()
             raise
         if limits:
             self._source.count(batch, self._batch_size)

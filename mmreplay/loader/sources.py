@@ -152,7 +152,7 @@ class BufferSource:
                 except ReplacedError:
                     # Another thread resized the buffer.
                     continue
-                pending.hold.append(drawn.hold)
+                pending.claims.append(drawn.claims)
                 pending.shares = (PendingShare(0, 1.0, reader, drawn),)
                 return True
 
@@ -170,7 +170,7 @@ class BufferSource:
         if not isinstance(sampler, DrawAtShares):
             pending = PendingBatch()
             self.draw(pending, count)
-            pending.hold.keep()
+            pending.claims.keep()
             share: PendingShare = pending.shares[0]
             return replace(share, buffer_id=buffer_id, fraction=fraction)
         while True:
@@ -212,18 +212,18 @@ class BufferSource:
                 return None
             if (batch := self.gather(pending)) is not None:
                 return batch
-            pending.hold.release()
+            pending.claims.release()
         while True:
             reader = self._buffer.reading
             with reader.lock:
                 pending.state = self._sampler.state_dict()
             try:
-                return reader.sample(self._sampler, count, pending.hold)
+                return reader.sample(self._sampler, count, pending.claims)
             except FailedError:
                 # Another thread followed a resize meanwhile; if not, it is an error.
                 if self._buffer.reading is reader:
                     raise
-                pending.hold.release()
+                pending.claims.release()
                 self.load_state_dict(pending.state)
 
     def go_back(self, state: State) -> bool:
@@ -341,7 +341,7 @@ class ConcatSource:
         concat = self._concat
         with concat.lock:
             pending.state = concat.state_dict()
-            pending.shares = pending.hold.call(
+            pending.shares = pending.claims.call(
                 concat.each, count, self._draw_share, tuple
             )
         return True

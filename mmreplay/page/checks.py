@@ -57,10 +57,10 @@ class PageFinding:
         return asdict(self)
 
 
-Found = PageFinding | None | Iterable[PageFinding | None]
+Result = PageFinding | None | Iterable[PageFinding | None]
 
 
-def run_check(name: str, to: str, check: Callable[[], Found]) -> list[PageFinding]:
+def run_check(name: str, to: str, check: Callable[[], Result]) -> list[PageFinding]:
     """Run a check; one that fails is a finding itself, and takes no other with it.
 
     Args:

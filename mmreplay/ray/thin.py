@@ -331,7 +331,7 @@ class Block:
             blocks.append(rest)
         return blocks
 
-    def parts(self, max_steps: int) -> list[Block]:
+    def split(self, max_steps: int) -> list[Block]:
         """The same in blocks of so many steps."""
         if len(self.ended) <= max_steps:
             return [self]
@@ -789,7 +789,7 @@ class ThinWriter:
         # Another ring may have a smaller reserve than that of before.
         max_steps = max(1, self._terms["reserve"] // 2)
         for whole in blocks:
-            for block in whole.parts(max_steps):
+            for block in whole.split(max_steps):
                 for part in block.without_resets() if self._begins else [block]:
                     self._head = part.move_to(self._head)
                     self._blocks.append(part)

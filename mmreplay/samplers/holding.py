@@ -1,9 +1,9 @@
-"""What a draw takes is held until its batch is handed out, and given back otherwise.
+"""What a draw takes is claimed until its batch is handed out, and released otherwise.
 
 A sampler that uses something up with a draw, as a `UseCounter` does, reserves it in RAM
-and puts the reservation into the `Hold` of the draw that is under way in its thread: at
-any depth, also below a wrapper that knows nothing of holds. Whoever hands the batch
-out stores the hold, right before; a hold of a batch that is not handed out is released.
+and puts the reservation into the `Claims` of the draw that is under way in its thread:
+at any depth, also below a wrapper that knows nothing of claims. The caller that hands
+the batch out stores its claims right before, and releases those of a failed batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
-class Held(Protocol):
+class Claim(Protocol):
     """Something that a draw took, which is in RAM alone until it is stored."""
 
     def store(self) -> None:
@@ -32,7 +32,7 @@ class Held(Protocol):
         """Let other draws have it; nothing where it was stored."""
 
 
-class Hold(list[Held]):
+class Claims(list[Claim]):
     """What was taken for one batch, by all samplers that draw for it.
 
     Attributes:
@@ -51,13 +51,13 @@ class Hold(list[Held]):
 
     def call(self, draw: Callable[[*Args], T], /, *args: *Args) -> T:
         """Call what draws; what is taken meanwhile, in this thread, is held here."""
-        outer = drawing.hold
+        outer = drawing.claims
         # In line, with no call between: Ctrl-C leaves no hold behind in the thread.
         try:
-            drawing.hold = self
+            drawing.claims = self
             return draw(*args)
         finally:
-            drawing.hold = outer
+            drawing.claims = outer
 
     def store(self) -> None:
         """Store all of it, or nothing: where one fails, the others are taken back.
@@ -85,7 +85,7 @@ class Hold(list[Held]):
 
     def keep(self) -> None:
         """Store it; within another draw, leave that to the draw."""
-        outer = drawing.hold
+        outer = drawing.claims
         if outer is None:
             self.store()
         else:
@@ -99,7 +99,7 @@ class Drawing(threading.local):
         hold: Of the draw that is under way in this thread; None without one.
     """
 
-    hold: Hold | None = None
+    claims: Claims | None = None
 
 
 drawing = Drawing()
@@ -116,19 +116,19 @@ def all_or_nothing(
     What it took is released then, and the samplers are put back to where they were;
     by the holder of the draw under way, where the state that it has includes theirs.
     """
-    whole: Any = getattr(drawing.hold, "sampler", None)
+    whole: Any = getattr(drawing.claims, "sampler", None)
     # Of a user's sampler nothing is known of what its state includes.
     ours = type(whole).__module__.startswith("mmreplay.")
     if ours and all(any(each is own for own in whole.parts) for each in samplers):
         return draw(*args)
     bookmarks = [(sampler, bookmark_of(sampler)) for sampler in samplers]
-    hold = Hold()
+    claims = Claims()
     try:
-        result = hold.call(draw, *args)
-        hold.keep()
+        result = claims.call(draw, *args)
+        claims.keep()
         return result
     except BaseException as error:
-        hold.release()
+        claims.release()
         for sampler, bookmark in bookmarks:
             put_back(sampler, bookmark, error)
         raise

@@ -28,7 +28,7 @@ Op = Literal["sum", "min", "max"]
 
 _CODES = MappingProxyType({"sum": twin.SUM, "min": twin.MIN, "max": twin.MAX})
 _IDENTITIES = MappingProxyType({"sum": 0.0, "min": np.inf, "max": -np.inf})
-_cut = cast(twin.TreeKernel, kernels.load("tree")).cut
+_shorten = cast(twin.TreeKernel, kernels.load("tree")).shorten
 
 
 def to_masses(numbers: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
@@ -52,7 +52,7 @@ def to_masses(numbers: NDArray[np.float64], exponent: float) -> NDArray[np.float
         array([0., 1., 2.])
     """
     np.power(numbers, exponent, out=numbers)
-    _cut(numbers)
+    _shorten(numbers)
     return numbers
 
 

@@ -316,24 +316,24 @@ class UseCounts:
         return int(higher.sum())
 
     def unused(
-        self, view: StartView, maximum: int, taken: NDArray[np.int64] | None
+        self, view: StartView, maximum: int, unavailable: NDArray[np.int64] | None
     ) -> tuple[Ids, Ids]:
         """Legal starts with fewer uses, by environment, oldest first: O(rows).
 
         Args:
             view: The buffer now.
             maximum: Uses of a row that is left out.
-            taken: int64 ``[num_rows]``, reserved and leased uses; None for none.
+            unavailable: int64 ``[num_rows]``, reserved and leased uses; None for none.
         """
         none = np.empty(0, np.int64)
-        found = [(none, none), *self._free(view.starts, maximum, taken)]
+        found = [(none, none), *self._free(view.starts, maximum, unavailable)]
         env_ids = np.concatenate([ids for ids, _ in found])
         positions = np.concatenate([steps for _, steps in found])
         legal = view.legal(env_ids, positions)
         return env_ids[legal], positions[legal]
 
     def _free(
-        self, span: Span, maximum: int, taken: NDArray[np.int64] | None
+        self, span: Span, maximum: int, unavailable: NDArray[np.int64] | None
     ) -> Iterator[tuple[Ids, Ids]]:
         """Rows with fewer uses; see `unused`."""
         ring, values = self.column.ring, self.column.values
@@ -341,8 +341,8 @@ class UseCounts:
             for ids, steps in position_chunks(ring, span.first, span.stop):
                 rows = ring.rows(ids, steps)
                 free = values[rows] < maximum
-                if taken is not None:
-                    free &= values[rows] + taken[rows] < maximum
+                if unavailable is not None:
+                    free &= values[rows] + unavailable[rows] < maximum
                 yield ids[free], steps[free]
             return
         # As slices of the column, a gather of its rows takes ten times as long.
@@ -351,8 +351,8 @@ class UseCounts:
             for row, step, count in ring.split_at_wrap(env_id, position, stop):
                 rows_here = slice(row, row + step * count, step)
                 free = values[rows_here] < maximum
-                if taken is not None:
-                    free &= values[rows_here] + taken[rows_here] < maximum
+                if unavailable is not None:
+                    free &= values[rows_here] + unavailable[rows_here] < maximum
                 steps = np.flatnonzero(free) + position
                 yield np.full(len(steps), env_id), steps
                 position += count
@@ -522,7 +522,9 @@ class UseCounter(Wrapper):
     def shown(self, view: View) -> View:
         """Return the rows that may be drawn; see `Wrapper.shown`."""
         self._update(view)
-        env_ids, positions = self._counts.unused(view, self._maximum, self._taken(view))
+        env_ids, positions = self._counts.unused(
+            view, self._maximum, self._unavailable(view)
+        )
         return ListedStarts(view, env_ids, positions)
 
     def uses(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.int64]:
@@ -551,7 +553,7 @@ class UseCounter(Wrapper):
         """Draw, and reserve the uses."""
         home = self._update(view)
         ring = view.home.ring
-        taken = self._taken(view)
+        unavailable = self._unavailable(view)
         drawn: list[Draw] = []
         every_env: list[Ids] = []
         every_position: list[Ids] = []
@@ -562,7 +564,9 @@ class UseCounter(Wrapper):
         shown, listed = view, False
         for _ in range(MAX_ROUNDS):
             if listed:
-                env_ids, positions = self._counts.unused(view, self._maximum, taken)
+                env_ids, positions = self._counts.unused(
+                    view, self._maximum, unavailable
+                )
                 if not len(positions):
                     break
                 shown = ListedStarts(view, env_ids, positions)
@@ -575,9 +579,9 @@ class UseCounter(Wrapper):
             # A sampler that reads rows looks at the writer: newer ones may be drawn.
             home = self._update(view)
             rows = ring.rows(draw.env_ids, draw.positions)
-            if taken is None:
-                taken = np.zeros(ring.num_rows, np.int64)
-            uses = self._counts.of(draw.env_ids, draw.positions) + taken[rows]
+            if unavailable is None:
+                unavailable = np.zeros(ring.num_rows, np.int64)
+            uses = self._counts.of(draw.env_ids, draw.positions) + unavailable[rows]
             uses += _occurrences(rows)
             draw, kept = _within(draw, uses <= self._maximum)
             if listed:
@@ -590,7 +594,7 @@ class UseCounter(Wrapper):
                 listed = True
                 continue
             # Of a distinct sampler, each row is used up for the rest of the batch.
-            np.add.at(taken, rows[kept], self._maximum if self.distinct else 1)
+            np.add.at(unavailable, rows[kept], self._maximum if self.distinct else 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)
             every_position.append(draw.positions)
@@ -618,8 +622,8 @@ class UseCounter(Wrapper):
         )  # fmt: skip
         reservation = Reservation(self, key, reserved, self._counts.opening)
         self._reserved.add(reservation)
-        assert drawing.hold is not None
-        drawing.hold.append(reservation)
+        assert drawing.claims is not None
+        drawing.claims.append(reservation)
         return draw
 
     def _update(self, view: View) -> BufferIdentity:
@@ -678,7 +682,7 @@ class UseCounter(Wrapper):
         if not left:
             del self._leases[key]
 
-    def _taken(self, view: View) -> NDArray[np.int64] | None:
+    def _unavailable(self, view: View) -> NDArray[np.int64] | None:
         """Uses that are reserved or leased, int64 ``[num_rows]``; None for none."""
         now, opening = monotonic(), self._counts.opening
         with self._lock:
@@ -695,18 +699,18 @@ class UseCounter(Wrapper):
         if not leased and not reserved:
             return None
         home, span = view.home, view.span
-        taken = np.zeros(home.ring.num_rows, np.int64)
+        unavailable = np.zeros(home.ring.num_rows, np.int64)
         for drawn in reserved + leased:
             there = drawn.within(home, span)
             rows = home.ring.rows(drawn.env_ids[there], drawn.positions[there])
-            np.add.at(taken, rows, 1)
+            np.add.at(unavailable, rows, 1)
         # An acknowledged use is in the count, and its lease may go on.
         for drawn in leased:
             there = drawn.within(home, span)
             rows = home.ring.rows(drawn.env_ids[there], drawn.positions[there])
             counted = drawn.uses[there] <= self._counts.column.values[rows]
-            np.subtract.at(taken, rows[counted], 1)
-        return taken
+            np.subtract.at(unavailable, rows[counted], 1)
+        return unavailable
 
     def ticket(self, view: View, draw: Draw) -> Ticket:
         """Return what acknowledges a draw after a restart; see `ReplayBuffer.ticket`.

@@ -47,7 +47,7 @@ from mmreplay.samplers.base import (
     keeps_priorities,
 )
 from mmreplay.samplers.combine import MixtureSampler, state_of
-from mmreplay.samplers.holding import Hold
+from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.recent import ignore_earliest
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import counters_in
@@ -796,17 +796,17 @@ def failed_draws_leave_all_as_before(case: SamplerCase) -> None:
         view, twin_view = FailingView(buffer.view), FailingView(other.view)
         sampler, twin = case.sampler(5), case.sampler(5)
         for access in range(MAX_ACCESSES):
-            before = kept(sampler, buffer.view)
-            view.left, hold = access, Hold()
+            before = unchanged(sampler, buffer.view)
+            view.left, claims = access, Claims()
             draw = None
             try:
-                draw = hold.call(draw_with, sampler, view)
+                draw = claims.call(draw_with, sampler, view)
             except ViewFailedError:
-                hold.release()
-                check_kept(sampler, before, kept(sampler, buffer.view))
-                draw = hold.call(draw_with, sampler, view)
+                claims.release()
+                check_unchanged(sampler, before, unchanged(sampler, buffer.view))
+                draw = claims.call(draw_with, sampler, view)
             failed, view.left = view.left is None, None
-            hold.store()
+            claims.store()
             wanted = drawn(draw_with(twin, twin_view))
             if drawn(draw) != wanted:
                 raise ContractError(
@@ -838,11 +838,11 @@ def failed_batches_leave_all_as_before(case: SamplerCase) -> None:
         ReplayBuffer.open(paths[1], sampler=twin) as other,
     ):
         for _ in range(4):
-            before, raises = kept(sampler, buffer.view), True
+            before, raises = unchanged(sampler, buffer.view), True
             with suppress(ViewFailedError, EmptyError):
                 buffer.sample(5)
             raises = False
-            check_kept(sampler, before, kept(sampler, buffer.view))
+            check_unchanged(sampler, before, unchanged(sampler, buffer.view))
             found: list[object] = []
             for each in (buffer, other):
                 try:
@@ -860,7 +860,7 @@ def failed_batches_leave_all_as_before(case: SamplerCase) -> None:
                 )
 
 
-def kept(sampler: Sampler, view: View) -> dict[str, Any]:
+def unchanged(sampler: Sampler, view: View) -> dict[str, Any]:
     """What a draw that raises leaves as it is, of a sampler and its parts."""
     span = view.span
     lengths = span.lengths
@@ -878,7 +878,9 @@ def kept(sampler: Sampler, view: View) -> dict[str, Any]:
     }
 
 
-def check_kept(sampler: Sampler, before: dict[str, Any], after: dict[str, Any]) -> None:
+def check_unchanged(
+    sampler: Sampler, before: dict[str, Any], after: dict[str, Any]
+) -> None:
     """Refuse a sampler that changed in a draw that raised."""
     for name, value in before.items():
         # Rows that it had not seen may have entered.

@@ -25,11 +25,11 @@ SCHEMA = mr.Schema(
 ENGINES = ["memory", "memmap", "zarr"]
 
 
-def masked(values, *places):
+def masked(values, *positions_of):
     """A masked array whose dtype and shape are those that need no conversion."""
     values = np.asarray(values)
     mask = np.zeros(values.shape, bool)
-    for place in places:
+    for place in positions_of:
         mask.reshape(-1)[place] = True
     return np.ma.MaskedArray(values, mask)
 
@@ -269,10 +269,10 @@ def test_a_list_within_itself_is_no_array(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["values", "offsets"])
-def test_masked_values_of_any_length_are_refused(part):
+def test_masked_values_of_any_length_are_refused(component):
     parts = {"values": np.arange(3), "offsets": np.array([0, 3])}
-    with pytest.raises(SchemaError, match=f"{part} of Ragged must have a value"):
-        mr.Ragged(**{**parts, part: masked(parts[part], 0)})
+    with pytest.raises(SchemaError, match=f"{component} of Ragged must have a value"):
+        mr.Ragged(**{**parts, component: masked(parts[component], 0)})
 
 
 def test_masked_blocks_of_a_reader_are_refused(tmp_path):
@@ -293,8 +293,8 @@ def test_masked_blocks_of_a_reader_are_refused(tmp_path):
 def answers(function):
     """What a user's function returns, with its first item masked."""
 
-    def masked_answer(*given):
-        return masked(function(*given), 0)
+    def masked_answer(*columns):
+        return masked(function(*columns), 0)
 
     return masked_answer
 

@@ -112,7 +112,7 @@ def holds(value, operator, operand):
     return value & operand == 0
 
 
-def expected(rows, kept):
+def expected(rows, retained):
     """The steps that are left, by environment.
 
     Args:
@@ -126,7 +126,9 @@ def expected(rows, kept):
     """
     at = {(row["env"], row["position"]): row for row in rows}
     there = {
-        (row["env"], row["position"]) for row, k in zip(rows, kept, strict=True) if k
+        (row["env"], row["position"])
+        for row, k in zip(rows, retained, strict=True)
+        if k
     }
     found = {}
     for place in sorted(there):

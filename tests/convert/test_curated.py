@@ -108,8 +108,8 @@ def test_what_a_filter_keeps_comes_back_as_a_twin_says(
 def test_the_report_counts_holes_and_lost_steps_of_final_rows(ring, tmp_path, ending):
     rows = rows_of(ring)
     finals = [n for n, row in enumerate(rows) if row["flags"] & FINAL and n]
-    gone = finals[1] - 1
-    kept = [n for n in range(len(rows)) if n not in (gone - 2, gone)]
+    removed = finals[1] - 1
+    kept = [n for n in range(len(rows)) if n not in (removed - 2, removed)]
     path = chosen(ring, kept, ending)
     report = mr.load(path, tmp_path / "again", **options(path))
     assert report.rows == len(rows) - 3
@@ -172,9 +172,9 @@ def test_rows_that_are_there_twice_are_refused_by_position(ring, tmp_path, endin
     ],
 )
 def test_positions_without_flags_are_refused_with_the_way_out(
-    ring, tmp_path, ending, gone, there, lost
+    ring, tmp_path, ending, removed, there, lost
 ):
-    table, path = table_of(ring).drop_columns(gone), tmp_path / f"some.{ending}"
+    table, path = table_of(ring).drop_columns(removed), tmp_path / f"some.{ending}"
     if ending == "csv":
         keep = [name for name in table.column_names if name != "observation"]
         pa.csv.write_csv(table.select(keep), path)
@@ -344,7 +344,7 @@ def test_a_step_that_its_next_row_truncates_stays_truncated_without_it(tmp_path)
         assert np.flatnonzero(rows["truncated"]).tolist() == [3]
 
 
-def test_a_filtered_file_that_kept_its_description_is_refused(ring, tmp_path):
+def test_a_filtered_file_with_its_old_description_is_refused(ring, tmp_path):
     """pandas, polars, duckdb and pyarrow drop it; others may copy all metadata."""
     table = table_of(ring)
     metadata = pq.read_metadata(tmp_path / "all.parquet").metadata
@@ -361,7 +361,7 @@ def test_a_filtered_file_that_kept_its_description_is_refused(ring, tmp_path):
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
-def test_parts_and_row_groups_without_rows_are_read(tmp_path, empty):
+def test_files_and_row_groups_without_rows_are_read(tmp_path, empty):
     table = pa.table(
         {"episode_index": [0, 0, 1], "obs": [[1.0, 2.0]] * 3, "word": ["a", "b", "c"]}
     )

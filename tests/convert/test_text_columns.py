@@ -195,7 +195,7 @@ def test_words_of_hdf5_are_a_doubt(tmp_path, kind):
         mr.load(tmp_path / "a.hdf5", tmp_path / "c", strict=True)
 
 
-def test_arrays_beside_a_description_are_a_doubt(tmp_path):
+def test_arrays_that_a_description_lacks_are_a_doubt(tmp_path):
     """Somebody added them, and the description says nothing of them."""
     with mr.ReplayBuffer.create(
         tmp_path / "ring", mr.Schema({"obs": mr.Field((), "int64")}), 4

@@ -295,7 +295,7 @@ def rounded(value):
 )
 def test_24_bits_are_left_of_numbers(kernel, values):
     found = values.copy()
-    assert kernel.cut(found) is None
+    assert kernel.shorten(found) is None
     expected = np.array([rounded(value) for value in values.tolist()])
     assert found.tobytes() == expected.tobytes()
 
@@ -305,11 +305,11 @@ def test_24_bits_are_left_of_numbers(kernel, values):
 def test_both_twins_leave_the_same_bits(size, rng):
     values = rng.integers(0, 1 << 63, size).view(np.float64)
     pair = values.copy(), values.copy()
-    C.cut(pair[0])
-    twin.cut(pair[1])
+    C.shorten(pair[0])
+    twin.shorten(pair[1])
     assert alike(pair)
     # Of any shape, and again nothing changes.
-    C.cut(pair[0].reshape(-1, 1))
+    C.shorten(pair[0].reshape(-1, 1))
     assert alike(pair)
 
 
@@ -386,10 +386,10 @@ def test_both_twins_refuse_the_same_pair_first(indices, values):
         lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(100, "f4"), 0, x[:1]),
         lambda nodes, i, x: C.add_to_open(nodes, 100, i),
         lambda nodes, i, x: C.rebuild(nodes, 1000, 0),
-        lambda nodes, i, x: C.cut(x.astype(np.float32)),
-        lambda nodes, i, x: C.cut(x[::2]),
-        lambda nodes, i, x: C.cut(bytes(x)),
-        lambda nodes, i, x: C.cut([0.0]),
+        lambda nodes, i, x: C.shorten(x.astype(np.float32)),
+        lambda nodes, i, x: C.shorten(x[::2]),
+        lambda nodes, i, x: C.shorten(bytes(x)),
+        lambda nodes, i, x: C.shorten([0.0]),
         lambda nodes, i, x: C.set_leaves(nodes),
         lambda nodes, i, x: C.get_leaves(nodes, "100", i, x),
         lambda nodes, i, x: C.get_leaves(nodes, 100, i, [0.0] * 4),

@@ -38,7 +38,7 @@ class World:
         self.root, self.ring = root, root / "run" / "thin"
         self.ring.parent.mkdir(parents=True)
         self.make()
-        self.shard, self.given = ShardHere(root), 0
+        self.shard, self.arguments = ShardHere(root), 0
 
     def make(self, num_lanes=2, capacity=4000, **create):
         return create_lanes(
@@ -51,10 +51,10 @@ class World:
 
     def add(self, steps):
         """Add steps, and have them arrive; each has its number in all environments."""
-        numbers = np.arange(self.given, self.given + steps)
+        numbers = np.arange(self.arguments, self.arguments + steps)
         block = np.repeat(numbers[:, None], self.writer._num_envs, axis=1)
         self.writer.extend(n=block, terminated=np.zeros_like(block, bool))
-        self.given += steps
+        self.arguments += steps
         self.writer.flush()
 
     def rows(self):
@@ -71,7 +71,7 @@ class World:
         present = [n for numbers in found for n in numbers]
         numbers, counts = np.unique(present, return_counts=True)
         assert (counts == envs).all()
-        assert envs * (self.given - len(numbers)) == self.writer.lost_rows
+        assert envs * (self.arguments - len(numbers)) == self.writer.lost_rows
         return numbers.tolist()
 
     def copy(self, name="copy"):
@@ -253,7 +253,7 @@ def test_a_lease_that_the_same_ring_forgot_loses_nothing_and_doubles_nothing(
     assert numbers == list(range(40))
 
 
-def test_a_ring_with_a_smaller_reserve_gets_the_blocks_in_parts(world):
+def test_a_ring_with_a_smaller_reserve_gets_the_blocks_split(world):
     writer = world.begin()
     shutil.rmtree(world.ring)
     with pytest.raises(RemovedError):
@@ -266,7 +266,7 @@ def test_a_ring_with_a_smaller_reserve_gets_the_blocks_in_parts(world):
     assert world.rows() == [list(range(60))] * 2
 
 
-def test_final_observations_go_with_the_parts_of_their_block():
+def test_final_observations_go_with_the_rows_of_their_block():
     from mmreplay.ray.thin import Block
 
     ended = np.array([[False], [True], [False], [True], [False]])
@@ -309,9 +309,7 @@ def test_the_folder_of_a_run_that_was_made_again_is_locked_again(world, tmp_path
     writer.close()
 
 
-def test_a_copy_with_the_times_of_its_original_is_served_in_its_place(
-    world, monkeypatch
-):
+def test_a_copy_with_the_times_of_its_original_is_served_instead(world, monkeypatch):
     """Even where the system gives its file the number of the original."""
     writer = world.begin()
     world.add(10)

@@ -91,18 +91,21 @@ def test_every_reward_is_0(ask, tmp_path, rng):
     path = make_buffer(
         tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(0)
     )
-    found = findings(ask(path))
-    assert found["rewards"]["level"] == "problem"
-    assert "None of 600 rewards differs from 0." in found["rewards"]["text"]
+    finding_of = findings(ask(path))
+    assert finding_of["rewards"]["level"] == "problem"
+    assert "None of 600 rewards differs from 0." in finding_of["rewards"]["text"]
 
 
 def test_every_reward_is_the_same(ask, tmp_path, rng):
     path = make_buffer(
         tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(-1)
     )
-    found = findings(ask(path))["rewards"]
-    assert (found["level"], found["title"]) == ("look", "Every reward is the same")
-    assert "All are -1." in found["text"]
+    finding_of = findings(ask(path))["rewards"]
+    assert (finding_of["level"], finding_of["title"]) == (
+        "look",
+        "Every reward is the same",
+    )
+    assert "All are -1." in finding_of["text"]
 
 
 def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
@@ -110,10 +113,10 @@ def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
         steps["reward"][:] = 5
         steps["reward"][7, 1] = np.nan
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["not finite", "rewards"]
-    assert found["rewards"]["title"] == "Every reward is the same"
-    assert found["rewards"]["text"].startswith("All finite ones are 5.")
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["not finite", "rewards"]
+    assert finding_of["rewards"]["title"] == "Every reward is the same"
+    assert finding_of["rewards"]["text"].startswith("All finite ones are 5.")
 
 
 def test_rewards_are_rare(ask, tmp_path, rng):
@@ -121,17 +124,19 @@ def test_rewards_are_rare(ask, tmp_path, rng):
         steps["reward"][:] = 0
         steps["reward"][150, 0] = 1
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))["rewards"]
-    assert (found["level"], found["title"]) == ("look", "Rewards are rare")
-    assert found["text"].startswith("0.2 %")
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))[
+        "rewards"
+    ]
+    assert (finding_of["level"], finding_of["title"]) == ("look", "Rewards are rare")
+    assert finding_of["text"].startswith("0.2 %")
 
 
 def test_no_reward_field(ask, tmp_path, rng):
     fields = {"observation": mr.Field((2,), "float32")}
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
         buffer.extend(observation=rng.random((50, 2), np.float32))
-    found = findings(ask(tmp_path / "a"))
-    assert found["rewards"]["title"] == "No reward field"
+    finding_of = findings(ask(tmp_path / "a"))
+    assert finding_of["rewards"]["title"] == "No reward field"
     client = ask(tmp_path / "a")
     assert client.json("overview")["returns"]["count"] == 0
     assert client.json("episodes")["rows"][0][3] is None
@@ -143,9 +148,9 @@ def test_rewards_that_are_all_nan(ask, tmp_path, rng):
         tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(np.nan)
     )
     client = ask(path)
-    found = findings(client)
-    assert found["rewards"]["title"] == "No finite reward"
-    assert found["not finite"]["title"] == "Not finite: reward"
+    finding_of = findings(client)
+    assert finding_of["rewards"]["title"] == "No finite reward"
+    assert finding_of["not finite"]["title"] == "Not finite: reward"
     assert client.json("episodes")["rows"][0][3] is None
     assert client.json("episode", "env=0&at=3")["return"] is None
 
@@ -155,31 +160,33 @@ def test_values_that_are_not_finite(ask, tmp_path, rng):
         steps["observation"]["joints"][7, 1, 2] = np.nan
         steps["observation"]["joints"][8, 1, :] = -np.inf
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["not finite"]
-    assert found["not finite"]["level"] == "problem"
-    assert found["not finite"]["text"].startswith("1 NaN and 4 infinite of 2,400 ")
-    assert found["not finite"]["to"] == "field:observation/joints"
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["not finite"]
+    assert finding_of["not finite"]["level"] == "problem"
+    assert finding_of["not finite"]["text"].startswith("1 NaN and 4 infinite of 2,400 ")
+    assert finding_of["not finite"]["to"] == "field:observation/joints"
 
 
 def test_a_component_that_never_changes(ask, tmp_path, rng):
     def change(steps):
         steps["observation"]["joints"][..., 2] = 0.25
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["never changes"]
-    assert found["never changes"]["level"] == "look"
-    assert found["never changes"]["title"] == "Never changes: observation/joints[2]"
-    assert "is 0.25" in found["never changes"]["text"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["never changes"]
+    assert finding_of["never changes"]["level"] == "look"
+    assert (
+        finding_of["never changes"]["title"] == "Never changes: observation/joints[2]"
+    )
+    assert "is 0.25" in finding_of["never changes"]["text"]
 
 
 def test_an_action_that_never_changes(ask, tmp_path, rng):
     def change(steps):
         steps["action"][..., 1] = -1
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["never changes"]
-    assert found["never changes"]["title"] == "Never changes: action[1]"
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["never changes"]
+    assert finding_of["never changes"]["title"] == "Never changes: action[1]"
 
 
 @pytest.mark.parametrize("at", [0, 7, 299])
@@ -189,11 +196,15 @@ def test_a_nan_does_not_hide_what_never_changes(ask, tmp_path, rng, at):
         steps["observation"]["joints"][at, :, 2] = np.nan
         steps["observation"]["joints"][..., 3] = np.nan
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["not finite", "never changes"]
-    assert found["never changes"]["title"] == "Never changes: observation/joints[2]"
-    assert "1 of 4 components has one finite value" in found["never changes"]["text"]
-    assert "is 0.25" in found["never changes"]["text"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["not finite", "never changes"]
+    assert (
+        finding_of["never changes"]["title"] == "Never changes: observation/joints[2]"
+    )
+    assert (
+        "1 of 4 components has one finite value" in finding_of["never changes"]["text"]
+    )
+    assert "is 0.25" in finding_of["never changes"]["text"]
 
 
 def test_with_one_action_not_all_components_change(ask, tmp_path, rng):
@@ -210,9 +221,9 @@ def test_images_that_never_change(ask, tmp_path, rng):
     def change(steps):
         steps["observation"]["pixels"][:] = 7
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["never changes"]
-    assert found["never changes"]["level"] == "problem"
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["never changes"]
+    assert finding_of["never changes"]["level"] == "problem"
 
 
 def test_repeated_frames(ask, tmp_path, rng):
@@ -220,11 +231,11 @@ def test_repeated_frames(ask, tmp_path, rng):
         pixels = steps["observation"]["pixels"]
         pixels[1::5] = pixels[0::5]
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["repeated frames"]
-    assert found["repeated frames"]["level"] == "look"
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["repeated frames"]
+    assert finding_of["repeated frames"]["level"] == "look"
     share = 60 / (300 - 10)
-    assert found["repeated frames"]["text"].startswith(f"{100 * share:.0f} %")
+    assert finding_of["repeated frames"]["text"].startswith(f"{100 * share:.0f} %")
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.4, "look"), (0.8, "problem")])
@@ -236,11 +247,11 @@ def test_saturated_actions(ask, tmp_path, rng, share, level):
         actions[..., 1] = np.where(saturated, sign, actions[..., 1])
         steps["action"][:] = actions
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["saturated"]
-    assert found["saturated"]["level"] == level
-    assert found["saturated"]["title"] == "Saturated: action[1]"
-    assert "-3 or 3" in found["saturated"]["text"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["saturated"]
+    assert finding_of["saturated"]["level"] == level
+    assert finding_of["saturated"]["title"] == "Saturated: action[1]"
+    assert "-3 or 3" in finding_of["saturated"]["text"]
 
 
 def test_all_saturated_components_are_counted(ask, tmp_path, rng):
@@ -248,13 +259,13 @@ def test_all_saturated_components_are_counted(ask, tmp_path, rng):
         steps["action"][:] = steps["action"].clip(-2.9, 2.9)
         steps["action"][rng.random(steps["action"].shape) < 0.5] = 3.0
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    title = found["saturated"]["title"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    title = finding_of["saturated"]["title"]
     assert title in (
         "Saturated: action[0] and 1 more",
         "Saturated: action[1] and 1 more",
     )
-    assert "of the values of action[" in found["saturated"]["text"]
+    assert "of the values of action[" in finding_of["saturated"]["text"]
 
 
 @pytest.mark.parametrize("warm", [-1, 0, 3])
@@ -275,8 +286,8 @@ def test_actions_that_saturate_after_a_warm_up(ask, tmp_path, rng, warm):
             action=actions,
             reward=rng.random(count, np.float32),
         )
-    found = findings(ask(tmp_path / "a"))
-    assert found["saturated"]["title"] == "Saturated: action[1]"
+    finding_of = findings(ask(tmp_path / "a"))
+    assert finding_of["saturated"]["title"] == "Saturated: action[1]"
 
 
 def test_a_gripper_with_nan_is_not_saturated(ask, tmp_path, rng):
@@ -284,8 +295,8 @@ def test_a_gripper_with_nan_is_not_saturated(ask, tmp_path, rng):
         steps["action"][..., 1] = rng.choice([-1, 1], steps["reward"].shape)
         steps["action"][:60, :, 1] = np.nan
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["not finite"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["not finite"]
 
 
 def test_a_gripper_is_not_saturated(ask, tmp_path, rng):
@@ -298,11 +309,11 @@ def test_a_gripper_is_not_saturated(ask, tmp_path, rng):
 def test_one_action(ask, tmp_path, rng):
     actions = np.where(np.arange(500) % 20 == 0, 1, 3)
     path = discrete(rng, 500, actions, tmp_path / "a")
-    found = findings(ask(path))
-    assert [*found] == ["one action"]
-    assert found["one action"]["level"] == "problem"
-    assert found["one action"]["title"] == "Nearly always one action: 3"
-    assert found["one action"]["text"].startswith("95 % of steps")
+    finding_of = findings(ask(path))
+    assert [*finding_of] == ["one action"]
+    assert finding_of["one action"]["level"] == "problem"
+    assert finding_of["one action"]["title"] == "Nearly always one action: 3"
+    assert finding_of["one action"]["text"].startswith("95 % of steps")
 
 
 def test_no_episode_has_ended(ask, tmp_path, rng):
@@ -310,9 +321,9 @@ def test_no_episode_has_ended(ask, tmp_path, rng):
         steps["terminated"][:] = steps["truncated"][:] = False
 
     path = make_buffer(tmp_path / "a", rng, num_envs=2, change=change)
-    found = findings(ask(path))
-    assert [*found] == ["ends"]
-    assert found["ends"]["title"] == "No episode has ended yet"
+    finding_of = findings(ask(path))
+    assert [*finding_of] == ["ends"]
+    assert finding_of["ends"]["title"] == "No episode has ended yet"
 
 
 def test_all_episodes_are_truncated(ask, tmp_path, rng):
@@ -320,11 +331,11 @@ def test_all_episodes_are_truncated(ask, tmp_path, rng):
         steps["truncated"] |= steps["terminated"]
         steps["terminated"][:] = False
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*found] == ["ends"]
-    assert found["ends"]["level"] == "look"
-    assert "All 20." in found["ends"]["text"]
-    assert "bootstrap" in found["ends"]["text"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
+    assert [*finding_of] == ["ends"]
+    assert finding_of["ends"]["level"] == "look"
+    assert "All 20." in finding_of["ends"]["text"]
+    assert "bootstrap" in finding_of["ends"]["text"]
 
 
 def test_one_episode_dominates(ask, tmp_path, rng):
@@ -333,9 +344,9 @@ def test_one_episode_dominates(ask, tmp_path, rng):
             steps[name][40:] = False
 
     path = make_buffer(tmp_path / "a", rng, num_envs=1, change=change)
-    found = findings(ask(path))
-    assert [*found] == ["dominates"]
-    assert "270 of 300 steps (90 %)" in found["dominates"]["text"]
+    finding_of = findings(ask(path))
+    assert [*finding_of] == ["dominates"]
+    assert "270 of 300 steps (90 %)" in finding_of["dominates"]["text"]
 
 
 def test_steps_that_are_never_drawn(ask, tmp_path, rng):
@@ -348,9 +359,9 @@ def test_steps_that_are_never_drawn(ask, tmp_path, rng):
     ) as buffer:
         buffer.extend(steps)
         never = buffer.episodes.num_illegal - buffer.episodes.num_finals
-    found = findings(ask(tmp_path / "a"))
-    assert "never drawn" in found
-    assert found["never drawn"]["text"].startswith(f"{never} of 600 steps")
+    finding_of = findings(ask(tmp_path / "a"))
+    assert "never drawn" in finding_of
+    assert finding_of["never drawn"]["text"].startswith(f"{never} of 600 steps")
 
 
 def test_an_environment_is_behind(ask, tmp_path, rng):
@@ -362,11 +373,11 @@ def test_an_environment_is_behind(ask, tmp_path, rng):
             buffer.extend(
                 steps, env_ids=[env_id], final_observation=steps["observation"]
             )
-    found = findings(ask(tmp_path / "a"))
-    assert found["behind"]["title"] == "Environment 1 is behind"
-    assert found["behind"]["level"] == "look"
-    assert found["behind"]["text"].startswith("Environment 1 has ")
-    assert found["behind"]["text"].endswith("; the others are not behind.")
+    finding_of = findings(ask(tmp_path / "a"))
+    assert finding_of["behind"]["title"] == "Environment 1 is behind"
+    assert finding_of["behind"]["level"] == "look"
+    assert finding_of["behind"]["text"].startswith("Environment 1 has ")
+    assert finding_of["behind"]["text"].endswith("; the others are not behind.")
 
 
 def test_environments_behind_are_counted():
@@ -400,9 +411,9 @@ def test_reset_rows_stored_as_steps_by_the_writers_own_rule(ask, tmp_path, rng):
         }
         with pytest.warns(mr.AutoresetWarning) as caught:
             b.extend(both, final_observation=both["observation"])
-    found = findings(ask(path))
-    assert found["reset rows"]["level"] == "problem"
-    clause = found["reset rows"]["text"].split(". Such rows")[0]
+    finding_of = findings(ask(path))
+    assert finding_of["reset rows"]["level"] == "problem"
+    clause = finding_of["reset rows"]["text"].split(". Such rows")[0]
     # The same number of ends is judged, in the same words.
     assert clause[1:] in str(caught[0].message)
 
@@ -413,8 +424,8 @@ def test_priorities_hardly_updated(ask, tmp_path, rng):
     with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
         batch = buffer.sample(8)
         buffer.update_priorities(batch, np.full(8, 0.5))
-    found = findings(ask(path))
-    assert found["priorities"]["title"] == "Priorities are hardly updated"
+    finding_of = findings(ask(path))
+    assert finding_of["priorities"]["title"] == "Priorities are hardly updated"
 
 
 def test_few_rows_take_most_draws(ask, tmp_path, rng):
@@ -428,8 +439,8 @@ def test_few_rows_take_most_draws(ask, tmp_path, rng):
         env_ids = np.repeat([0, 1], 300)
         sampler.update_priorities(buffer.view, env_ids, positions, values)
     client = ask(path)
-    found = findings(client)
-    assert found["priorities"]["title"] == "Few rows take most draws"
+    finding_of = findings(client)
+    assert finding_of["priorities"]["title"] == "Few rows take most draws"
     priorities = client.json("overview", "alpha=0.6")["priorities"]
     with mr.ReplayBuffer.open(path) as stored:
         spans = stored.span
@@ -486,8 +497,8 @@ def test_a_few_steps_say_nothing_of_what_never_changes(ask, tmp_path, rng):
         steps["observation"]["pixels"][:] = 0
         steps["observation"]["joints"][:] = 0
 
-    found = findings(ask(make_buffer(tmp_path / "a", rng, count=8, change=change)))
-    assert [*found] == ["ends"]
+    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, count=8, change=change)))
+    assert [*finding_of] == ["ends"]
 
 
 def test_an_empty_buffer_has_no_findings(ask, tmp_path):
@@ -612,10 +623,10 @@ def test_a_field_whose_check_fails_takes_no_other_field_with_it(
                 end=number % 50 == 49,
             )  # fmt: skip
 
-    def found(name):
+    def finding_of(name):
         return [c for c in ask(path).json("overview")["checks"] if name in c["id"]]
 
-    left, right = found("one action")
+    left, right = finding_of("one action")
     check = checks_module.check_one_action
 
     def some(facts):
@@ -623,7 +634,7 @@ def test_a_field_whose_check_fails_takes_no_other_field_with_it(
 
     monkeypatch.setattr(checks_module, "check_one_action", some)
     # Findings stand by level: the failed one is first.
-    failed, other = found("one action")
+    failed, other = finding_of("one action")
     assert failed["title"] == "One action of action/left could not be computed"
     assert other == right
     assert left["level"] == "fine"
@@ -642,12 +653,12 @@ def test_a_field_that_cannot_be_measured_is_named_and_nothing_is_claimed_of_it(
 
     monkeypatch.setattr(overview_module, "measure", some)
     overview = ask(path).json("overview")
-    found = {check["id"]: check for check in overview["checks"]}
-    failed = found["values of reward"]
+    finding_of = {check["id"]: check for check in overview["checks"]}
+    failed = finding_of["values of reward"]
     assert failed["level"] == "problem"
     assert failed["title"] == "Values of reward could not be computed"
     assert failed["text"] == "The check failed: Block 3 is damaged."
-    assert not {"rewards", "not finite", "never changes"} & found.keys()
+    assert not {"rewards", "not finite", "never changes"} & finding_of.keys()
     rows = {field["path"]: field["rows"] for field in overview["fields"]}
     assert (rows["reward"], rows["action"]) == (0, 600)
 

@@ -24,7 +24,7 @@ class Episode:
 
     env_id: int
     steps: list
-    held: list
+    in_batch: list
     legal: list
     missing_start: bool
     running: bool
@@ -32,7 +32,7 @@ class Episode:
 
 def episodes(oracle):
     """Every episode with a step alive, by environment, oldest first."""
-    legal, held = set(oracle.legal()), set(oracle.window_steps())
+    legal, in_batch = set(oracle.legal()), set(oracle.window_steps())
     found = []
     for env_id, stream in enumerate(oracle.envs):
         rows = stream.rows
@@ -47,7 +47,7 @@ def episodes(oracle):
                     Episode(
                         env_id,
                         steps,
-                        [p for p in steps if (env_id, p) in held],
+                        [p for p in steps if (env_id, p) in in_batch],
                         [p for p in steps if (env_id, p) in legal],
                         not episode_begins(oracle, env_id, mine[0]),
                         newest and not over,
@@ -100,19 +100,21 @@ def wanted(oracle, case):
     """What a sampler with these arguments may draw, and how often each."""
     found = {}
     for episode in episodes(oracle):
-        length = len(episode.held)
+        length = len(episode.in_batch)
         least, most = case.get("min_length", 1), case.get("max_length", 1 << 40)
         where = case.get("where")
         if where is not None and episode.steps[0] % 2:
             continue
         if (
-            episode.held
+            episode.in_batch
             and least <= length <= most
             and (not episode.missing_start or case.get("headless"))
             and (not episode.running or case.get("running"))
         ):
-            weight = len(episode.held) if case.get("by") == "length" else 1
-            found[episode.env_id, tuple(episode.held), tuple(episode.legal)] = weight
+            weight = len(episode.in_batch) if case.get("by") == "length" else 1
+            found[episode.env_id, tuple(episode.in_batch), tuple(episode.legal)] = (
+                weight
+            )
     return found
 
 

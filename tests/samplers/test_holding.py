@@ -18,7 +18,7 @@ from mmreplay.errors import (
 )
 from mmreplay.samplers import uses
 from mmreplay.samplers.base import Draw
-from mmreplay.samplers.holding import Hold, all_or_nothing
+from mmreplay.samplers.holding import Claims, all_or_nothing
 from mmreplay.samplers.priority_file import PriorityColumn, PriorityFile
 from mmreplay.testing import SAMPLER_RULES, check_sampler
 from mmreplay.testing.samplers import FailingView, ViewFailedError
@@ -164,20 +164,20 @@ def UNIFORM():
 @pytest.mark.parametrize("kind", COUNTING)
 @pytest.mark.parametrize("held", [False, True], ids=["drawn", "held"])
 def test_a_draw_that_fails_at_any_look_at_the_view_leaves_the_next_as_it_was(
-    kind, held
+    kind, within
 ):
     sampler, twin = COUNTING[kind](), COUNTING[kind]()
     with ring(None) as buffer, ring(None) as other:
-        view, failures, hold = FailingView(buffer.view), 0, Hold()
+        view, failures, claims = FailingView(buffer.view), 0, Claims()
         for access in range(100):
             view.left = access
             try:
-                if held:
-                    draw = hold.call(sampler.draw, view, 2)
+                if within:
+                    draw = claims.call(sampler.draw, view, 2)
                 else:
                     draw = sampler.draw(view, 2)
             except ViewFailedError:
-                hold.release()
+                claims.release()
                 failures += 1
                 continue
             break
@@ -220,7 +220,7 @@ WRAPPERS = {
 @pytest.mark.parametrize(
     "rule", [rule for rule in SAMPLER_RULES if rule.startswith("failed_")]
 )
-def test_wrappers_of_a_counter_keep_the_law_of_draws_that_fail(kind, rule, tmp_path):
+def test_wrappers_of_a_counter_keep_the_rules_of_draws_that_fail(kind, rule, tmp_path):
     check_sampler(WRAPPERS[kind], tmp_path, rules=[rule])
 
 
@@ -438,7 +438,7 @@ def test_a_released_batch_loses_no_use_to_one_that_was_handed_out_after_it():
         assert drawn + drain(buffer, sampler) == Counter(2 * list(range(4)))
 
 
-def test_a_lease_begins_when_its_batch_is_handed_out(monkeypatch):
+def test_the_clock_of_a_batch_begins_when_it_is_handed_out(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(uses, "monotonic", lambda: clock[0])
     sampler = counter(lease_s=10)
@@ -547,15 +547,15 @@ def test_where_the_second_ring_cannot_store_the_first_is_put_back(
             assert drain(buffer, sampler) == ONCE
 
 
-def test_where_a_second_lease_cannot_begin_the_first_ends():
+def test_where_a_second_ring_cannot_store_the_first_is_released():
     first, second = counter(lease_s=1000), counter(lease_s=1000)
     with ring(None, first) as one, ring(None, second) as other:
-        hold = Hold()
+        claims = Claims()
         for buffer, sampler in ((one, first), (other, second)):
-            hold.call(sampler.draw, buffer.view, 4)
+            claims.call(sampler.draw, buffer.view, 4)
         second.close()
         with pytest.raises(FailedError, match="were closed before a batch"):
-            hold.store()
+            claims.store()
         assert first._leases == {}
         assert drain(one, first) == ONCE
         assert drain(other, second) == ONCE

@@ -30,7 +30,7 @@ def proportional(alpha, eps):
 
 @pytest.mark.parametrize("alpha", [0, 0.3, 0.5, 0.6, 1.0, 2.0, 2.5, 4.0])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_masses_of_priorities_are_cut_powers(priorities, alpha, eps):
+def test_masses_of_priorities_are_powers_of_24_bits(priorities, alpha, eps):
     expected = [mass(float(value) + eps, alpha) for value in priorities]
     rows, made = np.arange(COUNT), proportional(alpha, eps)
     made.put(rows, priorities)
@@ -43,7 +43,7 @@ def test_masses_of_priorities_are_cut_powers(priorities, alpha, eps):
 
 
 @pytest.mark.parametrize("alpha", [0, 0.5, 0.7, 1.0, 4.0])
-def test_masses_of_ranks_are_cut_powers(priorities, alpha):
+def test_masses_of_ranks_are_powers_of_24_bits(priorities, alpha):
     made = RankBased(COUNT, Scheduled("alpha", alpha, 4.0), None)
     expected = [mass(rank, -alpha) for rank in range(1, COUNT + 1)]
     made.put(np.arange(COUNT), priorities)
@@ -72,11 +72,11 @@ def test_trees_of_others_hold_every_bit(rng):
 @pytest.mark.parametrize(
     ("eps", "positive"), [(0.0, False), (1e-79, False), (1e-78, True), (1e100, True)]
 )
-def test_a_mass_that_is_cut_to_zero_is_not_positive(eps, positive):
+def test_a_mass_that_is_rounded_to_zero_is_not_positive(eps, positive):
     assert proportional(4.0, eps).positive is positive
 
 
-def test_steps_whose_mass_is_cut_to_zero_are_never_drawn():
+def test_steps_whose_mass_is_rounded_to_zero_are_never_drawn():
     sampler, view = filled([[0.0, 1.0, 0.0, 2.0]], alpha=4.0, eps=1e-79)
     draw = sampler.draw(view, 1000)
     assert set(draw.positions.tolist()) == {1, 3}

@@ -48,7 +48,7 @@ def test_the_column_that_is_selected_by_its_name_becomes_the_field():
         ]
 
 
-def test_of_columns_of_one_field_that_is_not_selected_the_usual_one_is_kept():
+def test_of_columns_of_one_field_that_is_not_selected_the_usual_one_stays():
     columns = {"observation/x": "observation/x", "b": "observation/x", "c": "c"}
     found = name_fields(columns, WHERE, Notes(), ["c"])
     assert found == {"b": "observation/x", "c": "c"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay.samplers.holding import Hold
+from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.uses import Reservation
 from tools.torture import uses
 
@@ -26,7 +26,7 @@ def test_nothing_is_found_in_many_deaths():
 
 
 def test_uses_that_are_stored_with_the_draw_are_noticed(monkeypatch):
-    call = Hold.call
+    call = Claims.call
 
     def storing(self, draw, *args):
         result = call(self, draw, *args)
@@ -34,7 +34,7 @@ def test_uses_that_are_stored_with_the_draw_are_noticed(monkeypatch):
         self.clear()
         return result
 
-    monkeypatch.setattr(Hold, "call", storing)
+    monkeypatch.setattr(Claims, "call", storing)
     report = uses.attack(4, 5, ("loader",))
     assert set(report.findings) == {"lost"}, report.examples
 

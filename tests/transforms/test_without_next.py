@@ -42,8 +42,8 @@ def starts(buffer):
     """Every legal start by rank."""
     view = buffer.view
     count = int(view.starts.lengths.sum()) - view.num_illegal
-    places = view.start_at(np.arange(count))
-    return list(zip(*(each.tolist() for each in places), strict=True))
+    steps_of = view.start_at(np.arange(count))
+    return list(zip(*(each.tolist() for each in steps_of), strict=True))
 
 
 def every_window(buffer, **shape):
@@ -104,11 +104,11 @@ def test_windows_hold_steps_without_a_known_next_observation(
             batch = buffer.sample_by(sampler, 99, contiguous=contiguous)
             assert len(batch) == len(expected)
             for row, position in enumerate(batch.positions.tolist()):
-                places, mask, is_first = expected[0, position]
-                assert batch.window_positions[row].tolist() == places
+                steps_of, mask, is_first = expected[0, position]
+                assert batch.window_positions[row].tolist() == steps_of
                 assert batch.mask[row].tolist() == mask
                 assert batch["is_first"][row].tolist() == is_first
-                for column, place in enumerate(places):
+                for column, place in enumerate(steps_of):
                     values = oracle.row(0, place)
                     after = legal.get((0, place), values)
                     own = values["observation"]
@@ -248,7 +248,7 @@ NEEDS_NEXT = {
     "GAE": mr.GAE(0.9, value="action"),
     "LambdaReturn": mr.LambdaReturn(0.9, value="action"),
     "DiscountedReturn": mr.DiscountedReturn(
-        0.9, time_limit="bootstrap", value_fn=lambda given: given["action"]
+        0.9, time_limit="bootstrap", value_fn=lambda columns: columns["action"]
     ),
 }
 GOALS = {
@@ -307,7 +307,7 @@ def test_stored_next_observations_are_left_out_too():
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_histories_have_a_next_one_only_beside_next_observations(first):
+def test_histories_have_a_next_one_only_where_there_are_next_observations(first):
     transforms = [mr.ActionHistory(2), mr.WithoutNext()]
     twin = Twin(None, 20, transforms=transforms[::-1] if first else transforms)
     twin.extend([[""]] * 3)
@@ -363,7 +363,7 @@ def test_masks_of_unknown_next_observations_are_warned_of_once():
         twin.buffer.sample_by(sampler, 4)
 
 
-def test_a_step_without_a_next_observation_is_gathered_as_part_of_windows_only():
+def test_a_step_without_a_next_observation_is_gathered_in_windows_only():
     twin = Twin(None, 20)
     twin.extend([[""], ["u"], [""], [""]])
     buffer = twin.buffer
@@ -399,7 +399,7 @@ def episodes_of_three(path):
     return [(env_id, position) for env_id in range(2) for position in range(9)]
 
 
-def places(batch):
+def steps_of(batch):
     return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
 
 
@@ -436,7 +436,7 @@ def a_concat(path):
         return [both.sample(6) for _ in range(3)]
 
 
-def parts(path):
+def a_split(path):
     with mr.ReplayBuffer.open(path, transforms=[mr.WithoutNext()]) as buffer:
         batches = []
         for part in mr.split(buffer, [0.5, 0.5]):
@@ -446,9 +446,9 @@ def parts(path):
         return batches
 
 
-@pytest.mark.parametrize("route", [a_loader, a_dataset, a_stream, a_concat, parts])
+@pytest.mark.parametrize("route", [a_loader, a_dataset, a_stream, a_concat, a_split])
 def test_each_step_is_drawn_once_an_epoch_on_every_route(tmp_path, route):
     expected = episodes_of_three(tmp_path / "ring")
     batches = route(tmp_path / "ring")
-    assert sorted(place for batch in batches for place in places(batch)) == expected
+    assert sorted(place for batch in batches for place in steps_of(batch)) == expected
     assert not any("next_observation" in batch for batch in batches)

@@ -43,7 +43,7 @@ USED = 0.7
 """Share of the uses that are made before rows are replaced by new ones."""
 
 Counts = NDArray[np.int64]
-Given = tuple[int, NDArray[np.int64]]
+HandedOut = tuple[int, NDArray[np.int64]]
 """Number of a ring, and positions in it."""
 
 
@@ -51,13 +51,15 @@ class TransformFailedError(Exception):
     """Raised by a transform, at random."""
 
 
-def sample(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[Given]:
+def sample(
+    rings: list[mr.ReplayBuffer], rng: np.random.Generator
+) -> Iterator[HandedOut]:
     """Batches of one ring."""
     while True:
         yield 0, rings[0].sample(BATCH).positions
 
 
-def load(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[Given]:
+def load(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Batches of loaders that are closed with batches ahead."""
     while True:
         ahead, threads = (int(rng.integers(1, 5)) for _ in range(2))
@@ -71,7 +73,7 @@ def load(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[Giv
 
 def sample_both(
     rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[Given]:
+) -> Iterator[HandedOut]:
     """Batches of two rings as one."""
     both = mr.concat(rings, shares=[1, 1])
     while True:
@@ -82,7 +84,7 @@ def sample_both(
 
 def load_both(
     rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[Given]:
+) -> Iterator[HandedOut]:
     """Batches of two rings as one, of loaders that are closed with batches ahead."""
     both = mr.concat(rings, shares=[1, 1])
     while True:
@@ -97,7 +99,7 @@ def load_both(
 
 def sample_groups(
     rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[Given]:
+) -> Iterator[HandedOut]:
     """Groups of two rings, now of one and now of the other."""
     while True:
         number = int(rng.integers(len(rings)))
@@ -106,7 +108,7 @@ def sample_groups(
 
 def acknowledge(
     rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[Given]:
+) -> Iterator[HandedOut]:
     """Leased batches that were acknowledged, some of them out of order."""
     while True:
         batches = [rings[0].sample(BATCH) for _ in range(int(rng.integers(1, 4)))]
@@ -116,15 +118,15 @@ def acknowledge(
                 yield 0, batches[number].positions
 
 
-Way = Callable[[list[mr.ReplayBuffer], np.random.Generator], Iterator[Given]]
-GROUPS, LEASES = "groups of two rings", "leases"
+Way = Callable[[list[mr.ReplayBuffer], np.random.Generator], Iterator[HandedOut]]
+GROUPS, LENT = "groups of two rings", "leases"
 WAYS: dict[str, tuple[Way, int]] = {
     "draws": (sample, 1),
     "loader": (load, 1),
     "two rings": (sample_both, 2),
     "loader of two rings": (load_both, 2),
     GROUPS: (sample_groups, 2),
-    LEASES: (acknowledge, 1),
+    LENT: (acknowledge, 1),
 }
 """What draws, and from how many rings."""
 
@@ -144,7 +146,7 @@ class Learner:
     ) -> None:
         self.name, self.rng, self.report = name, rng, report
         self.way, count = WAYS[name]
-        self.maximum = 1 if name == LEASES else MAXIMUM
+        self.maximum = 1 if name == LENT else MAXIMUM
         self.paths = [folder / f"{name} {number}" for number in range(count)]
         self.shared = mmap.mmap(-1, 8 * (1 + count * ROWS))
         self.began = np.frombuffer(self.shared, np.int64, 1)
@@ -184,7 +186,7 @@ class Learner:
 
     def _samplers(self) -> list[mr.UseCounter]:
         inner: mr.UniformSampler | mr.GroupSampler = mr.UniformSampler()
-        lease_s = 1000.0 if self.name == LEASES else None
+        lease_s = 1000.0 if self.name == LENT else None
         if self.name == GROUPS:
             inner = mr.GroupSampler("group", GROUP)
         return [mr.UseCounter(self.maximum, inner, lease_s=lease_s) for _ in self.paths]
@@ -210,15 +212,15 @@ class Learner:
             os._exit(FAILED)
 
     def _note(
-        self, given: Iterator[Given], rings: list[mr.ReplayBuffer],
+        self, handed_out: Iterator[HandedOut], rings: list[mr.ReplayBuffer],
         rng: np.random.Generator,
     ) -> None:  # fmt: skip
         firsts = [int(ring.span.first[0]) for ring in rings]
         while True:
             try:
-                number, positions = next(given)
+                number, positions = next(handed_out)
             except TransformFailedError:
-                given = self.way(rings, rng)
+                handed_out = self.way(rings, rng)
                 continue
             except EmptyError:
                 self.began[0] = self.life

@@ -10,7 +10,7 @@ import inspect
 import sys
 from types import ModuleType
 
-HOME = "alf.experience_replayers.replay_buffer"
+PACKAGE = "alf.experience_replayers.replay_buffer"
 
 
 class Configuration:
@@ -28,7 +28,7 @@ class Configuration:
     def configurable(self, function_or_class):
         """Register the arguments of a function, or of a class."""
         signature = inspect.signature(function_or_class)
-        prefix = f"{HOME}.{function_or_class.__qualname__}"
+        prefix = f"{PACKAGE}.{function_or_class.__qualname__}"
         for name, parameter in signature.parameters.items():
             self.defaults[f"{prefix}.{name}"] = parameter.default
         is_class = inspect.isclass(function_or_class)
@@ -91,7 +91,7 @@ def modules():
     theirs = configuration.configurable(ReplayBuffer)
     found = {}
     for name in (
-        "alf", "alf.experience_replayers", HOME, "alf.algorithms",
+        "alf", "alf.experience_replayers", PACKAGE, "alf.algorithms",
         "alf.algorithms.rl_algorithm", "alf.algorithms.data_transformer",
     ):  # fmt: skip
         found[name] = module = ModuleType(name)
@@ -102,7 +102,7 @@ def modules():
     found["alf"].config = configuration.config
     found["alf"].configurable = configuration.configurable
     found["alf"].get_config_value = configuration.get_config_value
-    found[HOME].ReplayBuffer = theirs
+    found[PACKAGE].ReplayBuffer = theirs
     found["alf.algorithms.rl_algorithm"].ReplayBuffer = theirs
     found["alf.algorithms.data_transformer"].Buffer = theirs
     return found

@@ -64,15 +64,15 @@ def write(folder, data, version="v3.0", files=2, **info):
     episodes = data["episode_index"]
     total = int(episodes[-1]) + 1
     for number in range(total if version == "v2.1" else files):
-        part = folder / "data" / "chunk-000"
-        part.mkdir(parents=True, exist_ok=True)
+        section = folder / "data" / "chunk-000"
+        section.mkdir(parents=True, exist_ok=True)
         if version == "v2.1":
             rows, name = episodes == number, f"episode_{number:06d}.parquet"
         else:
             name = f"file-{number:03d}.parquet"
             rows = (episodes * files // total) == number
         table = {key: column(values[rows]) for key, values in data.items()}
-        pq.write_table(pa.table(table), part / name)
+        pq.write_table(pa.table(table), section / name)
     features = {
         key: {
             "dtype": "image" if v.ndim == 4 else str(v.dtype),
@@ -424,8 +424,8 @@ NOTES = ["a", "", "a text of more than twelve bytes", "épingle", *"abcdefg"]
         (True, "note", ["task_index"], []),
     ],
 )
-def test_columns_of_text_stand_beside_tasks(
-    tmp_path, engine, part, kept, tasks, name, fields, expected
+def test_columns_of_text_come_with_tasks(
+    tmp_path, engine, section, retained, tasks, name, fields, expected
 ):
     data = frames(np.random.default_rng(0))
     data["task_index"] = np.arange(11) % 3
@@ -435,7 +435,9 @@ def test_columns_of_text_stand_beside_tasks(
         write_tasks(tmp_path / "set", "v3.0")
     if fields is not None:
         fields = [*fields, "observation.state", "action"]
-    mr.load(tmp_path / "set", tmp_path / "buffer", engine=engine, fields=fields, **part)
+    mr.load(
+        tmp_path / "set", tmp_path / "buffer", engine=engine, fields=fields, **section
+    )
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         rows = buffer.gather_all()
         found = {path: rows[path].text() for path in buffer.schema.varying}
@@ -443,4 +445,4 @@ def test_columns_of_text_stand_beside_tasks(
         "note": ("note", NOTES), "own": ("task", NOTES),
         "task": ("task", [TASKS[row % 3] for row in range(11)]),
     }  # fmt: skip
-    assert found == {known[each][0]: known[each][1][kept] for each in expected}
+    assert found == {known[each][0]: known[each][1][retained] for each in expected}

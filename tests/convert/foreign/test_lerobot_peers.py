@@ -65,7 +65,7 @@ def decode(path, timestamps, tolerance_s, backend=None):
 
 
 @pytest.fixture(autouse=True)
-def _beside_newer_libraries(monkeypatch, tmp_path):
+def _with_newer_libraries(monkeypatch, tmp_path):
     """Let it run beside newer numpy, datasets and torchvision."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     if hasattr(lerobot_dataset, "decode_video_frames"):

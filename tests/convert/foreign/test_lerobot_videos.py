@@ -185,7 +185,7 @@ def test_a_missing_frame_is_refused(tmp_path, layout, starts, match):
     assert os.listdir(tmp_path) == ["set"]
 
 
-def test_a_video_that_is_cut_off_is_named(tmp_path):
+def test_a_truncated_video_is_named(tmp_path):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     path = folder / "videos" / TOP / "chunk-000" / "file-000.mp4"
     path.write_bytes(path.read_bytes()[:200])
@@ -235,8 +235,8 @@ def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):
     os.replace(tmp_path / "other" / "data", tmp_path / "data")
     for path in (folder / "data" / "chunk-000").iterdir():
         path.unlink()
-    part = next((tmp_path / "data").rglob("*.parquet"), None)
-    os.replace(part, folder / "data" / "chunk-000" / "file-000.parquet")
+    section = next((tmp_path / "data").rglob("*.parquet"), None)
+    os.replace(section, folder / "data" / "chunk-000" / "file-000.parquet")
     order = [2, 0, 1]
     table = {"episode_index": numbers[order].tolist()}
     for name, values in (
@@ -260,10 +260,10 @@ def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):
     )
 
 
-PARTS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
+SECTIONS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", SECTIONS)
 @pytest.mark.parametrize(
     ("starts", "stops", "match"),
     [
@@ -280,7 +280,7 @@ PARTS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
     ],
 )  # fmt: skip
 def test_frames_that_two_rows_would_have_are_refused_before_any_is_decoded(
-    tmp_path, monkeypatch, part, starts, stops, match
+    tmp_path, monkeypatch, section, starts, stops, match
 ):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     columns = {f"videos/{TOP}/from_timestamp": starts}
@@ -289,7 +289,7 @@ def test_frames_that_two_rows_would_have_are_refused_before_any_is_decoded(
     change_meta(folder, **columns)
     monkeypatch.setattr(images, "_Video", None)
     with pytest.raises(FormatError, match=match):
-        load(folder, tmp_path / "buffer", **part)
+        load(folder, tmp_path / "buffer", **section)
     assert mr.load(folder, tmp_path / "skipped", video="skip").rows == 11
 
 
@@ -336,7 +336,7 @@ def test_the_end_of_an_episode_may_be_later_or_unknown(tmp_path, rng):
         assert found[FIELD] == np.array(wanted(LENGTHS))[kept].tolist()
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", SECTIONS)
 @pytest.mark.parametrize("rows_per_batch", [1, 3, 1024])
 @pytest.mark.parametrize(
     ("row", "time", "match"),
@@ -348,7 +348,7 @@ def test_the_end_of_an_episode_may_be_later_or_unknown(tmp_path, rng):
     ],
 )
 def test_times_that_do_not_rise_are_refused(
-    tmp_path, rng, monkeypatch, part, rows_per_batch, row, time, match
+    tmp_path, rng, monkeypatch, section, rows_per_batch, row, time, match
 ):
     monkeypatch.setattr(lerobot_episodes, "BATCH_ROWS", rows_per_batch)
     data = frames(rng)
@@ -358,10 +358,10 @@ def test_times_that_do_not_rise_are_refused(
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [2, 0, 1]}}, data=data)
     monkeypatch.setattr(images, "_Video", None)
     with pytest.raises(FormatError, match=match):
-        load(folder, tmp_path / "buffer", **part)
+        load(folder, tmp_path / "buffer", **section)
 
 
-def test_an_episode_in_several_places_has_frames_of_its_own(tmp_path, rng):
+def test_an_episode_at_several_addresses_has_frames_of_its_own(tmp_path, rng):
     order = [0, 1, 4, 2, 3, 5, 6, 7, 8, 9, 10]
     data = {name: values[order] for name, values in frames(rng).items()}
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [1, 0, 2]}}, data=data)
@@ -386,8 +386,8 @@ def test_a_path_that_episodes_share_is_one_file(tmp_path, rng, version):
         load(folder, tmp_path / "buffer")
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, part):
+@pytest.mark.parametrize("part", SECTIONS)
+def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, section):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     codes = np.delete(wanted(LENGTHS), 7)
     film(folder / "videos" / TOP / "chunk-000" / "file-000.mp4", codes)
@@ -395,7 +395,7 @@ def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, part):
         CorruptError,
         match=r"has 10 frames by its header, but video '.*top' has 11 rows",
     ):
-        load(folder, tmp_path / "buffer", **part)
+        load(folder, tmp_path / "buffer", **section)
 
 
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path):

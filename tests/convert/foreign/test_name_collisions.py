@@ -206,22 +206,22 @@ def test_two_columns_of_one_field_are_refused_and_one_can_be_selected(
             # The done of robomimic is what both ends are read from.
             ends = {"terminated", "truncated"} if own == "dones" else set()
             assert set(buffer.schema.paths) == {path, other} | ends
-            found = buffer.gather_all()[path]
-        assert same(found, values), own
+            result = buffer.gather_all()[path]
+        assert same(result, values), own
     # Neither of them is wanted.
     mr.load(where, tmp_path / "other", fields=[other], **options)
     with mr.ReplayBuffer.open(tmp_path / "other") as buffer:
         assert buffer.schema.paths == (other,)
 
 
-def same(found, values):
+def same(result, values):
     """Return whether values are those of the rows.
 
     Final rows may stand among the rows, and the newest row may be no step.
     """
-    found = np.asarray(found).reshape(len(found), -1).tolist()
+    result = np.asarray(result).reshape(len(result), -1).tolist()
     values = np.asarray(values).reshape(len(values), -1).tolist()
-    few, many = sorted((found, values), key=len)
+    few, many = sorted((result, values), key=len)
     left = iter(many)
     return len(few) > 3 and all(any(row == each for each in left) for row in few)
 
