@@ -75,7 +75,8 @@ def check_rows(
     lacking = np.flatnonzero(rows < 0)
     if len(lacking):
         notes.doubt(
-            f"{EPISODES} has no episode {in_data.numbers[lacking[0]]}, which the data has"
+            f"{EPISODES} has no episode {in_data.numbers[lacking[0]]}, which the data "
+            "has"
         )
     known = np.flatnonzero(rows >= 0)
     for name, values in (
@@ -182,8 +183,8 @@ def find_videos(
         rows = _rows_of(columns[EPISODE], in_data.numbers)
         if (rows < 0).any():
             raise FormatError(
-                f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, so "
-                f"that its frames of {camera!r} cannot be found. {WAY_OUT}"
+                f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, "
+                f"so that its frames of {camera!r} cannot be found. {WAY_OUT}"
             )
         chunks, numbers, starts = (columns[name][rows] for name in names)
         good = (starts >= 0) & (starts < np.inf)

@@ -41,7 +41,7 @@ MAX_POINTS = 2000
 RESET_ROWS = 1 << 16
 LISTED_ENVS = 64
 """Heads of so many environments are listed."""
-Check = tuple[str, str, Callable[[], checks.Found]]
+Check = tuple[str, str, Callable[[], checks.Result]]
 """The arguments of `checks.run_check`."""
 
 
@@ -188,7 +188,7 @@ def make_priorities(
     """
     facts: PriorityFacts | None = None
 
-    def check() -> checks.Found:
+    def check() -> checks.Result:
         nonlocal facts
         sample = take_sample(buffer)
         facts = measure_priorities(buffer, sample, alpha) if len(sample) else None

@@ -136,7 +136,8 @@ def _ends_in(known: dict[int, Ids], rows: EpisodeRows) -> NDArray[np.bool_]:
     for env_id in np.unique(rows.env_ids).tolist():
         here = rows.env_ids == env_id
         matches[here] = np.isin(rows.end[here], known.get(env_id, none))
-    return matches & (rows.stop == rows.end)
+    matches &= rows.stop == rows.end
+    return matches
 
 
 @dataclass(frozen=True, slots=True)

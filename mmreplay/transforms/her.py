@@ -224,14 +224,16 @@ def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
     begins, ends = rows.locate(base_steps.env_ids, base_steps.positions)
     stops = rows.known(base_steps.env_ids, ends)
     starts, lasts, group = base_steps.positions, base_steps.last, None
-    # What a step achieved is not known where its next observation is not.
-    known = np.ones(len(starts), bool)
-    if goals.outline.derived:
-        known = (base_steps.following != starts) | base_steps.terminated
     if base_steps.length is not None:
         # Every step of a group has the same episode, so the same begin and stop.
         group, some = _groups(base_steps.length, begins)
         begins, stops = begins[some], stops[some]
+        # A step without a known next observation achieved nothing that is known: it
+        # keeps its goal, and the others of its group do not wait for it.
+        known = np.ones(len(group), BOOL)
+        if goals.outline.derived:
+            known = base_steps.following != base_steps.positions
+            known |= base_steps.terminated
         starts, lasts = np.zeros((2, len(some)), np.int64)
         np.maximum.at(starts, group[known], base_steps.positions[known])
         np.maximum.at(lasts, group[known], base_steps.last[known])
@@ -244,7 +246,7 @@ def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
     )  # fmt: skip
     if group is not None:
         return _GoalRows(chosen[group] & known, goal_rows[group], later[group])
-    return _GoalRows(chosen & known, goal_rows, later)
+    return _GoalRows(chosen, goal_rows, later)
 
 
 def _rows_read(base_steps: BaseSteps, goals: _Goals) -> Iterator[RowReads]:
