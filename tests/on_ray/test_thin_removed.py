@@ -31,14 +31,14 @@ class World:
     """A shard, its ring, and a writer whose steps are numbered.
 
     Attributes:
-        given: Steps that the writer took.
+        num_steps: Steps that the writer took.
     """
 
     def __init__(self, root):
         self.root, self.ring = root, root / "run" / "thin"
         self.ring.parent.mkdir(parents=True)
         self.make()
-        self.shard, self.arguments = ShardHere(root), 0
+        self.shard, self.num_steps = ShardHere(root), 0
 
     def make(self, num_lanes=2, capacity=4000, **create):
         return create_lanes(
@@ -51,10 +51,10 @@ class World:
 
     def add(self, steps):
         """Add steps, and have them arrive; each has its number in all environments."""
-        numbers = np.arange(self.arguments, self.arguments + steps)
+        numbers = np.arange(self.num_steps, self.num_steps + steps)
         block = np.repeat(numbers[:, None], self.writer._num_envs, axis=1)
         self.writer.extend(n=block, terminated=np.zeros_like(block, bool))
-        self.arguments += steps
+        self.num_steps += steps
         self.writer.flush()
 
     def rows(self):
@@ -71,7 +71,7 @@ class World:
         present = [n for numbers in found for n in numbers]
         numbers, counts = np.unique(present, return_counts=True)
         assert (counts == envs).all()
-        assert envs * (self.arguments - len(numbers)) == self.writer.lost_rows
+        assert envs * (self.num_steps - len(numbers)) == self.writer.lost_rows
         return numbers.tolist()
 
     def copy(self, name="copy"):
@@ -273,13 +273,13 @@ def test_final_observations_go_with_the_rows_of_their_block():
     columns = {"observation": np.arange(5.0)[:, None]}
     final = {"observation": np.arange(5.0)[:, None] + 0.5}
     whole = Block(columns, final, ended, resets=np.array([False]))
-    parts = whole.parts(2)
+    parts = whole.split(2)
     assert [len(part.ended) for part in parts] == [2, 2, 1]
     joined = np.concatenate([part.final["observation"] for part in parts])
     assert (joined == final["observation"]).all()
     # The first step of a part is a reset where the step before it ended an episode.
     assert [part.resets.tolist() for part in parts] == [[False], [True], [True]]
-    assert whole.parts(5) == [whole]
+    assert whole.split(5) == [whole]
 
 
 def test_a_ring_with_another_autoreset_is_refused(world):
