@@ -105,7 +105,7 @@ class World:
             )
             for number in range(WRITERS)
         ]  # fmt: skip
-        self._arguments = [0] * WRITERS
+        self._num_steps = [0] * WRITERS
         self._copies: list[Path] = []
         self._number = 0
 
@@ -174,7 +174,7 @@ class World:
     def _add(self) -> None:
         for number, writer in enumerate(self.writers):
             steps = int(self._rng.integers(1, 40))
-            seq = np.arange(self._arguments[number], self._arguments[number] + steps)
+            seq = np.arange(self._num_steps[number], self._num_steps[number] + steps)
             shape = (steps, NUM_ENVS)
             columns = {
                 "writer": np.full(shape, number),
@@ -184,7 +184,7 @@ class World:
             }
             columns["sum"] = check_sum(columns)
             self._persist(partial(writer.extend, columns))
-            self._arguments[number] += steps
+            self._num_steps[number] += steps
 
     def _persist(self, call: Callable[[], None]) -> None:
         """Call until it is done: nothing is taken by a call that raised."""
@@ -215,7 +215,7 @@ class World:
             present = len(np.unique(steps))
             if present < len(steps):
                 lines.append(f"twice: {len(steps) - present} rows of writer {number}")
-            missing = NUM_ENVS * self._arguments[number] - present
+            missing = NUM_ENVS * self._num_steps[number] - present
             if missing != writer.lost_rows:
                 lines.append(
                     f"not counted: {missing} rows of writer {number} are missing, and "

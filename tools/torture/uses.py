@@ -119,14 +119,14 @@ def acknowledge(
 
 
 Way = Callable[[list[mr.ReplayBuffer], np.random.Generator], Iterator[HandedOut]]
-GROUPS, LENT = "groups of two rings", "leases"
+GROUPS, ACKNOWLEDGED = "groups of two rings", "leases"
 WAYS: dict[str, tuple[Way, int]] = {
     "draws": (sample, 1),
     "loader": (load, 1),
     "two rings": (sample_both, 2),
     "loader of two rings": (load_both, 2),
     GROUPS: (sample_groups, 2),
-    LENT: (acknowledge, 1),
+    ACKNOWLEDGED: (acknowledge, 1),
 }
 """What draws, and from how many rings."""
 
@@ -146,7 +146,7 @@ class Learner:
     ) -> None:
         self.name, self.rng, self.report = name, rng, report
         self.way, count = WAYS[name]
-        self.maximum = 1 if name == LENT else MAXIMUM
+        self.maximum = 1 if name == ACKNOWLEDGED else MAXIMUM
         self.paths = [folder / f"{name} {number}" for number in range(count)]
         self.shared = mmap.mmap(-1, 8 * (1 + count * ROWS))
         self.began = np.frombuffer(self.shared, np.int64, 1)
@@ -186,7 +186,7 @@ class Learner:
 
     def _samplers(self) -> list[mr.UseCounter]:
         inner: mr.UniformSampler | mr.GroupSampler = mr.UniformSampler()
-        lease_s = 1000.0 if self.name == LENT else None
+        lease_s = 1000.0 if self.name == ACKNOWLEDGED else None
         if self.name == GROUPS:
             inner = mr.GroupSampler("group", GROUP)
         return [mr.UseCounter(self.maximum, inner, lease_s=lease_s) for _ in self.paths]
