@@ -268,7 +268,7 @@ def test_a_list_within_itself_is_no_array(tmp_path):
         buffer.add(step(reward=endless))
 
 
-@pytest.mark.parametrize("part", ["values", "offsets"])
+@pytest.mark.parametrize("component", ["values", "offsets"])
 def test_masked_values_of_any_length_are_refused(component):
     parts = {"values": np.arange(3), "offsets": np.array([0, 3])}
     with pytest.raises(SchemaError, match=f"{component} of Ragged must have a value"):

@@ -162,7 +162,7 @@ def test_rows_that_are_there_twice_are_refused_by_position(ring, tmp_path, endin
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 @pytest.mark.parametrize(
-    ("gone", "there", "lost"),
+    ("removed", "there", "lost"),
     [
         (["_flags"], "'_env_id' and '_position'", "'_flags'"),
         (["_flags", "_env_id"], "'_position'", "'_env_id' and '_flags'"),

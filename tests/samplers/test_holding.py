@@ -162,7 +162,7 @@ def UNIFORM():
 
 
 @pytest.mark.parametrize("kind", COUNTING)
-@pytest.mark.parametrize("held", [False, True], ids=["drawn", "held"])
+@pytest.mark.parametrize("within", [False, True], ids=["drawn", "held"])
 def test_a_draw_that_fails_at_any_look_at_the_view_leaves_the_next_as_it_was(
     kind, within
 ):

@@ -401,7 +401,7 @@ NOTES = ["a", "", "a text of more than twelve bytes", "épingle", *"abcdefg"]
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize(
-    ("part", "kept"),
+    ("section", "retained"),
     [
         ({}, slice(0, 11)),
         ({"episodes": slice(1, 3)}, slice(4, 11)),

@@ -263,7 +263,7 @@ def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):
 SECTIONS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
 
 
-@pytest.mark.parametrize("part", SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize(
     ("starts", "stops", "match"),
     [
@@ -336,7 +336,7 @@ def test_the_end_of_an_episode_may_be_later_or_unknown(tmp_path, rng):
         assert found[FIELD] == np.array(wanted(LENGTHS))[kept].tolist()
 
 
-@pytest.mark.parametrize("part", SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("rows_per_batch", [1, 3, 1024])
 @pytest.mark.parametrize(
     ("row", "time", "match"),
@@ -386,7 +386,7 @@ def test_a_path_that_episodes_share_is_one_file(tmp_path, rng, version):
         load(folder, tmp_path / "buffer")
 
 
-@pytest.mark.parametrize("part", SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, section):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     codes = np.delete(wanted(LENGTHS), 7)
