@@ -426,7 +426,7 @@ def refuse_masked(value: object, name: str) -> None:
     Raises:
         SchemaError: It has masked items.
     """
-    # Where nobody imported it there is no such array, and the import takes a while.
+    # There is no such array where numpy.ma was not imported, and its import is slow.
     masked = sys.modules.get("numpy.ma")
     if masked is not None and (count := _masked(value, masked.MaskedArray, 0)):
         raise SchemaError(

@@ -614,7 +614,7 @@ class Prefetcher:
             self._source.load_state_dict(before)
         self._source.end()
         while self._drawn:
-            # Taken out first: what a learner takes meanwhile is not released.
+            # Taken out first, so that a batch that a learner takes is not released.
             self._drawn.popleft().claims.release()
         self._ungathered.clear()
         self._num_idle = self._num_gathering = 0
