@@ -426,6 +426,8 @@ def refuse_masked(value: object, name: str) -> None:
     Raises:
         SchemaError: It has masked items.
     """
+    if type(value) is np.ndarray:
+        return
     # There is no such array where numpy.ma was not imported, and its import is slow.
     masked = sys.modules.get("numpy.ma")
     if masked is not None and (count := _masked(value, masked.MaskedArray, 0)):

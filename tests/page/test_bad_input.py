@@ -532,13 +532,21 @@ def test_requests_beyond_the_bounds_of_http(serve, path):
     for line, status in (
         (b"POST /api/buffers HTTP/1.1", b"405"),
         (b"GET /api/b/0/overview?" + b"x" * 9000 + b" HTTP/1.1", b"400"),
-        (b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20), b"400"),
         (b"NONSENSE", b"400"),
     ):
         with socket.create_connection(("127.0.0.1", server.port), 20) as client:
             host = f"Host: 127.0.0.1:{server.port}\r\nCookie: {server.cookie}"
             client.sendall(line + b"\r\n" + host.encode() + b"\r\n\r\n")
             assert client.recv(1 << 16).split()[1] == status, line[:40]
+    with socket.create_connection(("127.0.0.1", server.port), 20) as client:
+        # The server answers at its bound and closes, while the client may still be sending:
+        # then the kernel resets the connection, and may drop the answer with it.
+        try:
+            client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))
+            answer = client.recv(1 << 16)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        assert answer == b"" or answer.split()[1] == b"400"
     assert server.json("/api/buffers")
     response = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     response.request("GET", "/api/buffers")
