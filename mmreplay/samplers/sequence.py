@@ -67,6 +67,13 @@ class WindowSampler(NarrowingSampler):
     # The `kind` of states, written out: renaming a class changes no state.
     _kind: ClassVar[str]
     _arguments: State
+    # A user's class may have a state beyond that of its parts.
+    _ours: ClassVar[bool]
+
+    def __init_subclass__(cls) -> None:
+        """See whether the class is one of mmreplay."""
+        super().__init_subclass__()
+        cls._ours = cls.__module__.startswith("mmreplay.")
 
     def __init__(
         self,
@@ -146,9 +153,7 @@ class WindowSampler(NarrowingSampler):
 
     def bookmark(self) -> Any:
         """That of the sampler inside: windows have no state of their own."""
-        if not type(self).__module__.startswith("mmreplay."):
-            return self.state_dict()
-        return (bookmark_of(self.parts[0]),)
+        return (bookmark_of(self.parts[0]),) if self._ours else self.state_dict()
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
@@ -384,8 +389,10 @@ class SequenceSampler(WindowSampler):
         env_ids, starts = drawn.env_ids, drawn.positions
         if self._boundary == "any":
             steps, first = view.steps_around(env_ids, starts)
-            mask = with_transitions(view, env_ids, steps, np.ones(steps.shape, bool))
-            if not self._warned_of_mask and not mask.all():
+            mask = view.transitions(env_ids, steps)
+            if mask is None:
+                mask = np.ones(steps.shape, bool)
+            elif not self._warned_of_mask and not mask.all():
                 self._warned_of_mask = True
                 warnings.warn(
                     "windows with boundary='any' hold steps whose next observation is "
@@ -401,7 +408,8 @@ class SequenceSampler(WindowSampler):
         if self._boundary == "episode":
             mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
-            mask = with_transitions(view, env_ids, steps, mask)
+            if (known := view.transitions(env_ids, steps)) is not None:
+                mask &= known
             return Windows(steps, mask, first, self._first_only)
         begin, stop = view.episode_bounds(env_ids, starts)
         inside = np.minimum(steps, stop[:, None] - 1)
@@ -410,23 +418,9 @@ class SequenceSampler(WindowSampler):
         mask = steps == inside
         whole = (view.flags(env_ids, begin) & START) != 0
         first = (steps == begin[:, None]) & whole[:, None]
-        mask = with_transitions(view, env_ids, inside, mask)
+        if (known := view.transitions(env_ids, inside)) is not None:
+            mask &= known
         return Windows(inside, mask, first, self._first_only)
-
-
-def with_transitions(
-    view: WindowStarts, env_ids: Ids, steps: Ids, mask: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Return a mask of windows that is false also where a step is no transition.
-
-    Args:
-        view: Of the windows.
-        env_ids: int64 ``[B]``.
-        steps: int64 ``[B, T]``.
-        mask: bool ``[B, T]``, which of them belong to their windows.
-    """
-    known = view.transitions(env_ids, steps)
-    return mask if known is None else mask & known
 
 
 def _check_kinds(boundary: str, first_only: object) -> None:
