@@ -4,7 +4,7 @@
 #
 #   make demo    record, kill, reopen and train: the main job, from end to end; leaves the
 #                recording in build/demo
-#   make test    the tests, without the slow ones
+#   make test    the tests, without the slow ones and of many cases a slice
 #   make docs    the documentation site, with the API reference, into build/site
 #   make install-ray   an environment with Ray, in build/ray
 #   make ray     the tests of mmreplay.ray, in that environment

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import mmreplay as mr
+from tests import slices
 
 # A shared or virtual machine stalls for longer than any deadline worth having, and
 # a failure that CI finds has to be found again here.
@@ -45,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def rng() -> np.random.Generator:
     """A generator that starts alike in every test."""
     return np.random.default_rng(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow what slices leave out, before `-m` chooses."""
+    slices.mark(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,98 @@
+"""The slice of a test's cases that `make test` runs has each row in it."""
+
+import itertools
+
+import pytest
+
+from tests import slices
+
+CASES = [
+    {("engine", engine), ("layout", layout), ("size", size)}
+    for engine, layout, size in itertools.product(
+        ["memmap", "zarr"], ["time_major", "env_major"], range(7)
+    )
+]
+
+
+def test_each_row_is_kept_in_as_few_cases_as_there_are_rows():
+    kept = slices.choose("a test", CASES)
+    assert set().union(*(CASES[number] for number in kept)) == set().union(*CASES)
+    assert len(kept) == 7
+
+
+def test_it_is_the_same_choice_each_time_and_another_one_for_another_test():
+    choices = [slices.choose(f"test {number}", CASES) for number in range(20)]
+    assert choices == [slices.choose(f"test {number}", CASES) for number in range(20)]
+    assert len(set(map(frozenset, choices))) > 10
+
+
+@pytest.mark.parametrize(("at_least", "kept"), [(1, 7), (7, 7), (12, 12), (99, 28)])
+def test_as_many_as_asked_for_are_kept(at_least, kept):
+    assert len(slices.choose("a test", CASES, at_least=at_least)) == kept
+
+
+class Case:
+    """What `slices.mark` reads of a test that pytest has collected."""
+
+    def __init__(self, params, marks):
+        self.nodeid = f"test_some.py::test_some[{params}]"
+        self.callspec = type("Spec", (), {"params": params})
+        self.marks = list(marks)
+
+    def iter_markers(self, name):
+        return (mark for mark in self.marks if mark.name == name)
+
+    def get_closest_marker(self, name):
+        return next(self.iter_markers(name), None)
+
+    def add_marker(self, mark):
+        self.marks.append(mark.mark)
+
+
+def kept_of(sliced=None):
+    """The cases of a test with three `parametrize` that are not slow."""
+    pairs = [("a", [0]), ("a", [1]), ("b", [1])]
+    marks = [
+        pytest.mark.parametrize(("kind", "shape"), pairs).mark,
+        pytest.mark.parametrize("seed", range(9)).mark,
+        pytest.mark.parametrize("engine", ["memmap", "zarr"]).mark,
+        *([sliced.mark] if sliced else []),
+    ]
+    cases = [
+        Case({"kind": kind, "shape": shape, "seed": seed, "engine": engine}, marks)
+        for (kind, shape), seed, engine in itertools.product(
+            pairs, range(9), ["memmap", "zarr"]
+        )
+    ]
+    slices.mark(cases)
+    return [
+        case.callspec.params for case in cases if case.get_closest_marker("slow") is None
+    ]
+
+
+def test_every_row_of_every_parametrize_is_left():
+    kept = kept_of()
+    assert len(kept) == 9
+    assert {case["seed"] for case in kept} == set(range(9))
+    assert {case["engine"] for case in kept} == {"memmap", "zarr"}
+    rows = {(case["kind"], *case["shape"]) for case in kept}
+    assert rows == {("a", 0), ("a", 1), ("b", 1)}
+
+
+def test_seeds_need_not_come():
+    kept = kept_of(pytest.mark.sliced("seed"))
+    assert len(kept) == 3
+    assert {case["engine"] for case in kept} == {"memmap", "zarr"}
+
+
+def test_values_of_one_parametrize_may_count_apart():
+    kept = kept_of(pytest.mark.sliced("seed", "shape", apart=True))
+    assert len(kept) == 2
+    assert {case["kind"] for case in kept} == {"a", "b"}
+
+
+def test_a_case_that_is_slow_already_keeps_no_row_from_the_others():
+    slow = Case({"seed": 1}, [pytest.mark.slow.mark])
+    other = Case({"seed": 1}, [])
+    slices.mark([slow, other])
+    assert other.get_closest_marker("slow") is None
