@@ -34,9 +34,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
             cases[number].add_marker(pytest.mark.slow)
 
 
-def choose(
-    name: str, cases: Sequence[set[Hashable]], *, at_least: int = 1
-) -> set[int]:
+def choose(name: str, cases: Sequence[set[Hashable]], *, at_least: int = 1) -> set[int]:
     """The numbers of the cases that are kept: each row is in one of them.
 
     Args:

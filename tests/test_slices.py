@@ -14,10 +14,10 @@ CASES = [
 ]
 
 
-def test_each_row_is_kept_in_as_few_cases_as_there_are_rows():
-    kept = slices.choose("a test", CASES)
-    assert set().union(*(CASES[number] for number in kept)) == set().union(*CASES)
-    assert len(kept) == 7
+def test_as_few_cases_are_chosen_as_there_are_rows():
+    chosen = slices.choose("a test", CASES)
+    assert set().union(*(CASES[number] for number in chosen)) == set().union(*CASES)
+    assert len(chosen) == 7
 
 
 def test_it_is_the_same_choice_each_time_and_another_one_for_another_test():
@@ -26,9 +26,9 @@ def test_it_is_the_same_choice_each_time_and_another_one_for_another_test():
     assert len(set(map(frozenset, choices))) > 10
 
 
-@pytest.mark.parametrize(("at_least", "kept"), [(1, 7), (7, 7), (12, 12), (99, 28)])
-def test_as_many_as_asked_for_are_kept(at_least, kept):
-    assert len(slices.choose("a test", CASES, at_least=at_least)) == kept
+@pytest.mark.parametrize(("at_least", "count"), [(1, 7), (7, 7), (12, 12), (99, 28)])
+def test_as_many_are_chosen_as_asked_for(at_least, count):
+    assert len(slices.choose("a test", CASES, at_least=at_least)) == count
 
 
 class Case:
@@ -49,7 +49,7 @@ class Case:
         self.marks.append(mark.mark)
 
 
-def kept_of(sliced=None):
+def chosen_of(sliced=None):
     """The cases of a test with three `parametrize` that are not slow."""
     pairs = [("a", [0]), ("a", [1]), ("b", [1])]
     marks = [
@@ -66,29 +66,31 @@ def kept_of(sliced=None):
     ]
     slices.mark(cases)
     return [
-        case.callspec.params for case in cases if case.get_closest_marker("slow") is None
+        case.callspec.params
+        for case in cases
+        if case.get_closest_marker("slow") is None
     ]
 
 
 def test_every_row_of_every_parametrize_is_left():
-    kept = kept_of()
-    assert len(kept) == 9
-    assert {case["seed"] for case in kept} == set(range(9))
-    assert {case["engine"] for case in kept} == {"memmap", "zarr"}
-    rows = {(case["kind"], *case["shape"]) for case in kept}
+    chosen = chosen_of()
+    assert len(chosen) == 9
+    assert {case["seed"] for case in chosen} == set(range(9))
+    assert {case["engine"] for case in chosen} == {"memmap", "zarr"}
+    rows = {(case["kind"], *case["shape"]) for case in chosen}
     assert rows == {("a", 0), ("a", 1), ("b", 1)}
 
 
 def test_seeds_need_not_come():
-    kept = kept_of(pytest.mark.sliced("seed"))
-    assert len(kept) == 3
-    assert {case["engine"] for case in kept} == {"memmap", "zarr"}
+    chosen = chosen_of(pytest.mark.sliced("seed"))
+    assert len(chosen) == 3
+    assert {case["engine"] for case in chosen} == {"memmap", "zarr"}
 
 
 def test_values_of_one_parametrize_may_count_apart():
-    kept = kept_of(pytest.mark.sliced("seed", "shape", apart=True))
-    assert len(kept) == 2
-    assert {case["kind"] for case in kept} == {"a", "b"}
+    chosen = chosen_of(pytest.mark.sliced("seed", "shape", apart=True))
+    assert len(chosen) == 2
+    assert {case["kind"] for case in chosen} == {"a", "b"}
 
 
 def test_a_case_that_is_slow_already_keeps_no_row_from_the_others():
