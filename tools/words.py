@@ -297,7 +297,7 @@ SERVERS = (
     *("tests/on_ray/*", "tests/format/test_ray_files.py", "tools/torture/*"),
 )
 EXCEPTIONS = [
-    Exempt("Marker", "*_marker*", ("tests/*slices.py",), "methods of pytest.Item"),
+    Exempt("marker", "*_marker*", ("tests/*slices.py",), "methods of pytest.Item"),
     Exempt("tail", "*tails", ANYWHERE, "tails of a ring, a term of the format"),
     Exempt("cut", "CUT", ANYWHERE, "a flag of the format"),
     Exempt("lease", "*[lL]ease*", SERVERS, "a key of writers.json"),

@@ -139,7 +139,7 @@ def all_or_nothing(
 
 
 def _puts_back(claims: Claims, samplers: Sequence[Sampler]) -> bool:
-    """Whether the holder of claims puts all of some samplers back where a draw fails."""
+    """Whether the holder of claims puts some samplers back where a draw fails."""
     whole: Any = getattr(claims, "sampler", None)
     # Of a user's sampler nothing is known of what its state includes.
     if not type(whole).__module__.startswith("mmreplay."):

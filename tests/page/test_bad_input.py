@@ -539,7 +539,7 @@ def test_requests_beyond_the_bounds_of_http(serve, path):
             client.sendall(line + b"\r\n" + host.encode() + b"\r\n\r\n")
             assert client.recv(1 << 16).split()[1] == status, line[:40]
     with socket.create_connection(("127.0.0.1", server.port), 20) as client:
-        # The server answers at its bound and closes, while the client may still be sending:
+        # The server answers at its bound and closes, while the client may still send:
         # then the kernel resets the connection, and may drop the answer with it.
         try:
             client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))

@@ -4,7 +4,7 @@ import pickle
 import sys
 
 import numpy as np
-import numpy.ma  # noqa: F401  # Masked arrays are looked for where it was imported.
+import numpy.ma  # Masked arrays are looked for where it was imported.
 import pytest
 
 import mmreplay as mr
