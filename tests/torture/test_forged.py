@@ -46,6 +46,7 @@ def unchecked(self):
     """A stream that does not compare its checksum."""
 
 
+@pytest.mark.slow  # of the attack itself, not of the library
 @pytest.mark.parametrize(
     ("patch", "kind"),
     [

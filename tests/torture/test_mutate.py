@@ -79,6 +79,7 @@ def none(*_):
     return []
 
 
+@pytest.mark.slow  # of the attack itself, not of the library
 @pytest.mark.parametrize(
     ("patch", "geometries", "count", "seed"),
     [
@@ -122,6 +123,7 @@ def named(do):
     return do
 
 
+@pytest.mark.slow  # of the attack itself, not of the library
 @pytest.mark.parametrize(
     ("patch", "kind"),
     [
