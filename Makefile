@@ -12,7 +12,7 @@
 #   make clean   remove .venv, built kernels and the tools' caches
 
 PYTHON ?= python3
-TESTS ?= not slow and not peer and not gpu
+TESTS ?= not slow and not left_out and not peer and not gpu
 PYTEST_ARGS ?=
 RAY_TESTS ?= tests/on_ray
 

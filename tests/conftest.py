@@ -50,7 +50,7 @@ def rng() -> np.random.Generator:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow what slices leave out, before `-m` chooses."""
+    """Mark what slices leave out, before `-m` chooses."""
     slices.mark(items)
 
 

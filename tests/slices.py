@@ -1,12 +1,8 @@
-"""The cases of a test that `make test` runs; tools/check runs every one.
+"""The cases of a test that `make test` runs; `make check` runs every one.
 
-Of a test with several `parametrize` the fixed choice of cases is kept in which each row
-of each of them comes at least once, so that no value loses its last case; the other
-combinations are marked slow. A mark changes that for a test, a class or a module:
-
-``sliced("seed")``: any value of ``seed`` does as well as another one.
-``sliced(at_least=9)``: at least nine cases are kept.
-``sliced(apart=True)``: what one `parametrize` gives together counts value by value.
+Of a test with several `parametrize` a fixed choice of cases stays, in which each row of
+each of them comes at least once, so that no value loses its last case. The others get
+the mark ``left_out``.
 """
 
 from __future__ import annotations
@@ -20,52 +16,47 @@ import pytest
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark as slow the cases that slices leave out."""
+    """Mark the cases that slices leave out."""
     tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
-        sliced = cases[0].get_closest_marker("sliced")
-        alike, options = (sliced.args, dict(sliced.kwargs)) if sliced else ((), {})
-        apart = options.pop("apart", False)
-        kept = choose(name, [_rows(case, alike, apart) for case in cases], **options)
-        for number in set(range(len(cases))) - kept:
-            cases[number].add_marker(pytest.mark.slow)
+        chosen = choose(name, [_rows(case) for case in cases])
+        for number in set(range(len(cases))) - chosen:
+            cases[number].add_marker(pytest.mark.left_out)
 
 
-def choose(name: str, cases: Sequence[set[Hashable]], *, at_least: int = 1) -> set[int]:
-    """The numbers of the cases that are kept: each row is in one of them.
+def choose(name: str, cases: Sequence[set[Hashable]]) -> set[int]:
+    """The numbers of some cases, which have all rows between them.
 
     Args:
         name: Decides between cases that add as many rows.
         cases: The rows that each of them has.
-        at_least: How many are kept, where there are as many.
     """
     order = list(range(len(cases)))
     random.Random(name).shuffle(order)
     missing = set[Hashable]().union(*cases)
-    kept = set[int]()
-    while order and (missing or len(kept) < at_least):
+    chosen = set[int]()
+    while missing:
         best = max(order, key=lambda number: len(cases[number] & missing))
         order.remove(best)
-        kept.add(best)
+        chosen.add(best)
         missing -= cases[best]
-    return kept
+    return chosen
 
 
-def _rows(item: Any, alike: Iterable[str], apart: bool) -> set[Hashable]:
+def _rows(item: Any) -> set[Hashable]:
     """The row of each `parametrize` that a case has, by the identity of its values."""
     groups = [(name,) for name in item.callspec.params]
-    if not apart:
-        for parametrize in item.iter_markers("parametrize"):
-            names = parametrize.args[0] if parametrize.args else ()
-            if isinstance(names, str):
-                names = names.replace(",", " ").split()
-            groups = [group for group in groups if group[0] not in names]
-            groups.append(tuple(names))
+    for parametrize in item.iter_markers("parametrize"):
+        names = parametrize.args[0] if parametrize.args else ()
+        if isinstance(names, str):
+            names = names.replace(",", " ").split()
+        groups = [group for group in groups if group[0] not in names]
+        groups.append(tuple(names))
     return {
         (group, *(id(item.callspec.params[name]) for name in group))
         for group in groups
-        if group and not set(group) <= set(alike)
+        if group
     }

@@ -26,11 +26,6 @@ def test_it_is_the_same_choice_each_time_and_another_one_for_another_test():
     assert len(set(map(frozenset, choices))) > 10
 
 
-@pytest.mark.parametrize(("at_least", "count"), [(1, 7), (7, 7), (12, 12), (99, 28)])
-def test_as_many_are_chosen_as_asked_for(at_least, count):
-    assert len(slices.choose("a test", CASES, at_least=at_least)) == count
-
-
 class Case:
     """What `slices.mark` reads of a test that pytest has collected."""
 
@@ -49,14 +44,12 @@ class Case:
         self.marks.append(mark.mark)
 
 
-def chosen_of(sliced=None):
-    """The cases of a test with three `parametrize` that are not slow."""
+def test_every_row_of_every_parametrize_is_left():
     pairs = [("a", [0]), ("a", [1]), ("b", [1])]
     marks = [
         pytest.mark.parametrize(("kind", "shape"), pairs).mark,
         pytest.mark.parametrize("seed", range(9)).mark,
         pytest.mark.parametrize("engine", ["memmap", "zarr"]).mark,
-        *([sliced.mark] if sliced else []),
     ]
     cases = [
         Case({"kind": kind, "shape": shape, "seed": seed, "engine": engine}, marks)
@@ -65,15 +58,11 @@ def chosen_of(sliced=None):
         )
     ]
     slices.mark(cases)
-    return [
+    chosen = [
         case.callspec.params
         for case in cases
-        if case.get_closest_marker("slow") is None
+        if case.get_closest_marker("left_out") is None
     ]
-
-
-def test_every_row_of_every_parametrize_is_left():
-    chosen = chosen_of()
     assert len(chosen) == 9
     assert {case["seed"] for case in chosen} == set(range(9))
     assert {case["engine"] for case in chosen} == {"memmap", "zarr"}
@@ -81,20 +70,8 @@ def test_every_row_of_every_parametrize_is_left():
     assert rows == {("a", 0), ("a", 1), ("b", 1)}
 
 
-def test_seeds_need_not_come():
-    chosen = chosen_of(pytest.mark.sliced("seed"))
-    assert len(chosen) == 3
-    assert {case["engine"] for case in chosen} == {"memmap", "zarr"}
-
-
-def test_values_of_one_parametrize_may_count_apart():
-    chosen = chosen_of(pytest.mark.sliced("seed", "shape", apart=True))
-    assert len(chosen) == 2
-    assert {case["kind"] for case in chosen} == {"a", "b"}
-
-
 def test_a_case_that_is_slow_already_keeps_no_row_from_the_others():
     slow = Case({"seed": 1}, [pytest.mark.slow.mark])
     other = Case({"seed": 1}, [])
     slices.mark([slow, other])
-    assert other.get_closest_marker("slow") is None
+    assert other.get_closest_marker("left_out") is None

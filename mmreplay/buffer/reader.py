@@ -564,7 +564,7 @@ class GenerationReader(StartView):
         again: bool = False,
     ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
         """Draw, copy and recheck once: the draw, its data, and which of it is stale."""
-        # Calls in line here: each takes half a hundredth of a small batch.
+        # `bookmark_of` and `Claims.call` are in line: calls are felt in a small batch.
         bookmark = getattr(sampler, "bookmark", None) or partial(bookmark_of, sampler)
         with self.lock:
             if self.replaced:

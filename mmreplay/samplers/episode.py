@@ -40,7 +40,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.holding import all_or_nothing
-from mmreplay.samplers.sequence import WindowSampler
+from mmreplay.samplers.sequence import WindowSampler, with_transitions
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -299,9 +299,7 @@ def _padded(view: WindowStarts, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
     mask = steps < stop[:, None]
     first = np.zeros(steps.shape, bool)
     first[:, 0] = view.flags(drawn.env_ids, begin) & START
-    # False also where a step is no transition.
-    if (known := view.transitions(drawn.env_ids, inside)) is not None:
-        mask &= known
+    mask = with_transitions(view, drawn.env_ids, inside, mask)
     return drawn.around(Windows(inside, mask, first))
 
 

@@ -122,7 +122,7 @@ def all_or_nothing(
     bookmarks = [bookmark_of(sampler) for sampler in samplers]
     claims = Claims()
     try:
-        # `Claims.call`, in line: small draws of windows are a tenth slower with it.
+        # `Claims.call`, in line: a call is felt in a small draw of windows.
         try:
             drawing.claims = claims
             result = draw(*args)

@@ -408,8 +408,7 @@ class SequenceSampler(WindowSampler):
         if self._boundary == "episode":
             mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
-            if (known := view.transitions(env_ids, steps)) is not None:
-                mask &= known
+            mask = with_transitions(view, env_ids, steps, mask)
             return Windows(steps, mask, first, self._first_only)
         begin, stop = view.episode_bounds(env_ids, starts)
         inside = np.minimum(steps, stop[:, None] - 1)
@@ -418,9 +417,23 @@ class SequenceSampler(WindowSampler):
         mask = steps == inside
         whole = (view.flags(env_ids, begin) & START) != 0
         first = (steps == begin[:, None]) & whole[:, None]
-        if (known := view.transitions(env_ids, inside)) is not None:
-            mask &= known
+        mask = with_transitions(view, env_ids, inside, mask)
         return Windows(inside, mask, first, self._first_only)
+
+
+def with_transitions(
+    view: WindowStarts, env_ids: Ids, steps: Ids, mask: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return a mask of windows that is false also where a step is no transition.
+
+    Args:
+        view: Of the windows.
+        env_ids: int64 ``[B]``.
+        steps: int64 ``[B, T]``.
+        mask: bool ``[B, T]``, which of them belong to their windows.
+    """
+    known = view.transitions(env_ids, steps)
+    return mask if known is None else mask & known
 
 
 def _check_kinds(boundary: str, first_only: object) -> None:
