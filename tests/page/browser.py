@@ -74,9 +74,10 @@ class Tab:
                 ]
             },
         )
+        # The page before this one may still ask a server that has ended.
+        self.driver.get("about:blank")
         self.driver.get_log("browser")
         self.driver.get_log("performance")
-        self.driver.get("about:blank")
         self.driver.get(url)
         self.base = url.partition("?")[0].partition("#")[0]
         self.go(fragment)
