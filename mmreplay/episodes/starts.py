@@ -324,9 +324,8 @@ class EpisodeSteps(NarrowedStarts):
             index = self.base.index
             self._steps = index.steps
             self.num_illegal = index.num_finals_in_steps
-            num_steps = int(self._steps.lengths.sum()) - self.num_illegal
-            legal = int(index.starts.lengths.sum()) - index.num_illegal
-            self._base_starts, self._all_known = base_starts, num_steps == legal
+            self._base_starts = base_starts
+            self._all_known = index.num_never_drawn == 0
         return self._steps
 
     def legal(self, env_ids: Ids, positions: Ids) -> Bools:

@@ -62,7 +62,7 @@ def make_overview(
         span, index = view.span, view.index
         num_steps = index.num_steps
         shown.note_index(view)
-        num_never = index.num_illegal - index.num_finals
+        num_never = index.num_never_drawn
         num_starts = num_legal(view)
     metadata = buffer.metadata
     image_layouts = layouts(buffer, shown.images)

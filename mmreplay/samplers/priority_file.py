@@ -130,7 +130,7 @@ def check_name(name: str | None) -> str | None:
         return name
     raise SchemaError(
         "name must be 1 to 64 letters, digits, '_', '-' or '.', and not begin with "
-        f"'-' or '.', got {shown(name)}. Pass None to store priorities in RAM."
+        f"'-' or '.', got {shown(name)}. Pass None to store none."
     )
 
 

@@ -363,7 +363,7 @@ def _refuse_shared(path: Path, name: str) -> None:
         RefusedError: One has.
     """
     other = _rings.get(path)
-    if other is not None and other.name != name and open_here(path):
+    if other is not None and open_here(path):
         raise RefusedError(
             f"path: {path} is open as the buffer {other.name!r}, and cannot hold "
             f"{name!r} as well. Give each buffer a path of its own."
