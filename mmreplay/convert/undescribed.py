@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,13 @@ from mmreplay.errors import CorruptError, SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.field import MAX_LENGTH
-from mmreplay.schema.naming import InferredColumns
-from mmreplay.schema.source_names import OwnNames
+from mmreplay.schema.naming import EPISODE_COLUMNS, InferredColumns
+from mmreplay.schema.source_names import OwnNames, join_nested, note_joined
 
-EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
-"""Names of columns that number episodes, the surest first."""
 Ints = NDArray[np.int64]
 POSITION_COLUMNS = tuple(RESERVED)
 SURVEYED_ROWS = 1 << 16
+T = TypeVar("T")
 Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 """Returns the columns of some names, in batches of at most so many rows."""
 
@@ -111,6 +110,10 @@ class PlainReader(Reader):
             for name, column in single.items()
             if column.shape and column.shape[0] == self._rows
         }
+        joined = join_nested((*self._columns, *self._varying))
+        self._columns = _renamed(self._columns, joined)
+        self._varying = _renamed(self._varying, joined)
+        self._own_names = {**self._own_names, **_noted(joined, notes)}
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         types = {n: f"{c.dtype} of shape {list(c.shape)}" for n, c in columns.items()}
         types |= dict.fromkeys(self._varying, "of varying length")
@@ -294,7 +297,12 @@ class TableReader(Reader):
             varying: By name, columns whose values vary from row to row.
         """
         self.report = notes
-        self._rows, self._batches = rows, batches
+        joined = join_nested((*kinds, *(varying or {})))
+        kinds = _renamed(kinds, joined)
+        varying = _renamed(varying or {}, joined)
+        self._own_names = _noted(joined, notes)
+        self._inner_names = {path: own for own, path in joined.items()}
+        self._rows, self._read = rows, batches
         self._placed = has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
         self._episodes = "" if self._placed else episode_column(kinds)
@@ -305,7 +313,9 @@ class TableReader(Reader):
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:
-            self.placed = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self.placed = RowPositions.of(
+                self._batches(SURVEYED_ROWS, POSITION_COLUMNS)
+            )
             self._description = self.placed.describe(self._plain.schema, notes)
         else:
             self._description = plain(self._plain.schema, rows)
@@ -337,6 +347,16 @@ class TableReader(Reader):
             return super().marks()
         return marks_of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
 
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
+
+    def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        """Columns by the paths of their fields; see `Batches`."""
+        stored = tuple(self._inner_names.get(name, name) for name in names)
+        for batch in self._read(rows, stored):
+            yield {n: batch[own] for n, own in zip(names, stored, strict=True)}
+
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`; columns of ends and episodes are read as well."""
         read = {*paths, *self._plain.ends.values(), self._episodes}
@@ -344,6 +364,18 @@ class TableReader(Reader):
 
     def close(self) -> None:
         """See `Reader.close`: files are open only while blocks are read."""
+
+
+def _renamed(held: Mapping[str, T], joined: Mapping[str, str]) -> dict[str, T]:
+    """The same by the paths that columns have now."""
+    return {joined.get(name, name): each for name, each in held.items()}
+
+
+def _noted(joined: Mapping[str, str], notes: Notes) -> OwnNames:
+    """The columns whose names were joined, which is noted, by those names."""
+    for own, path in joined.items():
+        note_joined(notes, own, own, path)
+    return {own: (path,) for own, path in joined.items()}
 
 
 def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

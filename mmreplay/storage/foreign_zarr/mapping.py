@@ -14,8 +14,14 @@ from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
-from mmreplay.schema.naming import ENDS, InferredColumns, left_out
+from mmreplay.schema.naming import (
+    ENDS,
+    EPISODE_COLUMNS,
+    InferredColumns,
+    left_out,
+)
 from mmreplay.schema.notes import Notes
+from mmreplay.schema.source_names import join_nested, note_joined
 from mmreplay.storage.foreign_zarr import hierarchy
 from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
 from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
@@ -26,8 +32,6 @@ Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 EPISODE_ENDS = "episode_ends"
-NUMBERS = ("episode_index", "episode_id", "episode")
-"""Names of columns that change where an episode begins."""
 DATA = "data/"
 MAX_ROWS = 1 << 30
 """A byte of flags a row is held in memory."""
@@ -98,7 +102,9 @@ class GroupMapper:
             path: (canonical_name(array.dtype), array.shape[1:])
             for path, array in columns.items()
         }
-        numbers = next((n for n in NUMBERS if self._counts(columns.get(n))), None)
+        numbers = next(
+            (n for n in EPISODE_COLUMNS if self._counts(columns.get(n))), None
+        )
         known = ends is not None or numbers is not None
         try:
             plain = InferredColumns(kinds, self.notes, ends_known=known)
@@ -195,7 +201,12 @@ class GroupMapper:
                     f"arrays differ in length; {self.rows} rows were taken to be the "
                     "steps"
                 )
-        return of_length
+        if self.source.fields is not None:
+            return of_length
+        joined = join_nested(of_length)
+        for nested, path in joined.items():
+            note_joined(self.notes, columns[nested][0], nested, path)
+        return {joined.get(path, path): array for path, array in of_length.items()}
 
     def _wanted(self, ends_name: str | None) -> dict[str, str]:
         """Paths of fields by arrays' names."""
