@@ -21,6 +21,7 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Block, Notes, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import (
+    CommonColumns,
     ParquetFile,
     decode_values,
     is_text,
@@ -101,33 +102,35 @@ class Frames:
         names: Names of the columns.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, notes: Notes) -> None:
+        """Look at the files.
+
+        Raises:
+            FormatError: A column is not in all of them.
+        """
         self.folder = folder
         self._paths = _data_files(folder / "data")
         self.count = self.nbytes = 0
         self._open_file: ParquetFile | None = None
+        self._columns = CommonColumns()
         for path in self._paths:
             with closing(ParquetFile(path)) as part:
-                if path == self._paths[0]:
-                    schema = part.schema
-                if not part.schema.equals(schema):
-                    raise FormatError(
-                        f"{path} has other columns than {self._paths[0]}. Download the "
-                        "dataset again."
-                    )
+                self._columns.add(part)
                 for name in part.schema.names:
                     part.refuse_long(name)
                 self.count += part.rows
                 self.nbytes += part.nbytes
-        self.names: list[str] = list(schema.names)
+        self._columns.note(notes)
+        types = self._columns.types
+        self.names = list(types)
         # As an entry of a dictionary a text is in memory once, wherever it is named.
-        self._texts = [field.name for field in schema if is_text(field.type)]
+        self._texts = [name for name, kind in types.items() if is_text(kind)]
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
         """Yield Arrow arrays by column; structs by their leaves."""
         for path in self._paths:
             self.close()
-            self._open_file = ParquetFile(path)
+            self._open_file = ParquetFile(path, self._columns.types)
             for batch in self._open_file.batches(ROWS, self.names, self._texts):
                 yield flat(batch)
 
@@ -138,7 +141,7 @@ class Frames:
         """
         longest = total = 0
         for path in self._paths:
-            with closing(ParquetFile(path)) as part:
+            with closing(ParquetFile(path, self._columns.types)) as part:
                 part.refuse_expanding(name, allow_expansion)
                 for batch in part.split_batches(ROWS, [name], [name]):
                     if batch[name].null_count:
@@ -180,6 +183,7 @@ class LerobotReader(FragmentReader):
     def __init__(
         self,
         frames: Frames,
+        notes: Notes,
         info: Json,
         video: str,
         done: str | None,
@@ -187,7 +191,7 @@ class LerobotReader(FragmentReader):
         fields: Sequence[str] | None = None,
     ) -> None:
         self._frames = frames
-        self._notes = notes = Notes()
+        self._notes = notes
         self._info = info
         features = info.get("features")
         self._features = features if isinstance(features, dict) else {}
@@ -649,9 +653,10 @@ def open_reader(
             f"{path / INFO}: codebase_version must be v2 or v3, got "
             f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
-    frames = Frames(path)
+    notes = Notes()
+    frames = Frames(path, notes)
     try:
-        return LerobotReader(frames, info, video, done, allow_expansion, fields)
+        return LerobotReader(frames, notes, info, video, done, allow_expansion, fields)
     except BaseException:
         frames.close()
         raise
