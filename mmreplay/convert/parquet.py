@@ -903,10 +903,9 @@ class ParquetFile:
     def _as_common(self, name: str, array: Any) -> Any:
         """An array of the type that its column has in all files."""
         wanted = self._types.get(name)
-        if wanted is None or array.type == wanted or pa.types.is_dictionary(array.type):
-            return array
-        if is_bytes(array.type):
-            # Offsets of either width are read.
+        if pa.types.is_dictionary(array.type) and wanted is not None:
+            wanted = pa.dictionary(array.type.index_type, wanted)
+        if wanted is None or array.type == wanted:
             return array
         try:
             return array.cast(wanted)

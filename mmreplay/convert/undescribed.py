@@ -4,7 +4,7 @@
 both as the steps of one environment. The report says everything that was found or
 guessed. Fields keep their names.
 
-A column that numbers episodes (`EPISODE_COLUMNS`) begins one where it changes. If the
+A column that names episodes (`episode_numbers`) begins one where it changes. If the
 file still has the three columns of a buffer whose description is lost, rows go where
 those say (`RowPositions`), and `in_place` closes the holes that others' filters left.
 """
@@ -49,8 +49,13 @@ from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import CorruptError, SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.episode_numbers import (
+    EpisodeChanges,
+    are_numbers,
+    episode_column,
+)
 from mmreplay.schema.field import MAX_LENGTH
-from mmreplay.schema.naming import EPISODE_COLUMNS, InferredColumns
+from mmreplay.schema.naming import InferredColumns
 from mmreplay.schema.source_names import OwnNames, join_nested, note_joined
 
 Ints = NDArray[np.int64]
@@ -114,6 +119,7 @@ class PlainReader(Reader):
         self._columns = _renamed(self._columns, joined)
         self._varying = _renamed(self._varying, joined)
         self._own_names = {**self._own_names, **_noted(joined, notes)}
+        self._varying_fields = {p: each.field for p, each in self._varying.items()}
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         types = {n: f"{c.dtype} of shape {list(c.shape)}" for n, c in columns.items()}
         types |= dict.fromkeys(self._varying, "of varying length")
@@ -121,13 +127,18 @@ class PlainReader(Reader):
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
-            varying={path: each.field for path, each in self._varying.items()},
+            varying=self._varying_fields,
         )  # fmt: skip
         for path, each in self._varying.items():
             notes.note(f"{path!r} varies from row to row: {each.field.description}")
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
-        self._episodes = episode_column(kinds) if one_env else ""
+        name = episode_column(kinds, self._varying_fields) if one_env else ""
+        if name in kinds and kinds[name][0].startswith("float"):
+            scan = Scan({name: self._columns[name]}, SURVEYED_ROWS, self._rows)
+            found = (block[name] for block in scan.blocks())
+            name = name if are_numbers(name, found, notes) else ""
+        self._episodes = name
         note_episodes(self._episodes, self._plain, notes)
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
@@ -172,6 +183,7 @@ class PlainReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+        begins.doubt_returns(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""
@@ -305,7 +317,11 @@ class TableReader(Reader):
         self._rows, self._read = rows, batches
         self._placed = has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
-        self._episodes = "" if self._placed else episode_column(kinds)
+        name = "" if self._placed else episode_column(kinds, varying)
+        if name in kinds and kinds[name][0].startswith("float"):
+            found = (block[name] for block in self._batches(SURVEYED_ROWS, (name,)))
+            name = name if are_numbers(name, found, notes) else ""
+        self._episodes = name
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
             varying=varying,
@@ -340,6 +356,7 @@ class TableReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+        begins.doubt_returns(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""
@@ -378,19 +395,6 @@ def _noted(joined: Mapping[str, str], notes: Notes) -> OwnNames:
     return {own: (path,) for own, path in joined.items()}
 
 
-def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """The column that numbers episodes, or ``""``.
-
-    Args:
-        kinds: Dtype name and row shape by column.
-    """
-    for name in EPISODE_COLUMNS:
-        dtype, shape = kinds.get(name, ("", (0,)))
-        if "int" in dtype and shape == ():
-            return name
-    return ""
-
-
 def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
     """Note the column that numbers episodes.
 
@@ -411,29 +415,6 @@ def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
         ]
         note += ", and nothing says how they ended"
     notes.note(note)
-
-
-class EpisodeChanges:
-    """Finds beginnings of episodes by their numbers, over blocks in order."""
-
-    def __init__(self, name: str) -> None:
-        """Begin at the first row; name is that of the column, or ``""``."""
-        self._name = name
-        self._last: np.generic | None = None
-
-    def of(self, columns: Columns) -> NDArray[np.bool_] | None:
-        """Rows whose number differs from that of the row before, bool ``[N]``.
-
-        Args:
-            columns: Of the next rows, per path ``[N, *shape]``.
-        """
-        if self._name not in columns or not len(columns[self._name]):
-            return None
-        numbers = columns[self._name].reshape(-1)
-        before = numbers[:1] if self._last is None else np.array([self._last])
-        self._last = numbers[-1]
-        changed: NDArray[np.bool_] = numbers != np.concatenate([before, numbers[:-1]])
-        return changed
 
 
 def has_position_columns(kinds: Kinds, types: Mapping[str, str]) -> bool:

@@ -286,8 +286,8 @@ class LerobotReader(FragmentReader):
         rows, known = self._columns[TASK_INDEX], tasks.numbers
 
         def texts(first: int, stop: int) -> Ragged:
-            numbers = rows.read(first, stop).reshape(-1).astype(np.int64)
-            at = np.searchsorted(known, numbers)
+            numbers = np.asarray(rows.read(first, stop)).reshape(-1)
+            at = np.searchsorted(known, _whole(numbers))
             there = np.append(known, -1)[at] == numbers
             there &= at < len(known)
             if not there.all():
@@ -393,7 +393,9 @@ class LerobotReader(FragmentReader):
 
     def _find_episodes(self) -> Episodes:
         """Return the episodes, in one pass over the columns that count frames."""
-        episode_rows = self._columns.pop(EPISODE)
+        episode_rows = self._columns.pop(EPISODE, None)
+        if episode_rows is None or not is_scalar(episode_rows.shape):
+            raise self._no_episode("other values")
         counts = self._integers("frame_index")
         indices = self._integers("index")
         begins: list[NDArray[np.int64]] = []
@@ -402,14 +404,18 @@ class LerobotReader(FragmentReader):
         begin, before = 0, None
         for first in range(0, episode_rows.count, ROWS):
             stop = min(first + ROWS, episode_rows.count)
-            found = episode_rows.read(first, stop).astype(np.int64).reshape(-1)
+            stored = np.asarray(episode_rows.read(first, stop)).reshape(-1)
+            found = _whole(stored)
+            odd = np.flatnonzero(found != stored)
+            if len(odd):
+                raise self._no_episode(f"{stored[odd[0]]} in row {first + odd[0]}")
             before = found[:1] - 1 if before is None else before
             changes = np.flatnonzero(np.diff(found, prepend=before))
             begins.append(changes + first)
             numbers.append(found[changes])
             if indices is not None:
-                found_indices = indices.read(first, stop).astype(np.int64)
-                firsts.append(found_indices.reshape(-1)[changes])
+                found_indices = _whole(indices.read(first, stop).reshape(-1))
+                firsts.append(found_indices[changes])
             if counts is not None:
                 own = np.full(stop - first, begin)
                 own[changes] = changes + first
@@ -440,11 +446,18 @@ class LerobotReader(FragmentReader):
             )
         return Episodes(bounds, every, np.concatenate([np.zeros(0, np.int64), *firsts]))
 
+    def _no_episode(self, got: str) -> FormatError:
+        return FormatError(
+            f"{self._frames.folder / 'data'}: {EPISODE!r} must be one whole number in "
+            f"each row, got {got}. Number the episodes, or download the dataset again."
+        )
+
     def _integers(self, name: str) -> ColumnRows | None:
-        """Return a column of one integer a row, or None."""
+        """Return a column of one number a row, or None."""
         rows = self._columns.get(name)
-        fits = rows is not None and is_scalar(rows.shape) and "int" in rows.dtype
-        return rows if fits else None
+        if rows is None or not is_scalar(rows.shape):
+            return None
+        return rows if rows.dtype.startswith(("int", "uint", "float")) else None
 
     def _fragments_of(self) -> Iterator[Fragment]:
         bounds = self._episodes.bounds.tolist()
@@ -585,6 +598,13 @@ def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> 
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     every = Ragged(np.frombuffer(b"".join(parts), np.uint8), offsets)
     return Tasks(np.array(ordered, np.int64), Ragged.concatenate([every, NO_TEXT]))
+
+
+def _whole(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Numbers as integers; tools that edit tables make floats of them."""
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.int64] = numbers.astype(np.int64)
+    return found
 
 
 def _path_of(name: str) -> str:

@@ -37,8 +37,6 @@ ROLE_NAMES = {
 }  # fmt: skip
 """Usual names of the columns of each role, the surest first."""
 KNOWN = {name for names in ROLE_NAMES.values() for name in names}
-EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
-"""Names of columns that number episodes, the surest first."""
 VARYING_ROLES = ("observation", "next_observation", "action")
 """Roles whose fields may vary from row to row."""
 ENDS = ("terminated", "truncated")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mmreplay.errors import SourceError
 from mmreplay.nesting import SEPARATOR, under
-from mmreplay.schema.naming import EPISODE_COLUMNS, KNOWN
+from mmreplay.schema.episode_numbers import EPISODE_COLUMNS
+from mmreplay.schema.naming import KNOWN
 from mmreplay.schema.notes import Notes
 
 OwnNames = Mapping[str, tuple[str, ...]]
