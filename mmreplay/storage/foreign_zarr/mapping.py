@@ -52,6 +52,8 @@ class GroupMapping:
         packed: What the chunks of each are, in a few words.
         notes: How fields and ends were found, what was left out and why.
         doubts: What was guessed and may be wrong.
+        missing: Chunks that were read so far, were not there, and hold the fill value,
+            by array: writers leave them out, and copies may lose some.
     """
 
     location: str
@@ -61,6 +63,7 @@ class GroupMapping:
     packed: Mapping[str, str]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
+    missing: Mapping[str, int]
 
 
 @dataclass(slots=True)
