@@ -195,26 +195,28 @@ def read_columns(
     """The arrays, and the member of the description, if there is one."""
     columns: dict[str, ArrayColumn] = {}
     entries = zip_file.parse(file)
-    room = MAX_UNPACKED_NBYTES
+    free_nbytes = MAX_UNPACKED_NBYTES
     for name, entry in entries.items():
         zip_file.refuse_bomb(file, entry, allow_expansion)
         if name != MEMBER + ENDING:
-            column = _column(file, entry, notes, room)
+            column = _column(file, entry, notes, free_nbytes)
             if column is not None:
                 columns[name.removesuffix(ENDING)] = column
                 if isinstance(column.open, ColumnsFirst) and column.open.unpacks:
-                    room -= entry.nbytes
+                    free_nbytes -= entry.nbytes
     return columns, entries.get(MEMBER + ENDING)
 
 
-def _column(file: File, entry: Entry, notes: Notes, room: int) -> ArrayColumn | None:
+def _column(
+    file: File, entry: Entry, notes: Notes, free_nbytes: int
+) -> ArrayColumn | None:
     """The array of a member, or None if it can be no field.
 
     Args:
         file: Open for reading.
         entry: The member.
         notes: Receives what is left out.
-        room: Bytes that packed arrays in Fortran order may still take in memory.
+        free_nbytes: Bytes that packed arrays in Fortran order may still take in memory.
     """
     if not entry.name.endswith(ENDING):
         notes.note(f"member {entry.name!r} is no array, and was left out")
@@ -231,7 +233,7 @@ def _column(file: File, entry: Entry, notes: Notes, room: int) -> ArrayColumn | 
         return None
     stored = entry.method == zip_file.STORED
     if header.columns_first and len(header.shape) > 1:
-        if not stored and entry.nbytes > room:
+        if not stored and entry.nbytes > free_nbytes:
             notes.doubt(
                 f"array {entry.name!r} was left out: packed arrays in Fortran order "
                 f"may take {MAX_UNPACKED_NBYTES} bytes together; save "

@@ -383,9 +383,9 @@ class TableReader(Reader):
         """See `Reader.close`: files are open only while blocks are read."""
 
 
-def _renamed(held: Mapping[str, T], joined: Mapping[str, str]) -> dict[str, T]:
+def _renamed(columns: Mapping[str, T], joined: Mapping[str, str]) -> dict[str, T]:
     """The same by the paths that columns have now."""
-    return {joined.get(name, name): each for name, each in held.items()}
+    return {joined.get(name, name): each for name, each in columns.items()}
 
 
 def _noted(joined: Mapping[str, str], notes: Notes) -> OwnNames:

@@ -287,7 +287,7 @@ class LerobotReader(FragmentReader):
 
         def texts(first: int, stop: int) -> Ragged:
             numbers = np.asarray(rows.read(first, stop)).reshape(-1)
-            at = np.searchsorted(known, _whole(numbers))
+            at = np.searchsorted(known, _as_integers(numbers))
             there = np.append(known, -1)[at] == numbers
             there &= at < len(known)
             if not there.all():
@@ -405,7 +405,7 @@ class LerobotReader(FragmentReader):
         for first in range(0, episode_rows.count, ROWS):
             stop = min(first + ROWS, episode_rows.count)
             stored = np.asarray(episode_rows.read(first, stop)).reshape(-1)
-            found = _whole(stored)
+            found = _as_integers(stored)
             odd = np.flatnonzero(found != stored)
             if len(odd):
                 raise self._no_episode(f"{stored[odd[0]]} in row {first + odd[0]}")
@@ -414,7 +414,7 @@ class LerobotReader(FragmentReader):
             begins.append(changes + first)
             numbers.append(found[changes])
             if indices is not None:
-                found_indices = _whole(indices.read(first, stop).reshape(-1))
+                found_indices = _as_integers(indices.read(first, stop).reshape(-1))
                 firsts.append(found_indices[changes])
             if counts is not None:
                 own = np.full(stop - first, begin)
@@ -600,7 +600,7 @@ def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> 
     return Tasks(np.array(ordered, np.int64), Ragged.concatenate([every, NO_TEXT]))
 
 
-def _whole(numbers: NDArray[Any]) -> NDArray[np.int64]:
+def _as_integers(numbers: NDArray[Any]) -> NDArray[np.int64]:
     """Numbers as integers; tools that edit tables make floats of them."""
     with np.errstate(invalid="ignore"):
         found: NDArray[np.int64] = numbers.astype(np.int64)

@@ -69,7 +69,7 @@ def test_no_column_and_no_rows_change_nothing():
     assert notes == Notes()
 
 
-def test_integers_are_taken_before_other_columns():
+def test_integers_come_before_other_columns():
     columns = {"episode": ("int8", (1,)), "episode_index": ("float64", ())}
     texts = {"episode_id": Field.text(8)}
     assert episode_column(columns, texts) == "episode"

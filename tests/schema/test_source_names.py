@@ -109,7 +109,7 @@ def test_a_column_inside_another_is_joined_to_it(columns, renamed):
         (["episode", "episode/index"], ["episode", "episode_index_2"]),
     ],
 )
-def test_a_name_that_is_taken_is_not_made_up(columns, renamed):
+def test_a_name_of_another_column_is_not_used_again(columns, renamed):
     found = name_fields({name: name for name in columns}, WHERE, Notes())
     assert list(found.values()) == renamed
 

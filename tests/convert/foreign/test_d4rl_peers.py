@@ -17,21 +17,21 @@ import mmreplay as mr
 from tests.convert.foreign.oracle import drawn
 
 pytestmark = pytest.mark.peer
-FOUND = find_spec("d4rl")
-if FOUND is None:
+PACKAGE = find_spec("d4rl")
+if PACKAGE is None:
     pytest.skip("d4rl is not installed", allow_module_level=True)
 
 
 def qlearning_dataset(dataset, limit=10**9):
     """What the function makes of a dict of arrays, by the paths of our fields."""
-    tree = ast.parse(Path(FOUND.origin).read_text())
+    tree = ast.parse(Path(PACKAGE.origin).read_text())
     (function,) = (
         each
         for each in tree.body
         if isinstance(each, ast.FunctionDef) and each.name == "qlearning_dataset"
     )
     names = {"np": np}
-    exec(compile(ast.Module([function], []), FOUND.origin, "exec"), names)
+    exec(compile(ast.Module([function], []), PACKAGE.origin, "exec"), names)
     env = SimpleNamespace(_max_episode_steps=limit)
     made = names["qlearning_dataset"](env, dataset=dataset)
     return {

@@ -158,9 +158,7 @@ def test_dicts_and_tuples_come_in_and_go_out_again(tmp_path, rng, data_format):
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_parts_that_minari_makes_of_a_dataset_are_what_it_reads(
-    tmp_path, rng, data_format
-):
+def test_datasets_that_minari_edits_are_what_it_reads(tmp_path, rng, data_format):
     """Filtered, split, added to and combined, a thousand steps and more each time."""
     spaces = nested_spaces()
     lengths = rng.integers(1, 60, 70).tolist()
