@@ -47,6 +47,7 @@ from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
     GROUPS,
+    STEPS,
     Draw,
     Sampler,
     State,
@@ -54,9 +55,7 @@ from mmreplay.samplers.base import (
     ask,
     call_repr,
     checked,
-    draws_once,
-    form_of,
-    is_distinct,
+    traits_of,
 )
 from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
@@ -454,12 +453,12 @@ class UseCounter(Wrapper):
         self._random = StepGenerator(seed)
         self._step = 0
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
-        form = form_of(checked(inner))
-        if form not in (None, GROUPS):
+        traits = traits_of(checked(inner))
+        if traits.form not in (None, STEPS, GROUPS):
             raise SchemaError(
                 "the sampler inside a UseCounter must draw single steps or groups, "
-                f"got the {type(inner).__name__}, of {form}. Put the UseCounter inside "
-                "of it."
+                f"got the {type(inner).__name__}, of {traits.form}. Put the UseCounter "
+                "inside of it."
             )
         if counters_in(inner):
             raise SchemaError(
@@ -467,7 +466,7 @@ class UseCounter(Wrapper):
                 f"{called_counter(inner)}. Leave out one of the two: the smaller "
                 "maximum holds."
             )
-        if draws_once(inner):
+        if traits.once:
             # Of an epoch, steps that were used as often as they may would be lost.
             raise SchemaError(
                 f"the sampler inside a UseCounter must have no epochs, got "
@@ -475,7 +474,7 @@ class UseCounter(Wrapper):
                 "often as it may."
             )
         super().__init__([inner])
-        self.distinct = is_distinct(inner)
+        self.distinct = traits.distinct
         # A failed batch must not draw others in its place: their uses are counted.
         self.draws_once = True
 
@@ -877,7 +876,7 @@ def _share_listed(sampler: Sampler, view: View, listed: View) -> float:
     """
     # Not through every wrapper: the newest steps of a RecentSampler come more often.
     while isinstance(sampler, NarrowingSampler) or (
-        isinstance(sampler, Wrapper) and is_distinct(sampler)
+        isinstance(sampler, Wrapper) and traits_of(sampler).distinct
     ):
         view, listed = sampler.shown(view), sampler.shown(listed)
         sampler = sampler.parts[0]
