@@ -242,7 +242,12 @@ class Concat:
         def join(batches: list[Batch]) -> Batch:
             return self.weighed(join_batches(batches, pad=self.pads))
 
-        return self.each(batch_size, self._sample, join)
+        batch = self.each(batch_size, self._sample, join)
+        # Not before: of a batch that fails no buffer has handed out a step.
+        for number, buffer in enumerate(self.buffers):
+            if buffer.limit is not None:
+                buffer.limit.count(int(np.count_nonzero(batch.buffer_ids == number)))
+        return batch
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
@@ -317,7 +322,10 @@ class Concat:
     def _sample(
         self, number: int, count: int, fraction: float, sampler: Sampler
     ) -> Batch:
-        batch = self.buffers[number].sample_by(sampler, count, contiguous=True)
+        buffer = self.buffers[number]
+        if buffer.limit is not None:
+            buffer.limit.await_sample()
+        batch = buffer.sample_uncounted(sampler, count, contiguous=True)
         buffer_ids = np.full(len(batch), number)
         probabilities = batch.probabilities * fraction
         return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)

@@ -983,12 +983,15 @@ class ReplayBuffer:
         limit = self.limit
         if limit is not None:
             limit.await_sample()
-        batch = self._sample(sampler, batch_size, contiguous)
+        batch = self.sample_uncounted(sampler, batch_size, contiguous=contiguous)
         if limit is not None:
             limit.count(len(batch.env_ids))
         return batch
 
-    def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
+    def sample_uncounted(
+        self, sampler: Sampler, batch_size: int, *, contiguous: bool = False
+    ) -> Batch:
+        """Draw a batch that no limit counts, for `concat`; see `sample_by`."""
         while True:
             reader, claims = self._current(), Claims()
             try:

@@ -437,12 +437,7 @@ class UseCounter(Wrapper):
         if lease_s is not None:
             way_out = "Give the seconds that a batch takes at most."
             lease_s = number("lease_s", lease_s, above=0, way_out=way_out)
-            if self._maximum > 1:
-                raise SchemaError(
-                    f"maximum must be 1 with lease_s, got {maximum}: acknowledged out "
-                    "of order, uses of a row would be lost at a kill. Pass maximum=1, "
-                    "or leave out lease_s."
-                )
+            _refuse_leases_of_many(self._maximum)
         self._lease_s = lease_s
         self._name = check_name(name)
         self._counts = UseCounts(self._name)
@@ -483,16 +478,25 @@ class UseCounter(Wrapper):
         # Guards counts and leases: batches are handed out beside draws.
         self._lock = threading.RLock()
         self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
+        # How often a reservation became a use, which a draw under way has to know.
+        self._num_stored = 0
         _counters.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out leases and reservations, which are those of one process."""
         state = self.__dict__ | {"_leases": {}, "_acknowledged": {}}
-        del state["_lock"], state["_reserved"]
+        del state["_lock"], state["_reserved"], state["_num_stored"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, without leases or reservations."""
+        """Restore a pickle, without leases or reservations.
+
+        Raises:
+            SchemaError: It leases rows that may be used more often than once, as could
+                be made before.
+        """
+        if state["_lease_s"] is not None:
+            _refuse_leases_of_many(state["_maximum"])
         super().__setstate__(state)
         self._set_up()
 
@@ -552,7 +556,10 @@ class UseCounter(Wrapper):
         """Draw, and reserve the uses."""
         home = self._update(view)
         ring = view.home.ring
-        unavailable = self._unavailable(view)
+        # Of other draws, as of how many uses that were stored; and of this one.
+        others: NDArray[np.int64] | None = None
+        num_stored = -1
+        own = np.zeros(ring.num_rows, np.int64)
         drawn: list[Draw] = []
         every_env: list[Ids] = []
         every_position: list[Ids] = []
@@ -563,9 +570,12 @@ class UseCounter(Wrapper):
         shown, listed = view, False
         for _ in range(MAX_ROUNDS):
             if listed:
-                env_ids, positions = self._counts.unused(
-                    view, self._maximum, unavailable
-                )
+                with self._lock:
+                    if num_stored != self._num_stored:
+                        others, num_stored = self._unavailable(view), self._num_stored
+                    env_ids, positions = self._counts.unused(
+                        view, self._maximum, own if others is None else own + others
+                    )
                 if not len(positions):
                     break
                 shown = ListedStarts(view, env_ids, positions)
@@ -578,10 +588,14 @@ class UseCounter(Wrapper):
             # A sampler that reads rows looks at the writer: newer ones may be drawn.
             home = self._update(view)
             rows = ring.rows(draw.env_ids, draw.positions)
-            if unavailable is None:
-                unavailable = np.zeros(ring.num_rows, np.int64)
-            uses = self._counts.of(draw.env_ids, draw.positions) + unavailable[rows]
-            uses += _occurrences(rows)
+            with self._lock:
+                # Uses of a batch that was handed out meanwhile are reserved no more.
+                if num_stored != self._num_stored:
+                    others, num_stored = self._unavailable(view), self._num_stored
+                uses = self._counts.of(draw.env_ids, draw.positions)
+            uses += own[rows] + _occurrences(rows)
+            if others is not None:
+                uses += others[rows]
             draw, kept = _within(draw, uses <= self._maximum)
             if listed:
                 draw.probabilities *= _share_listed(self.parts[0], view, shown)
@@ -593,7 +607,7 @@ class UseCounter(Wrapper):
                 listed = True
                 continue
             # Of a distinct sampler, each row is used up for the rest of the batch.
-            np.add.at(unavailable, rows[kept], self._maximum if self.distinct else 1)
+            np.add.at(own, rows[kept], self._maximum if self.distinct else 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)
             every_position.append(draw.positions)
@@ -654,6 +668,9 @@ class UseCounter(Wrapper):
                 )
             if self._lease_s is None:
                 counts.add(reservation.uses)
+                # With the count: none sees it as a use and as a reservation.
+                reservation.active = False
+                self._num_stored += 1
                 return None
             lease = Lease(reservation.uses, monotonic() + self._lease_s)
             self._leases.setdefault(key, []).append(lease)
@@ -863,6 +880,20 @@ def called_counter(sampler: Sampler) -> str:
     """Name a sampler that counts uses, or has one inside that does."""
     own = isinstance(sampler, UseCounter)
     return "UseCounter" if own else f"{type(sampler).__name__} around a UseCounter"
+
+
+def _refuse_leases_of_many(maximum: int) -> None:
+    """Refuse leases of rows that may be used more often than once.
+
+    Raises:
+        SchemaError: They may.
+    """
+    if maximum > 1:
+        raise SchemaError(
+            f"maximum must be 1 with lease_s, got {maximum}: acknowledged out of "
+            "order, uses of a row would be lost at a kill. Pass maximum=1, or leave "
+            "out lease_s."
+        )
 
 
 def _times(count: int) -> str:
