@@ -74,6 +74,10 @@ class BatchTransform(Protocol):
         """Names of the fields whose arrays hold the bits of bfloat16 numbers."""
 
     @property
+    def unknown(self) -> frozenset[str]:
+        """Names of the fields that are NaN where they cannot be computed."""
+
+    @property
     def reach(self) -> dict[str, tuple[int, ...]]:
         """Rows around a step that its batch is read from, by stored field."""
 

@@ -887,6 +887,8 @@ class GenerationReader(StartView):
             fields = transform.gather(
                 self, draw.env_ids, draw.positions, draw.key, None
             )
+            if draw.mask is not None:
+                _clear_masked(fields, transform.unknown, draw.mask)
             return _contiguous(fields) if contiguous else fields
         shape = windows.positions.shape
         env_ids, positions = steps_of(draw)
@@ -898,6 +900,8 @@ class GenerationReader(StartView):
             if contiguous:
                 fields = _contiguous(fields)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
+        if transform is not None:
+            _clear_masked(fields, transform.unknown, windows.mask)
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
         if contiguous:
@@ -1835,6 +1839,19 @@ def _counter(method: str, sampler: Sampler) -> UseCounter:
             "sampler=mmreplay.UseCounter(1, lease_s=60)."
         )
     return counters[0]
+
+
+def _clear_masked(
+    fields: Fields, unknown: frozenset[str], mask: NDArray[np.bool_]
+) -> None:
+    """Write 0 where the mask is false and the value is unknown: NaN times 0 is NaN.
+
+    Losses that are weighed by the mask are then right without a look at the values.
+    """
+    for name in unknown & fields.keys():
+        values = fields[name]
+        there = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
+        np.copyto(values, 0, where=np.isnan(values) & ~there)
 
 
 def _contiguous(fields: Fields) -> Fields:
