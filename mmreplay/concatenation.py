@@ -28,7 +28,7 @@ from mmreplay.arguments import integer, one_of
 from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes.starts import num_legal
+from mmreplay.episodes.starts import StartView, num_legal
 from mmreplay.errors import EmptyError, SchemaError, refuse_masked, shown
 from mmreplay.ragged import Ragged
 from mmreplay.samplers.base import (
@@ -42,8 +42,13 @@ from mmreplay.samplers.base import (
     padded,
     traits_of,
 )
-from mmreplay.samplers.combine import Shares, check_each, state_of
-from mmreplay.samplers.holding import all_or_nothing
+from mmreplay.samplers.combine import (
+    NarrowingSampler,
+    Shares,
+    check_each,
+    state_of,
+)
+from mmreplay.samplers.holding import all_or_nothing, bookmark_of, put_back
 from mmreplay.samplers.joint import (
     DrawAtShares,
     JointSampler,
@@ -75,8 +80,9 @@ def concat(
         sources: Open buffers, each with its own sampler and transforms; or folders,
             which are opened for reading and drawn from uniformly.
         shares: Exact shares of each batch, above 0; only their ratios count. By default
-            every batch is divided at random, in proportion to the steps that each
-            buffer has: with uniform samplers, the draws of one large buffer.
+            every batch is divided at random, in proportion to the steps, windows or
+            episodes that each buffer has: with uniform samplers, the draws of one large
+            buffer.
         by: ``"priority"`` divides in proportion to the priorities instead: the draws
             and importance weights of one large buffer with a `PrioritizedSampler`.
             Each buffer needs one, or a `SequenceSampler` around one, with the same
@@ -86,7 +92,8 @@ def concat(
     Raises:
         SchemaError: There is no source, schemas differ, a share is not above 0, or
             samplers cannot draw by priority as one, or no batches that can be divided:
-            groups, ragged episodes, steps in one buffer and windows in another.
+            groups, ragged episodes, steps in one buffer and windows in another, or
+            leased ones.
         FormatError: There is no buffer at a path.
 
     Example:
@@ -158,6 +165,7 @@ class Concat:
             )
             for number, buffer in enumerate(self.buffers):
                 check_schema(number, buffer, self.buffers[0])
+                _check_batches(number, buffer, self.buffers[0])
             if by == "priority":
                 self._joint_samplers()
             self._own_samplers()
@@ -311,8 +319,21 @@ class Concat:
                             raise
                 return join(drawn)
 
-            own = [buffer.sampler for buffer in self.buffers]
-            result = all_or_nothing(own, draw_each)
+            before = []
+            for buffer in self.buffers:
+                reader = buffer.reading
+                with reader.lock:
+                    others, sampler = reader.draws.others, buffer.sampler
+                    before.append((reader, others, sampler, bookmark_of(sampler)))
+            try:
+                result = all_or_nothing((), draw_each)
+            except BaseException as error:
+                for reader, others, sampler, bookmark in before:
+                    with reader.lock:
+                        # What others drew since would be drawn again.
+                        if reader.draws.others == others:
+                            put_back(sampler, bookmark, error)
+                raise
             self._step += 1
             if self._shares is not None:
                 lengths = iter([len(some) for some in drawn])
@@ -335,6 +356,7 @@ class Concat:
     ) -> BufferDraw:
         view = self.buffers[number].view
         with view.lock:
+            self.buffers[number].reading.draws.count()
             draw = sampler.draw(view, count)
         probabilities = draw.probabilities * fraction
         draw = replace(draw, probabilities=probabilities, buffer=view.home.uuid)
@@ -359,7 +381,7 @@ class Concat:
         if self._shares is not None:
             counts = self._shares.split(int(batch_size))
             return counts, self._shares.fractions.tolist(), samplers
-        sizes = np.array([num_legal(buffer.view) for buffer in self.buffers])
+        sizes = np.array([_num_shown(buffer) for buffer in self.buffers])
         if sizes.sum() == 0:
             raise EmptyError(
                 f"cannot draw {batch_size} steps: none of the {len(sizes)} buffers has "
@@ -621,6 +643,16 @@ class ConcatDraw:
         return np.concatenate([np.full(len(one), one.buffer_id) for one in self.draws])
 
 
+def _num_shown(buffer: ReplayBuffer) -> int:
+    """Legal starts that the sampler of a buffer draws from: of windows theirs."""
+    reader, sampler = buffer.view, buffer.sampler
+    view: StartView = reader
+    with reader.lock:
+        while isinstance(sampler, NarrowingSampler):
+            view, sampler = sampler.shown(view), sampler.parts[0]
+        return num_legal(view)
+
+
 def refuse_undivided(samplers: Sequence[Sampler]) -> None:
     """Refuse samplers between which no batch can be divided.
 
@@ -630,7 +662,7 @@ def refuse_undivided(samplers: Sequence[Sampler]) -> None:
     Raises:
         SchemaError: One draws groups or ragged episodes, they draw steps and windows,
             or some of several lengths or `first_only`, or a `UseCounter` is that of two
-            buffers.
+            buffers, or leases.
     """
     traits = [traits_of(sampler) for sampler in samplers]
     for number, form in enumerate(each.form for each in traits):
@@ -649,6 +681,13 @@ def refuse_undivided(samplers: Sequence[Sampler]) -> None:
             "samplers of single steps, or of windows of one length and first_only."
         )
     counters = [counter for each in samplers for counter in set(counters_in(each))]
+    leasing = [each.lease_s for each in counters if each.lease_s is not None]
+    if leasing:
+        raise SchemaError(
+            "concat: samplers must not lease their steps, got a UseCounter with "
+            f"lease_s={leasing[0]}: a batch of several buffers cannot be "
+            "acknowledged. Leave out lease_s, or draw from each buffer by itself."
+        )
     if len(set(counters)) < len(counters):
         raise SchemaError(
             "concat: a UseCounter must count in one buffer alone, got one that is in "
@@ -843,6 +882,23 @@ def check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None
         f"concat: the fields of buffer {number} ({buffer.path}) have other roles or "
         f"another order than those of buffer 0 ({first.path}). Draw from buffers of "
         "one schema."
+    )
+
+
+def _check_batches(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None:
+    """Refuse a buffer whose batches have other fields than those of the first one.
+
+    Raises:
+        SchemaError: They have.
+    """
+    mine, other = buffer.reading.batch_names, first.reading.batch_names
+    if mine is None or other is None or set(mine) == set(other):
+        return
+    odd = sorted(set(mine) ^ set(other))[0]
+    raise SchemaError(
+        f"concat: batches of buffer {number if odd in mine else 0} have a field "
+        f"{odd!r}, and those of buffer {0 if odd in mine else number} have none. Give "
+        "all buffers the same transforms."
     )
 
 

@@ -70,6 +70,74 @@ def test_without_shares_they_are_one_large_buffer():
     np.testing.assert_allclose(both.sample(9).probabilities, 1 / 25)
 
 
+def episodes_of(length, sampler):
+    """A buffer of 60 steps, in truncated episodes whose last next one is unknown."""
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(FIELDS), 64, engine="memory", autoreset="disabled",
+        sampler=sampler,
+    )  # fmt: skip
+    for number in range(60):
+        buffer.add(step(number, "u" if number % length == length - 1 else ""))
+    return buffer
+
+
+@pytest.mark.filterwarnings("ignore:windows with boundary='any' hold steps")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: mr.SequenceSampler(3, mr.UniformSampler(seed)),
+        lambda seed: mr.SequenceSampler(3, mr.UniformSampler(seed), boundary="any"),
+        lambda seed: mr.SequenceSampler(3, mr.UniformSampler(seed), boundary="pad"),
+        lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed)),
+        lambda seed: mr.ignore_earliest(7, mr.UniformSampler(seed)),
+    ],
+)
+@pytest.mark.parametrize("lengths", [(1, 20), (2, 20), (4, 6), (1, 1)])
+def test_without_shares_windows_are_those_of_one_large_buffer(lengths, make):
+    """Windows and episodes hold steps that alone are no legal start."""
+    buffers = [episodes_of(n, make(seed)) for seed, n in enumerate(lengths)]
+    starts = []
+    for number, buffer in enumerate(buffers):
+        # The chance to miss a start is below 1e-9.
+        draws = [make(5).draw(buffer.view, 2000)] if legal(buffer) else []
+        starts += sorted({(number, 0, p) for d in draws for p in d.positions.tolist()})
+    both = mr.concat(buffers, seed=3)
+    if not starts:
+        with pytest.raises(EmptyError, match="none of the 2 buffers has a legal start"):
+            both.sample(8)
+        return
+    drawn = [place for _ in range(60) for place in steps_of(both.sample(50))]
+    assert_distribution(drawn, dict.fromkeys(starts, 1 / len(starts)))
+    np.testing.assert_allclose(both.sample(9).probabilities, 1 / len(starts))
+
+
+def legal(buffer):
+    """Whether the sampler of a buffer has anything to draw."""
+    try:
+        buffer.sampler.draw(buffer.view, 1)
+    except EmptyError:
+        return False
+    return True
+
+
+def test_batches_of_other_fields_are_refused_before_any_draw():
+    plain, without = made(None, 9), made(None, 9, transforms=[mr.WithoutNext()])
+    with pytest.raises(
+        SchemaError,
+        match=r"batches of buffer 0 have a field 'next_observation', and those of "
+        r"buffer 1 have none. Give all buffers the same transforms",
+    ):
+        mr.concat([plain, without])
+    with pytest.raises(SchemaError, match="batches of buffer 1 have a field 'next"):
+        mr.concat([without, plain])
+
+
+def test_leased_steps_of_several_buffers_are_refused():
+    leasing = mr.UseCounter(1, mr.DistinctSampler(0), name=None, lease_s=60)
+    with pytest.raises(SchemaError, match=r"must not lease their steps.*lease_s=60"):
+        mr.concat([made(None, 9, sampler=leasing), made(None, 9)])
+
+
 def test_paths_are_opened_for_reading_and_closed_again(tmp_path):
     made(tmp_path / "a", 9).close()
     live = made(tmp_path / "b", 9)

@@ -6,6 +6,7 @@ later; meanwhile a writer may overwrite some of them, and what is left is whole 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
@@ -49,6 +50,39 @@ class PendingDraw:
     before: LimitsBefore
     home: BufferIdentity
     claims: Claims
+
+
+class OwnCount(threading.local):
+    """A number of each thread."""
+
+    count = 0
+
+
+class DrawCounts:
+    """How often a buffer was drawn from; under the lock of its view.
+
+    A sampler is put back after a failure only where no other thread has drawn since.
+
+    Attributes:
+        total: By all threads.
+        own: By this thread.
+    """
+
+    __slots__ = ("own", "total")
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.total, self.own = 0, OwnCount()
+
+    def count(self) -> None:
+        """Count a draw of this thread."""
+        self.total += 1
+        self.own.count += 1
+
+    @property
+    def others(self) -> int:
+        """Draws by other threads."""
+        return self.total - self.own.count
 
 
 class BatchTransform(Protocol):

@@ -26,6 +26,7 @@ from mmreplay import kernels
 from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import (
+    DrawCounts,
     LimitsBefore,
     PendingDraw,
     batch_transform,
@@ -152,7 +153,6 @@ class GenerationReader(StartView):
         "_indexed",
         "_layouts",
         "_legal_table",
-        "_num_draws",
         "_num_records",
         "_numbered",
         "_of",
@@ -171,6 +171,7 @@ class GenerationReader(StartView):
         "_varying",
         "_warned_of_is_first",
         "derived",
+        "draws",
         "files",
         "home",
         "lock",
@@ -202,7 +203,7 @@ class GenerationReader(StartView):
         )
         self.files, self.replaced = files, False
         # Of all generations, as the lock is.
-        self._num_draws: list[int] = [0] if former is None else former._num_draws
+        self.draws: DrawCounts = DrawCounts() if former is None else former.draws
         self._store, self._commit, self._schema, self._ring = (
             files.store, commit, schema, ring
         )  # fmt: skip
@@ -571,11 +572,12 @@ class GenerationReader(StartView):
             if self.replaced:
                 self.check_current()
             before = self.limits_before
-            draws = self._num_draws
-            if not again or claims.number != draws[0]:
+            draws = self.draws
+            if not again or claims.number != draws.total:
                 # Where others drew since, no earlier state is put back over theirs.
                 claims.before, claims.sampler = bookmark(), sampler
-            claims.number = draws[0] = draws[0] + 1
+            claims.number = draws.total = draws.total + 1
+            draws.own.count += 1
             outer = drawing.claims
             try:
                 drawing.claims = claims
@@ -598,10 +600,17 @@ class GenerationReader(StartView):
         Not where others have drawn since: what they drew would be drawn again.
         """
         with self.lock:
-            if getattr(claims, "number", -1) != self._num_draws[0]:
+            if getattr(claims, "number", -1) != self.draws.total:
                 return
             if hasattr(claims, "after") and unmoved(claims.after, bookmark_of(sampler)):
                 put_back(sampler, claims.before, error)
+
+    @property
+    def batch_names(self) -> tuple[str, ...] | None:
+        """Names of the fields of a batch; None where a function makes them."""
+        if self._transform is not None:
+            return self._transform.names
+        return (*self._schema.paths, *self.next_paths.values())
 
     def check_sampler(self, sampler: Sampler) -> None:
         """Check the fields that a sampler names; see `check_fields`."""
@@ -616,7 +625,7 @@ class GenerationReader(StartView):
         with self.lock:
             self.check_current()
             before, claims = self.limits_before, Claims()
-            self._num_draws[0] += 1
+            self.draws.count()
             bookmark = bookmark_of(sampler)
             try:
                 draw = claims.call(sampler.draw, self, count)

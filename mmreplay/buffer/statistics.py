@@ -173,7 +173,7 @@ def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
         "steps": steps,
         "final_rows": rows - steps,
         **count_starts(index),
-        "never_drawn_steps": index.num_never_drawn,
+        "never_drawn_steps": index.num_unknown_next,
         "tails": span.first.tolist(),
         "heads": span.stop.tolist(),
         "sizes": index.sizes().tolist(),

@@ -52,7 +52,7 @@ def _print(facts: dict[str, Any]) -> None:
             ("holds", f"{show.plural(facts['rows'], 'row')} of {envs}"),
             ("episodes", count(facts["episodes"])),
             ("legal starts", show.starts(facts)),
-            ("never drawn", f"{show.plural(facts['never_drawn_steps'], 'step')} "
+            ("next unknown", f"{show.plural(facts['never_drawn_steps'], 'step')} "
                             "(no next observation)"),
         ],
     )  # fmt: skip

@@ -123,7 +123,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             ("holds", f"{show.plural(facts['steps'], 'step')}, "
                       f"{show.plural(facts['final_rows'], 'final row')}"),
             ("legal starts", show.starts(facts)),
-            ("never drawn", f"{show.plural(facts['never_drawn_steps'], 'step')} "
+            ("next unknown", f"{show.plural(facts['never_drawn_steps'], 'step')} "
                             "(no next observation: truncated without a final row, or "
                             "before a break)"),
             ("episodes", f"{count(episodes['count'])}, of them "

@@ -327,7 +327,7 @@ class EpisodeIndex:
         return int((self._finals.lengths - self._finals_before_steps).sum())
 
     @property
-    def num_never_drawn(self) -> int:
+    def num_unknown_next(self) -> int:
         """Steps that are no legal start, and become none: their next is unknown."""
         num_steps = int(self.steps.lengths.sum()) - self.num_finals_in_steps
         return num_steps - (int(self.starts.lengths.sum()) - self.num_illegal)

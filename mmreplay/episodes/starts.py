@@ -325,7 +325,7 @@ class EpisodeSteps(NarrowedStarts):
             self._steps = index.steps
             self.num_illegal = index.num_finals_in_steps
             self._base_starts = base_starts
-            self._all_known = index.num_never_drawn == 0
+            self._all_known = index.num_unknown_next == 0
         return self._steps
 
     def legal(self, env_ids: Ids, positions: Ids) -> Bools:

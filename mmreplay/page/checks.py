@@ -26,7 +26,7 @@ REPEATED = 0.05
 SATURATED, MOSTLY_SATURATED = 0.2, 0.6
 ONE_ACTION = 0.9
 DOMINATES = 0.5
-NEVER_DRAWN = 0.01
+UNKNOWN_NEXT = 0.01
 BEHIND, MIN_BEHIND = 0.05, 64
 UNTOUCHED = 0.95
 TOP_SHARE, FEW_EFFECTIVE = 0.3, 0.1
@@ -335,20 +335,20 @@ def check_dominates(longest: int, steps: int, episodes: int) -> PageFinding | No
     )  # fmt: skip
 
 
-def check_never_drawn(num_never: int, steps: int) -> PageFinding | None:
-    """Check that nearly all steps can be drawn.
+def check_unknown_next(num_unknown: int, steps: int) -> PageFinding | None:
+    """Check that the next observations of nearly all steps are known.
 
     Args:
-        num_never: Steps whose next observation is not stored.
+        num_unknown: Steps whose next observation is not stored.
         steps: All steps.
     """
-    if not steps or num_never <= NEVER_DRAWN * steps:
+    if not steps or num_unknown <= UNKNOWN_NEXT * steps:
         return None
     return PageFinding(
-        "look", "never drawn", "Steps that are never drawn",
-        f"{num_never:,} of {steps:,} steps ({_share(num_never / steps)}): their next "
-        "observation is not stored. Pass final_observation= to add where an episode is "
-        "truncated.",
+        "look", "next unknown", "Steps whose next observation is unknown",
+        f"{num_unknown:,} of {steps:,} steps ({_share(num_unknown / steps)}): single "
+        "draws leave them out. Pass final_observation= to add where an episode is "
+        "truncated, or draw with the transform WithoutNext.",
         "storage",
     )  # fmt: skip
 

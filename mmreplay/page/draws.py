@@ -568,7 +568,7 @@ def copy_priorities(
     """
     ring, span = view.home.ring, view.span
     column = column_named(buffer, name)
-    if column is None or num_legal(view) < 1:
+    if column is None or not span.lengths.any():
         return
     chunks = list(position_chunks(ring, span.first, span.stop))
     values = [column.read(env_ids, positions) for env_ids, positions in chunks]

@@ -62,7 +62,7 @@ def make_overview(
         span, index = view.span, view.index
         num_steps = index.num_steps
         shown.note_index(view)
-        num_never = index.num_never_drawn
+        num_unknown = index.num_unknown_next
         num_starts = num_legal(view)
     metadata = buffer.metadata
     image_layouts = layouts(buffer, shown.images)
@@ -101,8 +101,8 @@ def make_overview(
             lambda: checks.check_heap(heap_facts(buffer), metadata.ring.capacity),
         ),
         (
-            "never drawn", "storage",
-            lambda: checks.check_never_drawn(num_never, num_steps),
+            "next unknown", "storage",
+            lambda: checks.check_unknown_next(num_unknown, num_steps),
         ),
         ("behind", "storage", lambda: checks.check_behind(heads)),
         (
@@ -156,7 +156,7 @@ def make_overview(
             if fact.histograms
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
-        "storage": storage_of(shown, buffer, num_never),
+        "storage": storage_of(shown, buffer, num_unknown),
         "checks": [finding.to_json() for finding in checks.by_level(findings)],
         "sample": {"rows": len(sample), "whole": sample.complete},
     }
@@ -361,7 +361,7 @@ def shape_of(field: Field) -> list[int | str | None]:
 
 
 def storage_of(
-    shown: ShownBuffer, buffer: ReplayBuffer, num_never: int
+    shown: ShownBuffer, buffer: ReplayBuffer, num_unknown: int
 ) -> dict[str, Any]:
     """Return what matters for the disk: engine, sizes, commits and laps."""
     metadata, folder = buffer.metadata, folder_of(buffer)
@@ -374,7 +374,7 @@ def storage_of(
         "autoreset": metadata.autoreset,
         "created": metadata.created,
         "generation": metadata.generation,
-        "never_drawn": num_never,
+        "never_drawn": num_unknown,
         "opening": words_of_opening(shown, buffer),
         "row_nbytes": metadata.schema.row_nbytes,
     }

@@ -174,8 +174,8 @@ def update_each(
     if not keeping:
         names = [type(sampler).__name__ for sampler in samplers]
         raise SchemaError(
-            f"update_priorities needs a sampler with priorities, got {names}. Add a "
-            "PrioritizedSampler to the mixture."
+            f"update_priorities needs a sampler with priorities, got {names}. Put a "
+            "PrioritizedSampler inside."
         )
     if len(keeping) > 1:
         # A single one looks at everything itself before it takes anything.

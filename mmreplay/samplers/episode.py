@@ -282,9 +282,10 @@ class EpisodeSampler(WindowSampler):
         return all_or_nothing(self.parts, self._draw, view, batch_size)
 
     def _draw(self, view: View, batch_size: int) -> Draw:
-        drawn = self._draw_starts(
-            view, batch_size, "episodes", "let shorter, longer or running ones in"
-        )
+        way_out = "let shorter, longer or running ones in"
+        if isinstance(self._episodes, Filter) and self._episodes.where is not None:
+            way_out = f"have `where` choose others, or {way_out}"
+        drawn = self._draw_starts(view, batch_size, "episodes", way_out)
         starts = self.shown(view)
         begin, stop = starts.episode_bounds(drawn.env_ids, drawn.positions)
         if self._arguments["layout"] == "ragged":

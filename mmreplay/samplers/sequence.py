@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer
 from mmreplay.episodes import START
 from mmreplay.episodes.starts import EpisodeFilter, WindowShape, WindowStarts
-from mmreplay.errors import EmptyError, SchemaError, shown
+from mmreplay.errors import EmptyError, SchemaError, frames_to_caller, shown
 from mmreplay.samplers.base import (
     Draw,
     Sampler,
@@ -142,8 +142,8 @@ class WindowSampler(NarrowingSampler):
         if starts.look() == 0:
             raise EmptyError(
                 f"cannot draw {batch_size} {what}: none of "
-                f"{int(view.span.lengths.sum())} published rows is a legal start. Add "
-                f"steps first, or {way_out}."
+                f"{int(view.span.lengths.sum())} published rows begins one. Add steps "
+                f"first, or {way_out}."
             )
         drawn = sampler.draw(starts, batch_size)
         if drawn.windows is not None or drawn.offsets is not None:
@@ -412,7 +412,7 @@ class SequenceSampler(WindowSampler):
                     "with the transform WithoutNext where no next observation is "
                     "needed.",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=frames_to_caller(),
                 )
             return Windows(steps, mask, first, self._first_only)
         steps = starts[:, None] + self._offsets

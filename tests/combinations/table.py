@@ -96,9 +96,12 @@ class Bench:
         self.unchanged.append(lambda: state_of(sampler, priorities=False))
         for counter in counters_in(sampler):
             every = np.arange(len(buffer))
-            self.unchanged.append(
-                lambda: counter.uses(buffer.view, 0 * every, every).tolist()
-            )
+            self.unchanged.append(partial(uses_of, counter, buffer, every))
+
+
+def uses_of(counter: Any, buffer: Any, positions: Any) -> object:
+    """The uses of steps of environment 0."""
+    return counter.uses(buffer.view, 0 * positions, positions).tolist()
 
 
 SAMPLED = mr.Schema(
@@ -273,7 +276,7 @@ def sampled(buffer: Any) -> None:
         assert len(buffer.sample(size)) > 0
 
 
-def taken(batches: Any) -> None:
+def first_batches(batches: Any) -> None:
     """Take a few batches, or an epoch."""
     assert [len(batch) for _, batch in zip(range(3), batches, strict=False)]
 
@@ -301,7 +304,7 @@ def loader(num_threads: int) -> SamplerUse:
             made = mr.ReplayLoader(buffer, 4, num_threads=num_threads)
             return b.stack.enter_context(made)
 
-        return first, taken
+        return first, first_batches
 
     return do
 
@@ -314,7 +317,7 @@ def dataset(num_workers: int) -> SamplerUse:
         b.stack.callback(ask(sampler, "close"))
 
         def then(draws: Any) -> None:
-            taken(
+            first_batches(
                 DataLoader(
                     data, sampler=draws, batch_size=None, num_workers=num_workers
                 )
@@ -334,7 +337,7 @@ def stream(written: bool = False, num_ranks: int = 1) -> SamplerUse:
         b.stack.callback(ask(sampler, "close"))
         return (
             lambda: mr.ReplayStream(buffer.path, sampler, 4, num_ranks=num_ranks),
-            taken,
+            first_batches,
         )
 
     return do
@@ -363,7 +366,7 @@ def concat_loader(b: Bench, make: Make) -> Any:
         both = mr.concat(rings, seed=0)
         return b.stack.enter_context(mr.ReplayLoader(both, 4))
 
-    return first, taken
+    return first, first_batches
 
 
 def concat_data(b: Bench, make: Make) -> Any:
@@ -373,12 +376,12 @@ def concat_data(b: Bench, make: Make) -> Any:
         data = mr.ConcatDataset(mr.concat(rings, seed=0))
         return DataLoader(data, sampler=data.draws(4, 3), batch_size=None)
 
-    return first, taken
+    return first, first_batches
 
 
 def concat_stream(b: Bench, make: Make) -> Any:
     rings = [b.ring(make()) for _ in range(2)]
-    return lambda: mr.ConcatStream(mr.concat(rings, seed=0), 4, 3), taken
+    return lambda: mr.ConcatStream(mr.concat(rings, seed=0), 4, 3), first_batches
 
 
 def within(wrap: Callable[[Any], Any]) -> SamplerUse:
@@ -922,12 +925,12 @@ def joined(path: Path, b: Bench, kind: FieldKind) -> None:
 
 def loaded(path: Path, b: Bench, kind: FieldKind) -> None:
     with mr.ReplayLoader(opened(b, path), 4) as batches:
-        taken(batches)
+        first_batches(batches)
 
 
 def collated(path: Path, b: Bench, kind: FieldKind) -> None:
     data = mr.ReplayDataset(path)
-    taken(DataLoader(data, batch_size=4, collate_fn=mr.collate))
+    first_batches(DataLoader(data, batch_size=4, collate_fn=mr.collate))
 
 
 def windowed(path: Path, b: Bench, kind: FieldKind) -> None:

@@ -80,7 +80,7 @@ def raises(error):
 GOOD = SchemaError("it must be one, got two. Pass one.")
 
 
-def test_a_refusal_at_once_is_told_from_a_late_one():
+def test_a_refusal_at_once_is_not_a_late_one():
     def nothing(_):
         return None
 

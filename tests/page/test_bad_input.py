@@ -385,7 +385,7 @@ def test_a_buffer_without_ends_or_rewards(ask, tmp_path, rng):
     assert client.json("draws", "sampler=EpisodeSampler(running=True)")["count"] == 256
     status, text = client.refused("draws", "sampler=EpisodeSampler()")
     assert status == 409
-    assert "none of 100 published rows is a legal start" in text
+    assert "none of 100 published rows begins one" in text
 
 
 def test_an_episode_of_a_million_steps(serve, tmp_path, rng):

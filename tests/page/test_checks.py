@@ -13,7 +13,7 @@ from mmreplay.page.checks import (
     check_behind,
     check_dominates,
     check_ends,
-    check_never_drawn,
+    check_unknown_next,
 )
 from mmreplay.page.priorities import EPS
 from tests.page.conftest import healthy_steps, make_buffer, schema
@@ -360,8 +360,8 @@ def test_steps_that_are_never_drawn(ask, tmp_path, rng):
         buffer.extend(steps)
         never = buffer.episodes.num_illegal - buffer.episodes.num_finals
     finding_of = findings(ask(tmp_path / "a"))
-    assert "never drawn" in finding_of
-    assert finding_of["never drawn"]["text"].startswith(f"{never} of 600 steps")
+    assert "next unknown" in finding_of
+    assert finding_of["next unknown"]["text"].startswith(f"{never} of 600 steps")
 
 
 def test_an_environment_is_behind(ask, tmp_path, rng):
@@ -536,8 +536,8 @@ def test_edges_of_the_rules():
     assert check_dominates(50, 100, 2).level == "fine"
     assert check_dominates(51, 100, 2).level == "look"
     assert check_dominates(100, 100, 1) is None
-    assert check_never_drawn(1, 100) is None
-    assert check_never_drawn(2, 100).level == "look"
+    assert check_unknown_next(1, 100) is None
+    assert check_unknown_next(2, 100).level == "look"
 
 
 def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
@@ -561,7 +561,7 @@ CHECKS = {
     "check_changes": "never changes", "check_repeats": "repeated frames",
     "check_saturated": "saturated", "check_one_action": "one action",
     "check_ends": "ends", "check_dominates": "dominates", "check_heap": "heap",
-    "check_never_drawn": "never drawn", "check_behind": "behind",
+    "check_unknown_next": "next unknown", "check_behind": "behind",
     "check_reset_rows": "reset rows", "check_priorities": "priorities",
 }  # fmt: skip
 

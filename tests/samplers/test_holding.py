@@ -231,8 +231,8 @@ def raising(fields):
 @pytest.mark.parametrize(
     ("kind", "several"),
     [(kind, False) for kind in COUNTING]
-    # Batches of groups cannot be divided.
-    + [(kind, True) for kind in COUNTING if "groups" not in kind],
+    # Batches of groups cannot be divided, and leased ones not acknowledged.
+    + [(kind, True) for kind in COUNTING if not {"groups", "leases"} & {*kind.split()}],
 )
 def test_a_batch_that_a_transform_refuses_uses_nothing_up(tmp_path, kind, several):
     sampler, twin = COUNTING[kind](), COUNTING[kind]()
@@ -252,6 +252,30 @@ def test_a_batch_that_a_transform_refuses_uses_nothing_up(tmp_path, kind, severa
             # As if nothing had been drawn.
             first = sampler.draw(buffer.view, 4)
         assert first.positions.tolist() == other.sample(4).positions.tolist()
+
+
+def test_several_samplers_are_not_put_back_over_the_draws_of_other_threads():
+    """What another thread was given meanwhile does not come twice in an epoch."""
+    given = []
+
+    def fails_once(fields):
+        if not given:
+            other = threading.Thread(
+                target=lambda: given.extend(first.sample(4).positions.tolist())
+            )
+            other.start()
+            other.join()
+            raise ValueError("after a draw in another thread")
+        return fields
+
+    first = ring(None, mr.ShuffledSampler(seed=0))
+    second = ring(None, transforms=[mr.Apply(fails_once)])
+    both = mr.concat([first, second], shares=[1, 1], seed=0)
+    with pytest.raises(ValueError, match="after a draw in another thread"):
+        both.sample(8)
+    while first.sampler.epoch == 0 and first.sampler.more(first.view, 4):
+        given += first.sample(4).positions.tolist()
+    assert len(given) == len(set(given))
 
 
 def test_a_sampler_is_not_put_back_over_the_draws_of_others():

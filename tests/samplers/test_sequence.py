@@ -358,7 +358,7 @@ def test_windows_longer_than_every_episode_are_not_there(tmp_path):
         pytest.raises(
             EmptyError,
             match=r"cannot draw 2 windows of 13 steps with boundary 'episode': none of "
-            r"58 published rows is a legal start. Add steps.*boundary='pad'",
+            r"58 published rows begins one. Add steps.*boundary='pad'",
         ),
     ):
         buffer.sample(2)

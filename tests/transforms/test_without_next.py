@@ -1,6 +1,7 @@
 """Steps without next observations, and windows that hold steps without a known one,
 against an enumeration of all small rings."""
 
+import dataclasses
 import itertools
 import warnings
 
@@ -479,13 +480,10 @@ def test_a_loss_that_the_mask_weighs_has_no_nan_of_a_masked_step(name, made):
         transforms=[transform],
     )  # fmt: skip
     last = np.isin(np.arange(12), (3, 5, 8))
-    buffer.extend(
-        {
-            **{path: np.zeros((12, *f.shape), f.dtype) for path, f in fields.items()},
-            "reward": np.ones(12, np.float32), "value": np.full(12, 2, np.float32),
-            "truncated": last,
-        }  # fmt: skip
-    )
+    steps = {path: np.zeros((12, *f.shape), f.dtype) for path, f in fields.items()}
+    steps["reward"] += 1
+    steps["value"] += 2
+    buffer.extend(steps | {"truncated": last})
     sampler = SAMPLERS_OF_MASKS[made](mr.ShuffledSampler(0, shuffle=False))
     buffer.sampler = sampler
     batch = buffer.sample(20)
@@ -494,8 +492,7 @@ def test_a_loss_that_the_mask_weighs_has_no_nan_of_a_masked_step(name, made):
     masked = values[~batch.mask]
     assert not np.isnan(masked).any()
     # Only what is unknown is 0: the same batch with a default has the other values.
-    known = mr.GAE if name == "GAE" else type(transform)
-    other = known(**{f: getattr(transform, f) for f in transform.__slots__} | {"default": 7.0})
+    other = dataclasses.replace(transform, default=7.0)
     with_default = mr.ReplayBuffer.create(
         None, mr.Schema(fields), 16, engine="memory", autoreset="disabled",
         transforms=[other],

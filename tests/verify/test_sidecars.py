@@ -153,7 +153,7 @@ def test_counts_of_uses_that_would_be_lost_are_noted(counted, damage, message):
     assert report.ok
 
 
-def test_strange_names_beside_counts_of_uses_are_noted(counted):
+def test_strange_names_in_the_folder_of_counts_are_noted(counted):
     (column(counted) / "more").touch()
     (column(counted) / "tmp-uses.bin").touch()
     assert [each.file for each in verify_buffer(counted).findings] == [

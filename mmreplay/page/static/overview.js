@@ -501,7 +501,7 @@
       // Of a sparse file; small ones take whole blocks, which are more than their bytes.
       ...(facts.disk ? [["on disk", size(facts.disk.allocated) + (facts.disk.allocated < facts.disk.apparent ? ` of ${size(facts.disk.apparent)}` : "")]] : []),
       ...(facts.heap ? [["heap", facts.heap]] : []),
-      ["never drawn", plural(facts.never_drawn, "step")],
+      ["next unknown", plural(facts.never_drawn, "step")],
       ["opening", facts.opening],
       ["path", facts.path],
     ];

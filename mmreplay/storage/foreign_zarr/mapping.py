@@ -346,7 +346,8 @@ class GroupMapper:
         if schema.role("observation") and not schema.role("next_observation"):
             self.notes.note(
                 "there are as many observations as actions: what was seen after the "
-                "last step of an episode is not known, and a truncated one is not drawn"
+                "last step of an episode is not known, and a truncated one "
+                "is not drawn where it is needed"
             )
 
 
