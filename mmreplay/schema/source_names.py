@@ -93,33 +93,23 @@ def join_nested(paths: Iterable[str]) -> dict[str, str]:
         The new path, by the old one, of those that change.
     """
     leaves = set(paths)
-    # Paths and what lies above them, of the fields that stay.
+    nodes = {tuple(path.split(SEPARATOR)) for path in leaves}
+    nodes |= {parts[:depth] for parts in nodes for depth in range(1, len(parts))}
     used = {*KNOWN, *EPISODE_COLUMNS}
-    nested: list[list[str]] = []
-    for path in sorted(leaves):
-        parts = path.split(SEPARATOR)
-        above = [SEPARATOR.join(parts[:depth]) for depth in range(1, len(parts))]
-        if leaves.isdisjoint(above):
-            used.update((*above, path))
-        else:
-            nested.append(parts)
     names: dict[str, str] = {}
-    for parts in nested:
-        name = parts[0]
-        for depth, part in enumerate(parts[1:], 1):
-            here = SEPARATOR.join(parts[: depth + 1])
-            if SEPARATOR.join(parts[:depth]) not in leaves:
-                name = names.get(here, f"{name}{SEPARATOR}{part}")
-                continue
-            if here not in names:
-                free, number = f"{name}_{part}", 2
-                while free in used:
-                    free, number = f"{name}_{part}_{number}", number + 1
-                names[here] = free
-                used.add(free)
-            name = names[here]
-        names[SEPARATOR.join(parts)] = name
-    return {path: names[path] for path in leaves if path in names}
+    # By depth: a joined name stands beside names of less depth, which are all in use.
+    for parts in sorted(nodes, key=lambda parts: (len(parts), parts)):
+        node, above = SEPARATOR.join(parts), SEPARATOR.join(parts[:-1])
+        if above in leaves:
+            joined = f"{names[above]}_{parts[-1]}"
+            name, number = joined, 2
+            while name in used:
+                name, number = f"{joined}_{number}", number + 1
+        else:
+            name = f"{names[above]}{SEPARATOR}{parts[-1]}" if above else node
+        names[node] = name
+        used.add(name)
+    return {path: names[path] for path in leaves if names[path] != path}
 
 
 def note_joined(notes: Notes, own: str, nested: str, path: str) -> None:
