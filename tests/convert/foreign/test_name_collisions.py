@@ -98,6 +98,17 @@ def pt(nested, flat, tree):
     return make
 
 
+def skrl(folder, rng):
+    held = {
+        name: torch.from_numpy(rng.random((7, 1, 2)).astype(np.float32))
+        for name in ("states/x", "['states']['x']")
+    }
+    flat, nested = held.values()
+    rest = {"action": torch.zeros(7, 1, 1), "done": torch.zeros(7, 1, 1)}
+    torch.save(rest | {"states/x": flat, "states": {"x": nested}}, folder / "a.pt")
+    return folder / "a.pt", {n: v.numpy() for n, v in held.items()}, {"layout": "skrl"}
+
+
 def zarr_group(folder, rng):
     group = zarr.open_group(folder / "a.zarr", mode="w")
     held = {}
@@ -167,6 +178,7 @@ SOURCES = {
         pt("['obs'][0]", "['obs']['0']", lambda x, y: {"obs": {0: x, "0": y}}),
         "obs/0",
     ),
+    "pt, skrl": (skrl, "states/x"),
     "zarr": (zarr_group, "obs"),
     "sb3": (sb3, "observation/1"),
     "alf": (alf, "observation/x"),
