@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -261,6 +261,8 @@ def _bound(
     above = outline
     for name in made:
         above = above.with_field(name, real(outline.fields[reward]), ReadAt.HERE, who)
+    if math.isnan(spec.default):
+        above = replace(above, unknown=above.unknown | made.keys())
     sources = (spec.value, spec.bootstrap)
     paths = {path: 0 for path in (reward, *sources) if isinstance(path, str)}
     observed = {path: 0 for path in outline.next_obs if path in outline.schema.fields}

@@ -35,6 +35,7 @@ class Outline:
         names: Classes of all transforms so far.
         final_follows: The environment's own final row follows each end, with all its
             fields (``autoreset="next_step"``). Other final rows hold an observation.
+        unknown: Names of the fields that are NaN where they cannot be computed.
     """
 
     schema: Schema
@@ -46,6 +47,7 @@ class Outline:
     changed_by: Mapping[str, tuple[str, ...]]
     names: tuple[str, ...]
     final_follows: bool = False
+    unknown: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, schema: Schema, *, final_follows: bool = False) -> Outline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,8 @@ class DiscountedReturn:
             )
         field = real(outline.fields[reward])
         above = outline.with_field(self.name, field, ReadAt.HERE, "DiscountedReturn")
+        if math.isnan(self.default):
+            above = replace(above, unknown=above.unknown | {self.name})
 
         def over(below: Layer, base_steps: BaseSteps) -> Layer:
             return _Returns(below, base_steps, self, outline)

@@ -452,3 +452,59 @@ def test_each_step_is_drawn_once_an_epoch_on_every_route(tmp_path, route):
     batches = route(tmp_path / "ring")
     assert sorted(place for batch in batches for place in steps_of(batch)) == expected
     assert not any("next_observation" in batch for batch in batches)
+
+
+ESTIMATES = {
+    "GAE": mr.GAE(0.9, value="value"),
+    "LambdaReturn": mr.LambdaReturn(0.9, value="value"),
+    "DiscountedReturn": mr.DiscountedReturn(0.9),
+    "DiscountedReturn of a time limit": mr.DiscountedReturn(0.9, time_limit="none"),
+}
+SAMPLERS_OF_MASKS = {
+    "any": lambda s: mr.SequenceSampler(3, s, boundary="any"),
+    "pad": lambda s: mr.SequenceSampler(3, s, boundary="pad"),
+    "episode": lambda s: mr.SequenceSampler(2, s),
+    "padded": lambda s: mr.EpisodeSampler(s),
+    "ragged": lambda s: mr.EpisodeSampler(s, layout="ragged"),
+}
+
+
+@pytest.mark.parametrize("made", SAMPLERS_OF_MASKS)
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_a_loss_that_the_mask_weighs_has_no_nan_of_a_masked_step(name, made):
+    fields = dict(FIELDS, value=mr.Field((), "float32"))
+    transform = ESTIMATES[name]
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled",
+        transforms=[transform],
+    )  # fmt: skip
+    last = np.isin(np.arange(12), (3, 5, 8))
+    buffer.extend(
+        {
+            **{path: np.zeros((12, *f.shape), f.dtype) for path, f in fields.items()},
+            "reward": np.ones(12, np.float32), "value": np.full(12, 2, np.float32),
+            "truncated": last,
+        }  # fmt: skip
+    )
+    sampler = SAMPLERS_OF_MASKS[made](mr.ShuffledSampler(0, shuffle=False))
+    buffer.sampler = sampler
+    batch = buffer.sample(20)
+    assert not batch.mask.all()
+    values = batch[transform.name]
+    masked = values[~batch.mask]
+    assert not np.isnan(masked).any()
+    # Only what is unknown is 0: the same batch with a default has the other values.
+    known = mr.GAE if name == "GAE" else type(transform)
+    other = known(**{f: getattr(transform, f) for f in transform.__slots__} | {"default": 7.0})
+    with_default = mr.ReplayBuffer.create(
+        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled",
+        transforms=[other],
+    )  # fmt: skip
+    rows = buffer.gather_all()
+    with_default.extend({path: rows[path] for path in fields})
+    with_default.sampler = SAMPLERS_OF_MASKS[made](mr.ShuffledSampler(0, shuffle=False))
+    expected = with_default.sample(20)[transform.name]
+    unknown = expected == 7.0
+    np.testing.assert_array_equal(values[~unknown], expected[~unknown])
+    assert (values[unknown & ~batch.mask] == 0).all()
+    assert np.isnan(values[unknown & batch.mask]).all()
