@@ -59,7 +59,12 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import TableReader, in_place
+from mmreplay.convert.undescribed import (
+    POSITION_COLUMNS,
+    TableReader,
+    in_place,
+    no_position,
+)
 from mmreplay.convert.values import (
     VALUES_NBYTES,
     check_values,
@@ -317,7 +322,8 @@ class ParquetReader(Reader):
                         if has_nulls(array):
                             raise CorruptError(
                                 f"{file.path}: column {name!r} must have a value in "
-                                "each row, got nulls. The file was edited or damaged."
+                                f"each row, got none in row {first_null(array) + first}"
+                                ". The file was edited or damaged."
                             )
                         column = self._decode(file, name, array, first)
                         sums.add(name, column)
@@ -452,7 +458,7 @@ def _values_of(
     what = f"{file.path}: column {name!r}"
     if has_nulls(array):
         raise SourceError(
-            f"{what} lacks a value in rows [{done}, {done + len(array)}). Fill missing "
+            f"{what} lacks a value in row {done + first_null(array)}. Fill missing "
             "values, or leave the column out."
         )
     values = decode_values(array, field)
@@ -655,9 +661,12 @@ def _columns(
         dtype, shape = kinds[name]
         where = f"{file.path}: column {name!r}"
         if has_nulls(filled):
+            lacking = done + first_null(filled)
+            if name in POSITION_COLUMNS:
+                raise no_position(name, lacking)
             raise SourceError(
-                f"{where} lacks a value in rows [{done}, {done + len(filled)}). Fill "
-                "missing values, or leave the column out."
+                f"{where} lacks a value in row {lacking}. Fill missing values, or "
+                "leave the column out."
             )
         row = lengths_differ(filled, shape)
         if row is not None:
@@ -1604,6 +1613,18 @@ def has_nulls(array: Any) -> bool:
             return True
         array = _storage(array.flatten())
     return bool(array.null_count)
+
+
+def first_null(array: Any) -> int:
+    """The first row of which `has_nulls` is true, if it is of any."""
+    first, stop = 0, len(array)
+    while stop - first > 1:
+        middle = (first + stop) // 2
+        if has_nulls(array.slice(first, middle - first)):
+            stop = middle
+        else:
+            first = middle
+    return first
 
 
 def fill_missing(array: Any) -> Any:

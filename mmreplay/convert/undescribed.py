@@ -453,7 +453,16 @@ def no_integers(name: str, kind: str) -> SourceError:
         name: The column.
         kind: What it is.
     """
-    return _refused(f"{name} is {kind}", "Store the three as integers")
+    return _refused(f"{name} is {kind}", "Store the three as integers in each row")
+
+
+def no_position(name: str, row: int) -> SourceError:
+    """Return the error for a row without a value of a column of `POSITION_COLUMNS`."""
+    return _refused(
+        f"row {row} has no {name}",
+        "Remove rows without it, or leave out the three columns to read every row as a "
+        "step",
+    )
 
 
 def other_columns(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmreplay.convert.base import Notes
-from mmreplay.convert.parquet import ParquetFile, has_nulls
+from mmreplay.convert.parquet import ParquetFile, first_null, has_nulls
 from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes
 from mmreplay.errors import FormatError
@@ -353,7 +353,8 @@ def _values(
         for name, array in batch.items():
             if has_nulls(array):
                 raise FormatError(
-                    f"{table.path}: column {name!r} lacks a value. {_way_out(name)}"
+                    f"{table.path}: column {name!r} lacks a value in row "
+                    f"{first + first_null(array)}. {_way_out(name)}"
                 )
             values = array.to_numpy(zero_copy_only=False).astype(np.float64)
             odd = np.flatnonzero(~np.isfinite(values) | (np.trunc(values) != values))

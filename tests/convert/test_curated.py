@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -188,6 +189,28 @@ def test_positions_without_flags_are_refused_with_the_way_out(
         mr.load(path, tmp_path / "again")
 
 
+@pytest.mark.parametrize("name", POSITION_COLUMNS)
+def test_a_row_without_its_position_is_named_with_ways_out_that_work(
+    ring, tmp_path, name
+):
+    table, path = table_of(ring), tmp_path / "some.parquet"
+    row = 11
+    some = pa.array([n != row for n in range(len(table))])
+    column = pc.if_else(some, table[name], None)
+    lacking = table.set_column(table.schema.get_field_index(name), name, column)
+    pq.write_table(lacking, path, row_group_size=7)
+    match = (
+        rf"row {row} has no {name}\. Remove rows without it, or leave out the three "
+        r"columns to read every row as a step\."
+    )
+    with pytest.raises(SourceError, match=match):
+        mr.load(path, tmp_path / "again")
+    pq.write_table(lacking.filter(some), path)
+    assert mr.load(path, tmp_path / "again").rows in (len(table) - 1, len(table) - 2)
+    pq.write_table(lacking.drop_columns(list(POSITION_COLUMNS)), path)
+    assert mr.load(path, tmp_path / "steps").rows == len(table)
+
+
 def test_episodes_and_steps_alone_are_a_foreign_file(ring, tmp_path):
     table = table_of(ring).drop_columns(["_env_id", "_position", "_flags"])
     pq.write_table(table, tmp_path / "some.parquet")
@@ -216,7 +239,8 @@ def test_positions_that_are_no_integers_are_refused(
         table = table.set_column(number, name, cast)
     pq.write_table(table, tmp_path / "some.parquet")
     with pytest.raises(
-        SourceError, match=rf"{columns[0]} is {kind}\. Store the three as integers\."
+        SourceError,
+        match=rf"{columns[0]} is {kind}\. Store the three as integers in each row\.",
     ):
         mr.load(tmp_path / "some.parquet", tmp_path / "again")
 
@@ -236,7 +260,7 @@ def test_position_arrays_that_are_no_integers_are_refused(ring, tmp_path, dtype,
             for name in arrays.files
         }
     np.savez(tmp_path / "cast.npz", **columns)
-    match = rf"is {kind}\. Store the three as integers\."
+    match = rf"is {kind}\. Store the three as integers in each row\."
     with pytest.raises(SourceError, match=match):
         mr.load(tmp_path / "cast.npz", tmp_path / "again")
 

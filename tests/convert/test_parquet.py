@@ -515,7 +515,7 @@ def test_a_file_without_any_row_is_an_empty_buffer(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({"x": [1, None]}, SourceError, r"'x' lacks a value in rows \[0, 2\)"),
+        ({"x": [1, 2, None]}, SourceError, r"'x' lacks a value in row 2\. Fill"),
         (
             {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
             r"row 1 must have shape \[2, 1\] like the first",
@@ -530,6 +530,35 @@ def test_plain_columns_that_can_be_no_field_are_refused(
     with pytest.raises(error, match=message):
         load(write(tmp_path / "a.parquet", **columns))
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_row_that_lacks_a_value_is_found(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        rows = [
+            None if rng.random() < 0.1
+            else [None if rng.random() < 0.1 else 1.0 for _ in range(rng.integers(3))]
+            for _ in range(20)
+        ]  # fmt: skip
+        array = pa.array(rows, pa.list_(pa.float64())).slice(rng.integers(9))
+        lacking = [row is None or None in row for row in array.to_pylist()]
+        assert parquet.has_nulls(array) == any(lacking)
+        if any(lacking):
+            assert parquet.first_null(array) == lacking.index(True)
+
+
+def test_a_row_that_lacks_a_value_is_counted_over_files(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "a.parquet", x=[1, 2, 3], y=[1.0, 2.0, 3.0])
+    pq.write_table(
+        pa.table({"x": [4, None, None], "y": [1.0, 2.0, 3.0]}),
+        folder / "b.parquet",
+        row_group_size=1,
+    )
+    with pytest.raises(SourceError, match=r"b\.parquet: column 'x' lacks a .* row 4\."):
+        load(folder)
 
 
 def test_a_column_twice_is_refused(tmp_path):

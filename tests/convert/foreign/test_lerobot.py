@@ -323,7 +323,7 @@ def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
     ("odd", "got"),
     [
         (0.5, "got 0.5 in row 3"), (np.nan, "got nan in row 3"),
-        ("a", "got other values"), (None, "lacks a value in rows"),
+        ("a", "got other values"), (None, "lacks a value in row 3"),
     ],
 )  # fmt: skip
 def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):

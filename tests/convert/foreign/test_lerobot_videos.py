@@ -212,7 +212,7 @@ def test_a_truncated_video_is_named(tmp_path):
         ({"chunk_index": [0, -1, 0]}, r"must be at least 0, got -1, 0 and 0\.4"),
         ({"file_index": [0, 0, 1 << 40]}, r"must be at least 0, got 0, 1\.09"),
         ({"file_index": [0, 0, 1]}, r"file-001\.mp4 does not exist"),
-        ({"file_index": [0, 0, None]}, r"file_index' lacks a value"),
+        ({"file_index": [0, 0, None]}, r"file_index' lacks a value in row 2\."),
         ({"file_index": ["0", "0", "0"]}, r"file_index' must hold numbers, got string"),
         ({"from_timestamp": None}, r"where episodes are, got no 'videos/.*timestamp'"),
         (
