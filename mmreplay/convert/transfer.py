@@ -93,8 +93,8 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
     """
     if strict and reader.report.doubts:
         raise SourceError(
-            f"{reader.report.doubts[0]}, and strict allows no guess. Pass options that "
-            "describe the source, or load without strict."
+            f"{reader.report.doubts[0]}, and strict allows no guess. Load without "
+            "strict if the guess is right, or pass the option that says it, if any."
         )
 
 

@@ -20,7 +20,6 @@ from mmreplay.errors import (
     FailedError,
     FormatError,
     SchemaError,
-    SourceError,
 )
 from tests.convert.contract import error_of, peak
 
@@ -201,8 +200,7 @@ def test_a_file_without_its_sidecar_or_its_checksums_is_reported(file):
         ):
             load(file)
     path.unlink()
-    with pytest.raises(SourceError, match="a buffer whose description is lost"):
-        load(file, strict=True)
+    assert "a buffer whose description is lost" in " ".join(load(file).notes)
 
 
 def without(value, name):

@@ -1,6 +1,7 @@
 """Files of ours whose rows others filtered: what is left comes back as it was."""
 
 import csv
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,10 @@ from mmreplay.disk import files
 from mmreplay.errors import CorruptError, SourceError
 from tests.convert.curated import (
     AUTORESETS,
+    BREAK,
     FINAL,
+    TERMINATED,
+    TRUNCATED,
     compare,
     conditions,
     expected,
@@ -119,8 +123,39 @@ def test_the_report_counts_holes_and_lost_steps_of_final_rows(ring, tmp_path, en
         "rows that were no neighbours are of different episodes"
     ]
     assert "1 final rows were left out, whose step is not there" in report.notes
-    with pytest.raises(SourceError, match="description is lost"):
-        mr.load(path, tmp_path / "strict", strict=True, **options(path))
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending):
+    """Against the file format: what may follow an end in each mode."""
+    rows = rows_of(ring)
+    with mr.ReplayBuffer.open(ring) as buffer:
+        own = buffer.autoreset
+    pairs = list(pairwise(rows))
+    steps = [n for n, row in enumerate(rows) if not row["flags"] & FINAL]
+    # A row behind an end that is no final row is of another mode than "next_step".
+    said = [
+        n for n, (one, other) in enumerate(pairs)
+        if one["env"] == other["env"] and one["flags"] & (TERMINATED | TRUNCATED)
+        and not other["flags"] & (FINAL | BREAK)
+    ]  # fmt: skip
+    assert bool(said) == (own != "next_step")
+    unsaid = [n for n in range(len(rows)) if n not in {at + 1 for at in said}]
+    for number, (kept, sure) in enumerate(
+        ((range(len(rows)), bool(said)), (steps, True), (unsaid, False))
+    ):
+        path = chosen(ring, list(kept), ending)
+        more = options(path) | {"strict": True}
+        if sure:
+            report = mr.load(path, tmp_path / f"{number}", **more)
+            assert any("its autoreset 'disabled'" in note for note in report.notes)
+            continue
+        match = (
+            r"the buffer's autoreset was taken as '(next_step|disabled)': its rows do "
+            r"not say .*\. Load without strict if the guess is right, or pass"
+        )
+        with pytest.raises(SourceError, match=match):
+            mr.load(path, tmp_path / f"{number}", **more)
 
 
 @pytest.mark.parametrize("ending", FORMATS)

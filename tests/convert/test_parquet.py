@@ -261,7 +261,7 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
         load(rewritten(again(), lambda t: changed(t, "single/int32", None)))
 
 
-def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path):
+def test_a_file_that_lost_its_description_is_refused_or_noted(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
     metadata = described(tmp_path / "a.parquet")
     del metadata[b"mmreplay"]
@@ -273,7 +273,7 @@ def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path
         load(tmp_path / "a.parquet")
     rewritten(tmp_path / "a.parquet", lambda t: t, {b"mine": b"1"})
     report = load(tmp_path / "a.parquet")
-    assert "are of a buffer whose description is lost" in " ".join(report.doubts)
+    assert "are of a buffer whose description is lost" in " ".join(report.notes)
 
 
 def cast(table, name, kind):
