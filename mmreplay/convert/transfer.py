@@ -210,7 +210,7 @@ def split_options(
             raise SchemaError(
                 f"option {option!r} is unknown to {source.name!r} as a source and "
                 f"{target.name!r} as a target, which take "
-                f"{', '.join(known) or 'none'}. {registry.who_takes(name)}."
+                f"{', '.join(known) or 'none'}. {registry.option_advice(name, known)}"
             )
     return split["open_reader"], split["open_writer"]
 

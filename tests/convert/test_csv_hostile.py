@@ -279,6 +279,7 @@ def test_hostile_tables_are_refused(tmp_path, data, message):
             r"line 2, column 'b' must be an integer in .*, got '200'",
         ),
         ({"c": "int8"}, SchemaError, r"\(a, b\), got 'c'\. Check the spelling\."),
+        ({"aa": "int8"}, SchemaError, r"got 'aa'\. Did you mean 'a'\?"),
         (
             {"a": "bfloat16"},
             SchemaError,

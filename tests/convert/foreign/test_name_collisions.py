@@ -12,7 +12,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.cli.run import run
-from mmreplay.errors import FormatError, SourceError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.foreign import (
     test_d4rl,
     test_dqn_replay,
@@ -375,6 +375,27 @@ def test_the_command_takes_names_of_the_source(tmp_path, rng, capsys):
         )  # fmt: skip
         rewards = buffer.gather_all()["reward"]
     np.testing.assert_array_equal(rewards, data["next.reward"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("next.rewrd", "next.reward"),
+        ("rewrd", "reward"),
+        ("observatoin", "observation"),
+        ("observation.stat", "observation.state"),
+        ("observation/stat", "observation/state"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_guessed_from_both_kinds(
+    tmp_path, rng, typed, meant
+):
+    folder = test_lerobot.write(tmp_path / "set", test_lerobot.frames(rng))
+    match = rf"fields must be .*, got '{typed}'\. Did you mean '{meant}'\?$"
+    with pytest.raises(SchemaError, match=match):
+        mr.load(folder, tmp_path / "buffer", fields=["action", typed])
+    with pytest.raises(SchemaError, match=r"got 'zzz'\. Check the spelling\.$"):
+        mr.load(folder, tmp_path / "buffer", fields=["zzz"])
 
 
 def test_a_struct_and_a_column_of_its_path_are_refused(tmp_path, rng):
