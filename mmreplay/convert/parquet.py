@@ -110,6 +110,8 @@ VALUE_NBYTES = 12
 SUMS = "mmreplay.crc32c"
 FIRST_ROW = "mmreplay.first_row"
 """The row of the dataset that a part file begins with."""
+ROW_LABELS = re.compile(r"__index_level_\d+__")
+"""Name that pandas gives to the column of an index without a name."""
 SUFFIXES = (".parquet", ".pq")
 MAX_FILES = 100_000
 GROUP_NBYTES = 32 << 20
@@ -552,6 +554,8 @@ def _find(file: ParquetFile, types: Mapping[str, Any]) -> Kinds:
 class CommonColumns:
     """The columns that all files of a table have, in any order.
 
+    The labels that pandas gives to rows, as a filter leaves them, are none.
+
     Attributes:
         types: By column the Arrow type that holds the values of all files exactly.
     """
@@ -560,6 +564,7 @@ class CommonColumns:
         self.types: dict[str, Any] = {}
         self._first: Path | None = None
         self._unlike: dict[str, None] = {}
+        self._labels: dict[str, bool] = {}
 
     def add(self, file: ParquetFile) -> None:
         """Look at another file.
@@ -571,6 +576,9 @@ class CommonColumns:
         if len(own) < len(file.schema):
             twice = next(n for n in own if file.schema.names.count(n) > 1)
             raise FormatError(f"{file.path} has two columns {twice!r}. Rename one.")
+        for name in file.row_labels:
+            numbers = pa.types.is_integer(own.pop(name))
+            self._labels[name] = self._labels.get(name, True) and numbers
         if self._first is None:
             self._first, self.types = file.path, own
         self.check(file)
@@ -593,7 +601,7 @@ class CommonColumns:
         Raises:
             FormatError: A column is only in one of them.
         """
-        own = file.schema.names
+        own = [name for name in file.schema.names if name not in file.row_labels]
         lacking = [name for name in self.types if name not in own]
         extra = [name for name in own if name not in self.types]
         if lacking or extra:
@@ -608,12 +616,25 @@ class CommonColumns:
             )
 
     def note(self, notes: Notes) -> None:
-        """Note the columns that are of several types."""
+        """Note the columns that are of several types, and those that are left out."""
+        for name, numbers in self._labels.items():
+            note = f"column {name!r} is the index of a pandas table, and was left out"
+            (notes.note if numbers else notes.doubt)(note)
         for name in self._unlike:
             notes.note(
                 f"column {name!r} is of several types, and was read as "
                 f"{self.types[name]}"
             )
+
+
+def _row_labels(about: bytes) -> set[str]:
+    """Columns of an index without a name, by the metadata of pandas."""
+    try:
+        names = json.loads(about)["index_columns"]
+        return {n for n in names if isinstance(n, str) and ROW_LABELS.fullmatch(n)}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        # None, or the metadata of another program.
+        return set()
 
 
 def _common_type(one: Any, other: Any) -> Any:
@@ -711,6 +732,7 @@ class ParquetFile:
         schema: Of Arrow; strings and bytes that are entries of a dictionary, or views,
             by their plain types.
         metadata: Key-value metadata.
+        row_labels: Names of the columns of an index of pandas that has no name.
     """
 
     def __init__(self, path: Path, types: Mapping[str, Any] | None = None) -> None:
@@ -745,6 +767,8 @@ class ParquetFile:
         fields = [field.with_type(plain_type(field.type)) for field in stored]
         self.schema = pa.schema(fields, stored.metadata)
         self.metadata = dict(self._parquet.metadata.metadata or {})
+        labels = _row_labels(self.metadata.get(b"pandas", b""))
+        self.row_labels = [name for name in self.schema.names if name in labels]
 
     def _opened(self, dictionaries: Sequence[str]) -> Any:
         """The file as pyarrow reads it.

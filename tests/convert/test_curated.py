@@ -246,6 +246,22 @@ def test_a_row_without_its_position_is_named_with_ways_out_that_work(
     assert mr.load(path, tmp_path / "steps").rows == len(table)
 
 
+def test_labels_of_rows_that_pandas_adds_are_no_field(ring, tmp_path):
+    rows, table = rows_of(ring), table_of(ring)
+    kept = [n % 4 > 0 for n in range(len(rows))]
+    labels, path = "__index_level_0__", tmp_path / "some.parquet"
+    table = table.append_column(labels, pa.array(range(len(rows)))).filter(
+        pa.array(kept)
+    )
+    about = {"pandas": f'{{"index_columns": ["{labels}"]}}'}
+    pq.write_table(table.replace_schema_metadata(about), path)
+    report = mr.load(path, tmp_path / "again")
+    assert any(f"column '{labels}' is the index" in note for note in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "again") as again:
+        assert labels not in again.schema
+    compare(loaded(tmp_path / "again"), expected(rows, kept))
+
+
 def test_episodes_and_steps_alone_are_a_foreign_file(ring, tmp_path):
     table = table_of(ring).drop_columns(["_env_id", "_position", "_flags"])
     pq.write_table(table, tmp_path / "some.parquet")

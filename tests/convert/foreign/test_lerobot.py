@@ -341,6 +341,18 @@ def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):
     assert "'episode_index'" in str(caught.value)
 
 
+def test_labels_of_rows_that_pandas_adds_are_no_field(tmp_path, rng):
+    folder = write(tmp_path / "set", frames(rng), files=1)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path).append_column("__index_level_0__", pa.array(range(11)))
+    about = {"pandas": '{"index_columns": ["__index_level_0__"]}'}
+    pq.write_table(table.replace_schema_metadata(about), path)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("'__index_level_0__' is the index" in note for note in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert "__index_level_0__" not in buffer.schema
+
+
 def test_task_numbers_that_are_none_have_an_empty_text(tmp_path, rng):
     data = frames(rng) | {"task_index": np.array([0.0, 0.5, np.nan] + 8 * [1.0])}
     folder = write(tmp_path / "set", data)
