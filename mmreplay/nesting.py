@@ -204,7 +204,9 @@ def _both(path: str) -> SchemaError:
     )
 
 
-def meant(path: object, paths: Iterable[str]) -> str:
+def meant(
+    path: object, paths: Iterable[str], otherwise: str = "Use one of these."
+) -> str:
     """Return the advice for an unknown path: the path that was probably meant, if any.
 
     A known path also matches if its beginning or one of its segments was given.
@@ -215,7 +217,7 @@ def meant(path: object, paths: Iterable[str]) -> str:
     near = difflib.get_close_matches(text, known, 1)
     near += [path for path in known if len(text) > 1 and path.startswith(text)]
     near += [path for path in known if text and text in path.split("/")]
-    return f"Did you mean {near[0]!r}?" if near else "Use one of these."
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 def check_path(path: str) -> None:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,19 @@ def typed(line):
     words = shlex.split(MANY_STEPS.sub("--steps 300", line), comments=True)
     assert words.pop(0) == "mmreplay"
     return [*words, "--yes"] if words[0] in ("resize", "clear") else words
+
+
+def test_the_table_of_extras_has_those_of_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = settings["project"]["optional-dependencies"]
+    table = (DOCS / "install.md").read_text().partition("## Extras\n")[2]
+    rows = {}
+    for line in re.findall(r"^\| (`.*) \|$", table.partition("\n## ")[0], re.M):
+        names, adds, _ = line.split(" | ")
+        rows |= dict.fromkeys(re.findall(r"`(\w+)`", names), adds)
+    assert rows.keys() == extras.keys()
+    own = next(each for each in extras["dev"] if each.startswith("mmreplay["))
+    assert re.findall(r"`(\w+)`", rows["dev"]) == re.findall(r"\w+", own)[1:]
 
 
 def test_the_readme_is_short_and_its_quick_start_fits_on_a_screen():

@@ -73,6 +73,7 @@ from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.nesting import meant
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
 from mmreplay.schema.naming import KNOWN
@@ -472,7 +473,7 @@ def open_plain(path: Path, dtypes: Mapping[str, str], allow_expansion: bool) -> 
     if unknown:
         raise SchemaError(
             f"dtypes must name fields of {path} ({', '.join(names[:20])}), got "
-            f"{unknown[0]!r}. Check the spelling."
+            f"{unknown[0]!r}. {meant(unknown[0], names, 'Check the spelling.')}"
         )
     cells = Cells(kinds | dict.fromkeys(varying, ("uint8", ())), varying)
     guesses = [name for name in kinds if name not in dtypes]

@@ -59,7 +59,12 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import TableReader, in_place
+from mmreplay.convert.undescribed import (
+    POSITION_COLUMNS,
+    TableReader,
+    in_place,
+    no_position,
+)
 from mmreplay.convert.values import (
     VALUES_NBYTES,
     check_values,
@@ -105,6 +110,8 @@ VALUE_NBYTES = 12
 SUMS = "mmreplay.crc32c"
 FIRST_ROW = "mmreplay.first_row"
 """The row of the dataset that a part file begins with."""
+ROW_LABELS = re.compile(r"__index_level_\d+__")
+"""Name that pandas gives to the column of an index without a name."""
 SUFFIXES = (".parquet", ".pq")
 MAX_FILES = 100_000
 GROUP_NBYTES = 32 << 20
@@ -317,7 +324,8 @@ class ParquetReader(Reader):
                         if has_nulls(array):
                             raise CorruptError(
                                 f"{file.path}: column {name!r} must have a value in "
-                                "each row, got nulls. The file was edited or damaged."
+                                f"each row, got none in row {first_null(array) + first}"
+                                ". The file was edited or damaged."
                             )
                         column = self._decode(file, name, array, first)
                         sums.add(name, column)
@@ -452,7 +460,7 @@ def _values_of(
     what = f"{file.path}: column {name!r}"
     if has_nulls(array):
         raise SourceError(
-            f"{what} lacks a value in rows [{done}, {done + len(array)}). Fill missing "
+            f"{what} lacks a value in row {done + first_null(array)}. Fill missing "
             "values, or leave the column out."
         )
     values = decode_values(array, field)
@@ -546,6 +554,8 @@ def _find(file: ParquetFile, types: Mapping[str, Any]) -> Kinds:
 class CommonColumns:
     """The columns that all files of a table have, in any order.
 
+    The labels that pandas gives to rows, as a filter leaves them, are none.
+
     Attributes:
         types: By column the Arrow type that holds the values of all files exactly.
     """
@@ -554,6 +564,7 @@ class CommonColumns:
         self.types: dict[str, Any] = {}
         self._first: Path | None = None
         self._unlike: dict[str, None] = {}
+        self._labels: dict[str, bool] = {}
 
     def add(self, file: ParquetFile) -> None:
         """Look at another file.
@@ -565,6 +576,9 @@ class CommonColumns:
         if len(own) < len(file.schema):
             twice = next(n for n in own if file.schema.names.count(n) > 1)
             raise FormatError(f"{file.path} has two columns {twice!r}. Rename one.")
+        for name in file.row_labels:
+            numbers = pa.types.is_integer(own.pop(name))
+            self._labels[name] = self._labels.get(name, True) and numbers
         if self._first is None:
             self._first, self.types = file.path, own
         self.check(file)
@@ -587,7 +601,7 @@ class CommonColumns:
         Raises:
             FormatError: A column is only in one of them.
         """
-        own = file.schema.names
+        own = [name for name in file.schema.names if name not in file.row_labels]
         lacking = [name for name in self.types if name not in own]
         extra = [name for name in own if name not in self.types]
         if lacking or extra:
@@ -602,12 +616,25 @@ class CommonColumns:
             )
 
     def note(self, notes: Notes) -> None:
-        """Note the columns that are of several types."""
+        """Note the columns that are of several types, and those that are left out."""
+        for name, numbers in self._labels.items():
+            note = f"column {name!r} is the index of a pandas table, and was left out"
+            (notes.note if numbers else notes.doubt)(note)
         for name in self._unlike:
             notes.note(
                 f"column {name!r} is of several types, and was read as "
                 f"{self.types[name]}"
             )
+
+
+def _row_labels(about: bytes) -> set[str]:
+    """Columns of an index without a name, by the metadata of pandas."""
+    try:
+        names = json.loads(about)["index_columns"]
+        return {n for n in names if isinstance(n, str) and ROW_LABELS.fullmatch(n)}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        # None, or the metadata of another program.
+        return set()
 
 
 def _common_type(one: Any, other: Any) -> Any:
@@ -655,9 +682,12 @@ def _columns(
         dtype, shape = kinds[name]
         where = f"{file.path}: column {name!r}"
         if has_nulls(filled):
+            lacking = done + first_null(filled)
+            if name in POSITION_COLUMNS:
+                raise no_position(name, lacking)
             raise SourceError(
-                f"{where} lacks a value in rows [{done}, {done + len(filled)}). Fill "
-                "missing values, or leave the column out."
+                f"{where} lacks a value in row {lacking}. Fill missing values, or "
+                "leave the column out."
             )
         row = lengths_differ(filled, shape)
         if row is not None:
@@ -702,6 +732,7 @@ class ParquetFile:
         schema: Of Arrow; strings and bytes that are entries of a dictionary, or views,
             by their plain types.
         metadata: Key-value metadata.
+        row_labels: Names of the columns of an index of pandas that has no name.
     """
 
     def __init__(self, path: Path, types: Mapping[str, Any] | None = None) -> None:
@@ -736,6 +767,8 @@ class ParquetFile:
         fields = [field.with_type(plain_type(field.type)) for field in stored]
         self.schema = pa.schema(fields, stored.metadata)
         self.metadata = dict(self._parquet.metadata.metadata or {})
+        labels = _row_labels(self.metadata.get(b"pandas", b""))
+        self.row_labels = [name for name in self.schema.names if name in labels]
 
     def _opened(self, dictionaries: Sequence[str]) -> Any:
         """The file as pyarrow reads it.
@@ -1604,6 +1637,18 @@ def has_nulls(array: Any) -> bool:
             return True
         array = _storage(array.flatten())
     return bool(array.null_count)
+
+
+def first_null(array: Any) -> int:
+    """The first row of which `has_nulls` is true, if it is of any."""
+    first, stop = 0, len(array)
+    while stop - first > 1:
+        middle = (first + stop) // 2
+        if has_nulls(array.slice(first, middle - first)):
+            stop = middle
+        else:
+            first = middle
+    return first
 
 
 def fill_missing(array: Any) -> Any:

@@ -99,7 +99,7 @@ def open_reader(
     """
     other = registry.find_layout("pt", layout, path)
     if other is not None:
-        return other.open_reader("pt", path, size=size, cursor=cursor)
+        return other.open_reader("pt", path, size=size, cursor=cursor, fields=fields)
     registry.refuse_layout_options("pt", size=size, cursor=cursor)
     file = File.open(path, None)
     try:

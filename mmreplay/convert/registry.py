@@ -32,6 +32,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.nesting import meant
 from mmreplay.schema.schema import refuse_varying
 from mmreplay.storage.foreign_zarr.remote import url_of
 
@@ -411,7 +412,11 @@ def _endings(does: str) -> str:
 
 
 def _function(file_format: Format, name: str) -> Callable[..., Any]:
-    return cast("Callable[..., Any]", getattr(import_module(file_format.home), name))
+    return _imported(file_format.home, name)
+
+
+def _imported(home: str, name: str) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(import_module(home), name))
 
 
 def open_reader(found: Format, path: Path, **options: object) -> Reader:
@@ -563,10 +568,14 @@ def _check_options(
     legal = _options(function)
     unknown = sorted(set(options) - set(legal))
     if unknown:
+        reads = function.__name__ == "open_reader"
+        side, caller = ("source", "load") if reads else ("target", "export")
+        # Their own arguments are options to a user, who may misspell one.
+        own = _options(_imported(f"mmreplay.convert.{caller}", caller))
         raise SchemaError(
-            f"option {unknown[0]!r} is unknown to {function.__name__} of format "
-            f"{file_format.name!r}, which takes {', '.join(legal) or 'none'}. "
-            f"{who_takes(unknown[0])}."
+            f"option {unknown[0]!r} is unknown to {file_format.name!r} as a {side}, "
+            f"which takes {', '.join(legal) or 'none'}. "
+            f"{option_advice(unknown[0], (*legal, *own, 'overwrite'))}"
         )
     for name, each in inspect.signature(function).parameters.items():
         if isinstance(each.default, bool) and not isinstance(
@@ -578,8 +587,13 @@ def _check_options(
             )
 
 
-def who_takes(option: str) -> str:
-    """The advice for an option that a format does not have."""
+def option_advice(option: str, known: Iterable[str]) -> str:
+    """The advice for an option that a format does not have.
+
+    Args:
+        option: Its name.
+        known: Names of options that may be passed.
+    """
     sides = (("reads", "open_reader"), ("writes", "open_writer"))
     takers = [
         each.name
@@ -589,7 +603,7 @@ def who_takes(option: str) -> str:
             for does, side in sides
         )
     ]
-    if not takers:
-        return "Leave it out"
-    verb = "takes" if len(takers) == 1 else "take"
-    return f"Leave it out, or use {' or '.join(takers)}, which {verb} it"
+    if takers:
+        verb = "takes" if len(takers) == 1 else "take"
+        return f"Leave it out, or use {' or '.join(takers)}, which {verb} it."
+    return meant(option, known, "Leave it out.")

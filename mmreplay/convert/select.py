@@ -14,7 +14,7 @@ from mmreplay.convert.episode_ends import EpisodeSpans, inside
 from mmreplay.convert.ranges import RowRanges, select_ranges
 from mmreplay.episodes import FINAL, TRUNCATED
 from mmreplay.errors import SchemaError, shown
-from mmreplay.nesting import under
+from mmreplay.nesting import SEPARATOR, meant, under
 from mmreplay.ring import Span
 from mmreplay.schema.source_names import OwnNames
 
@@ -118,9 +118,15 @@ def paths_of(
             found = {path for own in exact for path in known[own]}.intersection(paths)
             found.update(under(paths, name) if name not in known else ())
         if not found:
+            legal = {
+                SEPARATOR.join(parts[:depth])
+                for parts in (path.split(SEPARATOR) for path in (*paths, *known))
+                for depth in range(1, len(parts) + 1)
+            }
+            advice = meant(name, sorted(legal - {name}), "Check the spelling.")
             raise SchemaError(
                 f"fields must be fields or subtrees of {', '.join(paths[:20])}, got "
-                f"{shown(name)}. Check the spelling."
+                f"{shown(name)}. {advice}"
             )
         selected.update(found)
     return tuple(path for path in paths if path in selected)

@@ -93,8 +93,8 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
     """
     if strict and reader.report.doubts:
         raise SourceError(
-            f"{reader.report.doubts[0]}, and strict allows no guess. Pass options that "
-            "describe the source, or load without strict."
+            f"{reader.report.doubts[0]}, and strict allows no guess. Load without "
+            "strict if the guess is right, or pass the option that says it, if any."
         )
 
 
@@ -210,7 +210,7 @@ def split_options(
             raise SchemaError(
                 f"option {option!r} is unknown to {source.name!r} as a source and "
                 f"{target.name!r} as a target, which take "
-                f"{', '.join(known) or 'none'}. {registry.who_takes(name)}."
+                f"{', '.join(known) or 'none'}. {registry.option_advice(name, known)}"
             )
     return split["open_reader"], split["open_writer"]
 

@@ -45,9 +45,9 @@ from mmreplay.convert.description import (
 from mmreplay.convert.episode_ends import Marks
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.disk.files import File
-from mmreplay.episodes import ALL_FLAGS, END, FINAL
+from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL
 from mmreplay.errors import CorruptError, SourceError
-from mmreplay.format.metadata import MAX_NUM_ENVS
+from mmreplay.format.metadata import MAX_NUM_ENVS, Autoreset
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.episode_numbers import (
     EpisodeChanges,
@@ -453,7 +453,16 @@ def no_integers(name: str, kind: str) -> SourceError:
         name: The column.
         kind: What it is.
     """
-    return _refused(f"{name} is {kind}", "Store the three as integers")
+    return _refused(f"{name} is {kind}", "Store the three as integers in each row")
+
+
+def no_position(name: str, row: int) -> SourceError:
+    """Return the error for a row without a value of a column of `POSITION_COLUMNS`."""
+    return _refused(
+        f"row {row} has no {name}",
+        "Remove rows without it, or leave out the three columns to read every row as a "
+        "step",
+    )
 
 
 def other_columns(
@@ -477,6 +486,8 @@ class RowPositions:
         orphans: Number of final rows behind a hole, which no run has.
         finals: Some row is a final row.
         bare: Some end is not followed by its final row.
+        sure: Some end is followed by the first step of an episode, which it never is
+            with autoreset ``"next_step"``.
     """
 
     first: dict[int, int] = field(default_factory=dict)
@@ -487,6 +498,7 @@ class RowPositions:
     orphans: int = 0
     finals: bool = False
     bare: bool = False
+    sure: bool = False
 
     @classmethod
     def of(cls, blocks: Iterator[Columns]) -> RowPositions:
@@ -535,6 +547,7 @@ class RowPositions:
         ended = np.concatenate([[self.last.get(env_id, 0)], flags[:-1]]) & END != 0
         self.finals |= bool(final.any())
         self.bare |= bool((ended & (begins | ~final)).any())
+        self.sure |= bool((ended & ~begins & (flags & (FINAL | BREAK) == 0)).any())
         # An environment's oldest row may be a final row, as in a ring.
         begins[0] &= not oldest
         # What a hole parts from its step is the next observation of no step.
@@ -570,7 +583,7 @@ class RowPositions:
 
         Args:
             schema: The fields.
-            notes: Receives the doubt about the rest.
+            notes: Receives what is known of the rest, and what is not.
         """
         count = max(self.first, default=0) + 1
         first = np.array([self.first.get(env_id, 0) for env_id in range(count)])
@@ -578,13 +591,20 @@ class RowPositions:
         ranges = self.ranges
         rows = np.zeros(count, np.int64)
         np.add.at(rows, ranges.env_ids, ranges.stop - ranges.first)
-        known = self.finals and not self.bare
-        notes.doubt(
-            f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
-            "is lost: rows go to these positions; its autoreset was taken as "
-            f"{'next_step' if known else 'disabled'!r}, its capacity as the number of "
-            "rows"
+        autoreset: Autoreset = (
+            "next_step" if self.finals and not self.bare else "disabled"
         )
+        notes.note(
+            f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
+            "is lost: rows go to these positions, its capacity is the number of rows, "
+            f"and its autoreset {autoreset!r}"
+        )
+        if self.finals and not self.sure:
+            # Without final rows the autoreset makes no difference to any row.
+            notes.doubt(
+                f"the buffer's autoreset was taken as {autoreset!r}: its rows do not "
+                "say whether final rows are the environment's own, as with 'next_step'"
+            )
         if self.holes:
             notes.note(
                 f"{POSITION} has {self.holes:,} holes: the rows behind one follow at "
@@ -596,8 +616,7 @@ class RowPositions:
                 f"{self.orphans:,} final rows were left out, whose step is not there"
             )
         return Description(
-            schema, first, stop, max(1, int(rows.max())),
-            "next_step" if known else "disabled",
+            schema, first, stop, max(1, int(rows.max())), autoreset
         )  # fmt: skip
 
 

@@ -112,8 +112,8 @@ class ArrowRows:
         where = f"{self._window.name}: column {self._column!r}"
         if parquet.has_nulls(array):
             raise SourceError(
-                f"{where} lacks a value in rows [{first}, {stop}). Fill missing "
-                "values, or leave the column out."
+                f"{where} lacks a value in row {first + parquet.first_null(array)}. "
+                "Fill missing values, or leave the column out."
             )
         row = parquet.lengths_differ(array, self._stored)
         if row is not None:
@@ -156,8 +156,8 @@ def text_rows(window: Window, column: str, field: Field) -> TextRows:
         array = window.read(column, first, stop)
         if parquet.has_nulls(array):
             raise SourceError(
-                f"{name} lacks a value in rows [{first}, {stop}). Fill missing values, "
-                "or leave the column out."
+                f"{name} lacks a value in row {first + parquet.first_null(array)}. "
+                "Fill missing values, or leave the column out."
             )
         with parquet_errors(Path(window.name)):
             check_lengths(parquet.row_nbytes_of(array), field, name, first)

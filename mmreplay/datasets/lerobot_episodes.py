@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmreplay.convert.base import Notes
-from mmreplay.convert.parquet import ParquetFile, has_nulls
+from mmreplay.convert.parquet import ParquetFile, first_null, has_nulls
 from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes
 from mmreplay.errors import FormatError
@@ -29,6 +29,8 @@ ADDRESS = ("chunk_index", "file_index", "from_timestamp")
 """Endings of the columns that say where the frames of a camera are."""
 STOP = "to_timestamp"
 """Ending of the column that says where they end, which a set may lack."""
+INTEGERS = (EPISODE, LENGTH, FIRST, *ADDRESS[:2])
+"""Endings of the columns of whole numbers, which other tools may store as floats."""
 MAX_EPISODES = 10_000_000
 MAX_CHUNK = 1 << 31
 PATHS = {
@@ -40,7 +42,9 @@ PATHS = {
 NAME = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
 BATCH_ROWS = 1024
 Numbers = NDArray[np.int64]
+AGAIN = "Download the dataset again."
 WAY_OUT = "Download the dataset again, or pass video='skip'."
+"""For what is read for videos only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +309,8 @@ def _read(
     """Return columns of ``meta/episodes`` by name, each float64 ``[episodes]``.
 
     Raises:
-        FormatError: A column is not there, or holds no numbers; or an episode is there
-            twice.
+        FormatError: A column is not there, or holds no numbers, or fractions where
+            those count; or an episode is there twice.
     """
     in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:
@@ -316,7 +320,7 @@ def _read(
                 got = f"no {missing[0]!r}" if missing else f"{table.rows} rows"
                 raise FormatError(
                     f"{path} must say in at most {MAX_EPISODES} rows where episodes "
-                    f"are, got {got}. {WAY_OUT}"
+                    f"are, got {got}. {_way_out(*missing[:1])}"
                 )
             wanted = [EPISODE, *names]
             wanted += [name for name in optional if name in table.schema.names]
@@ -327,8 +331,7 @@ def _read(
     unique, counts = np.unique(numbers, return_counts=True)
     if len(unique) < len(numbers):
         raise FormatError(
-            f"{folder / EPISODES} has episode {unique[counts > 1][0]:g} twice. "
-            f"{WAY_OUT}"
+            f"{folder / EPISODES} has episode {unique[counts > 1][0]:g} twice. {AGAIN}"
         )
     return {
         name: values for name, values in columns.items() if len(values) == len(numbers)
@@ -343,12 +346,27 @@ def _values(
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise FormatError(
                 f"{table.path}: column {name!r} must hold numbers, got {kind}. "
-                f"{WAY_OUT}"
+                f"{_way_out(name)}"
             )
+    first = 0
     for batch in table.batches(BATCH_ROWS, names):
         for name, array in batch.items():
             if has_nulls(array):
                 raise FormatError(
-                    f"{table.path}: column {name!r} lacks a value. {WAY_OUT}"
+                    f"{table.path}: column {name!r} lacks a value in row "
+                    f"{first + first_null(array)}. {_way_out(name)}"
                 )
-            yield name, array.to_numpy(zero_copy_only=False).astype(np.float64)
+            values = array.to_numpy(zero_copy_only=False).astype(np.float64)
+            odd = np.flatnonzero(~np.isfinite(values) | (np.trunc(values) != values))
+            if len(odd) and name.rpartition("/")[2] in INTEGERS:
+                raise FormatError(
+                    f"{table.path}: column {name!r} must hold whole numbers, got "
+                    f"{values[odd[0]]:g} in row {first + odd[0]}. {_way_out(name)}"
+                )
+            yield name, values
+        first += len(values)
+
+
+def _way_out(name: str = "") -> str:
+    """Return the advice about a column; of episodes it is read in any case."""
+    return WAY_OUT if name.startswith("videos/") else AGAIN

@@ -12,7 +12,7 @@ import mmreplay as mr
 
 AUTORESETS = ("disabled", "same_step", "next_step")
 NOTES = ("go", "", 'say "no", then', "å")
-START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
+START, TERMINATED, TRUNCATED, FINAL, BREAK = 1, 2, 4, 8, 16
 SCHEMA = mr.Schema(
     {
         "observation": mr.Field((2,), "float32"),

@@ -252,7 +252,7 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
         ({"fields": ["x"]}, "fields or subtrees of a, b, terminated, observation, got"),
         (
             {"colour": 3, "format": "pt"},
-            "option 'colour' is unknown to open_writer of format",
+            "option 'colour' is unknown to 'pt' as a target, which",
         ),
         (
             {"compression": "x"},

@@ -227,6 +227,9 @@ def test_an_option_goes_to_one_side_where_it_says_so(cli, tmp_path):
         code, _, err = cli(*both, "--overwrite", *options, "-o", wrong)
         assert code == 3
         assert f"option '{wrong.partition('=')[0]}' is unknown to" in err
+    code, _, err = cli(*both, "--overwrite", "-o", "from.layot=skrl")
+    assert code == 3
+    assert "Did you mean 'layout'?" in err
 
 
 def test_a_damaged_file_exits_with_1_and_names_it(cli, source, tmp_path):

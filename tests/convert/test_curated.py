@@ -1,9 +1,11 @@
 """Files of ours whose rows others filtered: what is left comes back as it was."""
 
 import csv
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +17,10 @@ from mmreplay.disk import files
 from mmreplay.errors import CorruptError, SourceError
 from tests.convert.curated import (
     AUTORESETS,
+    BREAK,
     FINAL,
+    TERMINATED,
+    TRUNCATED,
     compare,
     conditions,
     expected,
@@ -118,8 +123,39 @@ def test_the_report_counts_holes_and_lost_steps_of_final_rows(ring, tmp_path, en
         "rows that were no neighbours are of different episodes"
     ]
     assert "1 final rows were left out, whose step is not there" in report.notes
-    with pytest.raises(SourceError, match="description is lost"):
-        mr.load(path, tmp_path / "strict", strict=True, **options(path))
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending):
+    """Against the file format: what may follow an end in each mode."""
+    rows = rows_of(ring)
+    with mr.ReplayBuffer.open(ring) as buffer:
+        own = buffer.autoreset
+    pairs = list(pairwise(rows))
+    steps = [n for n, row in enumerate(rows) if not row["flags"] & FINAL]
+    # A row behind an end that is no final row is of another mode than "next_step".
+    said = [
+        n for n, (one, other) in enumerate(pairs)
+        if one["env"] == other["env"] and one["flags"] & (TERMINATED | TRUNCATED)
+        and not other["flags"] & (FINAL | BREAK)
+    ]  # fmt: skip
+    assert bool(said) == (own != "next_step")
+    unsaid = [n for n in range(len(rows)) if n not in {at + 1 for at in said}]
+    for number, (kept, sure) in enumerate(
+        ((range(len(rows)), bool(said)), (steps, True), (unsaid, False))
+    ):
+        path = chosen(ring, list(kept), ending)
+        more = options(path) | {"strict": True}
+        if sure:
+            report = mr.load(path, tmp_path / f"{number}", **more)
+            assert any("its autoreset 'disabled'" in note for note in report.notes)
+            continue
+        match = (
+            r"the buffer's autoreset was taken as '(next_step|disabled)': its rows do "
+            r"not say .*\. Load without strict if the guess is right, or pass"
+        )
+        with pytest.raises(SourceError, match=match):
+            mr.load(path, tmp_path / f"{number}", **more)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
@@ -188,6 +224,44 @@ def test_positions_without_flags_are_refused_with_the_way_out(
         mr.load(path, tmp_path / "again")
 
 
+@pytest.mark.parametrize("name", POSITION_COLUMNS)
+def test_a_row_without_its_position_is_named_with_ways_out_that_work(
+    ring, tmp_path, name
+):
+    table, path = table_of(ring), tmp_path / "some.parquet"
+    row = 11
+    some = pa.array([n != row for n in range(len(table))])
+    column = pc.if_else(some, table[name], None)
+    lacking = table.set_column(table.schema.get_field_index(name), name, column)
+    pq.write_table(lacking, path, row_group_size=7)
+    match = (
+        rf"row {row} has no {name}\. Remove rows without it, or leave out the three "
+        r"columns to read every row as a step\."
+    )
+    with pytest.raises(SourceError, match=match):
+        mr.load(path, tmp_path / "again")
+    pq.write_table(lacking.filter(some), path)
+    assert mr.load(path, tmp_path / "again").rows in (len(table) - 1, len(table) - 2)
+    pq.write_table(lacking.drop_columns(list(POSITION_COLUMNS)), path)
+    assert mr.load(path, tmp_path / "steps").rows == len(table)
+
+
+def test_labels_of_rows_that_pandas_adds_are_no_field(ring, tmp_path):
+    rows, table = rows_of(ring), table_of(ring)
+    kept = [n % 4 > 0 for n in range(len(rows))]
+    labels, path = "__index_level_0__", tmp_path / "some.parquet"
+    table = table.append_column(labels, pa.array(range(len(rows)))).filter(
+        pa.array(kept)
+    )
+    about = {"pandas": f'{{"index_columns": ["{labels}"]}}'}
+    pq.write_table(table.replace_schema_metadata(about), path)
+    report = mr.load(path, tmp_path / "again")
+    assert any(f"column '{labels}' is the index" in note for note in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "again") as again:
+        assert labels not in again.schema
+    compare(loaded(tmp_path / "again"), expected(rows, kept))
+
+
 def test_episodes_and_steps_alone_are_a_foreign_file(ring, tmp_path):
     table = table_of(ring).drop_columns(["_env_id", "_position", "_flags"])
     pq.write_table(table, tmp_path / "some.parquet")
@@ -216,7 +290,8 @@ def test_positions_that_are_no_integers_are_refused(
         table = table.set_column(number, name, cast)
     pq.write_table(table, tmp_path / "some.parquet")
     with pytest.raises(
-        SourceError, match=rf"{columns[0]} is {kind}\. Store the three as integers\."
+        SourceError,
+        match=rf"{columns[0]} is {kind}\. Store the three as integers in each row\.",
     ):
         mr.load(tmp_path / "some.parquet", tmp_path / "again")
 
@@ -236,7 +311,7 @@ def test_position_arrays_that_are_no_integers_are_refused(ring, tmp_path, dtype,
             for name in arrays.files
         }
     np.savez(tmp_path / "cast.npz", **columns)
-    match = rf"is {kind}\. Store the three as integers\."
+    match = rf"is {kind}\. Store the three as integers in each row\."
     with pytest.raises(SourceError, match=match):
         mr.load(tmp_path / "cast.npz", tmp_path / "again")
 

@@ -329,13 +329,13 @@ def test_a_checksum_is_held_against_values_even_where_it_is_0(tmp_path, packed):
         load(path)
 
 
-def test_a_file_that_lost_its_description_is_doubted(tmp_path):
+def test_a_file_that_lost_its_description_is_noted(tmp_path):
     path = tmp_path / "a.npz"
     with seven_and_eight(tmp_path / "s") as buffer:
         mr.export(buffer, path)
     path.write_bytes(path.read_bytes().replace(b"mmreplay.json", b"mmreplay.jso_"))
     report = load(path)
-    assert "are of a buffer whose description is lost" in " ".join(report.doubts)
+    assert "are of a buffer whose description is lost" in " ".join(report.notes)
 
 
 def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):

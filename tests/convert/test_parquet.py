@@ -261,7 +261,7 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
         load(rewritten(again(), lambda t: changed(t, "single/int32", None)))
 
 
-def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path):
+def test_a_file_that_lost_its_description_is_refused_or_noted(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
     metadata = described(tmp_path / "a.parquet")
     del metadata[b"mmreplay"]
@@ -273,7 +273,7 @@ def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path
         load(tmp_path / "a.parquet")
     rewritten(tmp_path / "a.parquet", lambda t: t, {b"mine": b"1"})
     report = load(tmp_path / "a.parquet")
-    assert "are of a buffer whose description is lost" in " ".join(report.doubts)
+    assert "are of a buffer whose description is lost" in " ".join(report.notes)
 
 
 def cast(table, name, kind):
@@ -515,7 +515,7 @@ def test_a_file_without_any_row_is_an_empty_buffer(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({"x": [1, None]}, SourceError, r"'x' lacks a value in rows \[0, 2\)"),
+        ({"x": [1, 2, None]}, SourceError, r"'x' lacks a value in row 2\. Fill"),
         (
             {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
             r"row 1 must have shape \[2, 1\] like the first",
@@ -530,6 +530,99 @@ def test_plain_columns_that_can_be_no_field_are_refused(
     with pytest.raises(error, match=message):
         load(write(tmp_path / "a.parquet", **columns))
     assert not (tmp_path / "target").exists()
+
+
+LABELS = "__index_level_0__"
+LEFT_OUT = f"column '{LABELS}' is the index of a pandas table, and was left out"
+
+
+def labelled(path, labels, about=None, name=LABELS, **columns):
+    """Write a table with the labels of its rows, as pandas does after a filter."""
+    about = json.dumps({"index_columns": [name]}) if about is None else about
+    table = pa.table({**columns, name: labels})
+    pq.write_table(table.replace_schema_metadata({"pandas": about}), path)
+    return path
+
+
+def test_labels_of_rows_are_left_out(tmp_path):
+    columns = {"x": [1.0, 2.0], "terminated": [False, True]}
+    path = labelled(tmp_path / "a.parquet", [0, 7], **columns)
+    report = load(path, strict=True)
+    assert (LEFT_OUT in report.notes, LEFT_OUT in report.doubts) == (True, False)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.paths == ("x", "terminated")
+        assert target.gather_all()["x"].tolist() == [1.0, 2.0]
+    for labels in (["a", "b"], [0.5, 1.5]):
+        path = labelled(tmp_path / "a.parquet", labels, **columns)
+        report = load(path, overwrite=True)
+        assert (LEFT_OUT in report.notes, LEFT_OUT in report.doubts) == (False, True)
+
+
+def test_some_files_of_a_table_may_have_labels_of_rows(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "a.parquet", x=[1, 2])
+    labelled(folder / "b.parquet", [5, 7], x=[3, 4])
+    write(folder / "c.parquet", x=[5])
+    assert LEFT_OUT in load(folder).notes
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.paths == ("x",)
+        assert target.gather_all()["x"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_an_index_that_has_a_name_is_a_column(tmp_path):
+    path = labelled(
+        tmp_path / "a.parquet", [0, 1, 1], name="episode_index", x=[1, 2, 3]
+    )
+    report = load(path)
+    assert (report.episodes, report.doubts) == (2, ())
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.paths == ("x", "episode_index")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "", "x", "{", "[]", "1", "null", "{}", "[" * 100_000, b"\xff",
+        '{"index_columns": 1}', '{"index_columns": null}',
+        '{"index_columns": [{"kind": "range"}, 0, null, ["__index_level_0__"]]}',
+        '{"index_columns": ["x", "__index_level_1__"]}',
+    ],
+)  # fmt: skip
+def test_metadata_that_names_no_labels_leaves_nothing_out(tmp_path, about):
+    path = labelled(tmp_path / "a.parquet", [0, 7], about, x=[1.0, 2.0])
+    load(path)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.paths == ("x", LABELS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_row_that_lacks_a_value_is_found(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        rows = [
+            None if rng.random() < 0.1
+            else [None if rng.random() < 0.1 else 1.0 for _ in range(rng.integers(3))]
+            for _ in range(20)
+        ]  # fmt: skip
+        array = pa.array(rows, pa.list_(pa.float64())).slice(rng.integers(9))
+        lacking = [row is None or None in row for row in array.to_pylist()]
+        assert parquet.has_nulls(array) == any(lacking)
+        if any(lacking):
+            assert parquet.first_null(array) == lacking.index(True)
+
+
+def test_a_row_that_lacks_a_value_is_counted_over_files(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "a.parquet", x=[1, 2, 3], y=[1.0, 2.0, 3.0])
+    pq.write_table(
+        pa.table({"x": [4, None, None], "y": [1.0, 2.0, 3.0]}),
+        folder / "b.parquet",
+        row_group_size=1,
+    )
+    with pytest.raises(SourceError, match=r"b\.parquet: column 'x' lacks a .* row 4\."):
+        load(folder)
 
 
 def test_a_column_twice_is_refused(tmp_path):

@@ -182,7 +182,7 @@ def test_what_polars_writes_comes_in(rows, tmp_path):
     mr.export(tmp_path / "source", tmp_path / "c.parquet")
     polars.read_parquet(tmp_path / "c.parquet").write_parquet(tmp_path / "d.parquet")
     report = mr.load(tmp_path / "d.parquet", tmp_path / "again")
-    assert "a buffer whose description is lost" in " ".join(report.doubts)
+    assert "a buffer whose description is lost" in " ".join(report.notes)
 
 
 def test_what_duckdb_writes_comes_in(rows, tmp_path):

@@ -301,9 +301,36 @@ def test_a_format_is_found_by_its_entry_point(source, tmp_path, monkeypatch):
 
 def test_an_option_that_no_format_takes_is_refused(source, tmp_path):
     with pytest.raises(
-        SchemaError, match="option 'colour' is unknown to open_writer of format"
+        SchemaError, match="option 'colour' is unknown to 'npz' as a target, which"
     ):
         mr.export(source, tmp_path / "a.npz", colour=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("compresion", r"Did you mean 'compression'\?$"),
+        ("overwrit", r"Did you mean 'overwrite'\?$"),
+        ("priority", r"Did you mean 'priorities'\?$"),
+        # Another format has it.
+        ("vectors", r"Leave it out, or use parquet, which takes it\.$"),
+        ("zzz", r"Leave it out\.$"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_guessed(source, tmp_path, option, advice):
+    match = rf"option '{option}' is unknown to 'npz' as a target, which takes compress"
+    with pytest.raises(SchemaError, match=f"{match}.*{advice}"):
+        mr.export(source, tmp_path / "a.npz", **{option: 3})
+
+
+def test_an_argument_of_load_that_is_misspelt_is_guessed(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet")
+    match = (
+        r"^option 'capcity' is unknown to 'parquet' as a source, which takes "
+        r"allow_expansion\. Did you mean 'capacity'\?$"
+    )
+    with pytest.raises(SchemaError, match=match):
+        mr.load(tmp_path / "a.parquet", tmp_path / "b", capcity=9)
 
 
 def test_importing_convert_loads_no_format_library():

@@ -170,13 +170,13 @@ def test_a_single_checksum_that_is_missing_is_refused(file, name):
         load(file)
 
 
-def test_a_file_that_lost_its_description_is_refused_or_doubted(file):
+def test_a_file_that_lost_its_description_is_refused_or_noted(file):
     retold(file, lambda header: header.pop("mmreplay"))
     with pytest.raises(CorruptError, match="in its metadata, but no 'mmreplay'"):
         load(file)
     retold(file, lambda header: header.pop(SUMS))
     report = load(file)
-    assert "are of a buffer whose description is lost" in " ".join(report.doubts)
+    assert "are of a buffer whose description is lost" in " ".join(report.notes)
 
 
 @pytest.mark.parametrize("size", [1 << 40, (16 << 20) + 1, 200])

@@ -842,7 +842,7 @@ def test_values_come_back_where_the_description_is_lost(tmp_path):
         arrays = {name: loaded[name] for name in loaded if name != "mmreplay.json"}
     save(tmp_path / "b.npz", arrays)
     report = mr.load(tmp_path / "b.npz", tmp_path / "again")
-    assert "a buffer whose description is lost" in " ".join(report.doubts)
+    assert "a buffer whose description is lost" in " ".join(report.notes)
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         rows = loaded.gather_all()
     for path in ("tokens", "text", "points"):

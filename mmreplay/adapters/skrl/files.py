@@ -8,7 +8,7 @@ written here are chronological: each environment starts at row 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmreplay.adapters.skrl.tensor_file import (
@@ -21,6 +21,7 @@ from mmreplay.convert import npz, pt
 from mmreplay.convert.base import Notes, Reader, Writer, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.disk.files import File
+from mmreplay.schema.source_names import own_names_of
 
 FILE_NAME = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
 
@@ -34,6 +35,7 @@ def open_reader(
     num_envs: int = 1,
     dtypes: Mapping[str, str] | None = None,
     allow_expansion: bool = False,
+    fields: Sequence[str] | None = None,
 ) -> Reader:
     """Open a memory's file as a source.
 
@@ -45,6 +47,7 @@ def open_reader(
         num_envs: Environments, whose rows stand in turns in csv.
         dtypes: Dtype name by field, in csv.
         allow_expansion: Unpack what holds more than 1,000 times what it takes.
+        fields: See `name_fields`.
     """
     if format == "csv":
         from mmreplay.adapters.skrl.csv_file import interleave
@@ -56,11 +59,13 @@ def open_reader(
     file = File.open(path, None)
     try:
         notes = Notes()
+        own_names: dict[str, str] = {}
         if format == "npz":
             columns, _ = npz.read_columns(file, notes, allow_expansion)
         else:
-            columns = pt.read_columns(file, notes)
-        return SkrlReader(file, columns, notes, size, cursor)
+            columns = pt.read_columns(file, notes, fields=fields, own_names=own_names)
+        names = own_names_of(own_names)
+        return SkrlReader(file, columns, notes, size, cursor, names)
     except BaseException:
         file.close()
         raise

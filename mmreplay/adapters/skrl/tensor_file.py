@@ -31,6 +31,7 @@ from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema.dtypes import storage_dtype
 from mmreplay.schema.naming import ROLE_NAMES
+from mmreplay.schema.source_names import OwnNames
 
 LAYOUT = "skrl's layout"
 # More than the most that a header, padded, may be longer before than after.
@@ -51,6 +52,7 @@ class SkrlReader(Reader):
         notes: Notes,
         size: int | None = None,
         cursor: int | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         """Read tensors ``[memory_size, num_envs, *size]``.
 
@@ -61,7 +63,9 @@ class SkrlReader(Reader):
             size: Steps that were written; found by the NaNs after them by default.
             cursor: The step that would have been written next: in a memory that is
                 full the oldest one, otherwise behind the newest.
+            own_names: See `Reader.own_names`.
         """
+        self._own_names = own_names or {}
         self.report = notes
         self._length, self._num_envs = _common(columns, file)
         self._columns = {
@@ -156,6 +160,10 @@ class SkrlReader(Reader):
     def describe(self) -> Description:
         """See `Reader.describe`."""
         return self._interleaved.describe()
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""

@@ -89,7 +89,7 @@ def test_time_limits_that_nothing_tells_are_a_doubt(tmp_path, rng):
     report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
     assert "neither 'timeouts' nor 'next_observations'" in report.doubts[0]
     with pytest.raises(
-        SourceError, match=r"allows no guess\. Pass options that describe the source,"
+        SourceError, match=r"allows no guess\. Load without strict if the guess is"
     ):
         mr.load(tmp_path / "a.hdf5", tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()

@@ -323,7 +323,7 @@ def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
     ("odd", "got"),
     [
         (0.5, "got 0.5 in row 3"), (np.nan, "got nan in row 3"),
-        ("a", "got other values"), (None, "lacks a value in rows"),
+        ("a", "got other values"), (None, "lacks a value in row 3"),
     ],
 )  # fmt: skip
 def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):
@@ -339,6 +339,18 @@ def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):
     with pytest.raises((FormatError, SourceError), match=got) as caught:
         mr.load(folder, tmp_path / "buffer")
     assert "'episode_index'" in str(caught.value)
+
+
+def test_labels_of_rows_that_pandas_adds_are_no_field(tmp_path, rng):
+    folder = write(tmp_path / "set", frames(rng), files=1)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path).append_column("__index_level_0__", pa.array(range(11)))
+    about = {"pandas": '{"index_columns": ["__index_level_0__"]}'}
+    pq.write_table(table.replace_schema_metadata(about), path)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("'__index_level_0__' is the index" in note for note in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert "__index_level_0__" not in buffer.schema
 
 
 def test_task_numbers_that_are_none_have_an_empty_text(tmp_path, rng):

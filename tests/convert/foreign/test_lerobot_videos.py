@@ -212,9 +212,20 @@ def test_a_truncated_video_is_named(tmp_path):
         ({"chunk_index": [0, -1, 0]}, r"must be at least 0, got -1, 0 and 0\.4"),
         ({"file_index": [0, 0, 1 << 40]}, r"must be at least 0, got 0, 1\.09"),
         ({"file_index": [0, 0, 1]}, r"file-001\.mp4 does not exist"),
-        ({"file_index": [0, 0, None]}, r"file_index' lacks a value"),
+        ({"file_index": [0, 0, None]}, r"file_index' lacks a value in row 2\."),
         ({"file_index": ["0", "0", "0"]}, r"file_index' must hold numbers, got string"),
         ({"from_timestamp": None}, r"where episodes are, got no 'videos/.*timestamp'"),
+        (
+            {"file_index": [0.0, 0.5, 0.0]},
+            r"file_index' must hold whole numbers, got 0\.5 in row 1\. Download the "
+            r"dataset again, or pass video='skip'\.$",
+        ),
+        (
+            {"chunk_index": [0.0, 0.0, 0.25]},
+            r"chunk_index' must .*, got 0\.25 in row 2",
+        ),
+        ({"file_index": [np.nan, 0.0, 0.0]}, r"must hold whole numbers, got nan in r"),
+        ({"file_index": [0.0, np.inf, 0.0]}, r"must hold whole numbers, got inf in r"),
     ],
 )
 def test_addresses_that_are_none_are_refused(tmp_path, change, match):
@@ -224,6 +235,34 @@ def test_addresses_that_are_none_are_refused(tmp_path, change, match):
         load(folder, tmp_path / "buffer")
     report = mr.load(folder, tmp_path / "skipped", video="skip")
     assert report.rows == 11
+
+
+def test_whole_numbers_may_be_stored_as_floats(tmp_path):
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, -2, 1, 2]}})
+    floats = {
+        f"videos/{TOP}/{name}": [0.0] * 3 for name in ("chunk_index", "file_index")
+    }
+    starts = np.cumsum([0, *LENGTHS[:-1]]).astype(float)
+    change_meta(
+        folder, episode_index=[0.0, 1.0, 2.0], length=[float(n) for n in LENGTHS],
+        dataset_from_index=starts.tolist(), **floats,
+    )  # fmt: skip
+    report, found = load(folder, tmp_path / "buffer")
+    assert found[FIELD] == wanted(LENGTHS)
+    assert not any(str(lerobot_episodes.EPISODES) in doubt for doubt in report.doubts)
+
+
+@pytest.mark.parametrize("video", ["decode", "skip"])
+@pytest.mark.parametrize("name", ["episode_index", "length", "dataset_from_index"])
+def test_fractions_among_the_numbers_of_episodes_are_refused(tmp_path, name, video):
+    folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
+    change_meta(folder, **{name: [0.0, 1.0, 2.5]})
+    match = (
+        rf"column '{name}' must hold whole numbers, got 2\.5 in row 2\. Download the "
+        r"dataset again\.$"
+    )
+    with pytest.raises(FormatError, match=match):
+        mr.load(folder, tmp_path / "buffer", video=video)
 
 
 def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):

@@ -549,7 +549,9 @@ def test_a_text_that_is_missing_is_refused(tmp_path, kind):
     folder = write_spoken(
         tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", None, "z"]
     )
-    with pytest.raises(SourceError, match=r"observations/mission.* lacks a value in"):
+    with pytest.raises(
+        SourceError, match=r"observations/mission.* lacks a value in row 1\."
+    ):
         mr.load(folder, tmp_path / "buffer")
 
 

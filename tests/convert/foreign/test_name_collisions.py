@@ -12,7 +12,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.cli.run import run
-from mmreplay.errors import FormatError, SourceError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.foreign import (
     test_d4rl,
     test_dqn_replay,
@@ -98,6 +98,17 @@ def pt(nested, flat, tree):
     return make
 
 
+def skrl(folder, rng):
+    held = {
+        name: torch.from_numpy(rng.random((7, 1, 2)).astype(np.float32))
+        for name in ("states/x", "['states']['x']")
+    }
+    flat, nested = held.values()
+    rest = {"action": torch.zeros(7, 1, 1), "done": torch.zeros(7, 1, 1)}
+    torch.save(rest | {"states/x": flat, "states": {"x": nested}}, folder / "a.pt")
+    return folder / "a.pt", {n: v.numpy() for n, v in held.items()}, {"layout": "skrl"}
+
+
 def zarr_group(folder, rng):
     group = zarr.open_group(folder / "a.zarr", mode="w")
     held = {}
@@ -166,6 +177,7 @@ SOURCES = {
         pt("['obs'][0]", "['obs']['0']", lambda x, y: {"obs": {0: x, "0": y}}),
         "obs/0",
     ),
+    "pt, skrl": (skrl, "states/x"),
     "zarr": (zarr_group, "obs"),
     "sb3": (sb3, "observation/1"),
     "alf": (alf, "observation/x"),
@@ -363,6 +375,27 @@ def test_the_command_takes_names_of_the_source(tmp_path, rng, capsys):
         )  # fmt: skip
         rewards = buffer.gather_all()["reward"]
     np.testing.assert_array_equal(rewards, data["next.reward"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("next.rewrd", "next.reward"),
+        ("rewrd", "reward"),
+        ("observatoin", "observation"),
+        ("observation.stat", "observation.state"),
+        ("observation/stat", "observation/state"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_guessed_from_both_kinds(
+    tmp_path, rng, typed, meant
+):
+    folder = test_lerobot.write(tmp_path / "set", test_lerobot.frames(rng))
+    match = rf"fields must be .*, got '{typed}'\. Did you mean '{meant}'\?$"
+    with pytest.raises(SchemaError, match=match):
+        mr.load(folder, tmp_path / "buffer", fields=["action", typed])
+    with pytest.raises(SchemaError, match=r"got 'zzz'\. Check the spelling\.$"):
+        mr.load(folder, tmp_path / "buffer", fields=["zzz"])
 
 
 def test_a_struct_and_a_column_of_its_path_are_refused(tmp_path, rng):

@@ -217,7 +217,7 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     with mr.ReplayBuffer.open(tmp_path / "part") as buffer:
         assert buffer.num_envs == 3
     with pytest.raises(
-        SourceError, match=r"allows no guess\. Pass options that describe the source,"
+        SourceError, match=r"allows no guess\. Load without strict if the guess is"
     ):
         mr.load(path, tmp_path / "strict", strict=True)
     mr.load(path, tmp_path / "told", strict=True, size=5, done="truncated")
