@@ -7,14 +7,16 @@
 #   make test    the tests, without the slow ones and of many cases a slice
 #   make docs    the documentation site, with the API reference, into build/site
 #   make install-ray   an environment with Ray, in build/ray
-#   make ray     the tests of mmreplay.ray, in that environment
-#   make check   format, lint, types, import layers, all tests; prints the layout
+#   make ray     the tests of mmreplay.ray in that environment, without the slow ones
+#   make check   format, lint, types, import layers, all tests but those on Ray; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
 PYTHON ?= python3
 TESTS ?= not slow and not left_out and not peer and not gpu
 PYTEST_ARGS ?=
 RAY_TESTS ?= tests/on_ray
+# No slice: tools/check runs without Ray, and what is left out would run nowhere.
+RAY_MARKS ?= not slow and not peer and not gpu
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
@@ -35,7 +37,7 @@ docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site
 
 ray: build/ray/on_ray.ready
-	build/ray/bin/python -m pytest $(RAY_TESTS) -m "$(TESTS)" $(PYTEST_ARGS)
+	build/ray/bin/python -m pytest $(RAY_TESTS) -m "$(RAY_MARKS)" $(PYTEST_ARGS)
 
 check: .venv/dev.ready
 	tools/check

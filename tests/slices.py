@@ -1,4 +1,4 @@
-"""The cases of a test that `make test` runs; `make check` runs every one.
+"""The cases of a test that `make test` runs; `make check` and `make ray` run all.
 
 Of a test with several `parametrize` a fixed choice of cases stays, in which each row of
 each of them comes at least once, so that no value loses its last case. The others get

@@ -1,11 +1,17 @@
 """The slice of a test's cases that `make test` runs has each row in it."""
 
 import itertools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests import slices
 
+ROOT = Path(__file__).parents[1]
 CASES = [
     {("engine", engine), ("layout", layout), ("size", size)}
     for engine, layout, size in itertools.product(
@@ -75,3 +81,29 @@ def test_a_case_that_is_slow_already_keeps_no_row_from_the_others():
     other = Case({"seed": 1}, [])
     slices.mark([slow, other])
     assert other.get_closest_marker("left_out") is None
+
+
+def marks_of(target):
+    """The mark expression with which a target of the Makefile runs pytest."""
+    ours = ("TESTS", "RAY_TESTS", "RAY_MARKS", "PYTEST_ARGS")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        # Of the make that runs these tests.
+        if name not in ours and not name.startswith(("MAKE", "MFLAGS"))
+    }
+    printed = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, env=environment, check=True,
+        capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    (marks,) = re.findall(r'-m pytest .*?-m "(.*?)"', printed)
+    return marks
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+def test_each_case_that_a_slice_leaves_out_runs_in_make_check_or_make_ray():
+    assert "not left_out" in marks_of("test")
+    # In tests/on_ray, which need Ray; tools/check runs in an environment without.
+    assert "left_out" not in marks_of("ray")
+    (marks,) = re.findall(r'-m pytest -m "(.*?)"', (ROOT / "tools/check").read_text())
+    assert "left_out" not in marks

@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -38,6 +39,7 @@ from mmreplay.errors import (
     FailedError,
     FullError,
     LockedError,
+    RemovedError,
     ReplayError,
     SchemaError,
     frames_to_caller,
@@ -79,6 +81,12 @@ FULL_S = 1.0
 """Between two tries where the shard's disk is full."""
 UNKNOWN = "does not know this writer any more, so"
 OLDER = "has an older copy of its ring, or lost power:"
+IN_OTHER_RING = "They are in the folder that was its ring before, if anywhere."
+IN_DOUBT = (
+    "They may be in the ring, and are not sent again. Make rings with an idle_s above "
+    "the longest pause of a writer."
+)
+UNCOMMITTED = "Use keep='committed' to have rows sent again after a power cut."
 
 
 def thin_ring(
@@ -290,8 +298,9 @@ class Block:
         after: int64 ``[E]``, heads after it.
         granted: The rate limiter allows it.
         published: The shard said that it arrived.
-        sent: It may have arrived, also without an answer.
-        call: A call that was not answered yet.
+        call: A call whose answer was not taken yet.
+        commits: The call commits too.
+        doubtful: A call ended so that nothing says whether it added the block.
     """
 
     columns: Columns
@@ -303,13 +312,14 @@ class Block:
     after: Positions = field(init=False)
     granted: bool = False
     published: bool = False
-    sent: bool = False
     call: Any = None
+    commits: bool = False
+    doubtful: bool = False
 
     def move_to(self, first: Positions) -> Positions:
         """Let the block follow some heads, and return those after it."""
         self.first, self.after = first, first.copy()
-        self.published, self.sent, self.call = False, False, None
+        self.published, self.call, self.doubtful = False, None, False
         envs = slice(None) if self.envs is None else self.envs
         with_final = self.final is not None
         self.after[envs] = counts_after(first[envs], self.ended, with_final)
@@ -462,9 +472,10 @@ class ThinWriter:
     One thread at a time may call it.
 
     Attributes:
-        lost_rows: Rows that had arrived, or may have, and are gone: the shard's node
-            lost power, or its ring was removed or replaced. Of a ring that took the
-            place of another one, all that had arrived and are not in it.
+        lost_rows: Rows that had arrived and are gone: the shard's node lost power, or
+            its ring was removed or replaced. Of a ring that took the place of another
+            one, all that had arrived and are not in it. Also rows that may be in the
+            ring: their call was not answered before it forgot the writer's lease.
     """
 
     def __init__(
@@ -518,12 +529,12 @@ class ThinWriter:
         self._next_writer = uuid.uuid4().hex
         self._former: str | None = None
         self._former_leases: list[FormerLease] = []
-        self._ring = self._lease_ring = ""
+        self._ring = ""
         self.lost_rows = 0
         self._guard = ProcessGuard("this writer was made", "Make one in the child")
         self._closed = False
         self._stopped = False
-        self._losses: list[str] = []
+        self._losses: list[tuple[str, str]] = []
         self._terms: Terms
         self._asker: Asker | None = None
         self._begin()
@@ -614,6 +625,7 @@ class ThinWriter:
         """Send all steps, and return when they have arrived.
 
         With ``keep="committed"`` they survive a power cut of the shard's node then.
+        Where none waits, one call asks whether the ring still has those of before.
 
         Raises:
             FullError: The shard's disk has no space left.
@@ -622,7 +634,16 @@ class ThinWriter:
             FailedError: The run was stopped, or the shard's disk failed.
         """
         self._check_open()
+        waits = bool(self._collector.count or self._blocks)
         self._flush()
+        if not waits:
+            # No answer said which ring is there, and what it has.
+            if self._writer is not None:
+                self._reconcile(self._ask())
+                self._ask_for_former_leases()
+            else:
+                self._ask_for_former_leases(again=True)
+            self._warn_of_loss()
 
     def _flush(self) -> None:
         if self._collector.count:
@@ -654,7 +675,9 @@ class ThinWriter:
             if self._writer is not None:
                 # Heads below those that were answered before: rows are lost.
                 self._reconcile(self._call("give_back", self._writer))
-            self._ask_for_former_leases()
+                self._ask_for_former_leases()
+            else:
+                self._ask_for_former_leases(again=True)
         except BaseException:
             self._asker = asker
             raise
@@ -805,7 +828,7 @@ class ThinWriter:
                 lost and other writers have the environments.
         """
         while True:
-            if self._writer is None:
+            if self._writer is None and self._blocks:
                 self._begin()
             self._ask_for_former_leases()
             waiting = [block for block in self._blocks if not block.published]
@@ -859,56 +882,75 @@ class ThinWriter:
             self._asker.set_under_way(self._rows_under_way())
 
     def _send(self, block: Block) -> None:
-        commit = False
+        block.commits = False
         if self._keep == "committed":
             held = sum(each.nbytes for each in self._blocks)
-            commit = held > UNCOMMITTED_NBYTES
-        block.sent = True
+            block.commits = held > UNCOMMITTED_NBYTES
         block.call = self._shard.send(
             "extend", self._writer, block.first.tolist(), block.columns, block.final,
-            commit, None if block.envs is None else block.envs.tolist(),
+            block.commits, None if block.envs is None else block.envs.tolist(),
         )  # fmt: skip
 
     def _receive(self, block: Block) -> None:
         """Take the answer of the oldest block that was sent."""
         stop = time.monotonic() + self._timeout_s
         try:
-            answer: Answer = self._shard.receive(block.call, self._timeout_s)
+            answer = self._take_answer(block, stop)
         except (UnansweredError, LockedError):
             self._reconcile(self._ask(stop=stop))
             return
-        except FullError:
-            self._forget_calls()
-            if self._on_full == "raise":
-                self._shard.settle()
-                raise
-            time.sleep(FULL_S)
-            return
-        except ReplayError:
-            self._forget_calls()
+        except ReplayError as error:
+            # All blocks are sent again.
+            self._take_answers(stop)
+            if isinstance(error, FullError) and self._on_full == "wait":
+                time.sleep(FULL_S)
+                return
             self._shard.settle()
             raise
-        block.call = None
         arrived = (
             answer["state"] == "holds"
             and answer["heads"] == block.after.tolist()
             and answer.get("ring", "") == self._ring
         )
         if arrived:
-            block.published = True
             self._drop_done(np.array(answer["committed"]))
         else:
             # The answer may be older than the one before it, and prove nothing.
             self._reconcile(self._ask())
 
-    def _forget_calls(self) -> None:
-        """Send blocks again; calls of before may still run, and do no harm."""
-        for block in self._blocks:
+    def _take_answer(self, block: Block, stop: float) -> Answer:
+        """Wait for the answer of a block, and note what it proves of all blocks."""
+        left = max(0.0, stop - time.monotonic())
+        try:
+            answer: Answer = self._shard.receive(block.call, left)
+        except ReplayError as error:
+            added_nothing = isinstance(error, FullError | LockedError | RemovedError)
+            # The commit that raised comes after the block.
+            block.doubtful |= block.commits or not added_nothing
             block.call = None
+            raise
+        block.call = None
+        if answer["heads"] and answer.get("ring", "") == self._ring:
+            for each in self._blocks:
+                if not each.published:
+                    each.published = bool((each.after <= answer["heads"]).all())
+        return answer
+
+    def _take_answers(self, stop: float) -> None:
+        """Take the answers of all blocks under way; calls without one do no harm.
+
+        Where the lease is forgotten, heads do not say what arrived, and answers do.
+        """
+        for block in self._blocks:
+            if block.call is not None:
+                with suppress(ReplayError):
+                    self._take_answer(block, stop)
 
     def _ask(self, commit: bool = False, stop: float | None = None) -> Answer:
-        """Ask for the heads, after all calls of which an answer was taken."""
-        self._forget_calls()
+        """Ask for the heads, after all calls."""
+        if stop is None:
+            stop = time.monotonic() + self._timeout_s
+        self._take_answers(stop)
         answer: Answer = self._call(
             "extend", self._writer, [], None, None, commit, stop=stop
         )
@@ -957,18 +999,20 @@ class ThinWriter:
         self._ring = ring
         edges = [*(block.first for block in self._blocks), self._head]
         if answer["state"] == "unknown" and same_ring:
-            # The lease ended long ago, with all that had arrived. Only blocks that were
-            # sent and not answered may have, or not: sent again, they might be double.
+            # The lease ended long ago, with all that had arrived. Of blocks in doubt
+            # nothing says whether they had: sent again, they might be double.
             num_arrived = sum(block.published for block in self._blocks)
-            lost = sum(b.num_rows for b in self._blocks if b.sent and not b.published)
-            self._blocks = deque(block for block in self._blocks if not block.sent)
+            rest = list(self._blocks)[num_arrived:]
+            self._blocks = deque(block for block in rest if not block.doubtful)
             self._end_lease(edges[num_arrived])
-            self._count_lost(lost, UNKNOWN)
+            lost = sum(block.num_rows for block in rest if block.doubtful)
+            self._count_lost(lost, UNKNOWN, IN_DOUBT)
             return
         if answer["state"] == "unknown":
             # Nothing of it is there, and all blocks that are held are sent again.
             self._end_lease(self._begun)
-            self._count_lost(int((edges[0] - self._begun).sum()), UNKNOWN)
+            lost = int((edges[0] - self._begun).sum())
+            self._count_lost(lost, UNKNOWN, IN_OTHER_RING)
             return
         heads = np.array(answer["heads"], np.int64)
         below = [n for n, edge in enumerate(edges) if (edge <= heads).all()]
@@ -989,20 +1033,26 @@ class ThinWriter:
                 self._blocks.popleft()
             former = self._writer if answer["state"] == "holds" else None
             self._end_lease(np.minimum(stop, edges[arrived]), former)
-            self._count_lost(lost, OLDER)
+            self._count_lost(lost, OLDER, UNCOMMITTED)
 
     def _end_lease(self, stop: Positions, former: str | None = None) -> None:
         """Note what the ring has of this lease; the next call begins another one."""
         assert self._writer is not None
         if (stop > self._begun).any():
             self._former_leases.append(
-                FormerLease(self._writer, self._begun, stop, self._lease_ring)
+                FormerLease(self._writer, self._begun, stop, self._ring)
             )
         self._writer, self._former = None, former
         self._next_writer = uuid.uuid4().hex
 
-    def _ask_for_former_leases(self) -> None:
-        """Count the rows of former leases that the ring of now has not."""
+    def _ask_for_former_leases(self, again: bool = False) -> None:
+        """Count the rows of former leases that the ring of now has not.
+
+        Args:
+            again: Ask which ring that is; else by the last answer.
+        """
+        if again:
+            self._ring = ""
         while True:
             # The ring may be replaced again meanwhile: then all are asked for again.
             lease = next(
@@ -1016,34 +1066,34 @@ class ThinWriter:
             if answer["state"] != "unknown":
                 heads = np.array(answer["heads"], np.int64)
                 stop = np.clip(heads, lease.begun, lease.stop)
+            elif self._ring == lease.ring:
+                # It forgot the lease, and not its rows.
+                stop = lease.stop
             if answer["state"] == "holds":
                 # Of a time before it ended: its environments are this writer's.
                 self._former = lease.writer
             lost = int((lease.stop - stop).sum())
             lease.stop, lease.ring = stop, self._ring
-            self._count_lost(lost, UNKNOWN if answer["state"] == "unknown" else OLDER)
+            if answer["state"] == "unknown":
+                self._count_lost(lost, UNKNOWN, IN_OTHER_RING)
+            else:
+                self._count_lost(lost, OLDER, UNCOMMITTED)
         self._former_leases = [
             each for each in self._former_leases if (each.stop > each.begun).any()
         ]
 
-    def _count_lost(self, lost: int, why: str) -> None:
+    def _count_lost(self, lost: int, why: str, advice: str) -> None:
         self.lost_rows += lost
         if lost:
             loss = f"{self._shard} {why} {lost} rows of this writer are lost."
-            self._losses.append(loss)
+            self._losses.append((loss, advice))
 
     def _warn_of_loss(self) -> None:
         if self._losses:
-            message = " ".join(self._losses)
+            losses, advice = zip(*self._losses, strict=True)
             self._losses.clear()
-            if OLDER in message:
-                advice = (
-                    "Use keep='committed' to have rows sent again after a power cut."
-                )
-            else:
-                advice = "They are in the folder that was its ring before, if anywhere."
             warnings.warn(
-                f"{message} {advice}",
+                " ".join([*losses, *dict.fromkeys(advice)]),
                 DurabilityWarning,
                 stacklevel=frames_to_caller(),
             )
@@ -1069,7 +1119,7 @@ class ThinWriter:
             else:
                 self._writer, self._terms = self._next_writer, terms
                 self._autoreset, self._former = terms["autoreset"], None
-                self._ring = self._lease_ring = terms.get("ring", "")
+                self._ring = terms.get("ring", "")
         self._head, self._begins = np.array(terms["heads"], np.int64), True
         self._begun = self._head
         blocks = list(self._blocks)

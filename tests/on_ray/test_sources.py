@@ -1160,16 +1160,29 @@ def test_a_copy_that_comes_later_is_not_drawn_from(tmp_path, monkeypatch, here, 
     run.close()
 
 
-@pytest.mark.parametrize("here", ["elsewhere", "s0", "s1"])
-@pytest.mark.parametrize("way", [("s0", "s1"), ("s1", "s0"), ("s0", "s0")])
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_ring_that_was_moved_is_no_copy(tmp_path, monkeypatch, here, way, lost):
+def ways(lost):
+    """Whose client it is, and the nodes before and after a move.
+
+    A node that is lost has no client, and serves no other ring.
+    """
+    return [
+        (here, former, now)
+        for former, now in [("s0", "s1"), ("s1", "s0"), ("s0", "s0")]
+        for here in ("elsewhere", "s0", "s1")
+        if not lost or former not in (here, now)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "here", "former", "now"),
+    [(lost, *way) for lost in (False, True) for way in ways(lost)],
+)
+def test_a_ring_that_was_moved_is_no_copy(
+    tmp_path, monkeypatch, lost, here, former, now
+):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
-    former, now = way
-    if lost and (former == now or here == former):
-        pytest.skip("a node that is lost has no client, and serves no other ring")
     path = ring(tmp_path / "a", np.arange(50))
     shards = {key: Shard(key, {key: ring(tmp_path / key, [7])}) for key in ("s0", "s1")}
     shards[former].folders["a"] = path

@@ -2,21 +2,25 @@
 
 import os
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import (
     DurabilityWarning,
     FailedError,
+    FullError,
     LockedError,
     RemovedError,
     SchemaError,
 )
 from mmreplay.format import ray_files
 from mmreplay.format.metadata import FILE_NAME as METADATA
-from mmreplay.ray.lanes import create_lanes
+from mmreplay.ray import thin
+from mmreplay.ray.lanes import Lanes, create_lanes
 from mmreplay.ray.shard import Shard
 from mmreplay.ray.thin import ThinWriter
 from mmreplay.testing.disks import QuickDisk, using
@@ -56,6 +60,29 @@ class World:
         self.writer.extend(n=block, terminated=np.zeros_like(block, bool))
         self.num_steps += steps
         self.writer.flush()
+
+    def forget(self):
+        """Let the lease end, since its writer is silent, and be forgotten."""
+        ended = self.writer._writer
+        lanes = self.shard.shard._lanes
+        lanes._last_call = {ended: -1e9}
+        for _ in range(ray_files.MAX_ENDED + 2):
+            ThinWriter(self.shard, SCHEMA, 2).close()
+        assert ended not in lanes._leases
+
+    def forget_after(self, calls):
+        """Let the lease be forgotten after so many more calls."""
+        send, left = self.shard.send, [calls]
+
+        def forgetting(method, *arguments):
+            answer = send(method, *arguments)
+            left[0] -= 1
+            if not left[0]:
+                self.shard.send = send
+                self.forget()
+            return answer
+
+        self.shard.send = forgetting
 
     def rows(self):
         """Numbers in the ring, by environment."""
@@ -224,33 +251,183 @@ def test_a_copy_in_which_the_lease_before_holds_gives_its_environments(world):
     assert world.check() == [*range(10), *range(30, 40)]
 
 
-def test_a_lease_that_the_same_ring_forgot_loses_nothing_and_doubles_nothing(
-    world, monkeypatch
-):
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Rings remember two leases that ended."""
     monkeypatch.setattr(ray_files, "MAX_ENDED", 2)
-    writer = world.begin(num_envs=1, ahead=1)
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("keep", ["published", "committed"])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_blocks_that_a_forgotten_lease_did_not_take_are_sent_in_another(
+    world, ahead, keep
+):
+    writer = world.begin(num_envs=1, ahead=ahead, keep=keep)
     world.add(16)
-    # Its answer is lost, and all after it until the lease is forgotten.
-    world.shard.unanswered = 1
-    send = world.shard.send
-
-    def forgetting(method, *arguments):
-        answer = send(method, *arguments)
-        if isinstance(answer, mr.StarvedError):
-            world.shard.send = send
-            world.shard.shard._lanes._last_call = {writer._writer: -1e9}
-            for _ in range(4):
-                ThinWriter(world.shard, SCHEMA, 2).close()
-        return answer
-
-    world.shard.send = forgetting
-    # What had arrived by then is not known: 8 rows were sent, 16 were not.
-    with pytest.warns(DurabilityWarning, match=LOST.format(8)):
-        world.add(24)
+    world.forget()
+    # Each call is answered, and nothing is in doubt. A warning would be an error here.
+    world.add(40)
     writer.close()
-    assert writer.lost_rows == 8
+    assert writer.lost_rows == 0
+    assert world.check() == list(range(56))
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize(
+    ("ahead", "unanswered", "in_doubt"), [(1, 1, 8), (2, 2, 16), (2, 1, 0), (4, 3, 0)]
+)
+def test_a_forgotten_lease_doubles_no_block_and_loses_only_those_in_doubt(
+    world, ahead, unanswered, in_doubt
+):
+    writer = world.begin(num_envs=1, ahead=ahead)
+    world.add(16)
+    # The first calls run and are not answered; an answer of a later one says so too.
+    world.shard.unanswered = unanswered
+    world.forget_after(ahead)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        world.add(40)
+    messages = [str(each.message) for each in caught]
+    if in_doubt:
+        assert messages == [
+            f"the shard {LOST.format(in_doubt)}. They may be in the ring, and are not "
+            "sent again. Make rings with an idle_s above the longest pause of a writer."
+        ]
+    else:
+        assert not messages
+    writer.close()
+    assert writer.lost_rows == in_doubt
     numbers = sorted(n for own in world.rows() for n in own)
-    assert numbers == list(range(40))
+    assert numbers == list(range(56))
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("commits", [False, True])
+def test_after_a_full_disk_a_block_is_in_doubt_only_where_its_call_committed(
+    world, monkeypatch, commits
+):
+    if commits:
+        monkeypatch.setattr(thin, "UNCOMMITTED_NBYTES", 0)
+    writer = world.begin(num_envs=1, keep="committed")
+    world.add(16)
+
+    def full(*arguments):
+        raise FullError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((ReplayBuffer, "commit") if commits else (Lanes, "_add")), full)
+        with pytest.raises(FullError):
+            world.add(8)
+    world.forget()
+    if commits:
+        # It was added before the commit.
+        with pytest.warns(DurabilityWarning, match=LOST.format(8)):
+            writer.flush()
+    writer.close()
+    assert writer.lost_rows == (8 if commits else 0)
+    assert sorted(n for own in world.rows() for n in own) == list(range(24))
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_copy_that_forgets_the_lease_has_its_rows_all_the_same(world):
+    writer = world.begin(num_envs=1)
+    world.add(16)
+    world.shard.shard._lanes.ring.commit()
+    world.copy()
+    world.put()
+    world.add(8)
+    world.forget()
+    world.add(8)
+    # Nor is it asked for a lease that it forgot later.
+    world.forget()
+    writer.flush()
+    writer.flush()
+    writer.close()
+    assert writer.lost_rows == 0
+    assert world.check() == list(range(32))
+
+
+def test_the_warning_says_where_lost_rows_may_be(world):
+    """One advice for each reason: of another ring, and of an older copy."""
+    world.begin()
+    world.add(10)
+    world.shard.shard._lanes.ring.commit()
+    world.copy()
+    world.add(10)
+    world.put()
+    elsewhere = r"are in the folder that was its ring before, if anywhere\.$"
+    with pytest.warns(DurabilityWarning, match=r"Use keep='committed' to have rows"):
+        world.add(10)
+    shutil.rmtree(world.ring)
+    world.make()
+    with pytest.warns(DurabilityWarning, match=elsewhere):
+        world.writer.close()
+
+
+@pytest.mark.parametrize("keep", ["published", "committed"])
+def test_flush_tells_of_a_removed_ring_also_where_nothing_waits(world, keep):
+    writer = world.begin(keep=keep)
+    world.add(50)
+    shutil.rmtree(world.ring)
+    with pytest.raises(RemovedError, match="'n0', was removed"):
+        writer.flush()
+    world.make()
+    with pytest.warns(DurabilityWarning, match=LOST.format(100)):
+        writer.flush()
+    assert writer.lost_rows == 100
+    writer.flush()
+    world.add(10)
+    writer.close()
+    assert writer.lost_rows == 100
+    assert world.check() == list(range(50, 60))
+
+
+def test_flush_tells_of_an_older_copy_also_where_nothing_waits(world):
+    writer = world.begin()
+    world.add(30)
+    world.shard.shard._lanes.ring.commit()
+    world.copy()
+    world.add(20)
+    world.put()
+    with pytest.warns(DurabilityWarning, match=OLDER.format(40)):
+        writer.flush()
+    world.add(10)
+    writer.close()
+    assert world.check() == [*range(30), *range(50, 60)]
+
+
+def test_flush_without_a_lease_takes_no_environments_and_still_tells(world):
+    """A silent writer may lose its lease to others, and its rows only with the ring."""
+    writer = world.begin()
+    world.add(50)
+    world.shard.shard._lanes._last_call = {writer._writer: -1e9}
+    other = ThinWriter(world.shard, SCHEMA, 2)
+    for _ in range(2):
+        writer.flush()
+    assert world.shard.shard._lanes.num_free == 0
+    shutil.rmtree(world.ring)
+    for call in (writer.flush, writer.close):
+        with pytest.raises(RemovedError, match="'n0', was removed"):
+            call()
+    world.make()
+    with pytest.warns(DurabilityWarning, match=LOST.format(100)):
+        writer.close()
+    assert writer.lost_rows == 100
+    other.close()
+
+
+@pytest.mark.parametrize("steps", [0, 8, 20])
+def test_flush_makes_one_call_more_at_most(world, steps):
+    writer = world.begin(ahead=1)
+    world.add(8)
+    calls, send = [], world.shard.send
+    world.shard.send = lambda *call: calls.append(call) or send(*call)
+    if steps:
+        world.add(steps)
+    else:
+        writer.flush()
+    assert len(calls) == max(1, -(-steps // 8))
 
 
 def test_a_ring_with_a_smaller_reserve_gets_the_blocks_split(world):

@@ -18,6 +18,7 @@ from mmreplay.errors import (
     SchemaError,
     StarvedError,
 )
+from mmreplay.format import ray_files
 from mmreplay.ray import thin as thin_module
 from mmreplay.ray.cluster import UnansweredError
 from mmreplay.ray.lanes import create_lanes
@@ -372,6 +373,67 @@ def test_no_transition_of_next_step_mode_joins_two_episodes(tmp_path, seed):
     found = {each for each in stored_transitions(shard.folder) if each[0] >= 0}
     assert len(found) > 20
     assert found <= legal
+
+
+def forget_leases(shard, calls_wait):
+    """Others get all environments, until the leases of before are forgotten.
+
+    Args:
+        shard: The shard.
+        calls_wait: Whether calls under way run after that, and not before.
+    """
+    shard.plan = []
+    shard.opened()
+    waiting, shard.queue = shard.queue, []
+    while waiting and not calls_wait:
+        shard._run(waiting.pop(0))
+    shard.now += 1000.0
+    for _ in range(ray_files.MAX_ENDED + 2):
+        ThinWriter(shard, SCHEMA, 5).close()
+    shard.queue = waiting
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_leases_that_are_forgotten_at_any_time_double_no_row_and_lose_none_uncounted(
+    shard, monkeypatch, seed, answered
+):
+    monkeypatch.setattr(ray_files, "MAX_ENDED", 1)
+    monkeypatch.setattr(thin_module.time, "sleep", lambda seconds: None)
+    rng = np.random.default_rng(seed)
+    writer, feed = make_writer(
+        shard, 0, int(rng.integers(1, 4)), steps=4, ahead=int(rng.integers(1, 5)),
+        keep=("published", "committed")[seed % 2],
+        on_full=("raise", "wait")[seed // 2 % 2],
+    )  # fmt: skip
+    faults = ["full", "swapped"]
+    if not answered:
+        faults += ["lost", "late", "deliver", "before", "after"]
+    for _ in range(30):
+        fault = rng.choice(["", "before calls", "after calls", "plan", "flush"])
+        if fault.endswith("calls"):
+            forget_leases(shard, fault == "before calls")
+        elif fault == "plan":
+            shard.plan = list(rng.choice(faults, 3))
+        elif fault == "flush":
+            quietly(writer.flush)
+        add_steps(writer, feed, rng, int(rng.integers(1, 12)), blocks=True)
+    shard.plan = []
+    assert quietly(writer.close) is None
+    shard.opened().close()
+    with mr.ReplayBuffer.open(shard.folder) as ring:
+        rows = ring.gather_all()
+    steps = ~rows.fields["final"]
+    present = list(zip(rows["env"][steps], rows["seq"][steps], strict=True))
+    assert len(present) == len(set(present)) > 50
+    missing = 0
+    for env in range(feed.num_envs):
+        gone = set(range(feed.seq)) - {seq for own, seq in present if own == env}
+        missing += feed.num_rows(env, gone)
+    assert missing <= writer.lost_rows
+    if answered:
+        # And each answer tells whether the block is there.
+        assert writer.lost_rows == 0
 
 
 def test_ends_of_several_agents_end_an_episode_together(tmp_path):

@@ -36,15 +36,14 @@ KINDS = [
     for engine in ("memmap", "zarr")
     for layout in ("env_major", "time_major")
 ]
-NAMES = [
-    "COMMIT",
-    "sums.bin",
-    "flags.bin",
-    "records.bin",
-    "f000.bin",
-    "f001.bin",
-    "places.bin",
-]
+NAMES = ["COMMIT", "sums.bin", "flags.bin", "records.bin", "f000.bin", "f001.bin"]
+with_places = pytest.mark.parametrize(
+    "damaged",
+    [("zarr", "env_major"), ("zarr", "time_major")],
+    indirect=True,
+    ids="-".join,
+)
+"""Only compressed buffers have places.bin."""
 FIRST, HEAD = 59, 123
 
 
@@ -94,8 +93,24 @@ def assert_whole(made):
 def test_a_file_that_is_missing_is_as_one_that_is_empty(
     damaged, tmp_path, name, keep_unproven
 ):
-    if not (damaged / DATA / name).exists():
-        pytest.skip("no such file in this schema")
+    assert_missing_is_empty(damaged, tmp_path, name, keep_unproven)
+
+
+@with_places
+@pytest.mark.parametrize("keep_unproven", [False, True])
+def test_missing_places_are_as_empty_ones_and_found_by_the_shards(
+    damaged, tmp_path, keep_unproven
+):
+    one = assert_missing_is_empty(damaged, tmp_path, "places.bin", keep_unproven)
+    # Where each row is, is found by the shards, and proven by a checksum alone:
+    # the oldest block, overwritten in part, and the newest have none.
+    assert {cut.why for cut in one.cuts} == {"missing"}
+    assert {cut.stop for cut in one.cuts} <= {FIRST + 1, HEAD}
+    assert one.cut_rows <= 4 * load(damaged).ring.block_rows
+
+
+def assert_missing_is_empty(damaged, tmp_path, name, keep_unproven):
+    """Return what was repaired without the file."""
     gone, empty = (copy_of(damaged, tmp_path, each) for each in ("gone", "empty"))
     (gone / DATA / name).unlink()
     os.truncate(empty / DATA / name, 0)
@@ -120,12 +135,7 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
         )
     if name == "flags.bin":
         assert one.rows == 0
-    if name == "places.bin":
-        # Where each row is, is found by the shards, and proven by a checksum alone:
-        # the oldest block, overwritten in part, and the newest have none.
-        assert {cut.why for cut in one.cuts} == {"missing"}
-        assert {cut.stop for cut in one.cuts} <= {FIRST + 1, HEAD}
-        assert one.cut_rows <= 4 * load(damaged).ring.block_rows
+    return one
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
@@ -260,9 +270,8 @@ def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch)
         mr.repair(damaged)
 
 
+@with_places
 def test_more_shard_ranges_than_can_be_searched_are_refused(damaged, monkeypatch):
-    if not (damaged / DATA / "places.bin").exists():
-        pytest.skip("only compressed buffers have places")
     monkeypatch.setattr(lenient, "MAX_GUESSED", 1)
     (damaged / DATA / "places.bin").unlink()
     with pytest.raises(

@@ -358,13 +358,16 @@ def closes(pipe, buffer):
         buffer.close()
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
-    "start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+    ("start", "shared"),
+    [
+        ("fork", True),
+        # It is not sent to a child that is spawned.
+        ("fork", False),
+        pytest.param("spawn", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_child_closes_nothing_but_its_connection(start, shared):
-    if start == "spawn" and not shared:
-        pytest.skip("such a buffer is not sent")
     buffer = RingBuffer(SPEC, 1, 4, allow_multiprocess=shared)
     counted(buffer, 2, 1)
     folder = Path(repr(buffer).split(": ")[-1].rstrip(">"))
