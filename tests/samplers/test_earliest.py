@@ -250,6 +250,6 @@ def test_an_episode_of_which_steps_are_ignored_is_not_whole(tmp_path, by):
     draw = mr.ignore_earliest(3, mr.EpisodeSampler(by=by)).draw
     assert set(draw(twin.buffer.view, 20).windows.positions[:, 0].tolist()) == {10}
     twin.buffer.dequeue(10)
-    with pytest.raises(EmptyError, match="is a legal start"):
+    with pytest.raises(EmptyError, match="begins one"):
         draw(twin.buffer.view, 20)
     twin.buffer.close()
