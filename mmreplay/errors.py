@@ -122,7 +122,7 @@ class _SystemError(ReplayError, OSError):
 
 
 class LockedError(_SystemError):
-    """Another writer holds the buffer.
+    """Another writer holds the buffer, or the file to be read.
 
     Attributes:
         pid: The process that holds it; None where it is not known.

@@ -118,7 +118,7 @@ def _ours(
     store = GroupStore(
         group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True
     )
-    mapping = _mapping(source, hierarchy, group.arrays, notes, ours=True)
+    mapping = _mapping(source, hierarchy, group.arrays, notes, reader, ours=True)
     return _opened(source, metadata, store, mapping, group.first, group.stop)
 
 
@@ -135,7 +135,9 @@ def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> OpenFiles
     store = GroupStore(
         ring, steps.schema, steps.arrays, steps.flags, blobs, reader, by_env=False
     )
-    mapping = _mapping(source, hierarchy, steps.arrays, mapper.notes, ours=False)
+    mapping = _mapping(
+        source, hierarchy, steps.arrays, mapper.notes, reader, ours=False
+    )
     zero = np.zeros(1, np.int64)
     return _opened(source, metadata, store, mapping, zero, zero + rows)
 
@@ -148,13 +150,13 @@ def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
 
 def _mapping(
     source: ZarrSource, hierarchy: Hierarchy, arrays: Mapping[str, ForeignArray],
-    notes: Notes, *, ours: bool,
+    notes: Notes, reader: ChunkedReader, *, ours: bool,
 ) -> GroupMapping:  # fmt: skip
     return GroupMapping(
         source.location, hierarchy.version, ours,
         {path: array.name for path, array in arrays.items()},
         {path: array.summary for path, array in arrays.items()},
-        tuple(notes.notes), tuple(notes.doubts),
+        tuple(notes.notes), tuple(notes.doubts), reader.missing,
     )  # fmt: skip
 
 

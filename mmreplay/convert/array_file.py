@@ -469,7 +469,8 @@ class ArrayColumn:
         stored: The file's dtype, of any byte order.
         shape: ``[rows, *shape]``.
         open: Makes a stream of its bytes, from the first row on.
-        offset: Of its bytes in the file, or None if they are compressed.
+        offset: Of its bytes in the file, or None if they are compressed, or lie in
+            another order.
     """
 
     dtype: str

@@ -18,12 +18,13 @@ import ast
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32
 from mmreplay.convert import registry, zip_file
@@ -39,7 +40,15 @@ from mmreplay.convert.array_file import (
     bytes_of,
     read_description,
 )
-from mmreplay.convert.base import Block, Notes, Reader, Threads, Writer
+from mmreplay.convert.base import (
+    BLOCK_NBYTES,
+    MAX_ROW_NBYTES,
+    Block,
+    Notes,
+    Reader,
+    Threads,
+    Writer,
+)
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import (
@@ -59,6 +68,8 @@ MAX_HEADER_NBYTES = 16 << 10
 MAX_AXES = 64
 MAX_AXIS = 1 << 48
 ENDING = ".npy"
+MAX_UNPACKED_NBYTES = MAX_ROW_NBYTES
+"""Of packed arrays in Fortran order, which are unpacked as a whole."""
 LEVEL = 6
 """Of deflate by default."""
 FLUSH_NBYTES = 64 << 10
@@ -184,17 +195,29 @@ def read_columns(
     """The arrays, and the member of the description, if there is one."""
     columns: dict[str, ArrayColumn] = {}
     entries = zip_file.parse(file)
+    free_nbytes = MAX_UNPACKED_NBYTES
     for name, entry in entries.items():
         zip_file.refuse_bomb(file, entry, allow_expansion)
         if name != MEMBER + ENDING:
-            column = _column(file, entry, notes)
+            column = _column(file, entry, notes, free_nbytes)
             if column is not None:
                 columns[name.removesuffix(ENDING)] = column
+                if isinstance(column.open, ColumnsFirst) and column.open.unpacks:
+                    free_nbytes -= entry.nbytes
     return columns, entries.get(MEMBER + ENDING)
 
 
-def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
-    """The array of a member, or None if it can be no field."""
+def _column(
+    file: File, entry: Entry, notes: Notes, free_nbytes: int
+) -> ArrayColumn | None:
+    """The array of a member, or None if it can be no field.
+
+    Args:
+        file: Open for reading.
+        entry: The member.
+        notes: Receives what is left out.
+        free_nbytes: Bytes that packed arrays in Fortran order may still take in memory.
+    """
     if not entry.name.endswith(ENDING):
         notes.note(f"member {entry.name!r} is no array, and was left out")
         return None
@@ -208,11 +231,17 @@ def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
         note = f"{problem}, and was left out"
         notes.doubt(note) if header.shape else left_out(notes, name, note)
         return None
-    if header.columns_first and len(header.shape) > 1:
-        problem = f"array {entry.name!r} lies in Fortran order, and was left out"
-        notes.doubt(f"{problem}: save numpy.ascontiguousarray of it")
-        return None
     stored = entry.method == zip_file.STORED
+    if header.columns_first and len(header.shape) > 1:
+        if not stored and entry.nbytes > free_nbytes:
+            notes.doubt(
+                f"array {entry.name!r} was left out: packed arrays in Fortran order "
+                f"may take {MAX_UNPACKED_NBYTES} bytes together; save "
+                "numpy.ascontiguousarray of it"
+            )
+            return None
+        rows = ColumnsFirst(file, entry, header)
+        return ArrayColumn(dtype, header.dtype, header.shape, rows)
     return ArrayColumn(
         dtype,
         header.dtype,
@@ -270,6 +299,86 @@ def _stream(file: File, entry: Entry) -> Stream:
         return zip_file.Deflated(file, entry)
     what = f"member {entry.name!r}"
     return Stored(file, entry.offset, what, crc32, 0, entry.crc)
+
+
+class ColumnsFirst:
+    """Makes streams of the rows of an array in Fortran order, as if it were in C order.
+
+    Its bytes lie column after column, so that rows are gathered from all over it. The
+    checksum is compared before the first row is read, and packed bytes are unpacked
+    into memory.
+
+    Attributes:
+        unpacks: The member is packed.
+    """
+
+    def __init__(self, file: File, entry: Entry, header: NpyHeader) -> None:
+        self._file, self._entry, self._header = file, entry, header
+        self.unpacks = entry.method != zip_file.STORED
+        self._unpacked: bytearray | None = None
+        self._checked = False
+
+    def __call__(self) -> Stream:
+        """See `ArrayColumn.open`."""
+        if not self._checked:
+            self._check()
+        return RowsOfColumns(self.pread_into, self._header)
+
+    def _check(self) -> None:
+        nbytes = self._header.data_nbytes
+        stream = _open(self._file, self._entry, self._header.nbytes)
+        kept = bytearray(nbytes if self.unpacks else min(nbytes, BLOCK_NBYTES))
+        view = memoryview(kept)
+        for first in range(0, nbytes, BLOCK_NBYTES):
+            size = min(BLOCK_NBYTES, nbytes - first)
+            begin = first if self.unpacks else 0
+            stream.read_into(view[begin : begin + size])
+        stream.finish()
+        self._unpacked = kept if self.unpacks else None
+        self._checked = True
+
+    def pread_into(self, view: memoryview, offset: int) -> None:
+        """Read bytes of the array from an offset on."""
+        if self._unpacked is not None:
+            view[:] = memoryview(self._unpacked)[offset : offset + len(view)]
+            return
+        begin = self._entry.offset + self._header.nbytes
+        self._file.pread_into(view, begin + offset)
+
+
+class RowsOfColumns(Stream):
+    """Bytes in C order of an array that lies in Fortran order; see `Stream`."""
+
+    def __init__(
+        self, pread_into: Callable[[memoryview, int], None], header: NpyHeader
+    ) -> None:
+        self._pread_into, self._at = pread_into, 0
+        self._dtype, self._shape = header.dtype, header.shape
+        self._count = math.prod(header.shape[1:])
+
+    def read_into(self, view: memoryview) -> None:
+        """See `Stream.read_into`."""
+        row_nbytes = self._count * self._dtype.itemsize
+        size = max(1, BLOCK_NBYTES // row_nbytes)
+        while view:
+            first, skipped = divmod(self._at, row_nbytes)
+            rows = min(size, -(-(skipped + len(view)) // row_nbytes))
+            data = self._rows(first, rows).reshape(-1).view(np.uint8).data
+            part = data[skipped : skipped + len(view)]
+            view[: len(part)] = part
+            self._at += len(part)
+            view = view[len(part) :]
+
+    def _rows(self, first: int, rows: int) -> NDArray[np.generic]:
+        columns: NDArray[np.generic] = np.empty((self._count, rows), self._dtype)
+        for number, column in enumerate(columns):
+            place = (number * self._shape[0] + first) * self._dtype.itemsize
+            self._pread_into(column.view(np.uint8).data, place)
+        lying = columns.reshape(*reversed(self._shape[1:]), rows)
+        return np.ascontiguousarray(lying.T)
+
+    def finish(self) -> None:
+        """See `Stream.finish`: the checksum was compared before."""
 
 
 class NpzPlan:

@@ -374,29 +374,31 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
         FormatError: Columns differ between files, or take too much memory.
     """
     notes = Notes()
-    for each in paths:
-        with closing(ParquetFile(each)) as file:
-            names, kinds = _find(file)
-            schema, first = file.schema, each
-            if file.rows:
-                # Of lists, only rows tell the length.
-                break
+    common = CommonColumns()
     rows = stored = 0
-    candidates = [name for name in names if may_vary(schema.field(name).type)]
     expanding: dict[str, str] = {}
+    begin = paths[0]
     for each in paths:
         with closing(ParquetFile(each)) as file:
-            _check_alike(file, schema, first)
-            for name in names:
+            common.add(file)
+            if not rows:
+                # Of lists, only rows tell the length.
+                begin = each
+            for name in file.schema.names:
                 file.refuse_long(name)
+                if may_vary(file.schema.field(name).type):
+                    try:
+                        file.refuse_expanding(name, allow_expansion)
+                    except FormatError as error:
+                        expanding[name] = str(error)
             rows, stored = rows + file.rows, stored + file.nbytes
-            for name in candidates:
-                try:
-                    file.refuse_expanding(name, allow_expansion)
-                except FormatError as error:
-                    expanding[name] = str(error)
+    types = common.types
+    common.note(notes)
+    with closing(ParquetFile(begin, types)) as file:
+        kinds = _find(file, types)
+    candidates = [name for name in types if may_vary(types[name])]
     surveyed, nbytes = _survey_values(
-        paths, [name for name in candidates if name not in expanding], kinds
+        paths, [name for name in candidates if name not in expanding], kinds, types
     )
     varying = {name: found for name, found in surveyed.items() if found is not None}
     kinds = {
@@ -404,13 +406,13 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
         for name, kind in kinds.items()
         if name not in surveyed and name not in expanding
     }
-    for name in schema.names:
+    for name in types:
         if name not in kinds and name not in varying:
-            note = f"column {name!r} of {schema.field(name).type} cannot be a field"
+            note = f"column {name!r} of {types[name]} cannot be a field"
             if name in surveyed:
                 note += ", as it has empty values (null) or differs in several axes"
             note = expanding.get(name, f"{note}, and was left out")
-            if pa.types.is_null(schema.field(name).type):
+            if pa.types.is_null(types[name]):
                 # It has no values to lose.
                 left_out(notes, name, note)
             else:
@@ -426,8 +428,8 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         done = 0
         for path in paths:
-            with closing(ParquetFile(path)) as file:
-                _check_alike(file, schema, first)
+            with closing(ParquetFile(path, types)) as file:
+                common.check(file)
                 long = [name for name in names if name in varying]
                 for batch in file.split_batches(rows, names, long):
                     values = {
@@ -439,8 +441,8 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
                     yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
 
-    types = {name: str(schema.field(name).type) for name in schema.names}
-    return in_place(TableReader(path, kinds, rows, batches, notes, types, varying))
+    shown = {name: str(kind) for name, kind in types.items()}
+    return in_place(TableReader(path, kinds, rows, batches, notes, shown, varying))
 
 
 def _values_of(
@@ -459,7 +461,7 @@ def _values_of(
 
 
 def _survey_values(
-    paths: list[Path], names: list[str], even: Kinds
+    paths: list[Path], names: list[str], even: Kinds, types: Mapping[str, Any]
 ) -> tuple[dict[str, Field | None], int]:
     """Fields that hold columns whose values vary, after one pass over them.
 
@@ -467,6 +469,7 @@ def _survey_values(
         paths: The files.
         names: Columns of strings, bytes or lists.
         even: By the first rows those that may be lists of one length.
+        types: Of the columns, see `CommonColumns`.
 
     Returns:
         By name, without the lists of one length, None where a value is missing, or
@@ -479,7 +482,7 @@ def _survey_values(
     unfit: set[str] = set()
     uneven = {name for name in names if name not in even}
     for path in paths if names else []:
-        with closing(ParquetFile(path)) as file:
+        with closing(ParquetFile(path, types)) as file:
             for batch in file.split_batches(READ_ROWS, names, names):
                 for name in names:
                     array = _storage(batch[name])
@@ -510,8 +513,7 @@ def _survey_values(
             # Where lists in lists differ from the first row's, their row is refused
             # as it is read.
             continue
-        with closing(ParquetFile(paths[0])) as file:
-            kind_ = _stored_type(file.schema.field(name).type)
+        kind_ = _stored_type(types[name])
         # The next rows may be a little longer.
         limit = 1 << max(0, longest[name] - 1).bit_length()
         if name in missing or name in unfit:
@@ -525,35 +527,116 @@ def _survey_values(
     return found, sum(nbytes[name] for name in found)
 
 
-def _find(file: ParquetFile) -> tuple[list[str], Kinds]:
-    """All columns, and those that can be fields by their types and first rows."""
-    names = []
-    for name in file.schema.names:
-        if file.schema.names.count(name) > 1:
-            raise FormatError(f"{file.path} has two columns {name!r}. Rename one.")
-        file.refuse_long(name)
-        names.append(name)
-    numeric = [n for n in names if holds_numbers(file.schema.field(n).type)]
+def _find(file: ParquetFile, types: Mapping[str, Any]) -> Kinds:
+    """The columns that can be fields by their types and first rows."""
+    numeric = [name for name, kind in types.items() if holds_numbers(kind)]
     first = next(file.batches(1, numeric), {}) if numeric else {}
     kinds = {}
-    for name in names:
-        kind = file.schema.field(name).type
+    for name in numeric:
         found = None
         if name in first:
             found = kind_of(first[name])
-        elif name in numeric and not is_variable(kind):
-            found = kind_of(no_rows(kind))
+        elif not is_variable(types[name]):
+            found = kind_of(no_rows(types[name]))
         if found is not None:
             kinds[name] = found
-    return names, kinds
+    return kinds
 
 
-def _check_alike(file: ParquetFile, schema: Any, first: Path) -> None:
-    if not file.schema.equals(schema):
-        raise FormatError(
-            f"{file.path} has other columns than {first}. Load files of different "
-            "tables one by one."
-        )
+class CommonColumns:
+    """The columns that all files of a table have, in any order.
+
+    Attributes:
+        types: By column the Arrow type that holds the values of all files exactly.
+    """
+
+    def __init__(self) -> None:
+        self.types: dict[str, Any] = {}
+        self._first: Path | None = None
+        self._unlike: dict[str, None] = {}
+
+    def add(self, file: ParquetFile) -> None:
+        """Look at another file.
+
+        Raises:
+            FormatError: A column is not in all files, or no type holds its values.
+        """
+        own = dict(zip(file.schema.names, file.schema.types, strict=True))
+        if len(own) < len(file.schema):
+            twice = next(n for n in own if file.schema.names.count(n) > 1)
+            raise FormatError(f"{file.path} has two columns {twice!r}. Rename one.")
+        if self._first is None:
+            self._first, self.types = file.path, own
+        self.check(file)
+        for name, kind in own.items():
+            before = self.types[name]
+            common = _common_type(before, kind)
+            if common is None:
+                raise FormatError(
+                    f"{file.path}: column {name!r} is {kind}, but {before} before, and "
+                    "no field holds both. Write all files with one type, or load them "
+                    "one by one."
+                )
+            if before != kind:
+                self._unlike[name] = None
+            self.types[name] = common
+
+    def check(self, file: ParquetFile) -> None:
+        """Refuse a file that has other columns than the first one.
+
+        Raises:
+            FormatError: A column is only in one of them.
+        """
+        own = file.schema.names
+        lacking = [name for name in self.types if name not in own]
+        extra = [name for name in own if name not in self.types]
+        if lacking or extra:
+            odd = (
+                f"lacks column {lacking[0]!r}"
+                if lacking
+                else f"has column {extra[0]!r}"
+            )
+            raise FormatError(
+                f"{file.path} {odd}, unlike {self._first}. Write all files with the "
+                "same columns, or load files of different tables one by one."
+            )
+
+    def note(self, notes: Notes) -> None:
+        """Note the columns that are of several types."""
+        for name in self._unlike:
+            notes.note(
+                f"column {name!r} is of several types, and was read as "
+                f"{self.types[name]}"
+            )
+
+
+def _common_type(one: Any, other: Any) -> Any:
+    """The type that holds the values of two, None if none does.
+
+    Of integers and floats float64, which holds integers up to 2^53: others are refused
+    as they are read.
+    """
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if is_bytes(one) and is_bytes(other):
+        return one if is_text(one) == is_text(other) else None
+    if _is_list(one) and _is_list(other):
+        item = _common_type(one.value_type, other.value_type)
+        if item is None:
+            return None
+        fixed = pa.types.is_fixed_size_list(one) and pa.types.is_fixed_size_list(other)
+        if fixed and one.list_size == other.list_size:
+            return pa.list_(item, one.list_size)
+        return pa.list_(item)
+    names = [_name_of(one), _name_of(other)]
+    known = [name for name in names if name is not None and name != "bool"]
+    if len(known) < 2:
+        return None
+    wider = np.promote_types(known[0], known[1]).name
+    integers = all("int" in name for name in known)
+    return None if integers and "int" not in wider else TYPES[wider]
 
 
 def _columns(
@@ -621,8 +704,15 @@ class ParquetFile:
         metadata: Key-value metadata.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, types: Mapping[str, Any] | None = None) -> None:
+        """Open a file.
+
+        Args:
+            path: Of the file.
+            types: Types that columns are read as, by name; see `CommonColumns`.
+        """
         self.path = path
+        self._types = types or {}
         self._file = File.open(path, None)
         try:
             footer = parquet_checks.check(self._file)
@@ -800,6 +890,8 @@ class ParquetFile:
                 if batch is None:
                     break
                 found = {name: batch.column(name) for name in names}
+            for name, array in found.items():
+                found[name] = self._as_common(name, array)
             done += batch.num_rows
             yield found
         if done != self.rows:
@@ -807,6 +899,22 @@ class ParquetFile:
                 f"{self.path} has {done} rows, but its footer says {self.rows}. The "
                 "file is damaged."
             )
+
+    def _as_common(self, name: str, array: Any) -> Any:
+        """An array of the type that its column has in all files."""
+        wanted = self._types.get(name)
+        if pa.types.is_dictionary(array.type) and wanted is not None:
+            wanted = pa.dictionary(array.type.index_type, wanted)
+        if wanted is None or array.type == wanted:
+            return array
+        try:
+            return array.cast(wanted)
+        except pa.ArrowException as error:
+            raise SourceError(
+                f"{self.path}: column {name!r} is {array.type}, and {wanted} of "
+                f"another file cannot hold it ({' '.join(str(error).split())[:80]}). "
+                "Write all files with one type."
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

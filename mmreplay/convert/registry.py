@@ -396,6 +396,9 @@ def _asked(path: Path) -> Format | None:
     candidates: Iterable[Format] = _by_suffix(path)
     if path.is_dir():
         candidates = [each for each in formats().values() if not each.suffixes]
+    elif not candidates:
+        # Such as alf's ckpt-100: the content alone says what it is.
+        candidates = [each for each in formats().values() if each.suffixes]
     for each in candidates:
         if each.asks and each.reads and _function(each, "recognizes")(path):
             return each

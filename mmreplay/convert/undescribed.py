@@ -4,7 +4,7 @@
 both as the steps of one environment. The report says everything that was found or
 guessed. Fields keep their names.
 
-A column that numbers episodes (`EPISODE_COLUMNS`) begins one where it changes. If the
+A column that names episodes (`episode_numbers`) begins one where it changes. If the
 file still has the three columns of a buffer whose description is lost, rows go where
 those say (`RowPositions`), and `in_place` closes the holes that others' filters left.
 """
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,15 +49,19 @@ from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import CorruptError, SourceError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.episode_numbers import (
+    EpisodeChanges,
+    are_numbers,
+    episode_column,
+)
 from mmreplay.schema.field import MAX_LENGTH
 from mmreplay.schema.naming import InferredColumns
-from mmreplay.schema.source_names import OwnNames
+from mmreplay.schema.source_names import OwnNames, join_nested, note_joined
 
-EPISODE_COLUMNS = ("episode_index", "episode_id", "episode")
-"""Names of columns that number episodes, the surest first."""
 Ints = NDArray[np.int64]
 POSITION_COLUMNS = tuple(RESERVED)
 SURVEYED_ROWS = 1 << 16
+T = TypeVar("T")
 Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 """Returns the columns of some names, in batches of at most so many rows."""
 
@@ -111,6 +115,11 @@ class PlainReader(Reader):
             for name, column in single.items()
             if column.shape and column.shape[0] == self._rows
         }
+        joined = join_nested((*self._columns, *self._varying))
+        self._columns = _renamed(self._columns, joined)
+        self._varying = _renamed(self._varying, joined)
+        self._own_names = {**self._own_names, **_noted(joined, notes)}
+        self._varying_fields = {p: each.field for p, each in self._varying.items()}
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         types = {n: f"{c.dtype} of shape {list(c.shape)}" for n, c in columns.items()}
         types |= dict.fromkeys(self._varying, "of varying length")
@@ -118,13 +127,18 @@ class PlainReader(Reader):
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
-            varying={path: each.field for path, each in self._varying.items()},
+            varying=self._varying_fields,
         )  # fmt: skip
         for path, each in self._varying.items():
             notes.note(f"{path!r} varies from row to row: {each.field.description}")
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
-        self._episodes = episode_column(kinds) if one_env else ""
+        name = episode_column(kinds, self._varying_fields) if one_env else ""
+        if name in kinds and kinds[name][0].startswith("float"):
+            scan = Scan({name: self._columns[name]}, SURVEYED_ROWS, self._rows)
+            found = (block[name] for block in scan.blocks())
+            name = name if are_numbers(name, found, notes) else ""
+        self._episodes = name
         note_episodes(self._episodes, self._plain, notes)
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
@@ -169,6 +183,7 @@ class PlainReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+        begins.doubt_returns(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""
@@ -294,10 +309,19 @@ class TableReader(Reader):
             varying: By name, columns whose values vary from row to row.
         """
         self.report = notes
-        self._rows, self._batches = rows, batches
+        joined = join_nested((*kinds, *(varying or {})))
+        kinds = _renamed(kinds, joined)
+        varying = _renamed(varying or {}, joined)
+        self._own_names = _noted(joined, notes)
+        self._inner_names = {path: own for own, path in joined.items()}
+        self._rows, self._read = rows, batches
         self._placed = has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
-        self._episodes = "" if self._placed else episode_column(kinds)
+        name = "" if self._placed else episode_column(kinds, varying)
+        if name in kinds and kinds[name][0].startswith("float"):
+            found = (block[name] for block in self._batches(SURVEYED_ROWS, (name,)))
+            name = name if are_numbers(name, found, notes) else ""
+        self._episodes = name
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
             varying=varying,
@@ -305,7 +329,9 @@ class TableReader(Reader):
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:
-            self.placed = RowPositions.of(batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self.placed = RowPositions.of(
+                self._batches(SURVEYED_ROWS, POSITION_COLUMNS)
+            )
             self._description = self.placed.describe(self._plain.schema, notes)
         else:
             self._description = plain(self._plain.schema, rows)
@@ -330,12 +356,23 @@ class TableReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+        begins.doubt_returns(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""
         if not self._placed:
             return super().marks()
         return marks_of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
+
+    def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        """Columns by the paths of their fields; see `Batches`."""
+        stored = tuple(self._inner_names.get(name, name) for name in names)
+        for batch in self._read(rows, stored):
+            yield {n: batch[own] for n, own in zip(names, stored, strict=True)}
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`; columns of ends and episodes are read as well."""
@@ -346,17 +383,16 @@ class TableReader(Reader):
         """See `Reader.close`: files are open only while blocks are read."""
 
 
-def episode_column(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """The column that numbers episodes, or ``""``.
+def _renamed(columns: Mapping[str, T], joined: Mapping[str, str]) -> dict[str, T]:
+    """The same by the paths that columns have now."""
+    return {joined.get(name, name): each for name, each in columns.items()}
 
-    Args:
-        kinds: Dtype name and row shape by column.
-    """
-    for name in EPISODE_COLUMNS:
-        dtype, shape = kinds.get(name, ("", (0,)))
-        if "int" in dtype and shape == ():
-            return name
-    return ""
+
+def _noted(joined: Mapping[str, str], notes: Notes) -> OwnNames:
+    """The columns whose names were joined, which is noted, by those names."""
+    for own, path in joined.items():
+        note_joined(notes, own, own, path)
+    return {own: (path,) for own, path in joined.items()}
 
 
 def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
@@ -379,29 +415,6 @@ def note_episodes(name: str, plain: InferredColumns, notes: Notes) -> None:
         ]
         note += ", and nothing says how they ended"
     notes.note(note)
-
-
-class EpisodeChanges:
-    """Finds beginnings of episodes by their numbers, over blocks in order."""
-
-    def __init__(self, name: str) -> None:
-        """Begin at the first row; name is that of the column, or ``""``."""
-        self._name = name
-        self._last: np.generic | None = None
-
-    def of(self, columns: Columns) -> NDArray[np.bool_] | None:
-        """Rows whose number differs from that of the row before, bool ``[N]``.
-
-        Args:
-            columns: Of the next rows, per path ``[N, *shape]``.
-        """
-        if self._name not in columns or not len(columns[self._name]):
-            return None
-        numbers = columns[self._name].reshape(-1)
-        before = numbers[:1] if self._last is None else np.array([self._last])
-        self._last = numbers[-1]
-        changed: NDArray[np.bool_] = numbers != np.concatenate([before, numbers[:-1]])
-        return changed
 
 
 def has_position_columns(kinds: Kinds, types: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ without the library.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,10 +22,12 @@ from mmreplay.convert.values import check_lengths
 from mmreplay.convert.zip_file import MAX_EXPANSION
 from mmreplay.datasets.common.rows import Array, TextRows
 from mmreplay.disk.files import File
+from mmreplay.disk.lock import lock_pid
 from mmreplay.errors import (
     CorruptError,
     FailedError,
     FormatError,
+    LockedError,
     ReplayError,
     SchemaError,
     system_error,
@@ -37,6 +40,8 @@ from mmreplay.schema.naming import left_out
 if TYPE_CHECKING:
     import h5py
 
+UNCLOSED = "already open for write"
+"""The library's words for a file that says that a program is writing it."""
 MAGIC = b"\x89HDF\r\n\x1a\n"
 SUFFIXES = (".hdf5", ".h5")
 MAX_CHILDREN = 1_000_000
@@ -68,21 +73,49 @@ class Hdf5:
             notes: The report.
             allow_expansion: Read datasets that expand to more than 1,000 times the
                 file.
+
+        Raises:
+            LockedError: It cannot be read while a program has it open for writing.
+            CorruptError: The library cannot read it.
         """
         h5py = library()
         self.notes = notes
         self._last: tuple[str, Any] = ("", None)
         self._allow_expansion = allow_expansion
         self.file = File.open(path, None)
+        # The library holds a lock while a file is open for writing.
+        writer = lock_pid(path, exclusive=True)
+        who = "this process" if writer == os.getpid() else f"process {writer}"
+        who = who if writer else "another process"
         try:
             with self.translated_errors(str(path)):
                 # By descriptor: the path may be another file by now.
                 self._h5 = h5py.File(
                     f"/proc/self/fd/{self.file.fd}", "r", locking=False
                 )
+        except CorruptError as error:
+            self.file.close()
+            if writer is not None:
+                raise LockedError(
+                    f"{path} is an HDF5 file that {who} has open for writing. Close it "
+                    "there, then try again.",
+                    pid=writer or None,
+                ) from error
+            if UNCLOSED in str(error.__cause__):
+                raise LockedError(
+                    f"{path} is an HDF5 file that is open for writing, or was not "
+                    "closed by a program that ended. Close it there, or run h5clear "
+                    "--status on it."
+                ) from error
+            raise
         except BaseException:
             self.file.close()
             raise
+        if writer is not None:
+            notes.doubt(
+                f"{who} has the file open for writing: rows may be missing, or change "
+                "while they are read"
+            )
 
     @contextmanager
     def translated_errors(self, name: str) -> Iterator[None]:
@@ -422,21 +455,19 @@ class Hdf5Output:
 
 
 def is_hdf5(path: Path, passes: Callable[[Hdf5], bool]) -> bool:
-    """Return whether a regular file is HDF5, undamaged, and passes a test.
+    """Return whether a regular file is HDF5 and passes a test.
 
     Raises:
         FormatError: It is a link.
+        LockedError: It is HDF5 that a program has open for writing.
+        CorruptError: It is HDF5 that the library cannot read.
     """
     if not path.is_file():
         return False
     with closing(File.open(path, None)) as file:
         if file.pread(min(len(MAGIC), file.nbytes), 0) != MAGIC:
             return False
-    try:
-        hdf5 = Hdf5(path, Notes())
-    except FormatError:
-        return False
-    with closing(hdf5):
+    with closing(Hdf5(path, Notes())) as hdf5:
         try:
             return passes(hdf5)
         except ReplayError:

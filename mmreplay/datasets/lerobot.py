@@ -21,6 +21,7 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Block, Notes, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import (
+    CommonColumns,
     ParquetFile,
     decode_values,
     is_text,
@@ -101,33 +102,35 @@ class Frames:
         names: Names of the columns.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, notes: Notes) -> None:
+        """Look at the files.
+
+        Raises:
+            FormatError: A column is not in all of them.
+        """
         self.folder = folder
         self._paths = _data_files(folder / "data")
         self.count = self.nbytes = 0
         self._open_file: ParquetFile | None = None
+        self._columns = CommonColumns()
         for path in self._paths:
             with closing(ParquetFile(path)) as part:
-                if path == self._paths[0]:
-                    schema = part.schema
-                if not part.schema.equals(schema):
-                    raise FormatError(
-                        f"{path} has other columns than {self._paths[0]}. Download the "
-                        "dataset again."
-                    )
+                self._columns.add(part)
                 for name in part.schema.names:
                     part.refuse_long(name)
                 self.count += part.rows
                 self.nbytes += part.nbytes
-        self.names: list[str] = list(schema.names)
+        self._columns.note(notes)
+        types = self._columns.types
+        self.names = list(types)
         # As an entry of a dictionary a text is in memory once, wherever it is named.
-        self._texts = [field.name for field in schema if is_text(field.type)]
+        self._texts = [name for name, kind in types.items() if is_text(kind)]
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
         """Yield Arrow arrays by column; structs by their leaves."""
         for path in self._paths:
             self.close()
-            self._open_file = ParquetFile(path)
+            self._open_file = ParquetFile(path, self._columns.types)
             for batch in self._open_file.batches(ROWS, self.names, self._texts):
                 yield flat(batch)
 
@@ -138,7 +141,7 @@ class Frames:
         """
         longest = total = 0
         for path in self._paths:
-            with closing(ParquetFile(path)) as part:
+            with closing(ParquetFile(path, self._columns.types)) as part:
                 part.refuse_expanding(name, allow_expansion)
                 for batch in part.split_batches(ROWS, [name], [name]):
                     if batch[name].null_count:
@@ -180,6 +183,7 @@ class LerobotReader(FragmentReader):
     def __init__(
         self,
         frames: Frames,
+        notes: Notes,
         info: Json,
         video: str,
         done: str | None,
@@ -187,7 +191,7 @@ class LerobotReader(FragmentReader):
         fields: Sequence[str] | None = None,
     ) -> None:
         self._frames = frames
-        self._notes = notes = Notes()
+        self._notes = notes
         self._info = info
         features = info.get("features")
         self._features = features if isinstance(features, dict) else {}
@@ -282,8 +286,8 @@ class LerobotReader(FragmentReader):
         rows, known = self._columns[TASK_INDEX], tasks.numbers
 
         def texts(first: int, stop: int) -> Ragged:
-            numbers = rows.read(first, stop).reshape(-1).astype(np.int64)
-            at = np.searchsorted(known, numbers)
+            numbers = np.asarray(rows.read(first, stop)).reshape(-1)
+            at = np.searchsorted(known, _as_integers(numbers))
             there = np.append(known, -1)[at] == numbers
             there &= at < len(known)
             if not there.all():
@@ -389,7 +393,9 @@ class LerobotReader(FragmentReader):
 
     def _find_episodes(self) -> Episodes:
         """Return the episodes, in one pass over the columns that count frames."""
-        episode_rows = self._columns.pop(EPISODE)
+        episode_rows = self._columns.pop(EPISODE, None)
+        if episode_rows is None or not is_scalar(episode_rows.shape):
+            raise self._no_episode("other values")
         counts = self._integers("frame_index")
         indices = self._integers("index")
         begins: list[NDArray[np.int64]] = []
@@ -398,14 +404,18 @@ class LerobotReader(FragmentReader):
         begin, before = 0, None
         for first in range(0, episode_rows.count, ROWS):
             stop = min(first + ROWS, episode_rows.count)
-            found = episode_rows.read(first, stop).astype(np.int64).reshape(-1)
+            stored = np.asarray(episode_rows.read(first, stop)).reshape(-1)
+            found = _as_integers(stored)
+            odd = np.flatnonzero(found != stored)
+            if len(odd):
+                raise self._no_episode(f"{stored[odd[0]]} in row {first + odd[0]}")
             before = found[:1] - 1 if before is None else before
             changes = np.flatnonzero(np.diff(found, prepend=before))
             begins.append(changes + first)
             numbers.append(found[changes])
             if indices is not None:
-                found_indices = indices.read(first, stop).astype(np.int64)
-                firsts.append(found_indices.reshape(-1)[changes])
+                found_indices = _as_integers(indices.read(first, stop).reshape(-1))
+                firsts.append(found_indices[changes])
             if counts is not None:
                 own = np.full(stop - first, begin)
                 own[changes] = changes + first
@@ -436,11 +446,18 @@ class LerobotReader(FragmentReader):
             )
         return Episodes(bounds, every, np.concatenate([np.zeros(0, np.int64), *firsts]))
 
+    def _no_episode(self, got: str) -> FormatError:
+        return FormatError(
+            f"{self._frames.folder / 'data'}: {EPISODE!r} must be one whole number in "
+            f"each row, got {got}. Number the episodes, or download the dataset again."
+        )
+
     def _integers(self, name: str) -> ColumnRows | None:
-        """Return a column of one integer a row, or None."""
+        """Return a column of one number a row, or None."""
         rows = self._columns.get(name)
-        fits = rows is not None and is_scalar(rows.shape) and "int" in rows.dtype
-        return rows if fits else None
+        if rows is None or not is_scalar(rows.shape):
+            return None
+        return rows if rows.dtype.startswith(("int", "uint", "float")) else None
 
     def _fragments_of(self) -> Iterator[Fragment]:
         bounds = self._episodes.bounds.tolist()
@@ -583,6 +600,13 @@ def _numbered(path: Path, numbers: Sequence[object], texts: Sequence[bytes]) -> 
     return Tasks(np.array(ordered, np.int64), Ragged.concatenate([every, NO_TEXT]))
 
 
+def _as_integers(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Numbers as integers; tools that edit tables make floats of them."""
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.int64] = numbers.astype(np.int64)
+    return found
+
+
 def _path_of(name: str) -> str:
     return "reward" if name == REWARD else name.replace(".", "/")
 
@@ -649,9 +673,10 @@ def open_reader(
             f"{path / INFO}: codebase_version must be v2 or v3, got "
             f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
-    frames = Frames(path)
+    notes = Notes()
+    frames = Frames(path, notes)
     try:
-        return LerobotReader(frames, info, video, done, allow_expansion, fields)
+        return LerobotReader(frames, notes, info, video, done, allow_expansion, fields)
     except BaseException:
         frames.close()
         raise

@@ -28,6 +28,8 @@ from mmreplay.schema.source_names import OwnNames, name_fields, own_names_of
 
 DATA, MASK, DONES = "data", "mask", "dones"
 DEMO = re.compile(r"demo_(\d+)")
+NUMBERED = re.compile(r"(\D*)(\d{0,18})")
+ACTIONS = {"actions", "action"}
 NAMES = {
     "obs": "observation", "actions": "action", "rewards": "reward", DONES: "done",
 }  # fmt: skip
@@ -152,10 +154,22 @@ class RobomimicReader(FragmentReader):
 
 def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
     """Return the names of demonstrations in order, all or those of a filter."""
-    demos = sorted(
-        (name for name in hdf5.children(f"/{DATA}") if DEMO.fullmatch(name)),
-        key=lambda name: int(name[5:]),
-    )
+    demos = []
+    for name in sorted(hdf5.children(f"/{DATA}"), key=_in_order):
+        if DEMO.fullmatch(name) or _has_actions(hdf5, name):
+            demos.append(name)
+        elif hdf5.is_group(f"/{DATA}/{name}"):
+            hdf5.notes.doubt(
+                f"group '{DATA}/{name}' has no 'actions', and was left out"
+            )
+        else:
+            hdf5.notes.note(f"'{DATA}/{name}' is no demonstration, and was left out")
+    others = [name for name in demos if not DEMO.fullmatch(name)]
+    if others:
+        hdf5.notes.note(
+            f"{len(others):,} demonstrations have other names than demo_<n>, such as "
+            f"{others[0]!r}: those of one name were read in the order of their numbers"
+        )
     if chosen is not None:
         masks = hdf5.children(f"/{MASK}") if MASK in hdf5.children() else []
         masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
@@ -169,6 +183,12 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
             named = hdf5.raw(f"/{MASK}/{chosen}")[:]
             kept = {bytes(each).decode() if not isinstance(each, str) else each
                     for each in named.tolist()}  # fmt: skip
+        lost = sorted(kept.difference(demos), key=_in_order)
+        if lost:
+            hdf5.notes.doubt(
+                f"filter {chosen!r} names {len(lost):,} demonstrations that are not in "
+                f"the file, such as {lost[0]!r}"
+            )
         demos = [demo for demo in demos if demo in kept]
     if not demos:
         raise FormatError(
@@ -178,12 +198,25 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
     return demos
 
 
+def _in_order(name: str) -> list[tuple[str, int]]:
+    """A key that sorts the numbers in names by value."""
+    return [(text, int(digits or 0)) for text, digits in NUMBERED.findall(name)]
+
+
+def _has_actions(hdf5: Hdf5, name: str) -> bool:
+    """Return whether a child of the data group may be a demonstration."""
+    path = f"/{DATA}/{name}"
+    return hdf5.is_group(path) and not ACTIONS.isdisjoint(hdf5.children(path))
+
+
 def recognizes(path: Path) -> bool:
     """Return whether a file has robomimic's groups."""
 
     def has_demos(hdf5: Hdf5) -> bool:
         return DATA in hdf5.children() and any(
-            DEMO.fullmatch(name) for name in hdf5.children(f"/{DATA}")
+            DEMO.fullmatch(name)
+            or (_has_actions(hdf5, name) and "obs" in hdf5.children(f"/{DATA}/{name}"))
+            for name in hdf5.children(f"/{DATA}")
         )
 
     return is_hdf5(path, has_demos)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.base import Notes, refuse_expansion
+from mmreplay.convert.base import Block, Notes, refuse_expansion
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema.naming import ENDS
@@ -30,6 +30,18 @@ class ZarrReader(BufferReader):
             self._own_names[name] = (path,)
             if path != name:
                 self.report.note(f"field {path!r} is array {name!r}")
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        yield from super().blocks(rows_per_block)
+        assert self._buffer.mapping is not None
+        for name, count in self._buffer.mapping.missing.items():
+            chunks = "1 chunk" if count == 1 else f"{count:,} chunks"
+            self.report.doubt(
+                f"{chunks} of array {name!r} are not there, and were read as its fill "
+                "value: writers leave out chunks of nothing else, but a copy may lack "
+                "some"
+            )
 
     def own_names(self) -> OwnNames:
         """See `Reader.own_names`."""

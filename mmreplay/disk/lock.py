@@ -189,8 +189,12 @@ def locked(folder: Path) -> bool:
     return lock_pid(folder / FILE_NAME) is not None
 
 
-def lock_pid(path: Path) -> int | None:
+def lock_pid(path: Path, *, exclusive: bool = False) -> int | None:
     """Return the process that holds a flock on a file, as the system lists it.
+
+    Args:
+        path: Of the file.
+        exclusive: Leave out those who share the lock with others.
 
     Returns:
         None where no process holds it, or where the system does not say; 0 for a
@@ -209,7 +213,9 @@ def lock_pid(path: Path) -> int | None:
         # waits for a lock has a line with "->".
         if " FLOCK " not in line or "->" in line:
             continue
-        _, _, _, _, pid, inode, *_ = line.split()
+        _, _, _, kind, pid, inode, *_ = line.split()
+        if exclusive and kind != "WRITE":
+            continue
         on_device, _, number = inode.rpartition(":")
         if number == str(status.st_ino) and (any_device or on_device == device):
             return max(0, int(pid))

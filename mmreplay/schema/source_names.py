@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mmreplay.errors import SourceError
 from mmreplay.nesting import SEPARATOR, under
+from mmreplay.schema.episode_numbers import EPISODE_COLUMNS
+from mmreplay.schema.naming import KNOWN
 from mmreplay.schema.notes import Notes
 
 OwnNames = Mapping[str, tuple[str, ...]]
@@ -21,8 +23,7 @@ def name_fields(
 ) -> dict[str, str]:
     """Return the path of the field that each column becomes, each path once.
 
-    A path inside that of another column is joined to it: ``action/original`` beside
-    ``action`` becomes ``action_original``, with a note.
+    A path inside that of another column is joined to it; see `join_nested`.
 
     Args:
         columns: Path by the name of the column in the source.
@@ -39,10 +40,10 @@ def name_fields(
     """
     if isinstance(fields, str):
         fields = None
-    leaves = set(columns.values())
+    joined = join_nested(columns.values())
     owners: dict[str, list[str]] = {}
     for own, path in columns.items():
-        owners.setdefault(_apart(path, leaves), []).append(own)
+        owners.setdefault(joined.get(path, path), []).append(own)
     kept: dict[str, str] = {}
     for path, own_names in owners.items():
         named = own_names
@@ -74,11 +75,66 @@ def name_fields(
                 )
     for own, path in kept.items():
         if path != columns[own]:
-            notes.note(
-                f"column {own!r} became field {path!r}, as another column's path is "
-                f"the beginning of {columns[own]!r}"
-            )
+            note_joined(notes, own, columns[own], path)
     return kept
+
+
+def join_nested(paths: Iterable[str]) -> dict[str, str]:
+    """Return other paths for those that lie inside another one, which is a field.
+
+    A field holds no other: ``action/original`` beside ``action`` becomes
+    ``action_original``, or ``action_original_2`` where that name is taken. The names of
+    roles and episode numbers, such as ``next_observation``, are never made up.
+
+    Args:
+        paths: Of all columns.
+
+    Returns:
+        The new path, by the old one, of those that change.
+    """
+    leaves = set(paths)
+    # Paths and what lies above them, of the fields that stay.
+    used = {*KNOWN, *EPISODE_COLUMNS}
+    nested: list[list[str]] = []
+    for path in sorted(leaves):
+        parts = path.split(SEPARATOR)
+        above = [SEPARATOR.join(parts[:depth]) for depth in range(1, len(parts))]
+        if leaves.isdisjoint(above):
+            used.update((*above, path))
+        else:
+            nested.append(parts)
+    names: dict[str, str] = {}
+    for parts in nested:
+        name = parts[0]
+        for depth, part in enumerate(parts[1:], 1):
+            here = SEPARATOR.join(parts[: depth + 1])
+            if SEPARATOR.join(parts[:depth]) not in leaves:
+                name = names.get(here, f"{name}{SEPARATOR}{part}")
+                continue
+            if here not in names:
+                free, number = f"{name}_{part}", 2
+                while free in used:
+                    free, number = f"{name}_{part}_{number}", number + 1
+                names[here] = free
+                used.add(free)
+            name = names[here]
+        names[SEPARATOR.join(parts)] = name
+    return {path: names[path] for path in leaves if path in names}
+
+
+def note_joined(notes: Notes, own: str, nested: str, path: str) -> None:
+    """Note a column whose path `join_nested` changed.
+
+    Args:
+        notes: Receives the note.
+        own: The column's name in the source.
+        nested: The path that it would have.
+        path: The path that it has.
+    """
+    notes.note(
+        f"column {own!r} became field {path!r}, as another column's path is the "
+        f"beginning of {nested!r}"
+    )
 
 
 def own_names_of(
@@ -115,13 +171,3 @@ def _both(where: object, own_names: Sequence[str], path: str) -> SourceError:
         f"{where}: columns {names} both become field {path!r}. Pass fields= (--fields) "
         "with one of these names, beside the other fields to load."
     )
-
-
-def _apart(path: str, leaves: Collection[str]) -> str:
-    """Return a path with ``_`` in place of ``/`` behind each part that is a leaf."""
-    parts = path.split(SEPARATOR)
-    apart = parts[0]
-    for depth, part in enumerate(parts[1:], 1):
-        inside = SEPARATOR.join(parts[:depth]) in leaves
-        apart += ("_" if inside else SEPARATOR) + part
-    return apart

@@ -374,9 +374,142 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
     )
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         assert target.gather_all()["x"].tolist() == [1, 1, 2, 2, 10, 10]
-    write(tmp_path / "d" / "part-3.parquet", y=pa.array([1, 2]))
-    with pytest.raises(FormatError, match="has other columns than"):
+    path = write(tmp_path / "d" / "part-3.parquet", x=pa.array([1, 2]))
+    match = (
+        r"part-3\.parquet lacks column 'episode_index', unlike .*part-1\.parquet\. "
+        "Write all files with the same columns, or load files of different tables one "
+        "by one."
+    )
+    with pytest.raises(FormatError, match=match):
         mr.load(tmp_path / "d", tmp_path / "other")
+    write(path, x=pa.array([1]), y=pa.array([2]), episode_index=[3])
+    with pytest.raises(FormatError, match=r"part-3\.parquet has column 'y', unlike"):
+        mr.load(tmp_path / "d", tmp_path / "other")
+
+
+TWO_TYPES = {
+    "integers": (pa.array([1, -2], pa.int8()), pa.array([3, 4], pa.int64()), "int64"),
+    "signs": (pa.array([1, 255], pa.uint8()), pa.array([-3, 4], pa.int16()), "int16"),
+    "floats": (
+        pa.array([1.5, -0.0], pa.float16()), pa.array([0.1, 1e300], pa.float64()),
+        "float64",
+    ),
+    "pandas": (pa.array([1, 2]), pa.array([0.5, 3.0]), "float64"),
+    "nothing": (pa.nulls(0), pa.array([7, 8], pa.int32()), "int32"),
+    "lists": (
+        pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), pa.array([[3.0, 4.0]]),
+        "float64",
+    ),
+    "large lists": (
+        pa.array([[1], [2]], pa.large_list(pa.int16())),
+        pa.array([[3]], pa.list_(pa.int32())), "int32",
+    ),
+    "lists in lists": (
+        pa.array([[[1], [2]]], pa.list_(pa.list_(pa.uint8(), 1), 2)),
+        pa.array([[[3], [4]]]), "int64",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("case", list(TWO_TYPES))
+def test_parts_of_other_types_and_orders_hold_the_same_values(tmp_path, case, turned):
+    """Against Python's own values."""
+    *parts, dtype = TWO_TYPES[case]
+    parts = parts[::-1] if turned else parts
+    done = 0
+    for number, part in enumerate(parts):
+        columns = {"x": part, "n": pa.array(np.arange(done, done + len(part)))}
+        names = list(columns)[:: -1 if number else 1]
+        write(
+            tmp_path / "d" / f"part-{number}.parquet",
+            **{name: columns[name] for name in names},
+        )
+        done += len(part)
+    report = load(tmp_path / "d")
+    assert any("'x' is of several types, and was read as" in n for n in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        rows = target.gather_all()
+        assert target.schema["x"].dtype == dtype
+    assert rows["n"].tolist() == list(range(done))
+    held = [value for part in parts for value in part.to_pylist()]
+    assert rows["x"].tolist() == held
+
+
+@pytest.mark.parametrize("wide", [pa.string(), pa.large_string()])
+def test_texts_of_parts_may_be_stored_in_three_ways(tmp_path, wide):
+    texts = ["a", "", "déjà", "a"]
+    kinds = [
+        wide,
+        pa.string(),
+        pa.large_string(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ]
+    for number, kind in enumerate(kinds):
+        x = pa.array(np.arange(4))
+        write(
+            tmp_path / "d" / f"part-{number}.parquet", x=x, t=pa.array(texts).cast(kind)
+        )
+    load(tmp_path / "d")
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.gather_all()["t"].text() == 4 * texts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "error", "message"),
+    [
+        (
+            [1], ["a"], FormatError,
+            r"part-1\.parquet: column 'x' is string, but int64 before, and no field "
+            r"holds both\. Write all files with one type, or load them one by one\.$",
+        ),
+        (pa.array([1], pa.uint64()), [-1], FormatError, "int64, but uint64 before"),
+        ([True], [1], FormatError, "int64, but bool before"),
+        ([[1]], [1], FormatError, "int64, but list<element: int64> before"),
+        (
+            [0.5], [2**53 + 1], SourceError,
+            r"part-1\.parquet: column 'x' is int64, and double of another file cannot "
+            r"hold it \(Integer value 9007199254740993 .*\)\. Write all files with one",
+        ),
+    ],
+)  # fmt: skip
+def test_types_of_parts_that_no_field_holds_are_refused(
+    tmp_path, one, other, error, message
+):
+    for number, values in enumerate((one, other)):
+        write(tmp_path / "d" / f"part-{number}.parquet", x=values, y=[0.0])
+    with pytest.raises(error, match=message):
+        load(tmp_path / "d")
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("empty", [(0,), (1,), (2,), (0, 2, 3), (0, 1)])
+def test_parts_and_row_groups_without_rows_change_nothing(tmp_path, empty):
+    table = pa.table({"x": [[1.0, 2.0], [3.0, 4.0]], "t": ["a", "bc"], "n": [1, 2]})
+    parts = [table, table]
+    for number in empty:
+        parts.insert(number, table.slice(0, 0))
+    (tmp_path / "d").mkdir()
+    for number, part in enumerate(parts):
+        pq.write_table(part, tmp_path / "d" / f"{number}.parquet")
+    with pq.ParquetWriter(tmp_path / "one.parquet", table.schema) as writer:
+        for part in parts:
+            writer.write_table(part)
+    for source in ("d", "one.parquet"):
+        mr.load(tmp_path / source, tmp_path / "target", overwrite=True)
+        with mr.ReplayBuffer.open(tmp_path / "target") as target:
+            rows = target.gather_all()
+        assert rows["x"].tolist() == 2 * [[1, 2], [3, 4]]
+        assert (rows["t"].text(), rows["n"].tolist()) == (2 * ["a", "bc"], [1, 2, 1, 2])
+
+
+def test_a_file_without_any_row_is_an_empty_buffer(tmp_path):
+    table = pa.table({"x": [[1.0, 2.0]], "t": ["a"], "n": [1]})
+    pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
+    with pq.ParquetWriter(tmp_path / "b.parquet", table.schema):
+        pass
+    for name in ("a", "b"):
+        assert mr.load(tmp_path / f"{name}.parquet", tmp_path / name).rows == 0
 
 
 @pytest.mark.parametrize(

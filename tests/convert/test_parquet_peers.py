@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.episodes import START
 
 pytestmark = pytest.mark.peer
 STATE, PIXELS = "observation/state", "observation/pixels"
@@ -311,3 +312,200 @@ def test_what_pandas_and_polars_write_of_any_length_comes_in(varying, tmp_path):
             rows = buffer.gather_all()
         assert rows["text"].text() == TEXTS
         assert [each.tolist() for each in rows["tokens"]] == varying["tokens"]
+
+
+ROWS = 1_200
+WORDS = np.array(["", "go", "größer", "日本語", "=1+1", 'a "b",\n', "x" * 40])
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+
+
+def table(seed):
+    """A table of somebody else's, of all kinds of columns that come in."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, ROWS)
+    episodes = np.repeat(np.arange(ROWS), lengths)[:ROWS]
+    return {
+        "episode_id": np.array([f"run-{number:03d}" for number in episodes]),
+        **{name: rng.integers(0, 100, ROWS).astype(name) for name in INTEGERS},
+        "observation": rng.normal(size=(ROWS, 6)).astype("f4"),
+        "reward": rng.normal(size=ROWS),
+        "f4": rng.normal(size=ROWS).astype("f4"),
+        "terminated": np.append(np.diff(episodes) != 0, True) & (episodes % 2 == 0),
+        "note": WORDS[rng.integers(0, len(WORDS), ROWS)],
+        "word": WORDS[rng.integers(1, 4, ROWS)],
+    }
+
+
+def cells_of(rows, name):
+    """A column as Python's own values."""
+    values = rows[name]
+    return (
+        values.text() if isinstance(values, mr.Ragged) else np.asarray(values).tolist()
+    )
+
+
+def judged(source, read, target, **options):
+    """Compare each cell with what the library reads; the number of rows.
+
+    Args:
+        source: The file or folder.
+        read: The library's columns, lists by name.
+        target: Of our buffer.
+        options: Of `load`.
+    """
+    report = mr.load(source, target, overwrite=True, **options)
+    assert not any("left out" in text for text in (*report.doubts, *report.notes))
+    with mr.ReplayBuffer.open(target) as buffer:
+        rows = buffer.gather_all()
+        assert set(buffer.schema.paths) == set(read)
+        env_ids, positions = rows.env_ids, rows.positions
+        begins = (buffer.view.flags(env_ids, positions) & START) != 0
+    for name, cells in read.items():
+        assert cells_of(rows, name) == cells, name
+    names = read["episode_id"]
+    changed = [a != b for a, b in zip(names[1:], names[:-1], strict=True)]
+    ended = read["terminated"][:-1]
+    over = [bool(a or b) for a, b in zip(changed, ended, strict=True)]
+    assert begins[1:].tolist() == over
+    return report.rows
+
+
+def test_tables_that_polars_edits_are_read_as_polars_reads_them(tmp_path):
+    polars = need("polars")
+    col = polars.col
+    frame = polars.DataFrame(table(0)).with_columns(
+        col("word").cast(polars.Categorical)
+    )
+    other = polars.DataFrame(table(1)).with_columns(
+        col("word").cast(polars.Categorical)
+    )
+    other = other.with_columns(col("episode_id") + "b")
+    edits = {
+        "written": frame,
+        "filtered": frame.filter((col("int8") > 30) & (col("note") != "go")),
+        "sorted": frame.sort("episode_id", "reward"),
+        "sliced": frame.slice(100, 1_050),
+        "added": frame.with_columns(
+            (col("f4") * 2).alias("twice"), col("int64").cast(polars.Float32)
+        ),
+        "joined": frame.join(
+            other.group_by("int8").agg(col("reward").mean().alias("mean")),
+            on="int8", how="inner", maintain_order="left",
+        ),
+        "several": polars.concat([frame, other]),
+    }  # fmt: skip
+    compared = 0
+    for name, edited in edits.items():
+        path = tmp_path / f"{name}.parquet"
+        options = {"row_group_size": 97} if name == "several" else {}
+        edited.write_parquet(path, **options)
+        read = polars.read_parquet(path).to_dict(as_series=False)
+        compared += judged(path, read, tmp_path / "buffer")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    empty = frame.clear()
+    shuffled = other.select(other.columns[::-1]).with_columns(
+        col("int8").cast(polars.Int32), col("f4").cast(polars.Float64)
+    )
+    for number, part in enumerate((frame[:700], empty, frame[700:], shuffled)):
+        part.write_parquet(parts / f"part-{number}.parquet")
+    read = polars.concat(
+        [frame, shuffled.select(frame.columns)], how="vertical_relaxed"
+    ).to_dict(as_series=False)
+    compared += judged(parts, read, tmp_path / "buffer")
+    assert compared > 9_000
+    flat = frame.drop("observation").with_columns(col("word").cast(polars.String))
+    flat.write_csv(tmp_path / "a.csv")
+    dtypes = {name: name for name in INTEGERS} | {"f4": "float32", "word": "text"}
+    read = flat.to_dict(as_series=False)
+    assert judged(tmp_path / "a.csv", read, tmp_path / "buffer", dtypes=dtypes) == ROWS
+
+
+def test_tables_that_pandas_edits_are_read_as_pandas_reads_them(tmp_path):
+    pandas = need("pandas")
+    columns = table(2)
+    columns["observation"] = list(columns["observation"])
+    frame = pandas.DataFrame(columns)
+    frame["word"] = frame["word"].astype("category")
+    other = pandas.DataFrame(table(3) | {"observation": columns["observation"]})
+    other["episode_id"] += "b"
+    edits = {
+        "written": frame,
+        "filtered": frame[(frame["int8"] > 30) & (frame["note"] != "go")],
+        "sorted": frame.sort_values(["episode_id", "reward"]),
+        "added": frame.assign(twice=frame["f4"] * 2, int16=frame["int16"].astype("f8")),
+        "joined": frame.merge(
+            other.groupby("int8", as_index=False)["reward"].mean().rename(
+                columns={"reward": "mean"}
+            ),
+            on="int8",
+        ),
+        "several": pandas.concat([frame.astype({"word": "str"}), other]),
+    }  # fmt: skip
+    compared = 0
+    for name, edited in edits.items():
+        path = tmp_path / f"{name}.parquet"
+        edited.to_parquet(path, index=False)
+        read = pandas.read_parquet(path)
+        read = {
+            name: [listed(cell) for cell in read[name].tolist()]
+            for name in read.columns
+        }
+        compared += judged(path, read, tmp_path / "buffer")
+    assert compared > 7_000
+    flat = frame.drop(columns="observation")
+    flat.to_csv(tmp_path / "a.csv", index=False)
+    dtypes = {name: name for name in INTEGERS} | {"f4": "float32", "word": "text"}
+    again = pandas.read_csv(
+        tmp_path / "a.csv", keep_default_na=False, dtype={"f4": "float32"}
+    )
+    read = {name: again[name].tolist() for name in again.columns}
+    assert judged(tmp_path / "a.csv", read, tmp_path / "buffer", dtypes=dtypes) == ROWS
+
+
+def test_tables_that_duckdb_edits_are_read_as_duckdb_reads_them(tmp_path):
+    duckdb, polars = need("duckdb"), need("polars")
+    frame = polars.DataFrame(table(4))  # noqa: F841  # duckdb finds it by its name.
+    other = polars.DataFrame(table(5))  # noqa: F841
+    edits = {
+        "written": "select * from frame",
+        "filtered": "select * from frame where int8 > 30 and note <> 'go'",
+        "sorted": "select * from frame order by episode_id, reward",
+        "added": "select *, f4 * 2 as twice, word || '!' as loud from frame",
+        "changed": "select * replace (int8::double as int8, f4::double as f4) from "
+        "frame",
+        "joined": "select frame.*, m.mean from frame join (select int8, avg(reward) "
+        "as mean from other group by 1) m on frame.int8 = m.int8 "
+        "order by frame.episode_id",
+        "several": "select * from frame union all "
+        "select * replace (episode_id || 'b' as episode_id) from other",
+    }
+    compared = 0
+    for name, query in edits.items():
+        path = tmp_path / f"{name}.parquet"
+        duckdb.sql(f"copy ({query}) to '{path}' (format parquet, row_group_size 2048)")
+        found = duckdb.sql(f"select * from '{path}'")
+        cells = zip(*found.fetchall(), strict=True)
+        read = {
+            column: [listed(cell) for cell in values]
+            for column, values in zip(found.columns, cells, strict=True)
+        }
+        compared += judged(path, read, tmp_path / "buffer")
+    assert compared > 8_000
+    path = tmp_path / "a.csv"
+    duckdb.sql(f"copy (select * exclude (observation) from frame) to '{path}'")
+    texts = {
+        "note": "VARCHAR",
+        "word": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "f4": "FLOAT",
+    }
+    found = duckdb.read_csv(str(path), dtype=texts, na_values=["nothing"])
+    cells = zip(*found.fetchall(), strict=True)
+    read = {
+        column: [cell or "" if column in texts and column != "f4" else cell
+                 for cell in values]
+        for column, values in zip(found.columns, cells, strict=True)
+    }  # fmt: skip
+    dtypes = {name: name for name in INTEGERS} | {"f4": "float32", "word": "text"}
+    assert judged(path, read, tmp_path / "buffer", dtypes=dtypes) == ROWS

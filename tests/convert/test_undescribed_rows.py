@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import mmreplay as mr
@@ -153,20 +154,54 @@ def test_some_fields_alone_have_the_same_rows(buffer, tmp_path):
     np.testing.assert_array_equal(rows["final"], expected["final"])
 
 
-@pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "safetensors"])
-@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "x", "a")])
-def test_a_column_inside_another_is_refused_by_both_names(tmp_path, ending, names):
-    columns, path = {name: np.arange(4) for name in names}, tmp_path / f"a.{ending}"
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "safetensors", "pt"])
+@pytest.mark.parametrize(
+    "names", [("a", "a/b"), ("a/b", "x", "a"), ("a", "a/b", "a_b")]
+)
+def test_a_column_inside_another_is_joined_to_it(tmp_path, ending, names):
+    columns, path = (
+        {n: np.arange(4) + ord(n[-1]) for n in names},
+        tmp_path / f"a.{ending}",
+    )
     if ending == "npz":
         np.savez(path, **columns)
     elif ending == "safetensors":
         save_file(columns, path)
+    elif ending == "pt":
+        torch.save({name: torch.from_numpy(c) for name, c in columns.items()}, path)
     else:
         write = pa.csv.write_csv if ending == "csv" else pq.write_table
         write(pa.table(columns), path)
-    with pytest.raises(SourceError) as caught:
-        mr.load(path, tmp_path / "b")
-    assert str(caught.value) == (
-        "columns 'a' and 'a/b' cannot both be fields, as a field holds no other. "
-        "Rename one of them."
+    joined = "a_b_2" if "a_b" in names else "a_b"
+    report = mr.load(path, tmp_path / "b")
+    assert (
+        f"column 'a/b' became field {joined!r}, as another column's path is the "
+        "beginning of 'a/b'" in report.notes
     )
+    expected = {joined if n == "a/b" else n: column for n, column in columns.items()}
+    for fields in (None, ["a/b"], [joined]):
+        mr.load(path, tmp_path / "b", fields=fields, overwrite=True)
+        wanted = set(expected) if fields is None else {joined}
+        with mr.ReplayBuffer.open(tmp_path / "b") as found:
+            rows = found.gather_all()
+            assert set(found.schema.paths) == wanted
+        for name in wanted:
+            np.testing.assert_array_equal(rows[name], expected[name])
+
+
+def test_texts_inside_another_column_are_joined_to_it(tmp_path):
+    """Fields that vary: a column of texts, and an npz pair of offsets and values."""
+    texts = pa.array(["x", "yz", "", "w"])
+    pq.write_table(pa.table({"a": np.arange(4), "a/t": texts}), tmp_path / "a.parquet")
+    np.savez(
+        tmp_path / "a.npz", **{"a/x": np.arange(4), "a.values": np.arange(6)},
+        **{"a.offsets": np.array([0, 1, 3, 3, 6])},
+    )  # fmt: skip
+    mr.load(tmp_path / "a.parquet", tmp_path / "b")
+    with mr.ReplayBuffer.open(tmp_path / "b") as found:
+        assert found.gather_all()["a_t"].text() == texts.to_pylist()
+    mr.load(tmp_path / "a.npz", tmp_path / "c")
+    with mr.ReplayBuffer.open(tmp_path / "c") as found:
+        rows = found.gather_all()
+    assert rows["a_x"].tolist() == [0, 1, 2, 3]
+    assert rows["a"].lengths.tolist() == [1, 2, 0, 3]

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmreplay as mr
+from mmreplay.convert import registry
 from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 
@@ -205,6 +206,25 @@ def test_an_agents_checkpoint_is_known(tmp_path):
     (folder / "buffer_metadata.json").unlink()
     (folder / "metadata.json").write_text(json.dumps({"model": {}, "buffer": inner}))
     assert mr.load(folder, tmp_path / "b").rows == 4
+    for name in ("model", "optim"):
+        save_file(
+            {"actor.weight": torch.zeros(3)}, folder / f"{name}_state.safetensors"
+        )
+    assert registry.source_format(folder).name == "safetensors-folder"
+    mr.load(folder, tmp_path / "c")
+    with (
+        mr.ReplayBuffer.open(tmp_path / "b") as one,
+        mr.ReplayBuffer.open(tmp_path / "c") as other,
+    ):
+        rows, again = one.gather_all(), other.gather_all()
+        assert rows.fields.keys() == again.fields.keys()
+        assert all((rows[path] == again[path]).all() for path in one.schema.paths)
+    (folder / "buffer_state.safetensors").unlink()
+    with pytest.raises(
+        FormatError,
+        match=r"v is a checkpoint of velora without its buffer\. Save it with buffer=T",
+    ):
+        mr.load(folder, tmp_path / "d")
 
 
 def test_what_does_not_fit_together_is_a_doubt_or_an_error(tmp_path):

@@ -35,6 +35,8 @@ from mmreplay.strict_json import Json
 
 METADATA, STATE = "metadata.json", "state.safetensors"
 PREFIX = "buffer_"
+MODEL = f"model_{STATE}"
+"""An agent's parameters, in a checkpoint."""
 TENSORS = ("states", "actions", "rewards", "next_states", "dones", "hiddens")
 HIDDEN = ("hidden", "hiddens", "hidden_state", "hidden_states")
 NUMBERS = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
@@ -53,6 +55,11 @@ def open_reader(_: str, path: Path) -> Reader:
         CorruptError: Its parts contradict each other.
     """
     found = find(path)
+    if found is None and _is_checkpoint(path):
+        raise FormatError(
+            f"{path} is a checkpoint of velora without its buffer. Save it with "
+            "buffer=True."
+        )
     if found is None:
         raise FormatError(
             f"{path} is not a pair of velora's files, {STATE} and {METADATA} with one "
@@ -71,8 +78,10 @@ def recognizes(path: Path) -> bool:
 
     Anybody's file may be called so, and lie beside some metadata.json.
     """
-    if find(path) is None or path.is_dir():
-        return find(path) is not None
+    if path.is_dir():
+        return find(path) is not None or _is_checkpoint(path)
+    if find(path) is None:
+        return False
     with closing(File.open(path, None)) as file:
         metadata, columns = safetensors.parse(file)
     return KEY not in metadata and set(columns) == set(TENSORS)
@@ -369,6 +378,8 @@ def find(path: Path) -> tuple[Path, Path] | None:
     """The tensors and the metadata that a folder, or a file of tensors, means."""
     if path.is_dir():
         states = sorted(path.glob(f"*{STATE}"))
+        if _is_checkpoint(path):
+            states = [each for each in states if each.name == PREFIX + STATE]
         return find(states[0]) if len(states) == 1 else None
     if not path.name.endswith(STATE):
         return None
@@ -377,6 +388,11 @@ def find(path: Path) -> tuple[Path, Path] | None:
         if path.with_name(name).is_file():
             return path, path.with_name(name)
     return None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether a folder has an agent's parameters beside its buffer."""
+    return (path / MODEL).is_file() and (path / METADATA).is_file()
 
 
 def _reader(file: File, metadata_path: Path) -> Reader:

@@ -32,7 +32,11 @@ FETCH_CHUNKS = 256
 
 
 class ChunkedReader:
-    """Reads items of a group's arrays by their first coordinates."""
+    """Reads items of a group's arrays by their first coordinates.
+
+    Attributes:
+        missing: Chunks that were not there when they were read, by array.
+    """
 
     def __init__(self, blobs: Blobs, *, complete: bool = False) -> None:
         """Make one.
@@ -42,6 +46,8 @@ class ChunkedReader:
             complete: Blobs that are not there are damage, not fill values.
         """
         self._blobs, self._complete = blobs, complete
+        self.missing: dict[str, int] = {}
+        self._missing: set[Key] = set()
         self._chunks = ChunkCache[Key, Array](CACHE_NBYTES)
         self._indices = ChunkCache[Key, Array](INDEX_CACHE_NBYTES)
 
@@ -124,6 +130,9 @@ class ChunkedReader:
             packed = None if extent is None else next(data)
             if packed is None and self._complete:
                 raise self._damaged(array, coordinates, "it is missing")
+            if packed is None and (array.name, coordinates) not in self._missing:
+                self._missing.add((array.name, coordinates))
+                self.missing[array.name] = self.missing.get(array.name, 0) + 1
             unpacked[coordinates] = self._unpacked(array, coordinates, packed)
             self._chunks.put((array.name, coordinates), unpacked[coordinates])
         return unpacked

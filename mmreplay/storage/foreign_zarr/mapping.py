@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,14 @@ from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
+from mmreplay.schema.episode_numbers import (
+    EpisodeChanges,
+    are_numbers,
+    episode_column,
+)
 from mmreplay.schema.naming import ENDS, InferredColumns, left_out
 from mmreplay.schema.notes import Notes
+from mmreplay.schema.source_names import join_nested, note_joined
 from mmreplay.storage.foreign_zarr import hierarchy
 from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
 from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
@@ -26,8 +32,6 @@ Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 EPISODE_ENDS = "episode_ends"
-NUMBERS = ("episode_index", "episode_id", "episode")
-"""Names of columns that change where an episode begins."""
 DATA = "data/"
 MAX_ROWS = 1 << 30
 """A byte of flags a row is held in memory."""
@@ -48,6 +52,8 @@ class GroupMapping:
         packed: What the chunks of each are, in a few words.
         notes: How fields and ends were found, what was left out and why.
         doubts: What was guessed and may be wrong.
+        missing: Chunks that were read so far, were not there, and hold the fill value,
+            by array: writers leave them out, and copies may lose some.
     """
 
     location: str
@@ -57,6 +63,7 @@ class GroupMapping:
     packed: Mapping[str, str]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
+    missing: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -98,14 +105,17 @@ class GroupMapper:
             path: (canonical_name(array.dtype), array.shape[1:])
             for path, array in columns.items()
         }
-        numbers = next((n for n in NUMBERS if self._counts(columns.get(n))), None)
-        known = ends is not None or numbers is not None
+        numbers = episode_column(kinds) if ends is None else ""
+        if numbers and kinds[numbers][0].startswith("float"):
+            blocks = self._blocks(columns[numbers])
+            numbers = numbers if are_numbers(numbers, blocks, self.notes) else ""
+        known = ends is not None or bool(numbers)
         try:
             plain = InferredColumns(kinds, self.notes, ends_known=known)
         except SourceError as error:
             raise SourceError(f"{self.source.location}: {error}") from error
-        if ends is None and numbers is not None:
-            ends = self._changes(columns[numbers])
+        if numbers:
+            ends = self._changes(numbers, columns[numbers])
             self.notes.note(f"episodes begin where {numbers!r} changes")
         flags = self._flags(plain, columns, ends)
         schema = self._with_ends(plain.schema)
@@ -195,7 +205,12 @@ class GroupMapper:
                     f"arrays differ in length; {self.rows} rows were taken to be the "
                     "steps"
                 )
-        return of_length
+        if self.source.fields is not None:
+            return of_length
+        joined = join_nested(of_length)
+        for nested, path in joined.items():
+            note_joined(self.notes, columns[nested][0], nested, path)
+        return {joined.get(path, path): array for path, array in of_length.items()}
 
     def _wanted(self, ends_name: str | None) -> dict[str, str]:
         """Paths of fields by arrays' names."""
@@ -258,16 +273,20 @@ class GroupMapper:
             self.notes.note(f"{len(ends) - len(last_rows):,} episodes without a row")
         return last_rows
 
-    def _changes(self, array: ForeignArray) -> Ids:
+    def _changes(self, name: str, array: ForeignArray) -> Ids:
         """Ends before rows whose number differs from the one before, and the last."""
-        changed_rows, before = [], None
+        changes, found = EpisodeChanges(name), []
+        for number, block in enumerate(self._blocks(array)):
+            changed = changes.of({name: block})
+            assert changed is not None
+            found.append(np.flatnonzero(changed) + number * BLOCK_ROWS)
+        changes.doubt_returns(self.notes)
+        return np.concatenate([*found, [self.rows]])
+
+    def _blocks(self, array: ForeignArray) -> Iterator[Array]:
+        """Yield the values of a column of one value a row."""
         for first in range(0, self.rows, BLOCK_ROWS):
-            numbers = self._read(array, first, min(first + BLOCK_ROWS, self.rows))
-            start = numbers[0] if before is None else before
-            changed = np.flatnonzero(np.diff(numbers, prepend=start)) + first
-            changed_rows.append(changed)
-            before = numbers[-1]
-        return np.concatenate([*changed_rows, [self.rows]])
+            yield self._read(array, first, min(first + BLOCK_ROWS, self.rows))
 
     def _flags(
         self,

@@ -1,6 +1,8 @@
 """HDF5 files that are damaged, or made to deceive."""
 
+import subprocess
 import sys
+from contextlib import contextmanager
 
 import h5py
 import numpy as np
@@ -10,7 +12,14 @@ import mmreplay as mr
 from mmreplay.convert.base import Notes
 from mmreplay.datasets.hdf5 import Hdf5
 from mmreplay.disk import files
-from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    FullError,
+    LockedError,
+    SourceError,
+)
 from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.test_d4rl import episodes, write
 
@@ -113,6 +122,90 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path):
         FormatError, match=r"a file of no known format\. Its name fits d4rl, robomimic:"
     ):
         mr.load(path, tmp_path / "buffer")
+
+
+WRITER = """
+import sys, time
+import h5py, numpy as np
+path, mode, libver, then = sys.argv[1:]
+file = h5py.File(path, mode, libver=libver, locking=True)
+if then == "swmr":
+    file.swmr_mode = True
+elif then == "flush":
+    file.flush()
+elif then == "add":
+    file["more"] = np.zeros(9)
+print("open", flush=True)
+if then != "die":
+    time.sleep(600)
+import os
+os._exit(9)
+"""
+OPEN = r"an HDF5 file that process \d+ has open for writing\. Close it there, then try"
+UNCLOSED = r"open for writing, or was not closed by a program that ended\. Close it"
+
+
+@contextmanager
+def writer(*arguments):
+    """Another process that has a file open, or has died with it open."""
+    command = [sys.executable, "-c", WRITER, *map(str, arguments)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"open\n"
+        if arguments[-1] == "die":
+            child.wait()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("then", "match"),
+    [("flush", OPEN), ("add", OPEN), ("swmr", UNCLOSED), ("die", UNCLOSED)],
+)
+@pytest.mark.parametrize("options", [{}, {"format": "d4rl"}])
+def test_a_file_that_is_open_for_writing_is_named(tmp_path, rng, then, match, options):
+    path = write(tmp_path / "a.hdf5", episodes(rng))
+    with (
+        h5py.File(path, "r") as old,
+        h5py.File(tmp_path / "b.h5", "w", libver="latest") as new,
+    ):
+        for name in old:
+            old.copy(name, new)
+    with writer(tmp_path / "b.h5", "a", "latest", then) as child:
+        with pytest.raises(LockedError, match=match) as caught:
+            mr.load(tmp_path / "b.h5", tmp_path / "buffer", **options)
+        assert caught.value.pid == (child.pid if match == OPEN else None)
+    advice = "or run h5clear --status on it."
+    assert (advice in str(caught.value)) == (match == UNCLOSED)
+
+
+def test_a_complete_file_that_another_process_has_open_is_a_doubt(tmp_path, rng):
+    path = write(tmp_path / "a.hdf5", episodes(rng))
+    with writer(path, "a", "earliest", "flush") as child:
+        report = mr.load(path, tmp_path / "buffer")
+        assert report.doubts == (
+            f"process {child.pid} has the file open for writing: rows may be missing, "
+            "or change while they are read",
+        )
+        with pytest.raises(SourceError, match="has the file open for writing"):
+            mr.load(path, tmp_path / "strict", strict=True)
+    with writer(path, "r", "earliest", "flush"):
+        mr.load(path, tmp_path / "strict", strict=True)
+    with (
+        h5py.File(path, "a", locking=True),
+        pytest.raises(LockedError, match="that this process has open for writing"),
+    ):
+        mr.load(path, tmp_path / "strict", overwrite=True)
+
+
+def test_a_damaged_file_is_not_called_one_of_no_known_format(tmp_path, path):
+    data = path.read_bytes()
+    (tmp_path / "b.hdf5").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CorruptError, match="the HDF5 library cannot read the file of"):
+        mr.load(tmp_path / "b.hdf5", tmp_path / "buffer")
 
 
 def test_without_h5py_the_message_says_what_to_install(tmp_path, path, monkeypatch):

@@ -275,11 +275,81 @@ def test_files_that_differ_are_refused(tmp_path, rng):
     folder = write(tmp_path / "set", frames(rng))
     path = folder / "data" / "chunk-000" / "file-001.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["action"]), path)
-    with pytest.raises(FormatError, match="has other columns than"):
+    with pytest.raises(
+        FormatError, match=r"lacks column 'action', unlike .*-000\.parq"
+    ):
         mr.load(folder, tmp_path / "buffer")
     path.unlink()
     report = mr.load(folder, tmp_path / "buffer")
     assert any("total_frames 11, and the data" in doubt for doubt in report.doubts)
+
+
+def test_files_may_have_other_widths_and_orders_and_no_rows(tmp_path, rng):
+    """As edits of several libraries leave them."""
+    folder = write(tmp_path / "set", data := frames(rng))
+    chunk = folder / "data" / "chunk-000"
+    path = chunk / "file-001.parquet"
+    table = pq.read_table(path)
+    table = table.set_column(
+        table.column_names.index("action"), "action",
+        table["action"].combine_chunks().cast(pa.list_(pa.float64(), 2)),
+    )  # fmt: skip
+    pq.write_table(table.select(table.column_names[::-1]), path)
+    pq.write_table(table.slice(0, 0), chunk / "file-002.parquet")
+    report = mr.load(folder, tmp_path / "buffer", done="terminated", strict=True)
+    assert "column 'action' is of several types, and was read as" in report.notes[0]
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        rows = buffer.gather_all()
+    np.testing.assert_array_equal(rows["action"], data["action"].astype(float))
+    np.testing.assert_array_equal(
+        rows["observation"]["state"], data["observation.state"]
+    )
+
+
+def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
+    data = frames(rng) | {"task_index": np.arange(11) % 3}
+    numbers = ("episode_index", "task_index", "frame_index", "index")
+    floats = data | {name: data[name].astype(float) for name in numbers}
+    folder = write(tmp_path / "set", floats)
+    write_tasks(folder, "v3.0")
+    report = mr.load(folder, tmp_path / "buffer", done="terminated", strict=True)
+    assert report.episodes == len(np.unique(data["episode_index"]))
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        texts = buffer.gather_all()["task"].text()
+    assert texts == [TASKS[number] for number in data["task_index"]]
+
+
+@pytest.mark.parametrize(
+    ("odd", "got"),
+    [
+        (0.5, "got 0.5 in row 3"), (np.nan, "got nan in row 3"),
+        ("a", "got other values"), (None, "lacks a value in rows"),
+    ],
+)  # fmt: skip
+def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):
+    folder = write(tmp_path / "set", frames(rng), files=1)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    numbers = table["episode_index"].to_pylist()
+    kind = float if isinstance(odd, float) else str if odd == "a" else int
+    numbers = [kind(number) for number in numbers]
+    numbers[3] = odd
+    at = table.column_names.index("episode_index")
+    pq.write_table(table.set_column(at, "episode_index", pa.array(numbers)), path)
+    with pytest.raises((FormatError, SourceError), match=got) as caught:
+        mr.load(folder, tmp_path / "buffer")
+    assert "'episode_index'" in str(caught.value)
+
+
+def test_task_numbers_that_are_none_have_an_empty_text(tmp_path, rng):
+    data = frames(rng) | {"task_index": np.array([0.0, 0.5, np.nan] + 8 * [1.0])}
+    folder = write(tmp_path / "set", data)
+    write_tasks(folder, "v3.0")
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("'task_index' 0.5 has no text, and such" in d for d in report.doubts)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        texts = buffer.gather_all()["task"].text()
+    assert texts == [TASKS[0], "", "", *8 * [TASKS[1]]]
 
 
 def test_a_damaged_image_is_named(tmp_path, rng):

@@ -8,6 +8,7 @@ within LeRobot's tolerance.
 
 import inspect
 import os
+from functools import lru_cache
 from importlib.metadata import version
 
 import numpy as np
@@ -49,12 +50,17 @@ CAMERAS = (TOP, WRIST)
 TOLERANCE_S = 1e-4
 
 
-def decode(path, timestamps, tolerance_s, backend=None):
-    with av.open(str(path)) as video:
-        shown = [
+@lru_cache(2)
+def frames_of(path, changed):
+    with av.open(path) as video:
+        return [
             (float(frame.pts * frame.time_base), frame.to_ndarray(format="rgb24"))
             for frame in video.decode(video=0)
         ]
+
+
+def decode(path, timestamps, tolerance_s, backend=None):
+    shown = frames_of(str(path), os.stat(path).st_mtime_ns)
     times = np.array([time for time, _ in shown])
     found = []
     for each in timestamps:
@@ -92,8 +98,11 @@ def number(shape, names=None):
     return {"dtype": "float32", "shape": shape, "names": names}
 
 
-def record(root, takes, dtype="video", cameras=CAMERAS, extra=()):
-    """A set by the recorder; a take is its frames, and whether it is kept."""
+def record(root, takes, dtype="video", cameras=CAMERAS, extra=(), texts=()):
+    """A set by the recorder; a take is its frames, and whether it is kept.
+
+    Fields of two numbers and of texts, by their names, stand beside the usual ones.
+    """
     shown = {"dtype": dtype, "shape": (64, 64, 3)}
     shown["names"] = ["height", "width", "channels"]
     features = {
@@ -103,6 +112,7 @@ def record(root, takes, dtype="video", cameras=CAMERAS, extra=()):
         "next.done": {"dtype": "bool", "shape": (1,), "names": None},
         **dict.fromkeys(cameras, shown),
         **{name: number((2,), ["a", "b"]) for name in extra},
+        **{name: {"dtype": "string", "shape": (1,), "names": None} for name in texts},
     }
     made = LeRobotDataset.create(
         repo_id="me/set", fps=FPS, features=features, root=root,
@@ -117,6 +127,7 @@ def record(root, takes, dtype="video", cameras=CAMERAS, extra=()):
                 for name, each in features.items()
                 if each["dtype"] == "float32"
             }
+            frame |= {name: f"{name} of {kept}, ä" for name in texts}
             frame["next.done"] = np.array([n == length - 1 and kept % 2 == 0])
             for index, camera in enumerate(cameras):
                 # Takes that are discarded have the codes of no episode.
@@ -136,24 +147,36 @@ def record(root, takes, dtype="video", cameras=CAMERAS, extra=()):
     return root
 
 
-def compare(root, target, **options):
-    """Compare our rows with the library's items; the notes of the report."""
+def compare(root, target, paths=(), **options):
+    """Compare our rows with the library's items; the notes of the report.
+
+    Args:
+        root: The set.
+        target: Of our buffer.
+        paths: Our path by the library's name, where it is not that with slashes.
+        options: Of `load`.
+    """
     library = LeRobotDataset("me/set", root=root)
     report = mr.load(root, target, video="decode", overwrite=True, **options)
     with mr.ReplayBuffer.open(target) as buffer:
         rows = buffer.gather_all()
-    assert len(library) == len(rows["action"]) == report.rows
+        assert len(library) == len(rows) == report.rows
+        texts = {
+            path: rows[path].text()
+            for path, field in buffer.schema.fields.items()
+            if field.kind == "text"
+        }
     episodes = []
     for row in range(len(library)):
         item = library[row]
         episodes.append(int(item["episode_index"]))
-        assert rows["task"].text()[row] == item["task"]
         for name, value in item.items():
-            path = {"next.reward": "reward"}.get(name, name.replace(".", "/"))
-            path = path if path in rows.fields else path.replace("n/or", "n_or")
-            if not isinstance(value, torch.Tensor) or name in (
-                "episode_index", "frame_index", "index", "next.done",
-            ):  # fmt: skip
+            known = {"next.reward": "reward", **dict(paths)}
+            path = known.get(name, name.replace(".", "/"))
+            if name in ("episode_index", "frame_index", "index", "next.done"):
+                continue
+            if isinstance(value, str):
+                assert texts[path][row] == value
                 continue
             if "images" in name:
                 image = (value.numpy().transpose(1, 2, 0) * 255).round().astype("u1")
@@ -179,12 +202,40 @@ def test_a_take_that_was_recorded_again_leaves_its_frames_in_no_row(tmp_path):
 @pytest.mark.parametrize("dtype", ["video", "image"])
 def test_sets_of_the_recorder_are_read_as_the_library_reads_them(tmp_path, dtype):
     lengths = (7, 20, 3, 11, 1, 9)
+    root = record(tmp_path / "set", [(n, True) for n in lengths], dtype)
+    compare(root, tmp_path / "buffer")
+
+
+@pytest.mark.slow
+def test_a_thousand_items_are_those_of_the_library(tmp_path):
+    lengths = np.random.default_rng(3).integers(1, 90, 30).tolist()
+    assert sum(lengths) > 1000
+    takes = [(n, True) for n in lengths]
+    takes.insert(5, (12, False))
+    root = record(tmp_path / "set", takes, cameras=CAMERAS[:1])
+    compare(root, tmp_path / "buffer")
+
+
+def test_sets_of_names_like_droid_are_read_as_the_library_reads_them(tmp_path):
+    """Leaves that are branches too, in a set as LeRobot's port of DROID makes it."""
+    joined = {
+        "action.original": "action_original_2",
+        "action.cartesian_position": "action_cartesian_position",
+        "action.gripper.velocity": "action_gripper/velocity",
+        "observation.state.joint_position": "observation/state_joint_position",
+        "observation.state.gripper": "observation/state_gripper",
+    }
+    texts = ("language_instruction", "building", "task_category")
     root = record(
-        tmp_path / "set", [(n, True) for n in lengths], dtype,
-        extra=("action.original",),
+        tmp_path / "set", [(n, True) for n in (4, 9, 1)], "image",
+        extra=(*joined, "action_original", "discount", "camera_extrinsics.wrist_left"),
+        texts=texts,
     )  # fmt: skip
-    notes = compare(root, tmp_path / "buffer")
-    assert any("'action.original' became field 'action_original'" in n for n in notes)
+    notes = compare(root, tmp_path / "buffer", joined)
+    for own, path in joined.items():
+        assert any(f"{own!r} became field {path!r}" in note for note in notes)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert set(texts) < set(buffer.schema.paths)
 
 
 @v3_only
@@ -208,8 +259,15 @@ def test_edited_sets_are_read_as_the_library_reads_them(tmp_path):
         opened("one"), {"train": [0, 2, 4], "val": [5, 1]},
         output_dir=tmp_path / "split",
     )  # fmt: skip
+    dataset_tools.remove_feature(
+        opened("two"), ["next.done"], output_dir=tmp_path / "ends", repo_id="me/ends"
+    )
+    dataset_tools.remove_feature(
+        opened("less"), [WRIST, "next.reward"], output_dir=tmp_path / "sight",
+        repo_id="me/sight",
+    )  # fmt: skip
     made = [path.parent.parent for path in tmp_path.rglob("meta/info.json")]
-    assert len(made) == 6
+    assert len(made) == 8
     for root in made:
         compare(root, tmp_path / "buffer")
 

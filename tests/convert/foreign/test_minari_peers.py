@@ -10,7 +10,6 @@ from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
 # Minari warns of what its datasets lack, and leaves folders to the collector.
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 minari = pytest.importorskip("minari", reason="minari is not installed")
-pytest.importorskip("jax", reason="jax, which Minari records with, is not installed")
 gym = pytest.importorskip("gymnasium")
 
 FORMATS = ["hdf5", "arrow", "parquet"]
@@ -23,6 +22,7 @@ def _datasets_folder(tmp_path, monkeypatch):
 
 def record(name, env_id, data_format="hdf5", episodes=4, limit=30):
     """Episodes that end both ways, and one that is cut."""
+    pytest.importorskip("jax", reason="jax, which Minari records with, is missing")
     env = gym.make(env_id, max_episode_steps=limit)
     collector = minari.DataCollector(env, data_format=data_format)
     for seed in range(episodes):
@@ -155,6 +155,40 @@ def test_dicts_and_tuples_come_in_and_go_out_again(tmp_path, rng, data_format):
     assert again.observation_space == dataset.observation_space
     assert again.action_space == dataset.action_space
     assert_same(oracle(again), oracle(dataset))
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_datasets_that_minari_edits_are_what_it_reads(tmp_path, rng, data_format):
+    """Filtered, split, added to and combined, a thousand steps and more each time."""
+    spaces = nested_spaces()
+    lengths = rng.integers(1, 60, 70).tolist()
+    data = [nested_data(rng, 1, n) for n in lengths]
+    observations, actions = ([each[k][0] for each in data] for k in range(2))
+    options = {"data_format": data_format}
+    half = len(lengths) // 2
+    whole = make("mine/whole-v0", observations, actions, *spaces, **options)
+    first = make(
+        "mine/half-v0", observations[:half], actions[:half], *spaces, **options
+    )
+    other = make(
+        "mine/rest-v0", observations[half:], actions[half:], *spaces, **options
+    )
+    some = whole.filter_episodes(lambda episode: len(episode) % 3 > 0)
+    parts = {
+        "all": whole, "some": some,
+        "filtered twice": some.filter_episodes(lambda episode: len(episode) > 9),
+        "combined": minari.combine_datasets([other, first], "mine/both-v0"),
+    }  # fmt: skip
+    split = minari.split_dataset(whole, [half, len(lengths) - half], seed=3)
+    parts |= {f"split {number}": part for number, part in enumerate(split)}
+    paths = ["pose", "grid", "pair/0", "pair/1"]
+    for name, dataset in parts.items():
+        report = mr.load(dataset, tmp_path / name)
+        assert report.rows == dataset.total_steps + dataset.total_episodes
+        found, left = drawn(tmp_path / name, [f"observation/{each}" for each in paths])
+        assert left == 0
+        assert_same(found, oracle(dataset))
+    assert sum(dataset.total_steps for dataset in parts.values()) > 5_000
 
 
 def test_what_is_written_is_opened_by_minari(tmp_path):

@@ -152,7 +152,6 @@ SOURCES = {
     "lerobot, slash": (
         lerobot("observation.state", "observation/state"), "observation/state",
     ),
-    "lerobot, joined": (lerobot("action.x", "action_x"), "action_x"),
     "robomimic, obs": (robomimic("obs/pose", "observation/pose"), "observation/pose"),
     "robomimic, action": (robomimic("actions", "action"), "action"),
     "robomimic, done": (robomimic("dones", "done"), "done"),
@@ -313,6 +312,40 @@ def test_a_column_that_is_a_branch_too_is_joined_by_its_name(tmp_path, rng):
             assert buffer.schema.paths == ("action_original",)
             rows = buffer.gather_all()
         np.testing.assert_array_equal(rows["action_original"], data["action.original"])
+
+
+def test_a_column_that_is_joined_never_meets_another(tmp_path, rng):
+    names = ("action.original", "action_original", "observation.state.x")
+    data = test_lerobot.frames(rng)
+    data |= {name: rng.random((11, 2)).astype(np.float32) for name in names}
+    data["action_original_2.x"] = rng.random((11, 2)).astype(np.float32)
+    folder = test_lerobot.write(tmp_path / "set", data)
+    mr.load(folder, tmp_path / "buffer", done="terminated", strict=True)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        rows = buffer.gather_all()
+    for own, path in (
+        ("action", "action"), ("action.original", "action_original_3"),
+        ("action_original", "action_original"),
+        ("action_original_2.x", "action_original_2/x"),
+        ("observation.state", "observation/state"),
+        ("observation.state.x", "observation/state_x"),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(rows[path], data[own])
+
+
+def test_arrays_of_a_group_are_joined_too(tmp_path, rng):
+    names = ("data/action", "action/x", "action_x")
+    values = {name: rng.random(6) for name in names}
+    group = zarr.open_group(tmp_path / "group", mode="w")
+    for name, data in {"obs": rng.random((6, 2)), **values}.items():
+        put(group, name, data)
+    with mr.ReplayBuffer.open(mr.ZarrSource(tmp_path / "group")) as buffer:
+        rows = buffer.gather_all()
+    mr.load(tmp_path / "group", tmp_path / "one", fields=["action/x"])
+    with mr.ReplayBuffer.open(tmp_path / "one") as buffer:
+        assert buffer.gather_all()["action_x_2"].tolist() == values["action/x"].tolist()
+    for own, path in zip(names, ("action", "action_x_2", "action_x"), strict=True):
+        np.testing.assert_array_equal(rows[path], values[own])
 
 
 def test_the_command_takes_names_of_the_source(tmp_path, rng, capsys):

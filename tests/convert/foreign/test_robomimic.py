@@ -6,7 +6,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.foreign.oracle import assert_same, drawn, joined
 
 
@@ -83,6 +83,52 @@ def test_a_filter_chooses_demonstrations(tmp_path, rng):
             SchemaError, match=rf"filter must be one of train in .*, got '{name}'"
         ):
             mr.load(path, tmp_path / "other", filter=name)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("traj_0", "traj_2", "traj_10"), ("demo_0", "demo_9", "episode_1"),
+        ("demo_007", "demo_08", "demo_9"), ("a", "b", "c"), ("0", "1", "10"),
+    ],
+)  # fmt: skip
+def test_demonstrations_of_other_names_are_read_in_their_order(tmp_path, rng, names):
+    found = demonstrations(rng)
+    path = write(tmp_path / "a.hdf5", found)
+    with h5py.File(path, "a") as file:
+        for number, name in enumerate(names):
+            file.move(f"data/demo_{number * 9}", f"data/tmp_{name}")
+        for name in names:
+            file.move(f"data/tmp_{name}", f"data/{name}")
+        del file["mask/train"]
+        file["mask/train"] = np.array([names[0].encode(), names[2].encode()])
+        file["data/about"] = np.zeros(3)
+    assert registry.source_format(path).name == "robomimic"
+    report = mr.load(path, tmp_path / "buffer", strict=True)
+    assert "'data/about' is no demonstration, and was left out" in report.notes
+    others = [name for name in names if not name.startswith("demo_")]
+    told = f"{len(others)} demonstrations have other names than demo_<n>, such as"
+    assert any(told in note for note in report.notes) == bool(others)
+    assert_same(drawn(tmp_path / "buffer", OBSERVATIONS)[0], joined(found))
+    mr.load(path, tmp_path / "some", filter="train", strict=True)
+    some, _ = drawn(tmp_path / "some", OBSERVATIONS)
+    assert_same(some, joined([found[0], found[2]]))
+
+
+def test_groups_without_actions_and_lost_names_of_a_filter_are_doubts(tmp_path, rng):
+    path = write(tmp_path / "a.hdf5", demonstrations(rng))
+    with h5py.File(path, "a") as file:
+        file["data/episode_3/obs/pose"] = np.zeros((4, 3))
+        del file["mask/train"]
+        file["mask/train"] = np.array([b"demo_0", b"demo_70", b"demo_8"])
+    report = mr.load(path, tmp_path / "buffer", filter="train")
+    assert report.doubts[:2] == (
+        "group 'data/episode_3' has no 'actions', and was left out",
+        "filter 'train' names 2 demonstrations that are not in the file, such as "
+        "'demo_8'",
+    )
+    with pytest.raises(SourceError, match="group 'data/episode_3' has no 'actions'"):
+        mr.load(path, tmp_path / "strict", strict=True)
 
 
 def test_steps_done_within_a_demonstration_are_a_doubt_and_no_ends(tmp_path, rng):

@@ -98,6 +98,19 @@ def columns_of(steps):
     }
 
 
+@pytest.mark.parametrize("name", ["ckpt-120", "ckpt-120-replay_buffer", "ring.bin"])
+def test_a_checkpoint_of_alf_is_known_by_what_it_holds(tmp_path, rng, name):
+    ring, steps = played(rng)
+    ring.save(tmp_path / "ckpt.pt").rename(tmp_path / name)
+    assert registry.source_format(tmp_path / name).name == "alf"
+    mr.load(tmp_path / name, tmp_path / "buffer", strict=True)
+    assert_same(drawn(tmp_path / "buffer", ["observation/x"])[0], columns_of(steps))
+    for other in (b"", b"12", b"PK\3\4 and more", bytes(99)):
+        (tmp_path / name).write_bytes(other)
+        with pytest.raises(FormatError, match="got a file of no known format"):
+            mr.load(tmp_path / name, tmp_path / "other")
+
+
 @pytest.mark.parametrize("rows", [8, 12, 30])
 def test_steps_of_alf_take_the_reward_of_the_row_behind(tmp_path, rng, rows):
     ring, steps = played(rng, rows=rows)

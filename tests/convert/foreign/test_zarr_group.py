@@ -100,6 +100,38 @@ def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("shards", [None, (14, 2)])
+def test_chunks_that_a_copy_lost_are_a_doubt(tmp_path, rng, version, shards):
+    if version == 2 and shards is not None:
+        return
+    path = tmp_path / "group"
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    held = rng.random((28, 2))
+    put(group, "obs", held, chunks=(7, 2), shards=shards)
+    put(group, "action", rng.random(28))
+    put(group, "episode_ends", np.array([14, 28]))
+    mr.load(path, tmp_path / "whole", strict=True)
+    lost = {None: {2: "1.0", 3: "c/1/0"}, (14, 2): {3: "c/0/0"}}[shards][version]
+    (path / "obs" / lost).unlink()
+    report = mr.load(path, tmp_path / "buffer")
+    count = "1 chunk" if shards is None else "2 chunks"
+    assert report.doubts == (
+        f"{count} of array 'obs' are not there, and were read as its fill value: "
+        "writers leave out chunks of nothing else, but a copy may lack some",
+    )
+    held[7:14] = 0
+    held[:7] *= shards is None
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        np.testing.assert_array_equal(buffer.gather_all()["obs"], held)
+    with pytest.raises(SourceError, match="of array 'obs' are not there"):
+        mr.load(path, tmp_path / "strict", strict=True)
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.mapping.missing == {}
+        buffer.gather_all()
+        assert buffer.mapping.missing == {"obs": int(count[0])}
+
+
 def test_groups_are_distinguished_from_other_folders_and_zip_files(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
     (tmp_path / "b").mkdir()
