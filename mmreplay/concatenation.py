@@ -38,10 +38,9 @@ from mmreplay.samplers.base import (
     Draw,
     Sampler,
     State,
-    form_of,
     keeps_priorities,
-    known_form,
     padded,
+    traits_of,
 )
 from mmreplay.samplers.combine import Shares, check_each, state_of
 from mmreplay.samplers.holding import all_or_nothing
@@ -243,7 +242,12 @@ class Concat:
         def join(batches: list[Batch]) -> Batch:
             return self.weighed(join_batches(batches, pad=self.pads))
 
-        return self.each(batch_size, self._sample, join)
+        batch = self.each(batch_size, self._sample, join)
+        # Not before: of a batch that fails no buffer has handed out a step.
+        for number, buffer in enumerate(self.buffers):
+            if buffer.limit is not None:
+                buffer.limit.count(int(np.count_nonzero(batch.buffer_ids == number)))
+        return batch
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
@@ -274,7 +278,7 @@ class Concat:
     @property
     def pads(self) -> bool:
         """Whether all samplers draw episodes, padded to the longest of each batch."""
-        return all(form_of(buffer.sampler) == PADDED for buffer in self.buffers)
+        return all(traits_of(buffer.sampler).form == PADDED for buffer in self.buffers)
 
     def each(
         self,
@@ -318,7 +322,10 @@ class Concat:
     def _sample(
         self, number: int, count: int, fraction: float, sampler: Sampler
     ) -> Batch:
-        batch = self.buffers[number].sample_by(sampler, count, contiguous=True)
+        buffer = self.buffers[number]
+        if buffer.limit is not None:
+            buffer.limit.await_sample()
+        batch = buffer.sample_uncounted(sampler, count, contiguous=True)
         buffer_ids = np.full(len(batch), number)
         probabilities = batch.probabilities * fraction
         return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)
@@ -622,10 +629,11 @@ def refuse_undivided(samplers: Sequence[Sampler]) -> None:
 
     Raises:
         SchemaError: One draws groups or ragged episodes, they draw steps and windows,
-            or some of several lengths, or a `UseCounter` is that of two buffers.
+            or some of several lengths or `first_only`, or a `UseCounter` is that of two
+            buffers.
     """
-    forms = [known_form(sampler) for sampler in samplers]
-    for number, form in enumerate(forms):
+    traits = [traits_of(sampler) for sampler in samplers]
+    for number, form in enumerate(each.form for each in traits):
         if form in (GROUPS, RAGGED):
             way_out = "Draw from each buffer by itself."
             if form == RAGGED:
@@ -634,11 +642,11 @@ def refuse_undivided(samplers: Sequence[Sampler]) -> None:
                 f"concat cannot divide batches of {form}, which the "
                 f"{type(samplers[number]).__name__} of buffer {number} draws. {way_out}"
             )
-    known = {form for form in forms if form is not None}
-    if len(known) > 1:
+    shapes = [each.shape for each in traits]
+    if len({*shapes} - {None}) > 1:
         raise SchemaError(
-            f"concat: samplers must all draw the same, got {forms}. Give all buffers "
-            "samplers of single steps, or of windows of one length."
+            f"concat: samplers must all draw the same, got {shapes}. Give all buffers "
+            "samplers of single steps, or of windows of one length and first_only."
         )
     counters = [counter for each in samplers for counter in set(counters_in(each))]
     if len(set(counters)) < len(counters):

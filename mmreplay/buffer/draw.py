@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.episodes.starts import BufferIdentity
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.base import Draw, Sampler, ask, require_integer, traits_of
 from mmreplay.samplers.holding import Claims
+from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of
 from mmreplay.transforms.base import BufferRows, Fields, Ids, RowReads
 
@@ -63,6 +64,10 @@ class BatchTransform(Protocol):
     before: int
     after: int
     derived: bool
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the fields of a batch; None where a function makes them."""
 
     @property
     def bfloat16(self) -> frozenset[str]:
@@ -123,6 +128,62 @@ def batch_transform(
             "the capacity with resize."
         )
     return composed
+
+
+def check_sampler(sampler: object) -> Sampler:
+    """Return what can draw from a buffer; `check_fields` checks its fields.
+
+    Raises:
+        SchemaError: It is no sampler.
+    """
+    made = sampler is not None and not isinstance(sampler, type)
+    if not made or not callable(getattr(sampler, "draw", None)):
+        raise SchemaError(
+            "sampler must be a sampler such as UniformSampler(seed=0), got "
+            f"{shown(sampler)}. Make one, or leave it out."
+        )
+    return cast(Sampler, sampler)
+
+
+def check_fields(
+    sampler: Sampler, schema: Schema, transform: BatchTransform | None
+) -> None:
+    """Check the fields that a sampler, and those in it, names.
+
+    Args:
+        sampler: Any.
+        schema: Of the rows that it draws.
+        transform: What makes batches of them; None for the rows as they are.
+
+    Raises:
+        SchemaError: Rows are looked up by a field that is not there, or is not one
+            integer, or is mutable; or `first_only` names no field of the batch.
+    """
+    waiting = [sampler]
+    while waiting:
+        each = waiting.pop()
+        path = ask(each, "looked_up")
+        if path is not None:
+            require_integer(path, schema)
+        waiting += ask(each, "parts")
+    names = [*schema.paths, *next_paths(schema).values()]
+    made = names if transform is None else transform.names
+    if made is not None:
+        fields_under(traits_of(sampler).first_only, made)
+
+
+def next_paths(schema: Schema) -> dict[str, str]:
+    """Path of each observation field to the name of its derived successor.
+
+    Empty where there is no observation, or next observations are stored.
+    """
+    role = schema.role("observation")
+    if role is None or schema.role("next_observation") is not None:
+        return {}
+    return {
+        path: "next_observation" + path[len(role) :]
+        for path in schema.role_paths("observation")
+    }
 
 
 def draw_of(env_ids: Ids, positions: Ids, key: int = 0) -> Draw:
@@ -195,7 +256,7 @@ def left_of(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
     return indices, replace(draw.taken(indices), offsets=offsets)
 
 
-def fields_under(paths: tuple[str, ...], fields: Fields) -> list[str]:
+def fields_under(paths: tuple[str, ...], fields: Iterable[str]) -> list[str]:
     """Return the fields of these paths, and those nested in them.
 
     Raises:

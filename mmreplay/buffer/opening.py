@@ -48,7 +48,6 @@ from mmreplay.format.metadata import (
 )
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
-from mmreplay.samplers.base import Sampler, ask, require_integer
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
@@ -76,35 +75,6 @@ def holds_buffer(path: object) -> bool:
     if text.startswith(URL_SCHEME):
         return False
     return os.path.exists(os.path.join(text, metadata_file.FILE_NAME))
-
-
-def check_sampler(sampler: object) -> None:
-    """Check the argument ``sampler``; `check_looked_up` checks its field.
-
-    Raises:
-        SchemaError: It is neither a sampler nor None.
-    """
-    made = sampler is not None and not isinstance(sampler, type)
-    if sampler is not None and not (made and callable(getattr(sampler, "draw", None))):
-        raise SchemaError(
-            "sampler must be a sampler such as UniformSampler(seed=0), got "
-            f"{shown(sampler)}. Make one, or leave it out."
-        )
-
-
-def check_looked_up(sampler: Sampler | None, schema: Schema) -> None:
-    """Check the fields by which a sampler, and those in it, look rows up.
-
-    Raises:
-        SchemaError: The schema has no such field, or it is not one integer, or mutable.
-    """
-    if sampler is None:
-        return
-    path = ask(sampler, "looked_up")
-    if path is not None:
-        require_integer(path, schema)
-    for part in ask(sampler, "parts"):
-        check_looked_up(part, schema)
 
 
 def check_mode(mode: str) -> None:

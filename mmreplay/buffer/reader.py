@@ -29,11 +29,13 @@ from mmreplay.buffer.draw import (
     LimitsBefore,
     PendingDraw,
     batch_transform,
+    check_fields,
     draw_of,
     fields_under,
     integers,
     left_of,
     newest_steps,
+    next_paths,
     num_drawn,
     oldest_steps,
     steps_of,
@@ -68,10 +70,9 @@ from mmreplay.format.heap import offsets as offsets_of
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, draws_once, require_integer
+from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of
 from mmreplay.samplers.holding import Claims, bookmark_of, drawing, put_back, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
-from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.schema.field import REFERENCE, Field
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
@@ -255,7 +256,7 @@ class GenerationReader(StartView):
         self.derived = self.derives_next
         if self._transform is not None:
             self.derived = self._transform.derived
-        self.next_paths = _next_paths(schema) if self.derived else {}
+        self.next_paths = next_paths(schema) if self.derived else {}
         together = store.packed & self.next_paths.keys()
         self._pairs = {p: n for p, n in self.next_paths.items() if p in together}
         self._apart = tuple(p for p in self.next_paths if p not in together)
@@ -602,6 +603,10 @@ class GenerationReader(StartView):
             if hasattr(claims, "after") and unmoved(claims.after, bookmark_of(sampler)):
                 put_back(sampler, claims.before, error)
 
+    def check_sampler(self, sampler: Sampler) -> None:
+        """Check the fields that a sampler names; see `check_fields`."""
+        check_fields(sampler, self._schema, self._transform)
+
     def draw(self, sampler: Sampler, count: int) -> PendingDraw:
         """Draw now and copy later, by `gather`.
 
@@ -642,7 +647,7 @@ class GenerationReader(StartView):
             overwritten = lost if overwritten is None else overwritten | lost
         if overwritten is not None and overwritten.any():
             indices, left = left_of(draw, ~overwritten)
-            once = draws_once(sampler)
+            once = traits_of(sampler).once
             if once and skip and not len(indices):
                 return None
             if once and len(indices):
@@ -655,7 +660,7 @@ class GenerationReader(StartView):
         fields = self.copy_draw(draw)
         stale = self.stale(draw.env_ids, oldest_steps(draw), before)
         if stale is not None:
-            if skip and draws_once(sampler) and not len(left_of(draw, ~stale)[0]):
+            if skip and traits_of(sampler).once and not len(left_of(draw, ~stale)[0]):
                 return None
             draw, fields = self._redraw(sampler, draw, fields, stale, pending.claims)
         return self._batch(draw, fields)
@@ -679,7 +684,7 @@ class GenerationReader(StartView):
         would lose what it drew, so there the rest is kept, without what is gone.
         """
         count = num_drawn(draw)
-        once = draws_once(sampler)
+        once = traits_of(sampler).once
         for _ in range(MAX_REDRAWS):
             if once:
                 indices, left = left_of(draw, ~stale)
@@ -1830,16 +1835,6 @@ def _counter(method: str, sampler: Sampler) -> UseCounter:
             "sampler=mmreplay.UseCounter(1, lease_s=60)."
         )
     return counters[0]
-
-
-def _next_paths(schema: Schema) -> dict[str, str]:
-    """Path of each observation field to the name of its derived successor."""
-    role = schema.role("observation")
-    assert role is not None
-    return {
-        path: "next_observation" + path[len(role) :]
-        for path in schema.role_paths("observation")
-    }
 
 
 def _contiguous(fields: Fields) -> Fields:

@@ -35,10 +35,10 @@ from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
 from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
-from mmreplay.buffer.draw import batch_transform
+from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
-from mmreplay.buffer.opening import check_looked_up, check_mode, check_sampler
+from mmreplay.buffer.opening import check_mode
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
@@ -176,15 +176,16 @@ class ReplayBuffer:
         self._turn = threading.RLock()
         self._switching = threading.Lock()
         try:
-            check_looked_up(sampler, opened.metadata.schema)
             self.transforms = listed(transforms)
             self._switch_to(opened)
+            if sampler is not None:
+                self._reader.check_sampler(sampler)
         except BaseException:
             # Samplers and transforms that do not fit leave nothing open.
             opened.close()
             raise
-        self.sampler = UniformSampler() if sampler is None else sampler
-        self._default_sampler = self.sampler if sampler is None else None
+        self._sampler = UniformSampler() if sampler is None else sampler
+        self._default_sampler = self._sampler if sampler is None else None
         self._limiter = limiter
         if limiter is not None:
             ring = opened.metadata.ring
@@ -286,7 +287,6 @@ class ReplayBuffer:
                 f"num_envs is 1, but the schema was made of {stated} environments. "
                 f"Pass num_envs={stated}, or make the schema by Schema.from_spaces."
             )
-        check_sampler(sampler)
         if shared := sorted(OWN & {path.partition("/")[0] for path in schema.fields}):
             warnings.warn(
                 f"field {shared[0]!r} has the name of an attribute of batches. The "
@@ -296,8 +296,9 @@ class ReplayBuffer:
                 stacklevel=2,
             )
         # Refused before there is a folder.
-        check_looked_up(sampler, metadata.schema)
-        batch_transform(listed(transforms), metadata)
+        transform = batch_transform(listed(transforms), metadata)
+        if sampler is not None:
+            check_fields(check_sampler(sampler), metadata.schema, transform)
         if limiter is not None:
             limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
         if path is None:
@@ -357,7 +358,8 @@ class ReplayBuffer:
         """
         kernels.warn_of_missing(2)
         check_mode(mode)
-        check_sampler(sampler)
+        if sampler is not None:
+            check_sampler(sampler)
         policy = ReadPolicy(read_mode, advise, check_values)
         if mode == "r":
             if opening.holds_buffer(path):
@@ -926,6 +928,21 @@ class ReplayBuffer:
 
     # Drawing and reading.
 
+    @property
+    def sampler(self) -> Sampler:
+        """What `sample` draws with; another one counts from the next draw on.
+
+        Raises:
+            SchemaError: It is set to what is no sampler, or to one of fields that the
+                buffer does not have.
+        """
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        self._reader.check_sampler(check_sampler(sampler))
+        self._sampler = sampler
+
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
 
@@ -961,15 +978,20 @@ class ReplayBuffer:
         self, sampler: Sampler, batch_size: int, *, contiguous: bool = False
     ) -> Batch:
         """Draw a batch with another sampler, in any process; see `sample`."""
+        if sampler is not self._sampler:
+            check_sampler(sampler)
         limit = self.limit
         if limit is not None:
             limit.await_sample()
-        batch = self._sample(sampler, batch_size, contiguous)
+        batch = self.sample_uncounted(sampler, batch_size, contiguous=contiguous)
         if limit is not None:
             limit.count(len(batch.env_ids))
         return batch
 
-    def _sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
+    def sample_uncounted(
+        self, sampler: Sampler, batch_size: int, *, contiguous: bool = False
+    ) -> Batch:
+        """Draw a batch that no limit counts, for `concat`; see `sample_by`."""
         while True:
             reader, claims = self._current(), Claims()
             try:

@@ -24,8 +24,7 @@ from mmreplay.samplers.base import (
     Sampler,
     State,
     checked,
-    epochs_of,
-    keeps_priorities,
+    traits_of,
 )
 from mmreplay.samplers.holding import all_or_nothing
 
@@ -75,6 +74,7 @@ class Draws:
         check_counts(batch_size, num_batches)
         self._dataset = dataset
         self._sampler = checked(sampler)
+        dataset.buffer.reading.check_sampler(sampler)
         self._batch_size = batch_size
         self._num_batches = num_batches
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
@@ -95,14 +95,14 @@ class Draws:
 
     def _draws(self) -> Iterator[Draw]:
         sampler, done = self._sampler, 0
-        epochs = epochs_of(sampler) if self._num_batches is None else None
-        epoch = None if epochs is None else epochs.epoch
+        epochs = traits_of(sampler).ends and self._num_batches is None
+        epoch = sampler.epoch if epochs else None
         while self._num_batches is None or done < self._num_batches:
             view = self._dataset.buffer.view
             # One lock for the look and the draw: another thread may draw, too.
             with view.lock:
-                if epochs is not None and (
-                    epochs.epoch != epoch or not epochs.more(view, self._batch_size)
+                if epochs and (
+                    sampler.epoch != epoch or not sampler.more(view, self._batch_size)
                 ):
                     return
                 draw = self.another()
@@ -172,7 +172,7 @@ class Draws:
             StaleError: A position was never written.
         """
         sampler = self._sampler
-        if not keeps_priorities(sampler):
+        if not traits_of(sampler).priorities:
             raise SchemaError(
                 f"update_priorities: these are draws of a {type(sampler).__name__}, "
                 "which has no priorities. Create them by "
@@ -193,10 +193,9 @@ class Draws:
             TypeError: Iterations have no end.
         """
         if self._num_batches is None:
-            epochs = epochs_of(self._sampler)
-            if epochs is not None:
+            if traits_of(self._sampler).ends:
                 view = self._dataset.buffer.view
-                return epochs.num_batches(view, self._batch_size)
+                return self._sampler.num_batches(view, self._batch_size)
             raise TypeError(
                 "draws without num_batches have no length. Pass num_batches to "
                 "dataset.draws."

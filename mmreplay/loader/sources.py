@@ -19,7 +19,7 @@ from mmreplay.concatenation import Concat, as_numpy, join_batches
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.prefetch import Drawable, PendingBatch, PendingShare
 from mmreplay.process import owned_by_thread
-from mmreplay.samplers.base import Sampler, State, View, epochs_of
+from mmreplay.samplers.base import Sampler, State, View, traits_of
 from mmreplay.samplers.combine import state_of
 from mmreplay.samplers.joint import DrawAtShares
 from mmreplay.schema import Schema
@@ -97,6 +97,7 @@ class BufferSource:
     def __init__(self, buffer: ReplayBuffer) -> None:
         """Draw with the sampler that the buffer has now."""
         self._sampler = buffer.sampler
+        self._ends = traits_of(buffer.sampler).ends
         self._buffer = buffer
         # One lock for all generations, and of a buffer that is closed as well.
         self._lock = buffer.view.lock
@@ -114,10 +115,9 @@ class BufferSource:
 
     def begin(self) -> None:
         """Take the sampler's epoch for this source, if it has epochs."""
-        epochs = epochs_of(self._sampler)
-        self._epoch = None if epochs is None else epochs.epoch
-        if epochs is None:
+        if not self._ends:
             return
+        self._epoch = self._sampler.epoch
         if _epoch_owners.setdefault(id(self._sampler), self) is not self:
             raise FailedError(SHARED_EPOCH.format(type(self._sampler).__name__))
 
@@ -228,7 +228,7 @@ class BufferSource:
 
     def go_back(self, state: State) -> bool:
         """Have the sampler draw the epoch from a state on."""
-        if epochs_of(self._sampler) is None:
+        if not self._ends:
             return False
         with self._lock:
             if _epoch_owners.get(id(self._sampler), self) is not self:
@@ -256,12 +256,11 @@ class BufferSource:
 
     def num_batches(self, count: int) -> int:
         """Batches of a whole epoch of the sampler."""
-        epochs = epochs_of(self._sampler)
-        if epochs is None:
+        if not self._ends:
             raise TypeError(NO_EPOCHS.format(type(self._sampler).__name__))
         view = self._buffer.view
         with view.lock:
-            return epochs.num_batches(view, count)
+            return self._sampler.num_batches(view, count)
 
     def state_dict(self, priorities: bool = False) -> State:
         """State of the buffer's sampler."""
@@ -284,10 +283,10 @@ class BufferSource:
 
     def _epoch_is_over(self, view: View, count: int) -> bool:
         """Whether the epoch has no other batch of so many steps."""
-        epochs: Sampler | None = epochs_of(self._sampler)
-        if epochs is None:
+        if not self._ends:
             return False
-        return epochs.epoch != self._epoch or not epochs.more(view, count)
+        sampler: Sampler = self._sampler
+        return sampler.epoch != self._epoch or not sampler.more(view, count)
 
 
 _epoch_owners: WeakValueDictionary[int, BufferSource] = WeakValueDictionary()

@@ -22,8 +22,7 @@ from mmreplay.samplers.base import (
     Sampler,
     State,
     checked,
-    epochs_of,
-    keeps_priorities,
+    traits_of,
     unseeded,
 )
 from mmreplay.samplers.states import check_kind, stored_integer
@@ -61,8 +60,8 @@ class InterleavedStream(IterableDataset[Batch]):
         """Begin the next iteration, in this worker.
 
         Raises:
-            SchemaError: With the first batch, where it is an epoch of a buffer that is
-                being written.
+            SchemaError: With the first batch, where it is an epoch of a buffer that a
+                writer opened meanwhile.
         """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -199,7 +198,8 @@ class ReplayStream(InterleavedStream):
 
         Raises:
             SchemaError: The sampler is not a sampler, has priorities or counts uses, a
-                number is not legal, or there are several ranks and no seed.
+                number is not legal, there are several ranks and no seed, or the sampler
+                goes through epochs and the buffer is being written.
             FormatError: There is no buffer at the path.
         """
         check_counts(batch_size, num_batches)
@@ -209,6 +209,7 @@ class ReplayStream(InterleavedStream):
         self._draws = self._dataset.draws(sampler, batch_size, steps)
         self._sampler = sampler
         self._batch_size, self._num_batches = batch_size, num_batches
+        self._refuse_written()
         super().__init__(sampler.state_dict(), rank, num_ranks)
 
     def __repr__(self) -> str:
@@ -226,8 +227,13 @@ class ReplayStream(InterleavedStream):
     def _begin(self, state: State) -> None:
         self._sampler.load_state_dict(state)
 
-    def _gathered(self) -> Iterator[Callable[[], Batch]]:
-        by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
+    def _refuse_written(self) -> None:
+        """Refuse epochs, at any depth, of a buffer that is being written.
+
+        Raises:
+            SchemaError: There is a writer.
+        """
+        by_epochs = self._num_batches is None and traits_of(self._sampler).epochs
         if by_epochs and self._dataset.written:
             raise SchemaError(
                 "ReplayStream: over a buffer that is being written, each worker's "
@@ -235,6 +241,10 @@ class ReplayStream(InterleavedStream):
                 "Draw in the main process, by ReplayDataset.draws, or pass "
                 "num_batches."
             )
+
+    def _gathered(self) -> Iterator[Callable[[], Batch]]:
+        # A writer may have opened it since the stream was made.
+        self._refuse_written()
         gather = self._dataset.__getitem__
         for draw in self._draws:
             yield partial(gather_or_redraw, gather, draw, self._draws.another)
@@ -282,7 +292,7 @@ def check_interleaved(who: str, sampler: Sampler, rank: int, num_ranks: int) -> 
             is not legal, the sampler divides epochs between ranks as well, or each rank
             would have a seed of its own.
     """
-    if keeps_priorities(checked(sampler)):
+    if traits_of(checked(sampler)).priorities:
         raise SchemaError(
             f"{who}: each worker would have its own priorities of the "
             f"{type(sampler).__name__}. Draw in the main process, by "

@@ -29,7 +29,7 @@ from mmreplay.page.priorities import BlockMasses, Weighing, written_at
 from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
 from mmreplay.page.shown import ShownBuffer, rows_version
 from mmreplay.ring import position_chunks
-from mmreplay.samplers.base import Draw, Sampler, View, form_of
+from mmreplay.samplers.base import Draw, Sampler, View
 from mmreplay.samplers.combine import MixtureSampler
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import EpisodeSampler
@@ -428,7 +428,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         "drawn": np.histogram(ages, edges)[0],
         "priorities": by_priority,
         "ranked": bool(parsed.by_rank),
-        "form": form_of(parsed.sampler),
+        "form": parsed.sampler.form,
     }
 
 

@@ -39,7 +39,7 @@ from mmreplay.ray.shard_calls import (
     RunCalls,
     ShardCalls,
 )
-from mmreplay.samplers.base import Sampler, keeps_priorities
+from mmreplay.samplers.base import Sampler, traits_of
 from mmreplay.samplers.joint import Mass
 from mmreplay.schema import Schema
 from mmreplay.transforms.base import Transform
@@ -203,7 +203,7 @@ class RingTable:
         except SchemaError as error:
             self._not_described = error
         self.client: Client = describe_client(describe_sampler(sampler), described)
-        self.prioritized = keeps_priorities(sampler)
+        self.prioritized = traits_of(sampler).priorities
         self.lock = threading.RLock()
         self.shards: dict[str, KnownShard] = {}
         self.rings: list[KnownRing] = []

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from mmreplay.arguments import one_of
-from mmreplay.buffer.draw import batch_transform
+from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
 from mmreplay.buffer.opening import (
     RESUMES,
     StrPath,
     absolute,
     check_interval,
-    check_sampler,
     describe,
     holds_buffer,
     remove_empty,
@@ -253,9 +252,10 @@ def check_create(
         given["heap_bytes"],
     )  # fmt: skip
     one_of("engine", given["engine"], ON_DISK, "Rings of a run are on disk.")
-    check_sampler(given["sampler"])
     check_interval(given["commit_every"])
-    batch_transform(listed(given["transforms"]), metadata)
+    transform = batch_transform(listed(given["transforms"]), metadata)
+    if given["sampler"] is not None:
+        check_fields(check_sampler(given["sampler"]), schema, transform)
     if limiter is not None:
         ring = metadata.ring
         RingCounter(limiter).check(path, ring.capacity * ring.num_envs)

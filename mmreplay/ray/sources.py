@@ -25,8 +25,7 @@ from mmreplay.ray.requests import PlannedBatch, Requests, draw_of
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.ray.seeds import seed_of_rank
 from mmreplay.ray.shard_calls import RunCalls
-from mmreplay.samplers.base import Sampler, State
-from mmreplay.samplers.sequence import SequenceSampler
+from mmreplay.samplers.base import Sampler, State, traits_of
 from mmreplay.schema import Schema
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.read_ahead import Gathering
@@ -126,8 +125,7 @@ class RingsSource:
     @property
     def window_length(self) -> int:
         """Steps a window; 1 without windows."""
-        sampler = self._sampler
-        return sampler.window_length if isinstance(sampler, SequenceSampler) else 1
+        return traits_of(self._sampler).window_length or 1
 
     def use_pool(self, pool: BufferPool) -> None:
         """Join batches in the memory of a pool."""

@@ -12,7 +12,7 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.stream import ReplayStream, check_seeded
-from mmreplay.samplers.base import Sampler, checked, epochs_of
+from mmreplay.samplers.base import Sampler, checked, traits_of
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.transforms.base import Transform
 
@@ -116,7 +116,7 @@ def ranked_stream(
     if divided > 1 or num_ranks == 1:
         return ReplayStream(path, own, batch_size, transforms=transforms)
     num_batches = None
-    if epochs_of(own) is not None:
+    if traits_of(own).ends:
         # Interleaved, ranks may get numbers of batches that differ by one.
         with ReplayBuffer.open(path, transforms=transforms) as buffer:
             num_batches = own.num_batches(buffer.view, batch_size) // num_ranks

@@ -31,6 +31,48 @@ View = StartView
 
 MISSING = object()
 
+STEPS = "single steps"
+PADDED = "padded episodes"
+RAGGED = "ragged episodes"
+GROUPS = "groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a sampler is, as far as others depend on it, before anything is drawn.
+
+    Of samplers with parts the traits of the parts count too; see `traits_of`.
+
+    Attributes:
+        form: What a draw holds, such as ``"single steps"``; None where it is not known.
+        window_length: Steps of each window; None without windows of one length.
+        first_only: Paths of the fields of which only a window's first step is drawn.
+        ends: Its draws come in epochs that end: `Sampler.more` says when.
+        epochs: It, or a part at any depth, goes through epochs.
+        once: Some steps are drawn once, an epoch or for good, so that a failed batch
+            must not draw others in their place.
+        memory: A draw depends on what earlier ones drew, beyond their number.
+        priorities: `update_priorities` reaches a sampler that keeps some.
+        distinct: No step comes twice in a batch.
+    """
+
+    form: str | None = None
+    window_length: int | None = None
+    first_only: tuple[str, ...] = ()
+    ends: bool = False
+    epochs: bool = False
+    once: bool = False
+    memory: bool = False
+    priorities: bool = False
+    distinct: bool = False
+
+    @property
+    def shape(self) -> str | None:
+        """The form, and which fields windows hold of their first step alone."""
+        if self.form is None or not self.first_only:
+            return self.form
+        return f"{self.form} with first_only={sorted(self.first_only)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -168,6 +210,9 @@ class Sampler(Protocol):
     keeps priorities `update_priorities`. It may derive from this class, and behaves
     the same where it does not.
 
+    What it is, others read from `traits`, before it draws. By default they follow from
+    the attributes here, and from those of its parts.
+
     Attributes:
         epoch: Epochs gone through; None for a sampler that has no epochs.
         draws_once: Whether some steps are drawn once an epoch only, so that a failed
@@ -190,6 +235,11 @@ class Sampler(Protocol):
     parts: Sequence[Sampler] = ()
     looked_up: str | None = None
     _random: StepGenerator | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What it is; see `Traits`."""
+        return declared_traits(self)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch.
@@ -273,19 +323,46 @@ def ask(sampler: object, name: str) -> Any:
     return value
 
 
-def epochs_of(sampler: Sampler) -> Sampler | None:
-    """Return the sampler where it goes by epochs, and None where it does not."""
-    if ask(sampler, "epoch") is None:
-        return None
+def traits_of(sampler: Sampler) -> Traits:
+    """What a sampler of any class is, by its own word or by the default."""
     # A user's sampler may have another attribute of that name.
-    by_epochs = hasattr(sampler, "more") and hasattr(sampler, "num_batches")
-    return sampler if by_epochs else None
+    own = getattr(sampler, "traits", None)
+    return own if isinstance(own, Traits) else declared_traits(sampler)
 
 
-def draws_once(sampler: Sampler) -> bool:
-    """Whether some of what is drawn is drawn once an epoch: by itself or by a part."""
-    own = ask(sampler, "draws_once")
-    return epochs_of(sampler) is not None if own is None else bool(own)
+def declared_traits(sampler: Sampler) -> Traits:
+    """What a sampler is by its attributes, and by the traits of its parts."""
+    inner = [traits_of(part) for part in ask(sampler, "parts")]
+    # A user's sampler may have another attribute of that name.
+    ends = (
+        ask(sampler, "epoch") is not None
+        and hasattr(sampler, "more")
+        and hasattr(sampler, "num_batches")
+    )
+    epochs = ends or any(part.epochs for part in inner)
+    once = ask(sampler, "draws_once")
+    if once is None:
+        once = ends or any(part.once for part in inner)
+    # A user's sampler may draw windows, or remember, without saying so.
+    ours = type(sampler).__module__.startswith("mmreplay.")
+    form = ask(sampler, "form")
+    if not isinstance(form, str):
+        known = ours and all(part.form == STEPS for part in inner)
+        form = STEPS if known else None
+    # Windows of its parts are its own where all have the same.
+    windows = {(part.form, part.window_length, part.first_only) for part in inner}
+    _, length, first_only = windows.pop() if len(windows) == 1 else (None, None, ())
+    return Traits(
+        form,
+        length,
+        first_only,
+        ends,
+        epochs,
+        bool(once),
+        epochs or bool(once) or not ours or any(part.memory for part in inner),
+        keeps_priorities(sampler),
+        ask(sampler, "distinct") is True,
+    )
 
 
 def keeps_priorities(sampler: Sampler) -> bool:
@@ -293,12 +370,6 @@ def keeps_priorities(sampler: Sampler) -> bool:
     # To ask isinstance for the protocol takes 9 us, a tenth of a draw with its update.
     own = ask(sampler, "keeps_priorities")
     return hasattr(sampler, "update_priorities") and own in (None, True)
-
-
-def is_distinct(sampler: Sampler) -> bool:
-    """Whether no step comes twice in a batch of a sampler."""
-    # A user's sampler may have another attribute of that name.
-    return ask(sampler, "distinct") is True
 
 
 def unseeded(sampler: object, *, elsewhere: bool = False) -> str | None:
@@ -415,29 +486,6 @@ def require_integer(path: str, schema: Schema) -> None:
         )
 
 
-STEPS = "single steps"
-PADDED = "padded episodes"
-RAGGED = "ragged episodes"
-GROUPS = "groups"
-
-
-def form_of(sampler: object) -> str | None:
-    """What a sampler draws, if not single steps; None where it is not known."""
-    form = ask(sampler, "form")
-    return form if isinstance(form, str) else None
-
-
-def known_form(sampler: object) -> str | None:
-    """What a sampler draws, single steps too; None where it is not known."""
-    form = form_of(sampler)
-    if form is not None:
-        return form
-    # A user's sampler may draw windows without saying so.
-    ours = type(sampler).__module__.startswith("mmreplay.")
-    parts = ask(sampler, "parts")
-    return STEPS if ours and all(known_form(p) == STEPS for p in parts) else None
-
-
 def single(sampler: object, whose: str) -> Sampler:
     """Return a sampler that is to draw single steps.
 
@@ -449,8 +497,8 @@ def single(sampler: object, whose: str) -> Sampler:
         SchemaError: It is no sampler, or draws windows or episodes.
     """
     own = checked(sampler)
-    form = form_of(own)
-    if form is not None:
+    form = traits_of(own).form
+    if form not in (None, STEPS):
         raise SchemaError(
             f"the sampler inside a {whose} must draw single steps, got the "
             f"{type(own).__name__}, of {form}. Pass it to the outer sampler instead, "
@@ -466,7 +514,8 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
         SchemaError: One is no sampler, or they cannot.
     """
     own = [checked(sampler) for sampler in samplers]
-    forms = [form_of(sampler) for sampler in own]
+    traits = [traits_of(sampler) for sampler in own]
+    forms = [each.form for each in traits]
     if GROUPS in forms and len(own) > 1:
         raise SchemaError(
             f"samplers that share a batch must not draw groups, got {forms}. Use the "
@@ -477,19 +526,22 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
             f"samplers that share a batch must not be ragged, got {forms}. Create the "
             "EpisodeSamplers with layout='padded'."
         )
-    known = {form for form in forms if form is not None}
-    if len(known) > 1:
+    shapes = [each.shape for each in traits]
+    if len({*shapes} - {None}) > 1:
+        way_out = "Wrap the mixture in one SequenceSampler instead."
+        if len({*forms}) == 1:
+            way_out = "Give all of them the same first_only."
         raise SchemaError(
-            f"samplers that share a batch must draw the same form, got {forms}. Wrap "
-            "the mixture in one SequenceSampler instead."
+            f"samplers that share a batch must draw the same form, got {shapes}. "
+            f"{way_out}"
         )
     return own
 
 
 def common(samplers: Sequence[Sampler]) -> str | None:
-    """The form of several samplers; None where they differ or it is not known."""
-    forms = {form_of(sampler) for sampler in samplers}
-    return forms.pop() if len(forms) == 1 else None
+    """The form of several samplers, as `Sampler.form`; None where they differ."""
+    forms = {traits_of(sampler).form for sampler in samplers}
+    return forms.pop() if len(forms) == 1 and STEPS not in forms else None
 
 
 def padded(windows: Sequence[Windows]) -> list[Windows]:

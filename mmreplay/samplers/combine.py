@@ -23,6 +23,7 @@ from mmreplay.samplers.base import (
     Draw,
     Sampler,
     State,
+    Traits,
     View,
     Windows,
     alike,
@@ -30,12 +31,9 @@ from mmreplay.samplers.base import (
     call_repr,
     checked,
     common,
-    draws_once,
-    epochs_of,
-    form_of,
-    is_distinct,
     keeps_priorities,
     padded,
+    traits_of,
 )
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
 from mmreplay.samplers.random import StepGenerator
@@ -45,7 +43,7 @@ Ids = NDArray[np.int64]
 
 
 def draw_joined(
-    asked: Sequence[tuple[Sampler, View, int]], key: int
+    asked: Sequence[tuple[Sampler, View, int]], key: int, pad: bool = False
 ) -> tuple[Draw, list[int]]:
     """Draw with each of several samplers, and put the draws one after the other.
 
@@ -55,6 +53,7 @@ def draw_joined(
     Args:
         asked: Samplers, what each is shown and how many it is to draw; at least one.
         key: Of the whole.
+        pad: They are whole episodes, padded to the longest.
 
     Returns:
         The draw, and how many each drew.
@@ -66,13 +65,9 @@ def draw_joined(
 
     def draw_each() -> tuple[Draw, list[int]]:
         drawn = [sampler.draw(view, count) for sampler, view, count in asked]
-        return joined(drawn, key, _padded(asked)), [len(draw) for draw in drawn]
+        return joined(drawn, key, pad), [len(draw) for draw in drawn]
 
     return all_or_nothing([sampler for sampler, _, _ in asked], draw_each)
-
-
-def _padded(asked: Sequence[tuple[Sampler, View, int]]) -> bool:
-    return all(form_of(sampler) == PADDED for sampler, _, _ in asked)
 
 
 def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
@@ -246,8 +241,9 @@ class Wrapper(Sampler):
         refuse_counts_of_one_name(parts)
         self.parts = parts
         self.form = common(parts)
-        self.keeps_priorities = any(keeps_priorities(part) for part in parts)
-        self.draws_once = any(draws_once(part) for part in parts)
+        traits = [traits_of(part) for part in parts]
+        self.keeps_priorities = any(part.priorities for part in traits)
+        self.draws_once = any(part.once for part in traits)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle, also of version 0.1, which held the parts alone."""
@@ -305,18 +301,18 @@ class NarrowingSampler(Wrapper):
     @property
     def epoch(self) -> int | None:  # type: ignore[override]  # set by its part alone
         """Epochs gone through; None where the part has none."""
-        epochs = epochs_of(self.parts[0])
-        return None if epochs is None else epochs.epoch
+        part = self.parts[0]
+        return part.epoch if traits_of(part).ends else None
 
     @property
     def distinct(self) -> bool:  # type: ignore[override]  # set by its part alone
         """Whether no step comes twice in a batch, as of its part."""
-        return is_distinct(self.parts[0])
+        return traits_of(self.parts[0]).distinct
 
     def more(self, view: View, batch_size: int) -> bool:
         """Whether this epoch has another batch; see `Sampler.more`."""
-        epochs = epochs_of(self.parts[0])
-        return epochs is None or epochs.more(self.shown(view), batch_size)
+        part = self.parts[0]
+        return not traits_of(part).ends or part.more(self.shown(view), batch_size)
 
     def num_batches(self, view: View, batch_size: int) -> int:
         """Batches of the whole of this epoch; see `Sampler.num_batches`.
@@ -324,13 +320,13 @@ class NarrowingSampler(Wrapper):
         Raises:
             TypeError: The part has no epochs.
         """
-        epochs = epochs_of(self.parts[0])
-        if epochs is None:
+        part = self.parts[0]
+        if not traits_of(part).ends:
             raise TypeError(
                 "num_batches needs a sampler with epochs, got "
-                f"{type(self.parts[0]).__name__}. Put a ShuffledSampler inside."
+                f"{type(part).__name__}. Put a ShuffledSampler inside."
             )
-        return epochs.num_batches(self.shown(view), batch_size)
+        return part.num_batches(self.shown(view), batch_size)
 
     def update_priorities(
         self,
@@ -454,7 +450,8 @@ class MixtureSampler(Wrapper):
         Raises:
             SchemaError: A share is not above 0, there is no sampler, one has a
                 `UseCounter` with a lease, or what they draw does not fit one batch:
-                windows of several lengths, ragged episodes.
+                steps and windows, windows of several lengths or `first_only`, ragged
+                episodes, groups.
         """
         if not isinstance(samplers, Sequence):
             raise SchemaError(
@@ -479,6 +476,11 @@ class MixtureSampler(Wrapper):
             seed=self._random.given_seed,
         )
 
+    @property
+    def traits(self) -> Traits:
+        """Those of the parts; what they drew so far decides what each draws next."""
+        return replace(super().traits, memory=True)
+
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, part by part; see `Sampler.draw`.
 
@@ -492,7 +494,8 @@ class MixtureSampler(Wrapper):
             for sampler, count in zip(self.parts, counts, strict=True)
             if count
         ]
-        draw, drawn = draw_joined(asked, self._random.key(self._step))
+        pad = self.form == PADDED
+        draw, drawn = draw_joined(asked, self._random.key(self._step), pad)
         lengths = iter(drawn)
         self._shares.count([next(lengths) if count else 0 for count in counts])
         self._step += 1

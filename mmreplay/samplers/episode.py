@@ -32,12 +32,12 @@ from mmreplay.samplers.base import (
     Draw,
     Sampler,
     State,
+    Traits,
     View,
     Windows,
     call_repr,
-    epochs_of,
-    keeps_priorities,
     single,
+    traits_of,
 )
 from mmreplay.samplers.holding import all_or_nothing
 from mmreplay.samplers.sequence import WindowSampler, with_transitions
@@ -336,6 +336,7 @@ def _checked_answer(answer: object, count: int) -> NDArray[np.bool_]:
 
 def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) -> None:
     """Refuse arguments that do not go together."""
+    traits = Traits() if sampler is None else traits_of(sampler)
     fickle = chosen.max_length < FIRST_ONLY or chosen.where is not None
     if chosen.missing_start and by == "episode":
         raise SchemaError(
@@ -349,13 +350,13 @@ def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) 
             "Leave one of them out: an episode without its first steps gets shorter "
             "with every overwritten step."
         )
-    if chosen.unfinished and fickle and sampler is not None and epochs_of(sampler):
+    if chosen.unfinished and fickle and traits.epochs:
         raise SchemaError(
             "running must be False with max_length or where and a sampler with "
             "epochs, got True. Leave it out: an unfinished episode could leave the "
             "epoch as it grows."
         )
-    if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
+    if layout == "ragged" and traits.priorities:
         raise SchemaError(
             "layout must be 'padded' with a sampler with priorities, got 'ragged'. "
             "Priorities are of episodes, and ragged batches are of steps."

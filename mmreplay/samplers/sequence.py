@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -42,6 +43,7 @@ from mmreplay.samplers.base import (
     Draw,
     Sampler,
     State,
+    Traits,
     View,
     Windows,
     call_repr,
@@ -267,6 +269,15 @@ class SequenceSampler(WindowSampler):
             sampler=self.parts[0],
             **others,
             first_only=self._first_only,
+        )
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the sampler inside, and of the windows."""
+        return replace(
+            super().traits,
+            window_length=self.window_length,
+            first_only=tuple(sorted(set(self._first_only))),
         )
 
     @property

@@ -16,15 +16,14 @@ from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, show
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
     GROUPS,
+    STEPS,
     Draw,
     Sampler,
     State,
     View,
     call_repr,
     checked,
-    draws_once,
-    form_of,
-    is_distinct,
+    traits_of,
 )
 from mmreplay.samplers.combine import Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
@@ -132,7 +131,7 @@ class StalenessSampler(Wrapper):
         self.move_to(current)
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
         super().__init__([self._inner(inner)])
-        self.distinct = is_distinct(inner)
+        self.distinct = traits_of(inner).distinct
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -147,8 +146,9 @@ class StalenessSampler(Wrapper):
         Raises:
             SchemaError: It cannot be inside of this one.
         """
-        form = form_of(checked(sampler))
-        if form not in (None, GROUPS):
+        traits = traits_of(checked(sampler))
+        form = traits.form
+        if form not in (None, STEPS, GROUPS):
             raise SchemaError(
                 "the sampler inside a StalenessSampler must draw single steps or "
                 f"groups, got the {type(sampler).__name__}, of {form}. Put the "
@@ -160,7 +160,7 @@ class StalenessSampler(Wrapper):
                 f"{called_counter(sampler)}. Put the StalenessSampler inside of the "
                 "UseCounter: steps that are left out are not used."
             )
-        if draws_once(sampler):
+        if traits.once:
             # Of a draw that has more recent steps than are asked for, the rest would be
             # lost for the epoch.
             raise SchemaError(

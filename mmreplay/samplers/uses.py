@@ -47,6 +47,7 @@ from mmreplay.ring import Span, position_chunks
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
     GROUPS,
+    STEPS,
     Draw,
     Sampler,
     State,
@@ -54,9 +55,7 @@ from mmreplay.samplers.base import (
     ask,
     call_repr,
     checked,
-    draws_once,
-    form_of,
-    is_distinct,
+    traits_of,
 )
 from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
@@ -438,12 +437,7 @@ class UseCounter(Wrapper):
         if lease_s is not None:
             way_out = "Give the seconds that a batch takes at most."
             lease_s = number("lease_s", lease_s, above=0, way_out=way_out)
-            if self._maximum > 1:
-                raise SchemaError(
-                    f"maximum must be 1 with lease_s, got {maximum}: acknowledged out "
-                    "of order, uses of a row would be lost at a kill. Pass maximum=1, "
-                    "or leave out lease_s."
-                )
+            _refuse_leases_of_many(self._maximum)
         self._lease_s = lease_s
         self._name = check_name(name)
         self._counts = UseCounts(self._name)
@@ -454,12 +448,12 @@ class UseCounter(Wrapper):
         self._random = StepGenerator(seed)
         self._step = 0
         inner = UniformSampler(self._random.seed) if sampler is None else sampler
-        form = form_of(checked(inner))
-        if form not in (None, GROUPS):
+        traits = traits_of(checked(inner))
+        if traits.form not in (None, STEPS, GROUPS):
             raise SchemaError(
                 "the sampler inside a UseCounter must draw single steps or groups, "
-                f"got the {type(inner).__name__}, of {form}. Put the UseCounter inside "
-                "of it."
+                f"got the {type(inner).__name__}, of {traits.form}. Put the UseCounter "
+                "inside of it."
             )
         if counters_in(inner):
             raise SchemaError(
@@ -467,7 +461,7 @@ class UseCounter(Wrapper):
                 f"{called_counter(inner)}. Leave out one of the two: the smaller "
                 "maximum holds."
             )
-        if draws_once(inner):
+        if traits.once:
             # Of an epoch, steps that were used as often as they may would be lost.
             raise SchemaError(
                 f"the sampler inside a UseCounter must have no epochs, got "
@@ -475,7 +469,7 @@ class UseCounter(Wrapper):
                 "often as it may."
             )
         super().__init__([inner])
-        self.distinct = is_distinct(inner)
+        self.distinct = traits.distinct
         # A failed batch must not draw others in its place: their uses are counted.
         self.draws_once = True
 
@@ -484,16 +478,25 @@ class UseCounter(Wrapper):
         # Guards counts and leases: batches are handed out beside draws.
         self._lock = threading.RLock()
         self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
+        # How often a reservation became a use, which a draw under way has to know.
+        self._num_stored = 0
         _counters.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out leases and reservations, which are those of one process."""
         state = self.__dict__ | {"_leases": {}, "_acknowledged": {}}
-        del state["_lock"], state["_reserved"]
+        del state["_lock"], state["_reserved"], state["_num_stored"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, without leases or reservations."""
+        """Restore a pickle, without leases or reservations.
+
+        Raises:
+            SchemaError: It leases rows that may be used more often than once, as could
+                be made before.
+        """
+        if state["_lease_s"] is not None:
+            _refuse_leases_of_many(state["_maximum"])
         super().__setstate__(state)
         self._set_up()
 
@@ -553,7 +556,10 @@ class UseCounter(Wrapper):
         """Draw, and reserve the uses."""
         home = self._update(view)
         ring = view.home.ring
-        unavailable = self._unavailable(view)
+        # Of other draws, as of how many uses that were stored; and of this one.
+        others: NDArray[np.int64] | None = None
+        num_stored = -1
+        own = np.zeros(ring.num_rows, np.int64)
         drawn: list[Draw] = []
         every_env: list[Ids] = []
         every_position: list[Ids] = []
@@ -564,9 +570,12 @@ class UseCounter(Wrapper):
         shown, listed = view, False
         for _ in range(MAX_ROUNDS):
             if listed:
-                env_ids, positions = self._counts.unused(
-                    view, self._maximum, unavailable
-                )
+                with self._lock:
+                    if num_stored != self._num_stored:
+                        others, num_stored = self._unavailable(view), self._num_stored
+                    env_ids, positions = self._counts.unused(
+                        view, self._maximum, own if others is None else own + others
+                    )
                 if not len(positions):
                     break
                 shown = ListedStarts(view, env_ids, positions)
@@ -579,10 +588,14 @@ class UseCounter(Wrapper):
             # A sampler that reads rows looks at the writer: newer ones may be drawn.
             home = self._update(view)
             rows = ring.rows(draw.env_ids, draw.positions)
-            if unavailable is None:
-                unavailable = np.zeros(ring.num_rows, np.int64)
-            uses = self._counts.of(draw.env_ids, draw.positions) + unavailable[rows]
-            uses += _occurrences(rows)
+            with self._lock:
+                # Uses of a batch that was handed out meanwhile are reserved no more.
+                if num_stored != self._num_stored:
+                    others, num_stored = self._unavailable(view), self._num_stored
+                uses = self._counts.of(draw.env_ids, draw.positions)
+            uses += own[rows] + _occurrences(rows)
+            if others is not None:
+                uses += others[rows]
             draw, kept = _within(draw, uses <= self._maximum)
             if listed:
                 draw.probabilities *= _share_listed(self.parts[0], view, shown)
@@ -594,7 +607,7 @@ class UseCounter(Wrapper):
                 listed = True
                 continue
             # Of a distinct sampler, each row is used up for the rest of the batch.
-            np.add.at(unavailable, rows[kept], self._maximum if self.distinct else 1)
+            np.add.at(own, rows[kept], self._maximum if self.distinct else 1)
             drawn.append(draw)
             every_env.append(draw.env_ids)
             every_position.append(draw.positions)
@@ -655,6 +668,9 @@ class UseCounter(Wrapper):
                 )
             if self._lease_s is None:
                 counts.add(reservation.uses)
+                # With the count: none sees it as a use and as a reservation.
+                reservation.active = False
+                self._num_stored += 1
                 return None
             lease = Lease(reservation.uses, monotonic() + self._lease_s)
             self._leases.setdefault(key, []).append(lease)
@@ -866,6 +882,20 @@ def called_counter(sampler: Sampler) -> str:
     return "UseCounter" if own else f"{type(sampler).__name__} around a UseCounter"
 
 
+def _refuse_leases_of_many(maximum: int) -> None:
+    """Refuse leases of rows that may be used more often than once.
+
+    Raises:
+        SchemaError: They may.
+    """
+    if maximum > 1:
+        raise SchemaError(
+            f"maximum must be 1 with lease_s, got {maximum}: acknowledged out of "
+            "order, uses of a row would be lost at a kill. Pass maximum=1, or leave "
+            "out lease_s."
+        )
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -877,7 +907,7 @@ def _share_listed(sampler: Sampler, view: View, listed: View) -> float:
     """
     # Not through every wrapper: the newest steps of a RecentSampler come more often.
     while isinstance(sampler, NarrowingSampler) or (
-        isinstance(sampler, Wrapper) and is_distinct(sampler)
+        isinstance(sampler, Wrapper) and traits_of(sampler).distinct
     ):
         view, listed = sampler.shown(view), sampler.shown(listed)
         sampler = sampler.parts[0]

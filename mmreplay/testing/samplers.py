@@ -35,16 +35,18 @@ from mmreplay.errors import (
     StaleError,
 )
 from mmreplay.samplers.base import (
+    GROUPS,
+    PADDED,
+    RAGGED,
+    STEPS,
     Draw,
     Sampler,
     State,
+    Traits,
     View,
     ask,
     checked,
-    draws_once,
-    epochs_of,
-    form_of,
-    keeps_priorities,
+    traits_of,
 )
 from mmreplay.samplers.combine import MixtureSampler, state_of
 from mmreplay.samplers.holding import Claims
@@ -169,7 +171,7 @@ class SamplerCase:
     @property
     def windows(self) -> bool:
         """Whether it draws windows or episodes, not single steps."""
-        return form_of(self.sampler()) is not None
+        return traits_of(self.sampler()).form not in (None, STEPS)
 
     def buffer(self, name: str = "many environments") -> ReplayBuffer:
         """Make a buffer of `KINDS`, open for writing."""
@@ -198,7 +200,7 @@ class SamplerCase:
         try:
             return sampler.draw(view, batch_size)
         except EmptyError as error:
-            if form_of(sampler) is not None or not legal_starts(view):
+            if traits_of(sampler).form not in (None, STEPS) or not legal_starts(view):
                 return None
             raise ContractError(
                 f"draw raised {type(error).__name__} ({error}) for a view with "
@@ -359,7 +361,7 @@ def draws_the_promised_arrays(case: SamplerCase) -> None:
                     f"{batch_size}. Return batch_size steps; fewer only without "
                     "replacement, where no more are left"
                 )
-            left = not case.windows and epochs_of(sampler) is None
+            left = not case.windows and not traits_of(sampler).ends
             if left and count < len(legal_starts(view)):
                 raise ContractError(
                     f"draw returned {count} different steps of {name} for a "
@@ -896,8 +898,8 @@ def check_unchanged(
 
 def goes_through_epochs(case: SamplerCase) -> None:
     """With an `epoch`, `num_batches` draws end it and `more` says so."""
-    sampler = epochs_of(case.sampler())
-    if sampler is None:
+    sampler = case.sampler()
+    if not traits_of(sampler).ends:
         return
     with case.buffer() as buffer:
         for _ in range(2):
@@ -918,11 +920,99 @@ def goes_through_epochs(case: SamplerCase) -> None:
                     "returned False. Count the epoch when its last batch is drawn"
                 )
             twice = len(steps) - len(set(steps))
-            if draws_once(sampler) and not case.windows and twice:
+            if traits_of(sampler).once and not case.windows and twice:
                 raise ContractError(
                     f"epoch {number} drew {twice} steps twice. Draw each legal start "
                     "once, or set draws_once = False"
                 )
+
+
+def is_what_its_traits_say(case: SamplerCase) -> None:
+    """What `traits` say of it before it draws is true of its draws.
+
+    Of a sampler of others that declares none, the defaults are. What they leave open,
+    such as the form of its draws, is not checked.
+    """
+    with case.buffer() as buffer:
+        view = buffer.view
+        sampler = case.sampler(2)
+        traits = traits_of(sampler)
+        for _ in range(4):
+            draw = case.draw(sampler, view, 9)
+            if draw is not None:
+                check_form(draw, traits)
+                check_distinct(draw, traits)
+        if traits_of(sampler) != traits:
+            raise ContractError(
+                f"traits were {traits} before it drew, and are {traits_of(sampler)} "
+                "now. Let them follow from the arguments alone"
+            )
+        ended = not ask(case.sampler(2), "more")(view, 9)
+        if ended and not traits.ends:
+            raise ContractError(
+                "more returned False before the first draw, and traits.ends is False. "
+                "Declare epochs: an epoch that counts, more and num_batches"
+            )
+        if traits.ends and not traits.epochs:
+            raise ContractError(
+                "traits.ends is True, and traits.epochs False. Epochs that end are "
+                "epochs"
+            )
+        if not traits.memory:
+            check_without_memory(case, view)
+
+
+def check_form(draw: Draw, traits: Traits) -> None:
+    """Refuse a draw of another form than the traits say."""
+    form, windows = traits.form, draw.windows
+    if form is None:
+        return
+    got = STEPS
+    if draw.offsets is not None:
+        got = form if form in (RAGGED, GROUPS) else RAGGED
+    elif windows is not None:
+        got = f"windows of {windows.positions.shape[1]} steps"
+        got = PADDED if form == PADDED else got
+    if got != form:
+        raise ContractError(
+            f"it drew {got}, and traits.form is {form!r}. Say what a draw holds"
+        )
+    if windows is None or form == PADDED:
+        return
+    first_only = tuple(sorted(set(windows.first_only)))
+    drawn_as = windows.positions.shape[1], first_only
+    if drawn_as != (traits.window_length, traits.first_only):
+        raise ContractError(
+            f"it drew windows of {drawn_as[0]} steps with first_only={first_only}, and "
+            f"the traits say {traits.window_length} and {traits.first_only}. Let them "
+            "follow from the arguments"
+        )
+
+
+def check_distinct(draw: Draw, traits: Traits) -> None:
+    """Refuse a step twice in a batch where the traits say that there is none."""
+    twice = len(draw) - len(set(steps_of(draw)))
+    if traits.distinct and twice:
+        raise ContractError(
+            f"a batch has {twice} steps twice, and traits.distinct is True. Draw "
+            "without replacement, or say that it does not"
+        )
+
+
+def check_without_memory(case: SamplerCase, view: View) -> None:
+    """Refuse draws that follow from the sizes of earlier ones."""
+    found = []
+    for size in (2, 5):
+        sampler = case.sampler(2)
+        for _ in range(3):
+            case.draw(sampler, view, size)
+        found.append(drawn(case.draw(sampler, view, 7)))
+    if found[0] != found[1]:
+        raise ContractError(
+            f"after three draws of 2 steps it drew {first_steps(found[0])}, and after "
+            f"three of 5 {first_steps(found[1])}, and traits.memory is False. Say that "
+            "a draw depends on what earlier ones drew"
+        )
 
 
 def updates_priorities(case: SamplerCase) -> None:
@@ -933,7 +1023,7 @@ def updates_priorities(case: SamplerCase) -> None:
         if draw is None or draw.offsets is not None:
             return
         ids, positions = draw.env_ids, draw.positions
-        if not keeps_priorities(sampler):
+        if not traits_of(sampler).priorities:
             update = getattr(sampler, "update_priorities", None)
             if update is not None:
                 expect_refusal(
@@ -1033,6 +1123,7 @@ RULES = by_name(
     failed_draws_leave_all_as_before,
     failed_batches_leave_all_as_before,
     goes_through_epochs,
+    is_what_its_traits_say,
     updates_priorities,
 )
 SAMPLER_RULES = tuple(RULES)

@@ -98,6 +98,11 @@ class Pipeline:
         self._planned: tuple[BufferRows, Asked, RowPlan] | None = None
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the fields of a batch; None where `Apply` makes them."""
+        return None if "Apply" in self._outline.names else tuple(self.fields)
+
+    @property
     def bfloat16(self) -> frozenset[str]:
         """Names of the fields whose arrays hold the bits of bfloat16 numbers."""
         return frozenset(n for n, f in self.fields.items() if f.dtype == "bfloat16")

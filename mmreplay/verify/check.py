@@ -24,7 +24,14 @@ from mmreplay.format import commit, ray_files
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.samplers import priority_file
-from mmreplay.samplers.priority_file import COLUMN, LOCK_FILE, STATE
+from mmreplay.samplers.priority_file import (
+    LOCK_FILE,
+    PRIORITIES,
+    STATE,
+    SYNCED,
+    USES,
+    ColumnKind,
+)
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, record_layout
 from mmreplay.verify.boundaries import FlagCheck
@@ -53,12 +60,27 @@ def check_columns(
                 "unknown", name, None, f"{name} is not the folder of a sampler's column"
             )
             continue
-        for entry in files.names(place):
-            if entry not in (COLUMN, STATE, LOCK_FILE, f"tmp-{COLUMN}"):
-                what = f"{name}/{entry}"
-                notes.note("unknown", what, None, f"{what} is not a file of mmreplay")
-        _check_state(place / STATE, f"{name}/{STATE}", metadata, notes)
-        _check_numbers(place / COLUMN, f"{name}/{COLUMN}", metadata, notes, deep)
+        entries = set(files.names(place))
+        # A folder has the one or the other, and SYNCED beside counts alone.
+        counts = {USES.file, f"tmp-{USES.file}", SYNCED}
+        kind = PRIORITIES
+        if PRIORITIES.file not in entries and entries & counts:
+            kind = USES
+        own = {kind.file, STATE, LOCK_FILE, f"tmp-{kind.file}"}
+        for entry in sorted(entries - (own | counts if kind is USES else own)):
+            what = f"{name}/{entry}"
+            notes.note("unknown", what, None, f"{what} is not a file of mmreplay")
+        lost = "the sampler discards its priorities"
+        if kind is USES:
+            lost = "counts of uses that it held are lost"
+        for file, num_slots in ((STATE, (priority_file.NUM_SLOTS,)), (SYNCED, (1, 2))):
+            if file == STATE or file in entries:
+                _check_records(
+                    place / file, f"{name}/{file}", num_slots, lost, metadata, notes
+                )
+        _check_numbers(
+            place / kind.file, f"{name}/{kind.file}", kind, lost, metadata, notes, deep
+        )
 
 
 def _inside(root: Path, notes: Notebook) -> list[Path]:
@@ -87,25 +109,52 @@ def _opened(
             file.close()
 
 
-def _check_state(path: Path, name: str, metadata: Metadata, notes: Notebook) -> None:
+def _check_records(
+    path: Path,
+    name: str,
+    num_slots: tuple[int, ...],
+    lost: str,
+    metadata: Metadata,
+    notes: Notebook,
+) -> None:
+    """Check STATE, or SYNCED, which have so many slots."""
     num_envs = metadata.ring.num_envs
-    nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
-    with _opened(path, name, nbytes, notes) as file:
+    size = priority_file.slot_nbytes(num_envs)
+    with _opened(path, name, None, notes) as file:
         if file is None:
             return
-        data = file.pread(nbytes, 0)
-        if any(data) and priority_file.newest(data, metadata.uuid, num_envs) is None:
+        if file.nbytes not in [size * number for number in num_slots]:
+            expected = " or ".join(f"{size * number}" for number in num_slots)
             notes.note(
-                "beside", name, 0,
-                f"{name}: none of its two records is a valid one of this buffer; the "
-                "sampler discards its priorities",
+                "beside", name, None,
+                f"{name} must have {expected} bytes, got {file.nbytes}; {lost}",
             )  # fmt: skip
+            return
+        data = file.pread(file.nbytes, 0)
+        slots = [data[at : at + size] for at in range(0, len(data), size)]
+        valid = [priority_file.decode(each, metadata.uuid, num_envs) for each in slots]
+        # A new STATE is empty; SYNCED is stored whole.
+        is_state = num_slots == (priority_file.NUM_SLOTS,)
+        whole = any(valid) or not any(data) if is_state else all(valid)
+        if whole:
+            return
+        what = "none is a valid one" if not any(valid) else "one is not a valid one"
+        notes.note(
+            "beside", name, 0,
+            f"{name}: of its {len(slots)} records {what} of this buffer; {lost}",
+        )  # fmt: skip
 
 
 def _check_numbers(
-    path: Path, name: str, metadata: Metadata, notes: Notebook, deep: bool
+    path: Path,
+    name: str,
+    kind: ColumnKind,
+    lost: str,
+    metadata: Metadata,
+    notes: Notebook,
+    deep: bool,
 ) -> None:
-    width = 4 * metadata.ring.num_envs
+    width = kind.itemsize * metadata.ring.num_envs
     with _opened(path, name, None, notes) as file:
         if file is None:
             return
@@ -113,9 +162,10 @@ def _check_numbers(
             notes.note(
                 "beside", name, None,
                 f"{name}: its size must be a multiple of {width}, a number for each "
-                f"row, got {file.nbytes} bytes; the sampler discards its priorities",
+                f"row, got {file.nbytes} bytes; {lost}",
             )  # fmt: skip
-        for first in _chunks_with_data(file) if deep else ():
+        # Of a count each number is a legal one.
+        for first in _chunks_with_data(file) if deep and kind is PRIORITIES else ():
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
             numbers = np.frombuffer(file.pread(4 * count, 4 * first), "<f4")
             notes.read(4 * count)

@@ -287,3 +287,36 @@ def test_a_link_instead_of_a_folder_is_not_followed(tmp_path, name):
         with pytest.raises(FormatError, match="limiter must be a folder, got a link"):
             reader(tmp_path / "b", rate_limiter())
     assert [each.name for each in outside.iterdir()] == ["law.json"]
+
+
+def test_a_batch_of_several_buffers_that_fails_counts_in_none(tmp_path):
+    wrong = False
+
+    def check(fields):
+        if wrong:
+            raise SchemaError("not now")
+        return fields
+
+    limiters = [rate_limiter(), rate_limiter()]
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, limiter in zip(paths, limiters, strict=True):
+        with create(path, limiter) as buffer:
+            add(buffer, 12)
+    transforms = [[], [mr.Apply(check)]]
+    buffers = [
+        mr.ReplayBuffer.open(
+            path, limiter=limiter, transforms=after, sampler=mr.UniformSampler(0)
+        )
+        for path, limiter, after in zip(paths, limiters, transforms, strict=True)
+    ]
+    both = mr.concat(buffers, shares=[3, 1], seed=0)
+    wrong = True
+    for _ in range(3):
+        with pytest.raises(SchemaError, match="not now"):
+            both.sample(8)
+    assert [buffer.limit.counts().samples for buffer in buffers] == [0, 0]
+    wrong = False
+    both.sample(8)
+    assert [buffer.limit.counts().samples for buffer in buffers] == [6, 2]
+    for buffer in buffers:
+        buffer.close()

@@ -305,9 +305,13 @@ def test_transforms_are_made_in_the_workers(path):
 
 def test_epochs_of_a_buffer_that_is_being_written_are_refused(tmp_path):
     buffer = fill(tmp_path / "b", close=False)
-    batches = iter(stream_of(tmp_path / "b", "shuffled"))
-    with pytest.raises(SchemaError, match=r"being written.*ReplayDataset.draws"):
-        next(batches)
+    refused = r"being written.*ReplayDataset.draws"
+    with pytest.raises(SchemaError, match=refused):
+        stream_of(tmp_path / "b", "shuffled")
+    hidden = mr.MixtureSampler([(mr.ShuffledSampler(0), 1), (mr.UniformSampler(1), 1)])
+    for sampler in (hidden, mr.RecentSampler(3, 0.5, mr.ShuffledSampler(0))):
+        with pytest.raises(SchemaError, match=f"{type(sampler).__name__}.*steps"):
+            mr.ReplayStream(tmp_path / "b", sampler, 8)
     # Draws without epochs follow the writer.
     stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(0), 64, 40)
     for first, batch in zip(
@@ -317,6 +321,12 @@ def test_epochs_of_a_buffer_that_is_being_written_are_refused(tmp_path):
         assert (number == 2 * batch.positions + batch.env_ids).all()
         buffer.extend(steps(first, 7))
     buffer.close()
+    # Made before a writer came, they are refused with the first batch.
+    stream = stream_of(tmp_path / "b", "shuffled")
+    with mr.ReplayBuffer.open(tmp_path / "b", mode="r+"):
+        batches = iter(stream)
+        with pytest.raises(SchemaError, match=refused):
+            next(batches)
 
 
 def test_a_buffer_in_ram_serves_its_own_process():

@@ -10,10 +10,9 @@ from mmreplay.samplers.base import (
     Draw,
     PrioritySampler,
     Sampler,
+    Traits,
     ask,
-    draws_once,
-    epochs_of,
-    keeps_priorities,
+    traits_of,
     unseeded,
 )
 from tests.buffer.support import Twin
@@ -67,9 +66,8 @@ def made(sampler):
 @pytest.mark.parametrize("kind", BARE)
 def test_the_defaults_are_those_of_a_sampler_of_steps_without_epochs(kind):
     sampler = kind()
-    assert epochs_of(sampler) is None
-    assert not draws_once(sampler)
-    assert not keeps_priorities(sampler)
+    # What it draws, and whether it remembers draws, is not known.
+    assert traits_of(sampler) == Traits(form=None, memory=True)
     assert unseeded(sampler) is None
     assert ask(sampler, "form") is None
     assert ask(sampler, "more")(None, 4)
@@ -97,7 +95,7 @@ def test_it_draws_alone_and_as_a_part(kind):
 @pytest.mark.parametrize("kind", LEARNING)
 def test_priorities_reach_it_where_it_takes_some(kind):
     inner = kind()
-    assert keeps_priorities(inner)
+    assert traits_of(inner).priorities
     assert isinstance(inner, PrioritySampler)
     buffer = made(mr.MixtureSampler([(inner, 1), (mr.UniformSampler(0), 1)]))
     assert buffer.update_priorities(buffer.sample(4), np.ones(4)) == 0
@@ -108,7 +106,7 @@ def test_priorities_reach_it_where_it_takes_some(kind):
 def test_priorities_are_refused_where_no_part_takes_some(kind):
     assert not isinstance(kind(), PrioritySampler)
     buffer = made(mr.MixtureSampler([(kind(), 1)]))
-    assert not keeps_priorities(buffer.sampler)
+    assert not traits_of(buffer.sampler).priorities
     with pytest.raises(
         SchemaError, match=rf"with priorities, got \['{kind.__name__}'\]"
     ):
@@ -118,5 +116,10 @@ def test_priorities_are_refused_where_no_part_takes_some(kind):
 def test_a_counter_named_epoch_makes_no_epochs():
     sampler = First()
     sampler.epoch = 3
-    assert epochs_of(sampler) is None
-    assert not draws_once(sampler)
+    assert traits_of(sampler) == Traits(memory=True)
+
+
+def test_another_attribute_named_traits_is_no_traits():
+    sampler = First()
+    sampler.traits = ["bold"]
+    assert traits_of(sampler) == Traits(memory=True)

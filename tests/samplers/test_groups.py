@@ -257,7 +257,7 @@ def test_arguments_that_are_no_groups_are_refused():
 
 def test_groups_share_no_batch_with_other_samplers():
     with pytest.raises(
-        SchemaError, match=r"must not draw groups, got .*'groups', None"
+        SchemaError, match=r"must not draw groups, got .*'groups', 'single steps'"
     ):
         mr.MixtureSampler([(mr.GroupSampler("prompt"), 1), (mr.UniformSampler(), 1)])
     with pytest.raises(SchemaError, match="got the GroupSampler, of groups"):

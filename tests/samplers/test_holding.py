@@ -648,3 +648,39 @@ def test_what_is_drawn_within_another_draw_is_stored_with_it():
 
         all_or_nothing([], draw_both)
         assert used(buffer, one).sum() == used(buffer, other).sum() == 4
+
+
+class HandsOut:
+    """A sampler of a user during whose draw another thread hands a batch out."""
+
+    def __init__(self, inner):
+        self.inner, self.waiting = inner, []
+
+    def draw(self, view, batch_size):
+        while self.waiting:
+            thread = threading.Thread(target=self.waiting.pop().store)
+            thread.start()
+            thread.join()
+        return self.inner.draw(view, batch_size)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("maximum", [2, 3])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_use_that_is_handed_out_during_a_draw_counts_once(maximum, rows):
+    inside = HandsOut(mr.DistinctSampler(seed=0))
+    sampler = counter(inside, maximum)
+    with ring(None, sampler, rows=rows) as buffer:
+        for turn in range(maximum):
+            drawn = buffer.reading.draw(sampler, rows)
+            assert len(drawn.draw) == rows, turn
+            inside.waiting.append(drawn.claims)
+        with pytest.raises(EmptyError, match=f"used {maximum} times"):
+            buffer.sample(1)
+        every = np.arange(rows)
+        assert sampler.uses(buffer.view, 0 * every, every).tolist() == [maximum] * rows

@@ -151,13 +151,18 @@ def test_priorities_go_to_every_part_that_keeps_some():
         plain.update_priorities(view, draw.env_ids, draw.positions, np.ones(6))
 
 
+class Unsaid(mr.UniformSampler):
+    pass
+
+
 def test_windows_of_parts_are_put_together_if_they_are_alike(tmp_path):
     buffer = filled(tmp_path / "b")
     parts = [mr.SequenceSampler(3, mr.UniformSampler(k)) for k in range(2)]
     mixed = mr.MixtureSampler([(parts[0], 1), (parts[1], 1)], seed=0)
     draw = mixed.draw(buffer.view, 8)
     assert draw.windows.positions.shape == (8, 3)
-    mixed = mr.MixtureSampler([(parts[0], 1), (mr.UniformSampler(0), 1)], seed=0)
+    # A user's sampler that does not say what it draws.
+    mixed = mr.MixtureSampler([(parts[0], 1), (Unsaid(0), 1)], seed=0)
     before = mixed.state_dict()
     with pytest.raises(SchemaError, match=r"samplers that.*got lengths \[3, None\]"):
         mixed.draw(buffer.view, 8)
@@ -175,7 +180,7 @@ def test_windows_of_parts_are_put_together_if_they_are_alike(tmp_path):
         ([mr.SequenceSampler(3), mr.EpisodeSampler()], r"samplers.*got \['windows of"),
         (
             [mr.UniformSampler(0), mr.EpisodeSampler(layout="ragged")],
-            r"samplers that share a batch must not be.*got \[None, 'ragged episodes'\]",
+            r"must not be ragged, got \['single steps', 'ragged episodes'\]",
         ),
         (["a"], "sampler must have draw, state_dict and load_state_dict, got 'a'"),
         ([mr.UniformSampler], "sampler must have draw, state_dict and.*got <class"),

@@ -177,11 +177,26 @@ def test_a_batch_holds_windows_flags_and_first_states(tmp_path):
 def test_a_path_of_first_only_that_is_no_field_is_refused(tmp_path):
     twin = filled(tmp_path / "ring")
     sampler = SequenceSampler(4, first_only=("state",))
+    refused = r"first_only must name fields of.*got 'state'"
+    mixture = mr.MixtureSampler([(sampler, 1), (mr.ignore_earliest(2, sampler), 1)])
+    for wrong in (sampler, mixture):
+        with pytest.raises(SchemaError, match=refused):
+            mr.ReplayBuffer.open(twin.path, sampler=wrong)
+        with pytest.raises(SchemaError, match=refused):
+            mr.ReplayBuffer.create(tmp_path / "b", twin.buffer.schema, 9, sampler=wrong)
+        with pytest.raises(SchemaError, match=refused):
+            mr.ReplayDataset(twin.path).draws(wrong, 4)
+        with pytest.raises(SchemaError, match=refused):
+            twin.buffer.sampler = wrong
+    assert not (tmp_path / "b").exists()
+    # Fields after transforms count, and of a function they are not known.
+    good = SequenceSampler(4, first_only=("discount",))
+    returns = [mr.NStep(2, gamma=0.9)]
+    mr.ReplayBuffer.open(twin.path, sampler=good, transforms=returns).close()
+    late = [mr.Apply(dict)]
     with (
-        mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer,
-        pytest.raises(
-            SchemaError, match=r"first_only must name fields of.*got 'state'"
-        ),
+        mr.ReplayBuffer.open(twin.path, sampler=sampler, transforms=late) as buffer,
+        pytest.raises(SchemaError, match=refused),
     ):
         buffer.sample(2)
     twin.buffer.close()

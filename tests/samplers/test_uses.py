@@ -1253,3 +1253,11 @@ def test_whole_files_of_a_counter_warn_of_nothing(tmp_path):
         buffer.resize(30)
         buffer.sampler = once()
         assert len(buffer.sample(30)) == 10
+
+
+def test_a_pickle_that_leases_rows_of_several_uses_is_refused():
+    sampler = mr.UseCounter(1, mr.DistinctSampler(0), lease_s=9, name=None)
+    # As it could be made before.
+    sampler._maximum = 2
+    with pytest.raises(SchemaError, match="maximum must be 1 with lease_s, got 2: ack"):
+        pickle.loads(pickle.dumps(sampler))

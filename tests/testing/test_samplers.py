@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.samplers.base import Draw
+from mmreplay.samplers.base import STEPS, Draw, Traits
 from mmreplay.samplers.states import check_kind, stored_integer
 from mmreplay.testing import SAMPLER_RULES, ContractError, check_sampler
 
@@ -47,6 +47,10 @@ class Plain:
 def test_a_sampler_without_the_base_class_passes(tmp_path):
     check_sampler(Plain, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sampler_that_says_what_it_is_passes(tmp_path):
+    check_sampler(Says, tmp_path, rules=[TRAITS])
 
 
 def test_a_sampler_passes_in_a_temporary_folder():
@@ -382,6 +386,57 @@ class Pretends(Plain):
         return 0
 
 
+class Says(Plain):
+    """A sampler of single steps, whose traits are those of the class."""
+
+    traits = Traits(STEPS)
+
+
+class SaysWindows(Says):
+    traits = Traits("windows of 2 steps", 2)
+
+
+class SaysSteps(mr.SequenceSampler):
+    traits = Traits(STEPS)
+
+
+class SaysOtherWindows(mr.SequenceSampler):
+    traits = Traits("windows of 2 steps", 2, ("reward",))
+
+
+class SaysDistinct(Says):
+    traits = Traits(STEPS, distinct=True, memory=True)
+
+
+class SaysNoMemory(Says):
+    def draw(self, view, batch_size):
+        draw = super().draw(view, batch_size)
+        self.step += batch_size
+        return draw
+
+
+class SaysNoEpochs(Says):
+    def more(self, view, batch_size):
+        return False
+
+
+class SaysNoEpochsThatEnd(mr.ShuffledSampler):
+    traits = Traits(STEPS, ends=True, once=True, memory=True)
+
+
+class ChangesItsMind(Says):
+    @property
+    def traits(self):
+        return Traits(STEPS, memory=self.step > 0)
+
+
+def of_windows(kind):
+    def make(seed):
+        return kind(2, mr.UniformSampler(seed))
+
+    return make
+
+
 def prioritized(kind):
     def make(seed):
         return kind(seed=seed, name=None)
@@ -391,6 +446,7 @@ def prioritized(kind):
 
 ARRAYS, LEGAL = "draws_the_promised_arrays", "draws_legal_starts"
 PRIORITIES = "updates_priorities"
+TRAITS = "is_what_its_traits_say"
 FAILED = "failed_draws_leave_all_as_before"
 BROKEN = [
     (NoStates, ARRAYS, "sampler must have draw, state_dict"),
@@ -444,6 +500,18 @@ BROKEN = [
         "after a sample whose transform raised it drew .* into the state",
     ),
     (Endless, "goes_through_epochs", "epoch 0 had .* batches, num_batches returned"),
+    (SaysWindows, TRAITS, "drew single steps, and traits.form is 'windows of 2"),
+    (of_windows(SaysSteps), TRAITS, "drew windows of 2 steps, and traits.form is 's"),
+    (
+        of_windows(SaysOtherWindows),
+        TRAITS,
+        r"first_only=\(\), and the traits say 2 and",
+    ),
+    (SaysDistinct, TRAITS, "steps twice, and traits.distinct is True"),
+    (SaysNoMemory, TRAITS, "after three draws of 2 steps it drew .* of 5"),
+    (SaysNoEpochs, TRAITS, "before the first draw, and traits.ends is False"),
+    (SaysNoEpochsThatEnd, TRAITS, "ends is True, and traits.epochs False"),
+    (ChangesItsMind, TRAITS, "traits were .* before it drew, and are"),
     (prioritized(Silent), PRIORITIES, "returned 0 where .* steps were overwritten"),
     (prioritized(Tolerant), PRIORITIES, "negative priorities were accepted"),
     (prioritized(Ahead), PRIORITIES, "priorities of a position never written were"),

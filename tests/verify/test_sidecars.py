@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import mmreplay as mr
@@ -48,7 +49,7 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
     [
         (
             lambda p: put(column(p) / "STATE", 200, b"x" * 5000),
-            "none of its two records is a valid one",
+            "of its 2 records none is a valid one",
         ),
         (lambda p: (column(p) / "STATE").unlink(), "STATE is missing"),
         (
@@ -102,3 +103,59 @@ def test_a_fast_check_reads_no_data_and_finds_what_is_not_in_it(path, capsys):
     assert message["unsummed_rows"] is None
     assert message["nbytes"] == message["rows"]
     assert {f["kind"] for f in message["findings"]} == {"flags"}
+
+
+@pytest.fixture
+def counted(tmp_path):
+    path = tmp_path / "counted"
+    fields = mr.Schema({"x": mr.Field((), "int64")})
+    sampler = mr.UseCounter(1, lease_s=60, seed=0)
+    with mr.ReplayBuffer.create(
+        path, fields, 64, 2, sampler=sampler, autoreset="disabled", commit_every=None
+    ) as buffer:
+        with pytest.raises(mr.EmptyError):
+            buffer.sample(2)
+        assert verify_buffer(path).findings == ()
+        buffer.extend(x=np.arange(20).reshape(10, 2))
+        batch = buffer.sample(3)
+        assert verify_buffer(path).findings == ()
+        buffer.acknowledge(batch, sync=True)
+        assert (column(path) / "SYNCED").exists()
+        assert verify_buffer(path).findings == ()
+    return path
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_buffer_whose_uses_were_counted_is_whole(counted, deep):
+    assert verify_buffer(counted, deep=deep).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: put(p / "STATE", 200, b"x" * 5000), "of its 2 records none is"),
+        (lambda p: (p / "STATE").unlink(), "STATE is missing"),
+        (lambda p: (p / "STATE").write_bytes(b"123"), "8192 bytes, got 3; counts"),
+        (lambda p: (p / "uses.bin").unlink(), "uses.bin is missing"),
+        (lambda p: (p / "uses.bin").write_bytes(b"123"), "of 4, a number for each row"),
+        (
+            lambda p: put(p / "SYNCED", 8, b"xyz"),
+            "not a valid one of this buffer; counts of",
+        ),
+        (lambda p: (p / "SYNCED").write_bytes(b""), "4096 or 8192 bytes, got 0"),
+    ],
+)
+def test_counts_of_uses_that_would_be_lost_are_noted(counted, damage, message):
+    damage(column(counted))
+    report = verify_buffer(counted)
+    assert [each.kind for each in report.findings] == ["beside"]
+    assert message in report.findings[0].message
+    assert report.ok
+
+
+def test_strange_names_beside_counts_of_uses_are_noted(counted):
+    (column(counted) / "more").touch()
+    (column(counted) / "tmp-uses.bin").touch()
+    assert [each.file for each in verify_buffer(counted).findings] == [
+        f"samplers/{column(counted).name}/more"
+    ]
