@@ -1,5 +1,7 @@
 """Compares what a buffer gives with what its twin says."""
 
+from contextlib import contextmanager
+
 import numpy as np
 
 import mmreplay as mr
@@ -116,3 +118,13 @@ def assert_rows(twin, rows):
         known = [number for number, values in enumerate(stored) if path in values]
         column = rows.fields[path][np.array(known, np.int64)]
         assert_column(path, column, [stored[number][path] for number in known])
+
+
+@contextmanager
+def refused(*errors):
+    """What is inside raises one of these errors, all of them documented."""
+    try:
+        yield
+    except errors:
+        return
+    raise AssertionError(f"nothing was raised, expected {[e.__name__ for e in errors]}")
