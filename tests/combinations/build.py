@@ -13,6 +13,7 @@ from tests.combinations.twin import Twin
 CAPACITY = 12
 HEAP = 1 << 16
 AGENTS = 2
+VARYING = ("numbers", "text", "bytes")
 FORMATS = {
     "npz": "rows.npz",
     "pt": "rows.pt",
@@ -32,6 +33,8 @@ class Built:
         buffer: Open; for writing where it is in memory or was not copied.
         twin: What it must hold.
         fields: By path of what differs from field to field: how it is compared.
+        opened: Buffers that are closed with it.
+        changes: Changes of rows by consumers.
     """
 
     case: Case
@@ -40,6 +43,7 @@ class Built:
     twin: Twin
     fields: dict
     opened: list = field(default_factory=list)
+    changes: int = 0
 
     @property
     def path(self):
@@ -55,9 +59,9 @@ class Built:
             self.buffer.commit() if self.buffer.writable else None
             found = mr.ReplayBuffer.open(self.path, **options)
         else:
-            target = self.folder / "of_memory"
+            target = self.folder / f"of_memory-{self.changes}"
             if not target.exists():
-                file = self.folder / "of_memory.npz"
+                file = self.folder / f"{target.name}.npz"
                 mr.export(self.buffer, file)
                 mr.load(file, target)
             found = mr.ReplayBuffer.open(target, **options)
@@ -163,7 +167,7 @@ class Builder:
         agents = AGENTS if case.kind == "agents" else None
         self.agents = agents
         ends = mr.Field(() if agents is None else (agents,), "bool")
-        self.varies = any(k in ("numbers", "text", "bytes") for k in self.leaves.values())
+        self.varies = any(kind in VARYING for kind in self.leaves.values())
         flat = {path: field_of(kind) for path, kind in self.leaves.items()}
         flat |= {
             "action": mr.Field((), "int32"),
@@ -182,6 +186,7 @@ class Builder:
             observations=tuple(self.observation),
             next_observation=case.next_observation,
             agents=agents,
+            varying={path for path, kind in self.leaves.items() if kind in VARYING},
         )
         self.number = 0
         self.buffer = mr.ReplayBuffer.create(
@@ -269,7 +274,9 @@ class Builder:
         done = 0
         while done < count:
             if ends == "partial" and self.rng.random() < 0.7:
-                some = self.rng.permutation(num_envs)[: self.rng.integers(1, num_envs + 1)]
+                some = self.rng.permutation(num_envs)[
+                    : self.rng.integers(1, num_envs + 1)
+                ]
                 self.add(some.tolist())
                 done += 1
             elif ends != "final" and self.rng.random() < 0.3:
@@ -335,7 +342,9 @@ class Builder:
         ]
         if envs:
             taken = self.buffer.dequeue(2, envs)
-            expected = [(e, self.twin.envs[e].first + i) for e in envs for i in range(2)]
+            expected = [
+                (e, self.twin.envs[e].first + i) for e in envs for i in range(2)
+            ]
             assert places_of(taken) == expected
             for env_id in envs:
                 self.twin.dequeue(env_id, 2)

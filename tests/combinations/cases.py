@@ -1,8 +1,7 @@
 """What a case may be, which pairs cannot be, and how cases are drawn.
 
-A case names one value of each dimension, and the consumers that look at its buffer. Pairs
-of values of two dimensions are what is covered: a fault that needs three at once is
-found by chance.
+A case names one value of each dimension. Pairs of values of two dimensions are what is
+covered: a fault that needs three at once is found by chance.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -117,7 +116,7 @@ IMPOSSIBLE = (
         "csv has no bfloat16",
     ),
 )
-"""Values that cannot be together, with the reason: two of them are an impossible pair."""
+"""Values that cannot be together, and why: two of them are an impossible pair."""
 
 
 def pairs_of(case):

@@ -89,7 +89,10 @@ def assert_same(path, one, other):
     """Two columns are equal, arrays or tensors."""
     if isinstance(one, mr.Ragged):
         assert tuple(one.shape) == tuple(other.shape), path
-        one_parts, other_parts = (one.values, one.offsets), (other.values, other.offsets)
+        one_parts, other_parts = (
+            (one.values, one.offsets),
+            (other.values, other.offsets),
+        )
     else:
         one_parts, other_parts = (one,), (other,)
     for a, b in zip(one_parts, other_parts, strict=True):
@@ -99,7 +102,7 @@ def assert_same(path, one, other):
 
 
 def plain(column):
-    """A tensor of bfloat16 as the bits that arrays of a batch hold; others as they are."""
+    """A tensor of bfloat16 as the bits that arrays hold; others as they are."""
     if type(column).__module__.startswith("torch") and "bfloat16" in str(column.dtype):
         import torch
 
@@ -110,7 +113,9 @@ def plain(column):
 def assert_rows(twin, rows):
     """All rows, oldest first, with every value that means something."""
     alive = twin.alive()
-    assert list(zip(rows.env_ids.tolist(), rows.positions.tolist(), strict=True)) == alive
+    assert (
+        list(zip(rows.env_ids.tolist(), rows.positions.tolist(), strict=True)) == alive
+    )
     assert rows.fields["final"].tolist() == [twin.row(place).final for place in alive]
     stored = [twin.stored(place) for place in alive]
     for path in set().union(*stored):
@@ -128,3 +133,11 @@ def refused(*errors):
     except errors:
         return
     raise AssertionError(f"nothing was raised, expected {[e.__name__ for e in errors]}")
+
+
+def assert_refusal(error):
+    """An error says in short sentences what is wrong, and then what to do."""
+    text = str(error)
+    assert text.endswith((".", "?")), text
+    assert ". " in text or "? " in text, text
+    assert len(text) <= 420, text

@@ -4,20 +4,36 @@ import shutil
 import tempfile
 import traceback
 import warnings
+import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mmreplay.testing.disks import QuickDisk, using
 from tests.combinations.build import build
-from tests.combinations.cases import Case
-from tests.combinations.consumers import rows, samplers
+from tests.combinations.cases import Case, pairs_of, possible_pairs, simpler, written
+from tests.combinations.consumers import rows, samplers, transforms
 
-CONSUMERS = {**rows.CONSUMERS, **samplers.CONSUMERS}
+CONSUMERS = {
+    **rows.CONSUMERS,
+    **samplers.CONSUMERS,
+    **transforms.CONSUMERS,
+}
 """By name what looks at the buffer of a case."""
 
 ALWAYS = ("gather_all", "take", "legal_starts", "episode_table")
 """Consumers that cost next to nothing, and look at every case."""
+
+OF_HISTORY = {}
+"""Consumers that look at every case of a history, as it is about them."""
+
+RARE = {}
+"""By name of a slow consumer, one of how many cases it looks at."""
+
+TRIES = 60
+"""Cases that are run, at most, to find a simpler one that fails alike."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +52,34 @@ class Failure:
     error: str
     text: str
 
+    @property
+    def kind(self):
+        """What failures of one cause have in common: consumer, type and first word."""
+        return self.consumer, *self.error.split()[:2]
+
+    def script(self):
+        """A script that shows it again."""
+        names = "" if self.consumer == "build" else f", [{self.consumer!r}]"
+        return (
+            "from tests.combinations.cases import Case\n"
+            "from tests.combinations.run import run_case\n\n"
+            f"failure = run_case({written(self.case)}{names})\n"
+            "print(failure and failure.text)\n"
+        )
+
 
 def consumers_of(case, count=8):
     """Names of the consumers that look at a case, by its seed."""
     rng = np.random.default_rng([case.seed, 1])
-    others = [name for name in CONSUMERS if name not in ALWAYS]
-    return [*ALWAYS, *(others[i] for i in rng.permutation(len(others))[:count])]
+    first = [*ALWAYS, *OF_HISTORY.get(case.history, ())]
+    others = [
+        name
+        for name in CONSUMERS
+        if name not in first and (name not in RARE or rng.integers(RARE[name]) == 0)
+    ]
+    rare = [name for name in others if name in RARE]
+    common = [name for name in others if name not in RARE]
+    return [*first, *rare, *(common[i] for i in rng.permutation(len(common))[:count])]
 
 
 def run_case(case, names=None):
@@ -55,12 +93,14 @@ def run_case(case, names=None):
     consumer = "build"
     built = None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), using(QuickDisk()):
             warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", ".*mask.*", UserWarning)
+            warnings.filterwarnings("ignore", ".*mask.*")
             built = build(case, folder)
-            for number, consumer in enumerate(names or consumers_of(case)):  # noqa: B007
-                CONSUMERS[consumer](built, np.random.default_rng([case.seed, 2, number]))
+            for consumer in names or consumers_of(case):
+                # The same whichever consumers come before.
+                number = zlib.crc32(consumer.encode())
+                CONSUMERS[consumer](built, np.random.default_rng([case.seed, number]))
     except Exception as error:
         words = str(error).strip().splitlines()
         kind = f"{type(error).__name__}: {words[0] if words else ''}"
@@ -70,3 +110,27 @@ def run_case(case, names=None):
             built.close()
         shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def shrunk(failure):
+    """The simplest failure found of the same consumer and type of error."""
+    names = None if failure.consumer == "build" else [failure.consumer]
+    # Consumers before it may have been needed.
+    found, tries = failure, 0
+    while True:
+        for case in simpler(found.case):
+            tries += 1
+            if tries > TRIES:
+                return found
+            other = run_case(case, names)
+            if other is not None and other.kind[:2] == failure.kind[:2]:
+                found = other
+                break
+        else:
+            return found
+
+
+def uncovered(cases, times=3):
+    """Possible pairs that less than so many of the cases have."""
+    counts = Counter(pair for case in cases for pair in pairs_of(case))
+    return [pair for pair in possible_pairs() if counts[pair] < times]

@@ -96,9 +96,12 @@ class Bench:
         self.unchanged.append(lambda: state_of(sampler, priorities=False))
         for counter in counters_in(sampler):
             every = np.arange(len(buffer))
-            self.unchanged.append(
-                lambda: counter.uses(buffer.view, 0 * every, every).tolist()
-            )
+            self.unchanged.append(partial(used, counter, buffer, every))
+
+
+def used(counter: Any, buffer: Any, positions: Any) -> Any:
+    """How often each step of environment 0 was used."""
+    return counter.uses(buffer.view, 0 * positions, positions).tolist()
 
 
 SAMPLED = mr.Schema(

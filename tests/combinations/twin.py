@@ -1,10 +1,10 @@
 """A plain-Python twin of a buffer: per environment a list of dicts of steps.
 
-It imports nothing of mmreplay (`test_twin.py` checks this), knows the laws of experience
-alone, and answers each question by looking at every row. So it may judge all that a
-buffer is asked. `tests/buffer/oracle.py` has the laws of rows and legal starts for the
-state machines of `tests/buffer` and `tests/model`; this one has them for any fields,
-agents and histories, and those of windows, episodes and transforms as well.
+It imports nothing of mmreplay (`test_cases.py` checks this), knows the laws of
+experience alone, and answers each question by looking at every row. So it may judge all
+that a buffer is asked. `tests/buffer/oracle.py` has the laws of rows and legal starts
+for the state machines of `tests/buffer` and `tests/model`; this one has them for any
+fields, agents and histories, and those of windows and episodes as well.
 """
 
 from dataclasses import dataclass, field
@@ -66,16 +66,19 @@ class Twin:
         observations: Paths of the fields of the observation.
         next_observation: ``"stored"``, ``"derived"`` or ``"absent"``.
         agents: Agents that end apart, or None.
+        varying: Paths of the fields whose values are of any length.
     """
 
     def __init__(
-        self, capacity, num_envs, *, next_step, observations, next_observation, agents
-    ):
+        self, capacity, num_envs, *, next_step, observations, next_observation, agents,
+        varying=(),
+    ):  # fmt: skip
         self.capacity = capacity
         self.next_step = next_step
         self.observations = observations
         self.next_observation = next_observation
         self.agents = agents
+        self.varying = varying
         self.envs = [Environment() for _ in range(num_envs)]
 
     # Changes.
@@ -197,6 +200,13 @@ class Twin:
         """
         row = self.row(place)
         values = dict(row.values)
+        if row.final:
+            # Nor does it have values of any length but of the observation.
+            values = {
+                path: value
+                for path, value in values.items()
+                if path in self.observations or path not in self.varying
+            }
         if row.final and self.agents is None and "terminated" in values:
             values.update(terminated=False, truncated=False)
         elif not row.final and row.truncated and not self._ends(values)[1]:
@@ -271,7 +281,8 @@ class Twin:
         last = position + 1 == len(self.envs[env_id].rows)
         if not last:
             return False
-        return self.next_step or not self.row(steps[-1]).ended
+        final_comes = self.next_step and self.next_observation == "derived"
+        return final_comes or not self.row(steps[-1]).ended
 
     def broken(self, steps):
         """Whether an episode was broken off without a step that says so."""
@@ -349,7 +360,9 @@ class Twin:
         """The same of the observation after the n-step transition's last step."""
         last = self.last_of(place, n)
         steps = self.episode_of(place)
-        frames = [self.row(each).values[path] for each in steps[: steps.index(last) + 1]]
+        frames = [
+            self.row(each).values[path] for each in steps[: steps.index(last) + 1]
+        ]
         known = self.after(last) is not None or self.next_observation == "stored"
         if known:
             frames.append(self.next_of(last)[path])
