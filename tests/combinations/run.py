@@ -14,22 +14,32 @@ import numpy as np
 from mmreplay.testing.disks import QuickDisk, using
 from tests.combinations.build import build
 from tests.combinations.cases import Case, pairs_of, possible_pairs, simpler, written
-from tests.combinations.consumers import rows, samplers, transforms
+from tests.combinations.consumers import (
+    delivery,
+    files,
+    rows,
+    samplers,
+    shown,
+    transforms,
+)
 
 CONSUMERS = {
     **rows.CONSUMERS,
     **samplers.CONSUMERS,
     **transforms.CONSUMERS,
+    **delivery.CONSUMERS,
+    **files.CONSUMERS,
+    **shown.CONSUMERS,
 }
 """By name what looks at the buffer of a case."""
 
 ALWAYS = ("gather_all", "take", "legal_starts", "episode_table")
 """Consumers that cost next to nothing, and look at every case."""
 
-OF_HISTORY = {}
+OF_HISTORY = delivery.OF_HISTORY
 """Consumers that look at every case of a history, as it is about them."""
 
-RARE = {}
+RARE = {**delivery.RARE}
 """By name of a slow consumer, one of how many cases it looks at."""
 
 TRIES = 60
