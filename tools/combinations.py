@@ -48,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     cases = list(drawing.draw_cases(options.cases, options.seed))
     kinds = defaultdict[Any, list[Any]](list)
     for failure in run(cases, options.consumer, options.processes):
+        if failure.kind not in kinds:
+            # A long run says at once what it found.
+            print(f"{failure.consumer}: {failure.error}", file=sys.stderr, flush=True)
         kinds[failure.kind].append(failure)
     taken = time.monotonic() - begin
     possible = len(drawing.possible_pairs())

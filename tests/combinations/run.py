@@ -17,6 +17,7 @@ from tests.combinations.cases import Case, pairs_of, possible_pairs, simpler, wr
 from tests.combinations.consumers import (
     delivery,
     files,
+    on_ray,
     rows,
     samplers,
     shown,
@@ -30,6 +31,7 @@ CONSUMERS = {
     **delivery.CONSUMERS,
     **files.CONSUMERS,
     **shown.CONSUMERS,
+    **on_ray.CONSUMERS,
 }
 """By name what looks at the buffer of a case."""
 
@@ -39,7 +41,7 @@ ALWAYS = ("gather_all", "take", "legal_starts", "episode_table")
 OF_HISTORY = delivery.OF_HISTORY
 """Consumers that look at every case of a history, as it is about them."""
 
-RARE = {**delivery.RARE}
+RARE = {**delivery.RARE, **on_ray.RARE}
 """By name of a slow consumer, one of how many cases it looks at."""
 
 TRIES = 60
