@@ -438,6 +438,16 @@ SAMPLERS = {
 """A sampler of each kind by a seed, for consumers that take any."""
 
 
+def looks_of(built, buffer):
+    """What a failed draw must leave: the sampler's state, and all counts of uses."""
+    sampler, places = buffer.sampler, built.twin.alive()
+    state = {k: v for k, v in sampler.state_dict().items() if k != "priorities"}
+    uses = []
+    if isinstance(sampler, mr.UseCounter):
+        uses = sampler.uses(buffer.view, *np.array(places).T).tolist()
+    return repr(state), uses
+
+
 def failed_draw(built, rng):
     """A draw that raises leaves samplers and uses as they were."""
     if not built.twin.legal():
@@ -455,8 +465,10 @@ def failed_draw(built, rng):
     for number in range(4):
         if number in (0, 2):
             fails.append(True)
+            before = looks_of(built, failing)
             with refused(ArithmeticError, mr.ReplayError):
                 failing.sample(2)
+            assert looks_of(built, failing) == before, name
             fails.clear()
         try:
             expected = plain.sample(2)
