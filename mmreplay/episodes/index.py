@@ -252,8 +252,8 @@ class EpisodeIndex:
         """
         if self._steps_span is None:
             starts = self.starts
-            over = FINAL if self._final_follows else END | FINAL
-            stop = np.where((self._last & over) != 0, self._seen, starts.stop)
+            whole = (self._last & self.whole_at) != 0
+            stop = np.where(whole, self._seen, starts.stop)
             self._steps_span = Span(starts.first, np.maximum(stop, starts.first))
         return self._steps_span
 
@@ -267,6 +267,14 @@ class EpisodeIndex:
         first = np.minimum(self._starts.oldest_of_each(), self._seen)
         over = (self._last & (END | FINAL)) != 0
         return Span(first, np.where(over, self._seen, np.maximum(self._begin, first)))
+
+    @property
+    def whole_at(self) -> int:
+        """Flags of a newest row after which its episode has all its steps.
+
+        A last step whose final row is still to come is not drawn yet.
+        """
+        return FINAL if self._derived and self._final_follows else END | FINAL
 
     @property
     def _usable_alone(self) -> int:

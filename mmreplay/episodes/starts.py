@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.flags import END, FINAL, START
+from mmreplay.episodes.flags import FINAL, START
 from mmreplay.episodes.index import NEVER, EnvironmentQueues, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.kernels.steps import StartTable
@@ -882,7 +882,7 @@ class WindowStarts(NarrowedStarts):
         """Return `until`, moved to `starts` where the filter leaves an episode out."""
         some = np.flatnonzero(until > starts)
         last = self.base.flags(some, self.base.span.stop[some] - 1)
-        unfinished = (last & (END | FINAL)) == 0
+        unfinished = (last & self._index.whole_at) == 0
         if not episodes.unfinished:
             some, unfinished = some[~unfinished], unfinished[~unfinished]
         if not episodes.missing_start:

@@ -59,8 +59,8 @@ class DiscountedReturn:
         default: Return of steps whose return is not known.
         clip: Bounds of each reward, before it is summed; None for none.
         time_limit: One of ``"default"``, ``"none"``, ``"bootstrap"``.
-        value_fn: For ``"bootstrap"``: observation leaves by path, ``[M, *shape]``
-            each, to ``[M]``.
+        value_fn: For ``"bootstrap"``: observation leaves by path, as they are stored,
+            ``[M, *shape]`` each, to ``[M]``.
         discount: Path of a field of discounts.
         discount_with: What it stands with: ``"reward"`` or ``"observation"``.
         name: Of the field made.
@@ -117,7 +117,8 @@ class DiscountedReturn:
         """Fit it; see `Transform.bind`.
 
         Raises:
-            SchemaError: There is no single reward as stored, or no such discount.
+            SchemaError: There is no single reward as stored, no such discount, or no
+                observation of one shape to bootstrap from.
         """
         reward = outline.schema.role("reward")
         extra = () if self.discount is None else (self.discount,)
@@ -137,6 +138,15 @@ class DiscountedReturn:
                 "terminated and truncated a step, got values per agent. Use 'default' "
                 "or 'none'."
             )
+        if self.time_limit == "bootstrap":
+            if not outline.next_obs:
+                raise SchemaError(
+                    "DiscountedReturn: value_fn is a function of observations, but the "
+                    "schema names no observation. Name it in the schema's roles, or "
+                    "use time_limit='default' or 'none'."
+                )
+            top = outline.schema.role_paths("observation")
+            outline.refuse_varying(top, "DiscountedReturn")
         if self.discount is not None and outline.fields[self.discount].shape:
             raise SchemaError(
                 f"DiscountedReturn: {self.discount!r} must be one discount a step, "

@@ -42,12 +42,15 @@ def episodes(oracle):
             steps = [p for p in mine if not rows[p].final]
             over = any(rows[p].ended() or rows[p].final for p in mine)
             newest = mine[-1] == len(rows) - 1
+            held = [p for p in steps if (env_id, p) in in_batch]
+            # A last step that waits for its final row is still to come.
+            over = over and held[-1:] == steps[-1:]
             if steps:
                 found.append(
                     Episode(
                         env_id,
                         steps,
-                        [p for p in steps if (env_id, p) in in_batch],
+                        held,
                         [p for p in steps if (env_id, p) in legal],
                         not episode_begins(oracle, env_id, mine[0]),
                         newest and not over,
@@ -82,6 +85,33 @@ def ragged(draw):
     return [
         (int(draw.env_ids[a]), tuple(draw.positions[a:b].tolist())) for a, b in pieces
     ]
+
+
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+def test_an_episode_whose_final_row_is_still_to_come_is_no_whole_one(layout):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(
+        None, schema, 16, engine="memory", autoreset="next_step"
+    ) as buffer:
+        sampler = mr.EpisodeSampler(mr.UniformSampler(seed=0), layout=layout)
+        for step in range(3):
+            buffer.add(
+                observation=step, reward=1.0, terminated=False, truncated=step == 2
+            )
+        with pytest.raises(mr.EmptyError):
+            buffer.sample_by(sampler, 1)
+        running = mr.EpisodeSampler(mr.UniformSampler(0), layout=layout, running=True)
+        assert buffer.sample_by(running, 1)["observation"].ravel().tolist() == [0, 1]
+        buffer.add(observation=3, reward=0.0, terminated=False, truncated=False)
+        batch = buffer.sample_by(sampler, 1)
+        assert batch["observation"].ravel().tolist() == [0, 1, 2]
 
 
 CASES = [

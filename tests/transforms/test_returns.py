@@ -180,6 +180,35 @@ def test_bounds_that_are_no_two_numbers_are_refused(clip):
         mr.DiscountedReturn(0.5, clip=clip)
 
 
+@pytest.mark.parametrize(
+    ("observation", "match"),
+    [
+        ({}, "the schema names no observation"),
+        ({"observation": mr.Field.text(max_bytes=9)}, "'observation' must have one s"),
+        ({"observation": {"a": mr.Field((2,), "float32"),
+                          "b": mr.Field((None,), "int32", max_length=3)}},
+         "'observation/b' must have one shape"),
+    ],
+)  # fmt: skip
+def test_values_of_no_observation_of_one_shape_are_refused_at_opening(
+    observation, match
+):
+    schema = mr.Schema(
+        {
+            **observation,
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    spec = mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=value)
+    with pytest.raises(SchemaError, match=f"DiscountedReturn: .*{match}"):
+        mr.ReplayBuffer.create(
+            None, schema, 8, engine="memory", transforms=[spec],
+            heap_bytes=1 << 12 if match != "the schema names no observation" else None,
+        )  # fmt: skip
+
+
 def test_a_value_function_that_is_none_is_refused():
     with pytest.raises(SchemaError, match=r"DiscountedReturn value_fn must be.*got 3"):
         mr.DiscountedReturn(0.5, time_limit="bootstrap", value_fn=3)

@@ -1,0 +1,225 @@
+"""What people look at: the command line's JSON, and the page's answers."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+
+from mmreplay.cli.run import run
+from mmreplay.page.api import Page
+from tests.combinations.build import VARYING
+from tests.combinations.compare import assert_refusal
+from tests.combinations.expected import as_numbers
+
+
+def command(*words):
+    """Exit code of a command, and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+def path_of(built):
+    """The folder of a case; that of a copy where the case is in memory."""
+    return str(built.open().path)
+
+
+def info(built, rng):
+    """``mmreplay info --json`` counts rows, steps, starts and episodes."""
+    twin = built.twin
+    code, out, err = command("info", path_of(built), "--json")
+    assert (code, err) == (0, ""), err
+    facts = json.loads(out)
+    steps, alive, episodes = twin.steps(), twin.alive(), twin.episodes()
+    expected = {
+        "rows": len(alive),
+        "steps": len(steps),
+        "final_rows": len(alive) - len(steps),
+        "legal_starts": len(twin.legal()),
+        "legal_starts_without_next": len(twin.legal(without_next=True)),
+        "heads": [len(env.rows) for env in twin.envs],
+        "tails": [env.first for env in twin.envs],
+        "num_envs": len(twin.envs),
+        "capacity": twin.capacity,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["episodes"] == {
+        "count": len(episodes),
+        "running": sum(map(twin.running, episodes)),
+        "headless": sum(map(twin.headless, episodes)),
+    }
+    assert (facts["layout"], facts["autoreset"]) == (
+        built.case.layout,
+        built.case.autoreset,
+    )
+
+
+def head(built, rng):
+    """``mmreplay head --json`` shows the values of an environment's rows."""
+    twin, path = built.twin, path_of(built)
+    env_id = int(rng.integers(len(twin.envs)))
+    newest = ["--newest"] if rng.integers(2) else []
+    words = ["head", path, "--env", str(env_id), "--rows", "4", "--json", *newest]
+    code, out, err = command(*words)
+    places = [place for place in twin.alive() if place[0] == env_id]
+    if not places:
+        assert code != 0
+        assert "holds no rows" in err
+        return
+    assert (code, err) == (0, ""), err
+    places = places[-4:] if newest else places[:4]
+    rows = json.loads(out)["rows"]
+    assert [row["position"] for row in rows] == [position for _, position in places]
+    for row, place in zip(rows, places, strict=True):
+        start = twin.begins(place) and not twin.row(place).final
+        mark = "final row" if twin.row(place).final else "start" if start else ""
+        assert row["mark"] == mark, place
+        for name, value in twin.stored(place).items():
+            assert_shown(name, row[name], value, built.fields.get(name))
+
+
+def assert_shown(name, found, value, kind):
+    """A value as JSON: itself, or its range and mean where it is long."""
+    if kind == "text":
+        assert found == value, name
+        return
+    if kind == "bytes":
+        assert found == {"bytes": len(value)}, name
+        return
+    numbers = np.asarray(value)
+    if kind == "bfloat16":
+        numbers = as_numbers(value)
+    if numbers.size <= 4:
+        assert found == numbers.tolist(), name
+        return
+    assert (found["min"], found["max"]) == (numbers.min(), numbers.max()), name
+    assert abs(found["mean"] - numbers.astype(np.float64).mean()) < 1e-9, name
+
+
+def page(built, rng):
+    """The page's overview, episodes, one episode and draws."""
+    twin, path = built.twin, built.open().path
+    shown = Page([path])
+    try:
+        check_overview(twin, ask(shown, "overview"))
+        check_episodes(built, shown, rng)
+        check_draws(twin, shown, rng)
+    finally:
+        shown.close()
+
+
+def ask(shown, name, query="", status=200):
+    """The JSON of an answer."""
+    answer = shown.answer(f"/api/b/0/{name}", query)
+    assert answer.status == status, (name, answer.status, answer.body[:300])
+    return json.loads(answer.body)
+
+
+def kind_of(twin, steps):
+    """How an episode ended, in the page's words, and whether it may go on."""
+    last = twin.row(steps[-1])
+    if twin.running(steps):
+        return "running"
+    if last.terminated and last.truncated:
+        return "both"
+    if last.terminated:
+        return "terminated"
+    return "truncated" if last.truncated or not twin.broken(steps) else "broken off"
+
+
+def words_of(kind):
+    """What the page may call it: without a writer no episode is running."""
+    return ("running", "unfinished") if kind == "running" else (kind,)
+
+
+def check_overview(twin, found):
+    steps, episodes = twin.steps(), twin.episodes()
+    assert found["steps"] == len(steps)
+    assert found["rows"] == len(twin.alive())
+    assert found["starts"] == len(twin.legal())
+    assert found["episodes"] == {
+        "count": len(episodes),
+        "missing_start": sum(map(twin.headless, episodes)),
+    }
+    ends = dict.fromkeys(
+        ("terminated", "truncated", "both", "broken off", "running"), 0
+    )
+    for each in episodes:
+        ends[kind_of(twin, each)] += 1
+    assert found["ends"] == ends
+    failed = [check for check in found["checks"] if "could not" in json.dumps(check)]
+    assert failed == []
+
+
+def check_episodes(built, shown, rng):
+    twin = built.twin
+    episodes = twin.episodes()
+    table = ask(shown, "episodes", "sort=begin&desc=0&limit=500")
+    while table["done"] < 1:
+        table = ask(shown, "episodes", "sort=begin&desc=0&limit=500")
+    assert table["total"] == table["all"] == len(episodes)
+    rows = {(row[0], row[1]): row for row in table["rows"]}
+    for steps in episodes:
+        row = rows[steps[0]]
+        kind = kind_of(twin, steps)
+        assert row[2] == len(steps)
+        assert row[4] in words_of(kind)
+        assert row[5] == twin.headless(steps)
+        if not row[5] and kind not in ("running", "broken off"):
+            assert row[3] is None or abs(row[3] - twin.total(steps)) < 1e-4
+    if not episodes:
+        return
+    steps = episodes[int(rng.integers(len(episodes)))]
+    env_id, position = steps[int(rng.integers(len(steps)))]
+    found = ask(shown, "episode", f"env={env_id}&at={position}")
+    assert (found["begin"], found["end"]) == (steps[0][1], steps[-1][1] + 1)
+    assert found["missing_start"] == twin.headless(steps)
+    assert found["kind"] in words_of(kind_of(twin, steps))
+    assert abs(found["return"] - twin.total(steps)) < 1e-6
+    assert found["rewards"]["values"] == [
+        float(twin.row(place).values["reward"]) for place in steps
+    ]
+    ask(shown, "values", f"env={env_id}&first={steps[0][1]}&count={len(steps)}")
+    for path, kind in built.fields.items():
+        if kind not in VARYING:
+            query = (
+                f"env={env_id}&begin={steps[0][1]}&end={steps[-1][1] + 1}&field={path}"
+            )
+            answer = shown.answer("/api/b/0/curve", query)
+            assert answer.status in (200, 400), (path, answer.body[:300])
+    gone = twin.envs[env_id].first - 1
+    if gone >= 0:
+        ask(shown, "episode", f"env={env_id}&at={gone}", status=410)
+
+
+TEXTS = (
+    "UniformSampler()",
+    "PrioritizedSampler(alpha=0.6)",
+    "ShuffledSampler()",
+    "StratifiedSampler()",
+    "SequenceSampler(2, boundary='pad')",
+    "EpisodeSampler()",
+)
+
+
+def check_draws(twin, shown, rng):
+    text = TEXTS[int(rng.integers(len(TEXTS)))]
+    if text.startswith("Sequence"):
+        allowed = set(twin.windows(2, "pad"))
+    elif text.startswith("Episode"):
+        allowed = {places[0] for places, _ in twin.whole_episodes()}
+    else:
+        allowed = set(twin.legal())
+    query = f"sampler={text.replace(' ', '%20')}&seed=3"
+    if not allowed:
+        assert_refusal(ask(shown, "draws", query, status=409)["error"])
+        return
+    found = ask(shown, "draws", query)
+    places = set(zip(found["env_ids"], found["positions"], strict=True))
+    assert places <= allowed, places - allowed
+    assert found["legal_starts"] == len(twin.legal())
+
+
+CONSUMERS = {"info": info, "head": head, "page": page}
