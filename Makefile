@@ -8,6 +8,8 @@
 #   make docs    the documentation site, with the API reference, into build/site
 #   make install-ray   an environment with Ray, in build/ray
 #   make ray     the tests of mmreplay.ray in that environment, without the slow ones
+#   make peers   tests beside other libraries, each group in an environment of its own;
+#                PEER=skrl makes and runs one (docs/peers.md)
 #   make check   format, lint, types, import layers, all tests but those on Ray; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
@@ -17,6 +19,7 @@ PYTEST_ARGS ?=
 RAY_TESTS ?= tests/on_ray
 # No slice: tools/check runs without Ray, and what is left out would run nowhere.
 RAY_MARKS ?= not slow and not peer and not gpu
+PEER ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
@@ -25,7 +28,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
-.PHONY: demo test docs ray check install install-ray clean
+.PHONY: demo test docs ray peers check install install-ray clean
 
 demo: $(DEMO_READY)
 	$(BIN)/python -m tools.demo
@@ -38,6 +41,9 @@ docs: $(DOCS_READY)
 
 ray: build/ray/on_ray.ready
 	build/ray/bin/python -m pytest $(RAY_TESTS) -m "$(RAY_MARKS)" $(PYTEST_ARGS)
+
+peers:
+	$(PYTHON) -m tools.peers $(PEER)
 
 check: .venv/dev.ready
 	tools/check

@@ -93,8 +93,13 @@ class ReplayDataset(Dataset[Any]):
     Whole draws, the fast way, by any sampler::
 
         draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=256)
+        DataLoader(
+            dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=2
+        )
         DataLoader(dataset, sampler=draws, batch_size=None, num_workers=2)
-        DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate)
+
+    The first form also passes through Accelerate and Lightning, which replace the
+    ``sampler`` of the second one by their own.
 
     Single steps by rank, each epoch every legal start once, at the cost of
     stacking them::
@@ -116,7 +121,7 @@ class ReplayDataset(Dataset[Any]):
         >>> from torch.utils.data import DataLoader
         >>> dataset = mr.ReplayDataset("runs/cartpole")
         >>> draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=32)
-        >>> loader = DataLoader(dataset, sampler=draws, batch_size=None)
+        >>> loader = DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate)
         >>> next(iter(loader))["observation"].shape
         torch.Size([32, 4])
     """

@@ -86,7 +86,7 @@ class Draws:
             numbers += f", num_batches={self._num_batches}"
         return f"<Draws of {self._dataset!r} by {self._sampler!r}, {numbers}>"
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[Any]:  # for types of batch_sampler=
         """Draw num_batches times, or until an epoch ends, or without end."""
         # Now, and not with the first draw: `state_after(0)` is asked for before it.
         self._states.clear()

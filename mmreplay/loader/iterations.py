@@ -47,6 +47,11 @@ class Iterations:
         """The iteration that was begun last; -1 if none was."""
         return int(self._numbers[1])
 
+    @property
+    def to_resume(self) -> int:
+        """The iteration that is to be resumed, and was not begun yet; -1 for none."""
+        return int(self._numbers[2]) if self.last == -1 else -1
+
     def choose(self, number: int) -> None:
         """Set the next number, at least 0."""
         self._numbers[0] = number

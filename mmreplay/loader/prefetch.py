@@ -353,13 +353,16 @@ class Prefetcher:
     def begin(self) -> None:
         """Draw from here on; batches that were drawn and not taken come first.
 
+        An epoch whose last batch was taken is over, also where the learner, which
+        counted its batches, did not ask for one more.
+
         Raises:
             FailedError: See `Drawable.begin`.
         """
         # Asked of the source first: if another loader owns the epoch, nothing has
         # changed.
         with self._lock:
-            if not self._draws_on:
+            if not self._draws_on or not self.more():
                 self._source.begin()
                 self._stopping, self._draws_on = False, True
         self._wake_thread()

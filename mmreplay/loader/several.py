@@ -100,8 +100,8 @@ class ConcatDataset(Dataset[Any]):
         if not isinstance(index, ConcatDraw):
             raise SchemaError(
                 f"index must be a draw, got {type(index).__name__}. Pass "
-                "dataset.draws(batch_size) to the DataLoader as sampler, with "
-                "batch_size=None."
+                "dataset.draws(batch_size) to the DataLoader as batch_sampler, with "
+                "collate_fn=mmreplay.collate."
             )
         batches = [self._datasets[one.buffer_id][one.draw] for one in index.draws]
         # By the lengths of the batches, which lack steps that were overwritten since.
@@ -153,7 +153,7 @@ class ConcatDraws:
             numbers += f", num_batches={self._num_batches}"
         return f"<Draws of {self._concat!r}, {numbers}>"
 
-    def __iter__(self) -> Iterator[ConcatDraw]:
+    def __iter__(self) -> Iterator[Any]:  # for types of batch_sampler=
         """Draw num_batches times, or without end."""
         self._states.clear()
         self._states.append((0, self._concat.state_dict()))

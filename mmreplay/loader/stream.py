@@ -88,11 +88,18 @@ class InterleavedStream(IterableDataset[Batch]):
             epoch: At least 0; later iterations are counted from it.
 
         Raises:
-            SchemaError: The epoch is no integer of at least 0.
+            SchemaError: The epoch is no integer of at least 0, or a loaded state is of
+                another one and would be lost.
         """
-        self._iterations.choose(
-            integer("epoch", epoch, 0, "Iterations are counted from 0.")
-        )
+        epoch = integer("epoch", epoch, 0, "Iterations are counted from 0.")
+        resumed = self._iterations.to_resume
+        if resumed not in (-1, epoch):
+            raise SchemaError(
+                f"epoch must be {resumed}, in which the loaded state goes on, got "
+                f"{epoch}. Count epochs from {resumed}; under Accelerate, call the "
+                f"prepared loader's set_epoch({resumed})."
+            )
+        self._iterations.choose(epoch)
 
     def state_after(self, num_batches: int) -> State:
         """Return the state after so many batches of this iteration.

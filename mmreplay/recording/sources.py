@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -139,17 +139,26 @@ class Vector:
         return Turn(_reward(reward), terminated, truncated, final)
 
     def _final(
-        self, observation: Any, info: Mapping[str, Any], ended: NDArray[np.bool_]
+        self,
+        observation: Any,
+        info: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        ended: NDArray[np.bool_],
     ) -> Leaves:
         """The observations before the resets, which the step returned aside."""
-        given = info.get("final_obs")
-        if given is None:
+        if isinstance(info, Mapping):
+            given = info.get("final_obs")
+        else:  # one of each environment, as Gymnasium's DictInfoToList gives them
+            given = [one.get("final_obs") for one in info]
+        if isinstance(given, list):
+            given = _cells(given)
+        of_each = isinstance(given, np.ndarray) and given.dtype == object
+        if given is None or (of_each and any(one is None for one in given[ended])):
             raise SchemaError(
                 f"{type(self._env).__name__}: an episode ended without "
                 "info['final_obs'], which autoreset_mode=SameStep needs. Use another "
                 "autoreset mode, or update gymnasium."
             )
-        if not (isinstance(given, np.ndarray) and given.dtype == object):
+        if not of_each:
             return self.leaves("observation", given)
         final = self.leaves("observation", observation)
         for env_id in np.flatnonzero(ended).tolist():

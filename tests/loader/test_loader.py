@@ -5,6 +5,7 @@ import json
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from itertools import islice
 from time import sleep
 
 import numpy as np
@@ -292,6 +293,28 @@ def test_each_iteration_is_an_epoch(path, prefetch, num_threads):
                 assert sorted(found) == expected
                 with pytest.raises(StopIteration):
                     next(loader)
+
+
+@pytest.mark.parametrize(("prefetch", "num_threads"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize("wait_s", [0, 0.003])
+def test_an_epoch_whose_batches_were_counted_is_over(
+    path, prefetch, num_threads, wait_s
+):
+    """A learner that knows their number asks for no batch beyond the last one.
+
+    Threads find the end of an epoch before the learner begins the next one, or not:
+    many epochs have both.
+    """
+    with opened(path, mr.ShuffledSampler(seed=0)) as buffer:
+        options = {"prefetch": prefetch, "num_threads": num_threads}
+        with mr.ReplayLoader(buffer, 32, **options) as loader:
+            expected = legal(buffer)
+            for _ in range(30):
+                found = []
+                for batch in islice(loader, len(loader)):
+                    sleep(wait_s)
+                    found += steps_of(batch)
+                assert sorted(found) == expected
 
 
 def test_an_epoch_that_was_left_goes_on(path):

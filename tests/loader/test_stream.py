@@ -108,6 +108,23 @@ def test_an_iteration_is_chosen_by_its_number(path):
             stream.set_epoch(epoch)
 
 
+def test_another_epoch_than_that_of_a_loaded_state_is_refused(path):
+    """A library that counts epochs from 0 in each process would lose the state."""
+    stream = stream_of(path, "uniform")
+    expected = [steps_of(batch) for batch in loader_of(stream)]
+    stream.load_state_dict({"kind": "ReplayStream", "epoch": 2, "batches": 1})
+    message = "epoch must be 2, in which the loaded state goes on, got 0. Count .* 2"
+    with pytest.raises(SchemaError, match=message):
+        stream.set_epoch(0)
+    stream.set_epoch(2)
+    resumed = [steps_of(batch) for batch in loader_of(stream)]
+    # Once it has begun, any other one may come.
+    stream.set_epoch(0)
+    assert [steps_of(batch) for batch in loader_of(stream)] == expected
+    stream.set_epoch(2)
+    assert [steps_of(batch) for batch in loader_of(stream)] == resumed
+
+
 @pytest.mark.parametrize("kind", ["uniform", "shuffled"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_share_what_one_process_gives(path, kind, workers):

@@ -354,28 +354,62 @@ def test_an_unknown_mode_is_refused(tmp_path):
         mr.record(vector("next_step"), tmp_path / "b", steps=3, autoreset="later")
 
 
-def test_an_end_without_its_final_observation_is_refused(tmp_path):
-    class Forgets(gym.vector.VectorWrapper):
-        def step(self, actions):
-            *found, _ = self.env.step(actions)
-            return *found, {}
+def nothing(info):
+    return {}
 
-    env = Forgets(vector("same_step"))
+
+def none_at_ends(info):
+    if "final_obs" in info:
+        info["final_obs"][:] = None
+    return info
+
+
+def in_a_list(info):
+    """As `gymnasium.wrappers.vector.DictInfoToList` gives them."""
+    finals = info.get("final_obs", [None] * 3)
+    return [{} if final is None else {"final_obs": final} for final in finals]
+
+
+def as_one_batch(info):
+    if "final_obs" in info:
+        blank = np.zeros(3, np.float32)
+        given = [blank if o is None else o for o in info["final_obs"]]
+        info["final_obs"] = np.stack(given)
+    return info
+
+
+def as_a_list(info):
+    if "final_obs" in info:
+        info["final_obs"] = list(info["final_obs"])
+    return info
+
+
+class Says(gym.vector.VectorWrapper):
+    """Changes the infos of each step."""
+
+    def __init__(self, env, change):
+        super().__init__(env)
+        self.change = change
+
+    def step(self, actions):
+        *found, info = self.env.step(actions)
+        return *found, self.change(info)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [nothing, none_at_ends, lambda info: [{}] * 3, lambda info: in_a_list({})],
+    ids=range(4),
+)
+def test_an_end_without_its_final_observation_is_refused(tmp_path, change):
+    env = Says(vector("same_step"), change)
     with pytest.raises(SchemaError, match=r"ended without info\['final_obs'\]"):
         mr.record(env, tmp_path / "b", steps=100)
 
 
-def test_final_observations_may_come_as_one_batch(tmp_path):
-    class Stacks(gym.vector.VectorWrapper):
-        def step(self, actions):
-            *found, info = self.env.step(actions)
-            if "final_obs" in info:
-                blank = np.zeros(3, np.float32)
-                given = [blank if o is None else o for o in info["final_obs"]]
-                info["final_obs"] = np.stack(given)
-            return *found, info
-
-    env = Stacks(vector("same_step"))
+@pytest.mark.parametrize("change", [as_one_batch, as_a_list, in_a_list])
+def test_final_observations_may_come_in_other_forms(tmp_path, change):
+    env = Says(vector("same_step"), change)
     mr.record(env, tmp_path / "b", steps=60)
     check_against_logs(tmp_path / "b", [e.log for e in env.unwrapped.envs])
 

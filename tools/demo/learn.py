@@ -86,7 +86,7 @@ def batches(path: Path, batch_size: int, count: int) -> Iterator[mr.Batch]:
     dataset = mr.ReplayDataset(path)
     draws = dataset.draws(mr.UniformSampler(seed=SEED), batch_size, num_batches=count)
     yield from DataLoader(
-        dataset, sampler=draws, batch_size=None, num_workers=NUM_WORKERS
+        dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=NUM_WORKERS
     )
 
 
