@@ -98,7 +98,7 @@ def join_nested(paths: Iterable[str]) -> dict[str, str]:
     used = {*KNOWN, *EPISODE_COLUMNS}
     names: dict[str, str] = {}
     # By depth: a joined name stands beside names of less depth, which are all in use.
-    for parts in sorted(nodes, key=lambda parts: (len(parts), parts)):
+    for parts in sorted(nodes, key=lambda node: (len(node), node)):
         node, above = SEPARATOR.join(parts), SEPARATOR.join(parts[:-1])
         if above in leaves:
             joined = f"{names[above]}_{parts[-1]}"

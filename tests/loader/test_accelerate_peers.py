@@ -53,16 +53,16 @@ def stream_of(path, **options):
     return mr.ReplayStream(path, mr.ShuffledSampler(seed=0), SIZE, **options)
 
 
-def assert_same_batches(found, expected, least=1000):
+def assert_same_batches(batches, expected, minimum=1000):
     items = 0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(batches, expected, strict=True):
         assert type(one) is mr.Batch
         assert steps_of(one) == steps_of(other)
         assert set(one) == set(other)
         for name in one:
             assert torch.equal(one[name], other[name])
         items += len(one)
-    assert items >= least
+    assert items >= minimum
 
 
 def epochs(loader, count=2):
@@ -71,8 +71,8 @@ def epochs(loader, count=2):
 
 @WORKERS
 def test_whole_draws_pass_by_the_batch_sampler(path, workers):
-    found = epochs(prepared(loader_of(*draws_of(path), workers)))
-    assert_same_batches(found, epochs(loader_of(*draws_of(path))))
+    batches = epochs(prepared(loader_of(*draws_of(path), workers)))
+    assert_same_batches(batches, epochs(loader_of(*draws_of(path))))
 
 
 @WORKERS
@@ -126,8 +126,8 @@ def test_draws_go_on_after_a_saved_state(path, tmp_path, workers):
     accelerate.Accelerator(cpu=True).save(draws.state_after(5), tmp_path / "draws.pt")
     dataset, draws = draws_of(path, seed=9)
     draws.load_state_dict(torch.load(tmp_path / "draws.pt", weights_only=True))
-    found = begun + epochs(prepared(loader_of(dataset, draws, workers)))
-    assert_same_batches(found, expected)
+    batches = begun + epochs(prepared(loader_of(dataset, draws, workers)))
+    assert_same_batches(batches, expected)
 
 
 @WORKERS
@@ -158,9 +158,9 @@ def test_a_stream_goes_on_after_a_saved_state(path, workers, epoch):
         with pytest.raises(SchemaError, match=f"epoch must be {epoch}.*{way_out}"):
             next(iter(loader))
     loader.set_epoch(epoch)
-    found = begun + epochs(loader)
-    assert len(found) == whole * (epoch + 2)
-    assert_same_batches(found, expected)
+    batches = begun + epochs(loader)
+    assert len(batches) == whole * (epoch + 2)
+    assert_same_batches(batches, expected)
 
 
 SCRIPT = """
@@ -185,9 +185,9 @@ else:
     stream = mr.ReplayStream(path, sampler, 64, **ranks)
     loader = DataLoader(stream, batch_size=None, num_workers=2)
 assert made.num_processes == 2
-found = [steps_of(batch) for _ in range(2) for batch in loader]
+batches = [steps_of(batch) for _ in range(2) for batch in loader]
 made.wait_for_everyone()
-print("found", json.dumps(found))
+print("batches", json.dumps(batches))
 """
 
 
@@ -211,10 +211,10 @@ def test_two_processes_share_an_epoch(path, way, tmp_path):
     said = [process.communicate(timeout=240) for process in running]
     assert [process.returncode for process in running] == [0, 0], said[0][1][-2000:]
     parts = [
-        json.loads(line.removeprefix("found "))
+        json.loads(line.removeprefix("batches "))
         for out, _ in said
         for line in out.splitlines()
-        if line.startswith("found ")
+        if line.startswith("batches ")
     ]
     expected = legal(mr.ReplayBuffer.open(path))
     both = [tuple(place) for part in parts for batch in part for place in batch]

@@ -47,20 +47,20 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-9)
 
 
-class Places(lightning.Callback):
-    """What docs/loader.md shows: the place in an epoch, in each checkpoint."""
+class Progress(lightning.Callback):
+    """What docs/loader.md shows: the batches of an epoch so far, in each checkpoint."""
 
     def __init__(self, draws):
-        self.draws, self.taken = draws, 0
+        self.draws, self.num_batches = draws, 0
 
     def on_train_epoch_start(self, trainer, module):
-        self.taken = 0
+        self.num_batches = 0
 
     def on_train_batch_end(self, *_):
-        self.taken += 1
+        self.num_batches += 1
 
     def state_dict(self):
-        return self.draws.state_after(self.taken)
+        return self.draws.state_after(self.num_batches)
 
     def load_state_dict(self, state):
         self.draws.load_state_dict(state)
@@ -114,9 +114,9 @@ def epochs(loader, count=EPOCHS):
     return [batch for _ in range(count) for batch in loader]
 
 
-def assert_same_batches(found, expected):
+def assert_same_batches(batches, expected):
     items = 0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(batches, expected, strict=True):
         assert steps_of(one) == steps_of(other)
         assert set(one) == set(other)
         for name in one:
@@ -127,10 +127,10 @@ def assert_same_batches(found, expected):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fit_gets_each_epoch_of_draws_and_of_a_stream(path, workers):
-    found = trained(loader_of(*draws_of(path), workers))
-    assert_same_batches(found, epochs(loader_of(*draws_of(path))))
-    found = trained(stream_loader(path, workers)[1])
-    assert_same_batches(found, epochs(stream_loader(path)[1]))
+    batches = trained(loader_of(*draws_of(path), workers))
+    assert_same_batches(batches, epochs(loader_of(*draws_of(path))))
+    batches = trained(stream_loader(path, workers)[1])
+    assert_same_batches(batches, epochs(stream_loader(path)[1]))
 
 
 def test_a_fit_gets_each_epoch_of_a_replay_loader(path):
@@ -147,11 +147,11 @@ def test_a_replay_loader_goes_on_after_a_checkpoint(path, tmp_path, at):
     with replay_loader(path) as loader:
         expected = trained(loader, [Saves(tmp_path / "c", *at)])
     with replay_loader(path) as loader:
-        found = trained(loader, checkpoint=tmp_path / "c")
-    assert 0 < len(found) < len(expected)
-    done = expected[: len(expected) - len(found)]
+        batches = trained(loader, checkpoint=tmp_path / "c")
+    assert 0 < len(batches) < len(expected)
+    done = expected[: len(expected) - len(batches)]
     assert len(done) == at[0] * len(expected) // EPOCHS + at[1]
-    assert_same_batches(done + found, expected)
+    assert_same_batches(done + batches, expected)
 
 
 def test_draws_without_end_go_on_where_lightning_has_their_number(path, tmp_path):
@@ -162,34 +162,36 @@ def test_draws_without_end_go_on_where_lightning_has_their_number(path, tmp_path
     with loader() as one:
         expected = trained(one, [Saves(tmp_path / "c", 0, 5)], **number)
     with loader() as one:
-        found = trained(one, checkpoint=tmp_path / "c", **number)
-    assert_same_batches(expected[:5] + found, expected)
+        batches = trained(one, checkpoint=tmp_path / "c", **number)
+    assert_same_batches(expected[:5] + batches, expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at", [(0, 5), (1, 3)])
 def test_draws_go_on_after_a_checkpoint(path, tmp_path, at, workers):
     dataset, draws = draws_of(path)
-    saves = [Places(draws), Saves(tmp_path / "c", *at)]
+    saves = [Progress(draws), Saves(tmp_path / "c", *at)]
     expected = trained(loader_of(dataset, draws, workers), saves)
     dataset, draws = draws_of(path, seed=9)
-    found = trained(loader_of(dataset, draws, workers), [Places(draws)], tmp_path / "c")
+    batches = trained(
+        loader_of(dataset, draws, workers), [Progress(draws)], tmp_path / "c"
+    )
     done = at[0] * len(expected) // EPOCHS + at[1]
-    assert_same_batches(expected[:done] + found, expected)
+    assert_same_batches(expected[:done] + batches, expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at", [(0, 5), (1, 3)])
 def test_a_stream_goes_on_after_a_checkpoint(path, tmp_path, at, workers):
     stream, loader = stream_loader(path, workers)
-    expected = trained(loader, [Places(stream), Saves(tmp_path / "c", *at)])
+    expected = trained(loader, [Progress(stream), Saves(tmp_path / "c", *at)])
     stream, loader = stream_loader(path, workers)
-    found = trained(loader, [Places(stream)], tmp_path / "c")
+    batches = trained(loader, [Progress(stream)], tmp_path / "c")
     done = at[0] * len(expected) // EPOCHS + at[1]
-    assert_same_batches(expected[:done] + found, expected)
+    assert_same_batches(expected[:done] + batches, expected)
 
 
-def test_samplers_of_lightning_take_the_place_of_draws_in_one_form_only(path):
+def test_samplers_of_lightning_replace_draws_in_one_form_only(path):
     """So that docs/loader.md passes draws as the batch sampler."""
     dataset, draws = draws_of(path)
     theirs = DistributedSampler(dataset, num_replicas=2, rank=0)

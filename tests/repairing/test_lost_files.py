@@ -37,7 +37,7 @@ KINDS = [
     for layout in ("env_major", "time_major")
 ]
 NAMES = ["COMMIT", "sums.bin", "flags.bin", "records.bin", "f000.bin", "f001.bin"]
-with_places = pytest.mark.parametrize(
+with_positions = pytest.mark.parametrize(
     "damaged",
     [("zarr", "env_major"), ("zarr", "time_major")],
     indirect=True,
@@ -96,9 +96,9 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
     assert_missing_is_empty(damaged, tmp_path, name, keep_unproven)
 
 
-@with_places
+@with_positions
 @pytest.mark.parametrize("keep_unproven", [False, True])
-def test_missing_places_are_as_empty_ones_and_found_by_the_shards(
+def test_missing_positions_are_as_empty_ones_and_found_by_the_shards(
     damaged, tmp_path, keep_unproven
 ):
     one = assert_missing_is_empty(damaged, tmp_path, "places.bin", keep_unproven)
@@ -270,7 +270,7 @@ def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch)
         mr.repair(damaged)
 
 
-@with_places
+@with_positions
 def test_more_shard_ranges_than_can_be_searched_are_refused(damaged, monkeypatch):
     monkeypatch.setattr(lenient, "MAX_GUESSED", 1)
     (damaged / DATA / "places.bin").unlink()

@@ -27,7 +27,7 @@ def test_every_library_is_pinned(name):
         assert [w for w in named if not re.fullmatch(r"[\w\[\].-]+==[\w.]+", w)] == []
 
 
-def test_every_test_beside_a_library_is_in_a_group():
+def test_every_test_of_a_library_is_in_a_group():
     marked = [
         path
         for path in (ROOT / "tests").rglob("test_*.py")
