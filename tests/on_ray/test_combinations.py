@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed: see make ray")
+
 from tests.combinations.cases import draw_cases
 from tests.combinations.run import run_case
 
