@@ -2,6 +2,10 @@
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("safetensors")
+
 from tests.combinations import run
 from tests.combinations.cases import DIMENSIONS, draw_cases
 from tools import combinations
