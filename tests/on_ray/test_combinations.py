@@ -2,6 +2,11 @@
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed: see make ray")
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("safetensors")
+
 from tests.combinations.cases import draw_cases
 from tests.combinations.run import run_case
 

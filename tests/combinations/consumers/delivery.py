@@ -214,7 +214,7 @@ def stream(built, rng):
         next(iter(rest))
         again = mr.ReplayStream(buffer, IN_ORDER[name](3), size, 4)
         again.load_state_dict(rest.state_after(1))
-        for batch, expected in zip(again, wanted[1:], strict=False):
+        for batch, expected in zip(again, wanted[1:], strict=True):
             same_batch(batch, expected)
 
 

@@ -438,6 +438,48 @@ SAMPLERS = {
 """A sampler of each kind by a seed, for consumers that take any."""
 
 
+def stored_uses(built, rng):
+    """Uses are counted in a file by batches that came, and outlive their counter."""
+    legal = built.twin.legal()
+    if not legal or built.path is None:
+        return
+    fails, counts = [], Counter()
+
+    def function(batch):
+        if fails:
+            raise ArithmeticError("asked to fail")
+        return batch
+
+    def opened(seed):
+        counter = mr.UseCounter(2, mr.DistinctSampler(seed=seed), name="counted")
+        return counter, built.open(transforms=[mr.Apply(function)], sampler=counter)
+
+    def check(counter, buffer):
+        env_ids, positions = np.array(legal).T
+        uses = counter.uses(buffer.view, env_ids, positions).tolist()
+        assert uses == [counts[place] for place in legal]
+
+    counter, buffer = opened(1)
+    for number in range(len(legal)):
+        if number % 3 == 1:
+            fails.append(True)
+            with refused(ArithmeticError):
+                buffer.sample(1)
+            fails.clear()
+        counts.update(places_of(buffer.sample(1)))
+        check(counter, buffer)
+    counter.close()
+    again, buffer = opened(2)
+    check(again, buffer)
+    while sum(counts.values()) < 2 * len(legal):
+        counts.update(places_of(buffer.sample(1)))
+    check(again, buffer)
+    assert counts == dict.fromkeys(legal, 2)
+    with refused(mr.EmptyError):
+        buffer.sample(1)
+    again.close()
+
+
 def looks_of(built, buffer):
     """What a failed draw must leave: the sampler's state, and all counts of uses."""
     sampler, places = buffer.sampler, built.twin.alive()
@@ -497,4 +539,5 @@ CONSUMERS = {
     "SequenceSampler": sequence,
     "EpisodeSampler": whole_episodes,
     "failed draw": failed_draw,
+    "stored uses": stored_uses,
 }
