@@ -106,7 +106,7 @@ def run_some(cases: Any, names: list[str] | None) -> list[Any]:
 def run_mutants(options: argparse.Namespace) -> int:
     """Run mutants, and print a table; return 1 if one survives."""
     survivors, found = 0, mutated.recorded()
-    print(f"{'mutant':36} {'noticed by':26} {'seed':>9} {'case':>5}  fault")
+    print(f"{'mutant':42} {'noticed by':26} {'seed':>9} {'case':>5}  fault")
     for mutant in mutated.MUTANTS:
         if options.mutant and mutant.name not in options.mutant:
             continue
@@ -117,7 +117,7 @@ def run_mutants(options: argparse.Namespace) -> int:
         else:
             found[mutant.name] = caught
             seed, number = (str(each) for each in divmod(caught.seed, 1_000_000))
-        row = f"{mutant.name:36} {mutant.consumer:26} {seed:>9} {number:>5}"
+        row = f"{mutant.name:42} {mutant.consumer:26} {seed:>9} {number:>5}"
         print(f"{row}  {mutant.fault}", flush=True)
     if options.record:
         mutated.record(found)

@@ -23,7 +23,7 @@ from mmreplay.buffer.flag_rules import EpisodeFlags
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.concatenation import Concat
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.episodes import BREAK, END, FINAL, TERMINATED
+from mmreplay.episodes import BREAK, CUT, END, FINAL, TERMINATED
 from mmreplay.episodes.index import EpisodeIndex
 from mmreplay.episodes.starts import EpisodeSteps, LaterStarts, SubsetStarts
 from mmreplay.loader.dataset import ReplayDataset
@@ -37,10 +37,11 @@ from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import Filter
 from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.prioritized import PriorityBasedSampler
+from mmreplay.samplers.priority_store import PriorityStore
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.staleness import StalenessSampler
 from mmreplay.samplers.stratified import StratifiedSampler
-from mmreplay.samplers.uses import UseCounts
+from mmreplay.samplers.uses import UseCounter
 from mmreplay.transforms import her, nstep
 from mmreplay.transforms.advantages import _Estimated
 from mmreplay.transforms.base import Bound
@@ -83,18 +84,18 @@ class Mutant:
     @property
     def case(self):
         """The case that notices it; None where none was recorded."""
-        values = recorded().get(self.name)
-        return None if values is None else Case(**values)
+        return recorded().get(self.name)
 
 
 def recorded():
     """Cases by name of the mutant."""
-    return json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    found = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    return {name: Case(**values) for name, values in found.items()}
 
 
 def record(found):
     """Write down cases by name of the mutant."""
-    values = {name: asdict(case) for name, case in found.items()}
+    values = {name: asdict(found[name]) for name in sorted(found)}
     RECORDED.write_text(json.dumps(values, indent=2) + "\n")
 
 
@@ -248,6 +249,11 @@ def store_ahead(self):
 def forget_ahead(self):
     for pending in self._drawn:
         pending.state = None
+
+
+def legal_alone(self, view, env_ids, positions, values):
+    keep = reader._are_starts(view, env_ids, positions)
+    return self, view, env_ids[keep], positions[keep], values[keep]
 
 
 def first_twice(draw, *_):
@@ -413,7 +419,7 @@ MUTANTS = (
     Mutant(
         "concat loses the first buffer",
         "buffers of concat are not put back where another is empty",
-        "concat of 3",
+        "concat with an empty buffer",
         ((concatenation, "all_or_nothing", bare),),
     ),
     Mutant(
@@ -583,6 +589,54 @@ MUTANTS = (
         (gone(EpisodeFlags, "interrupt"),),
     ),
     Mutant(
+        "all agents are truncated",
+        "a truncation by the next row is of agents that had terminated, too",
+        "take",
+        (
+            result(
+                GenerationReader,
+                "_truncated_agents",
+                lambda found, self, fields, path, forced: found | forced[..., None],
+            ),
+        ),
+    ),
+    Mutant(
+        "ends that are not said",
+        "end_episodes breaks episodes off, and truncates none",
+        "take",
+        (
+            (
+                Appender,
+                "end_episodes",
+                lambda self, env_ids: self.resume("break", env_ids),
+            ),
+        ),
+    ),
+    Mutant(
+        "resume forgets the rows before",
+        "a writer that continues does not look at the newest rows",
+        "get_field",
+        (gone(Appender, "_continue_episodes"),),
+    ),
+    Mutant(
+        "next observation across an end of a window",
+        "a window has the next row's observation after a truncation",
+        "SequenceSampler",
+        (result(GenerationReader, "copy_steps", next_across),),
+    ),
+    Mutant(
+        "return of other steps",
+        "return_within asks of the episode that ends one step before",
+        "episodes by return",
+        (
+            given(
+                episode,
+                "_ends_in",
+                lambda known, rows: (known, replace(rows, end=rows.end - 1)),
+            ),
+        ),
+    ),
+    Mutant(
         "return over a time limit",
         "the return of a truncated episode is taken for known",
         "DiscountedReturn",
@@ -591,7 +645,7 @@ MUTANTS = (
     Mutant(
         "advantage over an end",
         "estimates take what follows a last step for known",
-        "GAE",
+        "LambdaReturn",
         (
             result(
                 _Estimated,
@@ -648,6 +702,12 @@ MUTANTS = (
         ((NStep, "reads_next", False),),
     ),
     Mutant(
+        "counter around a hidden epoch",
+        "wrappers do not say that a sampler inside has epochs",
+        "refusals",
+        (result(uses, "traits_of", lambda found, *_: replace(found, once=False)),),
+    ),
+    Mutant(
         "stack of a stack",
         "what a transform changed is not noted",
         "pairs of transforms",
@@ -665,6 +725,12 @@ MUTANTS = (
         "exports forget where episodes were broken off",
         "episode_table",
         (result(BufferReader, "blocks", without_flag(BREAK)),),
+    ),
+    Mutant(
+        "converter drops CUT",
+        "exports forget truncations that the next row tells of",
+        "take",
+        (result(BufferReader, "blocks", without_flag(CUT)),),
     ),
     Mutant(
         "converter drops FINAL",
@@ -709,6 +775,12 @@ MUTANTS = (
                 ),
             ),
         ),
+    ),
+    Mutant(
+        "priority of a later start",
+        "a step that becomes a legal start has lost its priority",
+        "kept priorities",
+        (given(PriorityStore, "update", legal_alone),),
     ),
     Mutant(
         "priorities lost in a state",
@@ -793,12 +865,18 @@ MUTANTS = (
         "each row is used once more than it may",
         "UseCounter",
         (
-            given(
-                UseCounts,
-                "unused",
-                lambda s, view, maximum, taken: (s, view, maximum + 1, taken),
+            after(
+                UseCounter,
+                "__init__",
+                lambda self, *_: setattr(self, "_maximum", self._maximum + 1),
             ),
         ),
+    ),
+    Mutant(
+        "reservations ignored",
+        "two batches in flight have the same use",
+        "closed loader",
+        (gone(UseCounter, "_unavailable"),),
     ),
     Mutant(
         "group with an illegal row",

@@ -34,6 +34,23 @@ def empty_part(built, rng):
     assert sorted(all_of(buffer, counter)) == legal
 
 
+def empty_buffer(built, rng):
+    """Where one buffer has nothing to draw, those joined with it have used nothing."""
+    legal = built.twin.legal()
+    if not legal:
+        return
+    counter = mr.UseCounter(1, mr.DistinctSampler(seed=1), name=None)
+    epochs = mr.ShuffledSampler(seed=2)
+    buffers = [built.open(sampler=each) for each in (counter, epochs, nothing(3))]
+    both = mr.concat(buffers, seed=4, shares=[1, 1, 1])
+    before = counter.state_dict(), epochs.state_dict()
+    for _ in range(2):
+        with refused(mr.EmptyError):
+            both.sample(6)
+    assert (counter.state_dict(), epochs.state_dict()) == before
+    assert sorted(all_of(buffers[0], counter)) == legal
+
+
 def all_of(buffer, counter):
     """Places that a counter still has, each as often as it may be used."""
     drawn = []
@@ -107,8 +124,8 @@ def reset_rows(built, rng):
         with buffer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for episode in range(5 if known else 34):
-                first = value_of(kind, 3 * episode + 4)
-                last = value_of(kind, 3 * episode + 8)
+                first = value_of(kind, 4 * episode + 5)
+                last = value_of(kind, 4 * episode + 7)
                 options = {"final_observation": last} if known else {}
                 step(buffer, first, 1.0, False)
                 step(buffer, first, 1.0, True, **options)
@@ -147,7 +164,8 @@ def kept_priorities(built, rng):
 
     draw(False)
     given = {p: float(rng.integers(1, 5)) for p in every}
-    draw(True, given)
+    # A step that is no legal start now keeps its priority for when it is one.
+    draw(bool(rng.integers(2)), given)
     for without, some in ((False, legal), (True, every)):
         total = sum(given[p] for p in some)
         for place, probability in draw(without).items():
@@ -173,12 +191,31 @@ def lengths(built, rng):
     assert set(places_of(draw)) == {places[0] for places in expected}
 
 
+def returns(built, rng):
+    """Whole episodes of some returns: those counted are of the steps of the batch."""
+    totals = {
+        places[0]: built.twin.total(places) for places, _ in built.twin.whole_episodes()
+    }
+    least = sorted(totals.values())[len(totals) // 2] if totals else 0.0
+    expected = {place for place, total in totals.items() if total >= least}
+    where = mr.return_within(mr.episode_table(built.buffer), least=least)
+    sampler = mr.EpisodeSampler(mr.UniformSampler(seed=1), where=where)
+    if not expected:
+        with refused(mr.EmptyError):
+            built.buffer.sample_by(sampler, 2)
+        return
+    draw = sampler.draw(built.buffer.view, 20 * len(expected))
+    assert set(places_of(draw)) == expected
+
+
 CONSUMERS = {
     "mixture with an empty part": empty_part,
+    "concat with an empty buffer": empty_buffer,
     "closed loader": closed_loader,
     "refusals": refusals,
     "reset rows": reset_rows,
     "kept priorities": kept_priorities,
     "episodes by length": lengths,
+    "episodes by return": returns,
 }
 RARE = {"reset rows": 10, "refusals": 5}
