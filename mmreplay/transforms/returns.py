@@ -118,7 +118,7 @@ class DiscountedReturn:
 
         Raises:
             SchemaError: There is no single reward as stored, no such discount, or no
-                observation of one shape to bootstrap from.
+                observation of one shape, as stored, to bootstrap from.
         """
         reward = outline.schema.role("reward")
         extra = () if self.discount is None else (self.discount,)
@@ -147,6 +147,13 @@ class DiscountedReturn:
                 )
             top = outline.schema.role_paths("observation")
             outline.refuse_varying(top, "DiscountedReturn")
+            for path in top:
+                if not outline.stored(path):
+                    raise SchemaError(
+                        "DiscountedReturn: value_fn gets observations as they are "
+                        f"stored, but {' and '.join(outline.changed_by[path])} changed "
+                        f"{path!r}. Put DiscountedReturn before it."
+                    )
         if self.discount is not None and outline.fields[self.discount].shape:
             raise SchemaError(
                 f"DiscountedReturn: {self.discount!r} must be one discount a step, "

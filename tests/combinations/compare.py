@@ -127,10 +127,12 @@ def assert_rows(twin, rows):
 
 @contextmanager
 def refused(*errors):
-    """What is inside raises one of these errors, all of them documented."""
+    """What is inside raises one of these errors, all of them documented and clear."""
     try:
         yield
-    except errors:
+    except errors as error:
+        if isinstance(error, mr.ReplayError):
+            assert_refusal(error)
         return
     raise AssertionError(f"nothing was raised, expected {[e.__name__ for e in errors]}")
 

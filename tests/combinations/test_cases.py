@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("safetensors")
+
 from tests.combinations import cases, expected, run, twin
 from tests.combinations.cases import DIMENSIONS, IMPOSSIBLE, draw_cases, pairs_of
 

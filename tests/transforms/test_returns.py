@@ -209,6 +209,23 @@ def test_values_of_no_observation_of_one_shape_are_refused_at_opening(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        mr.FrameStack(2),
+        mr.Cast("float64", "observation"),
+        mr.Normalize({"observation/frame": 1.0}, {"observation/frame": 2.0}),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_values_of_observations_that_a_transform_changed_are_refused(before):
+    spec = mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=value)
+    match = f"as they are stored, but {type(before).__name__} changed 'observation/"
+    with pytest.raises(SchemaError, match=f"DiscountedReturn: .*{match}"):
+        World(16, 1, "disabled", False, [before, spec])
+    World(16, 1, "disabled", False, [spec, before])
+
+
 def test_a_value_function_that_is_none_is_refused():
     with pytest.raises(SchemaError, match=r"DiscountedReturn value_fn must be.*got 3"):
         mr.DiscountedReturn(0.5, time_limit="bootstrap", value_fn=3)

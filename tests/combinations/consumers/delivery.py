@@ -95,6 +95,36 @@ def endless(batches):
         yield from batches
 
 
+def failed_batch(built, rng):
+    """An error in a loader's thread is raised, and takes no step out of an epoch."""
+    legal = built.twin.legal()
+    if not legal:
+        return
+    calls = []
+    failing = int(rng.integers(1 + len(legal) // 3))
+
+    def function(batch):
+        calls.append(1)
+        if len(calls) == 1 + failing:
+            raise ArithmeticError("asked to fail")
+        return batch
+
+    buffer = built.open(
+        transforms=[mr.Apply(function)], sampler=mr.ShuffledSampler(seed=1)
+    )
+    drawn, errors = [], []
+    with mr.ReplayLoader(buffer, 3, num_threads=1) as loader:
+        batches = iter(loader)
+        while len(drawn) < len(legal):
+            try:
+                drawn += assert_delivered(built.twin, next(batches))
+            except ArithmeticError as error:
+                errors.append(str(error))
+                batches = iter(loader)
+    assert sorted(drawn) == legal
+    assert errors == ["asked to fail"] * (failing < -(-len(legal) // 3))
+
+
 def no_threads(built, rng):
     """A loader of 0 threads is refused, and takes nothing."""
     sampler = mr.ShuffledSampler(seed=1)
@@ -184,7 +214,7 @@ def stream(built, rng):
         next(iter(rest))
         again = mr.ReplayStream(buffer, IN_ORDER[name](3), size, 4)
         again.load_state_dict(rest.state_after(1))
-        for batch, expected in zip(again, wanted[1:], strict=False):
+        for batch, expected in zip(again, wanted[1:], strict=True):
             same_batch(batch, expected)
 
 
@@ -374,6 +404,7 @@ CONSUMERS = {
     "ReplayLoader": loader(None),
     "ReplayLoader, 2 threads": loader(2),
     "ReplayLoader, 0 threads": no_threads,
+    "failed batch of a loader": failed_batch,
     "ReplayDataset": dataset(0),
     "ReplayDataset, 2 workers": dataset(2),
     "ReplayStream": stream,

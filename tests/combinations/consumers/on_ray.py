@@ -55,7 +55,7 @@ class Answered:
 
 
 class ForkedShard:
-    """Calls to a shard in a forked process; see `mmreplay.ray.shard_calls.ShardCalls`."""
+    """Calls to a shard in a forked process; see `ShardCalls` of the package."""
 
     def __init__(self, root, key):
         forking = multiprocessing.get_context("fork")

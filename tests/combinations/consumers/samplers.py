@@ -438,6 +438,58 @@ SAMPLERS = {
 """A sampler of each kind by a seed, for consumers that take any."""
 
 
+def stored_uses(built, rng):
+    """Uses are counted in a file by batches that came, and outlive their counter."""
+    legal = built.twin.legal()
+    if not legal or built.path is None:
+        return
+    fails, counts = [], Counter()
+
+    def function(batch):
+        if fails:
+            raise ArithmeticError("asked to fail")
+        return batch
+
+    def opened(seed):
+        counter = mr.UseCounter(2, mr.DistinctSampler(seed=seed), name="counted")
+        return counter, built.open(transforms=[mr.Apply(function)], sampler=counter)
+
+    def check(counter, buffer):
+        env_ids, positions = np.array(legal).T
+        uses = counter.uses(buffer.view, env_ids, positions).tolist()
+        assert uses == [counts[place] for place in legal]
+
+    counter, buffer = opened(1)
+    for number in range(len(legal)):
+        if number % 3 == 1:
+            fails.append(True)
+            with refused(ArithmeticError):
+                buffer.sample(1)
+            fails.clear()
+        counts.update(places_of(buffer.sample(1)))
+        check(counter, buffer)
+    counter.close()
+    again, buffer = opened(2)
+    check(again, buffer)
+    while sum(counts.values()) < 2 * len(legal):
+        counts.update(places_of(buffer.sample(1)))
+    check(again, buffer)
+    assert counts == dict.fromkeys(legal, 2)
+    with refused(mr.EmptyError):
+        buffer.sample(1)
+    again.close()
+
+
+def looks_of(built, buffer):
+    """What a failed draw must leave: the sampler's state, and all counts of uses."""
+    sampler, places = buffer.sampler, built.twin.alive()
+    state = {k: v for k, v in sampler.state_dict().items() if k != "priorities"}
+    uses = []
+    if isinstance(sampler, mr.UseCounter):
+        uses = sampler.uses(buffer.view, *np.array(places).T).tolist()
+    return repr(state), uses
+
+
 def failed_draw(built, rng):
     """A draw that raises leaves samplers and uses as they were."""
     if not built.twin.legal():
@@ -455,8 +507,10 @@ def failed_draw(built, rng):
     for number in range(4):
         if number in (0, 2):
             fails.append(True)
+            before = looks_of(built, failing)
             with refused(ArithmeticError, mr.ReplayError):
                 failing.sample(2)
+            assert looks_of(built, failing) == before, name
             fails.clear()
         try:
             expected = plain.sample(2)
@@ -485,4 +539,5 @@ CONSUMERS = {
     "SequenceSampler": sequence,
     "EpisodeSampler": whole_episodes,
     "failed draw": failed_draw,
+    "stored uses": stored_uses,
 }

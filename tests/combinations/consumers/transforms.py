@@ -224,6 +224,8 @@ def pair_refused(built, one, other):
         return True
     if "WithoutNext" in (first, second):
         return SPECS[one].reads_next or SPECS[other].reads_next
+    if other == "DiscountedReturn with values":
+        return bool(changed & {"reward", *observed(built)})
     if second in ESTIMATES:
         return bool(changed & {"reward"})
     if second == "HER":
