@@ -25,7 +25,6 @@ from typing import Any
 # Tests have no types.
 drawing: Any = import_module("tests.combinations.cases")
 running: Any = import_module("tests.combinations.run")
-mutated: Any = import_module("tests.combinations.mutants")
 
 TOGETHER = 16
 """Cases that a process is given at once."""
@@ -105,6 +104,8 @@ def run_some(cases: Any, names: list[str] | None) -> list[Any]:
 
 def run_mutants(options: argparse.Namespace) -> int:
     """Run mutants, and print a table; return 1 if one survives."""
+    # It keeps the functions of the package that it replaces.
+    mutated: Any = import_module("tests.combinations.mutants")
     survivors, found = 0, mutated.recorded()
     print(f"{'mutant':42} {'noticed by':26} {'seed':>9} {'case':>5}  fault")
     for mutant in mutated.MUTANTS:

@@ -972,13 +972,13 @@ MUTANTS = (
     Mutant(
         "loader out of order",
         "batches of a loader come in another order than their draws",
-        "ReplayLoader, 2 threads",
+        "loader ahead",
         (after(Prefetcher, "_draw", swap_newest),),
     ),
     Mutant(
         "loader state ahead",
         "the state of a loader is that of the batches drawn ahead",
-        "ReplayLoader, 2 threads",
+        "loader ahead",
         (
             (
                 Prefetcher,

@@ -2,6 +2,10 @@
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("safetensors")
+
 from tests.combinations.mutants import MUTANTS, recorded
 from tests.combinations.run import run_case
 

@@ -8,7 +8,10 @@ import numpy as np
 import mmreplay as mr
 from tests.combinations.build import HEAP, VARYING, field_of, places_of, value_of
 from tests.combinations.compare import refused
+from tests.waits import until
 
+AHEAD = 4
+"""Batches that a loader gathers ahead."""
 NEVER = 10**9
 
 
@@ -71,8 +74,9 @@ def closed_loader(built, rng):
     epochs = mr.ShuffledSampler(seed=2)
     for sampler in (counter, epochs):
         buffer, drawn = built.open(sampler=sampler), []
-        with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=4) as batches:
-            for _, batch in zip(range(taken), batches, strict=False):
+        with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=AHEAD) as batches:
+            found = ahead(batches, -(-len(legal) // 2))
+            for _, batch in zip(range(taken), found, strict=False):
                 drawn += places_of(batch)
         if sampler is counter:
             drawn += all_of(buffer, counter)
@@ -80,6 +84,34 @@ def closed_loader(built, rng):
             while sampler.epoch == 0 and sampler.more(buffer.view, 2):
                 drawn += places_of(buffer.sample(2))
         assert Counter(drawn) == dict.fromkeys(legal, 1), type(sampler).__name__
+
+
+def ahead(batches, count):
+    """Iterate over a loader, once as many batches as there may be are gathered."""
+    found = iter(batches)
+    until(lambda: batches._work.num_ready() >= min(AHEAD, count))
+    return found
+
+
+def loader_ahead(built, rng):
+    """Batches gathered ahead come in the order of draws, and are none of the state."""
+    legal = built.twin.legal()
+    buffer = built.open(sampler=mr.ShuffledSampler(seed=1))
+    count = -(-len(legal) // 2)
+    wanted = [places_of(buffer.sample(2)) for _ in range(count)]
+    taken = min(2, count)
+    buffer = built.open(sampler=mr.ShuffledSampler(seed=1))
+    with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=AHEAD) as batches:
+        found = ahead(batches, count)
+        for places in wanted[:taken]:
+            assert places_of(next(found)) == places
+        state = batches.state_dict()
+    again = built.open(sampler=mr.ShuffledSampler(seed=2))
+    with mr.ReplayLoader(again, 2, num_threads=1) as batches:
+        batches.load_state_dict(state)
+        # What is left of the epoch, or the next one where nothing is.
+        for places, batch in zip(wanted[taken:], batches, strict=False):
+            assert places_of(batch) == places
 
 
 def refusals(built, rng):
@@ -212,6 +244,7 @@ CONSUMERS = {
     "mixture with an empty part": empty_part,
     "concat with an empty buffer": empty_buffer,
     "closed loader": closed_loader,
+    "loader ahead": loader_ahead,
     "refusals": refusals,
     "reset rows": reset_rows,
     "kept priorities": kept_priorities,
