@@ -6,6 +6,9 @@ history and so on), builds each buffer through the public calls beside its twin,
 samplers, transforms, loaders, exports and so on look at both. It prints how many pairs
 of values at least three cases had, and each kind of failure once: its simplest case, as
 a script that shows it again. The exit status is 1 if a case failed.
+
+``--mutants`` runs the package with one fault after another instead, and prints by which
+case each is noticed; the exit status is 1 if one survives.
 """
 
 from __future__ import annotations
@@ -43,7 +46,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--keep", action="store_true", help="show failures as found, not shrunk"
     )
+    parser.add_argument(
+        "--mutants", action="store_true",
+        help="run the package with one fault after another, by its recorded case and "
+        "then by as many as --cases",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mutant", action="append", metavar="NAME", help="of those, these alone"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write down by which cases"
+    )
     options = parser.parse_args(arguments)
+    if options.mutants:
+        return run_mutants(options)
     begin = time.monotonic()
     cases = list(drawing.draw_cases(options.cases, options.seed))
     kinds = defaultdict[Any, list[Any]](list)
@@ -84,6 +100,47 @@ def run_some(cases: Any, names: list[str] | None) -> list[Any]:
     """Run cases in this process."""
     failures = (running.run_case(case, names) for case in cases)
     return [failure for failure in failures if failure is not None]
+
+
+def run_mutants(options: argparse.Namespace) -> int:
+    """Run mutants, and print a table; return 1 if one survives."""
+    # It keeps the functions of the package that it replaces.
+    mutated: Any = import_module("tests.combinations.mutants")
+    survivors, found = 0, mutated.recorded()
+    print(f"{'mutant':42} {'noticed by':26} {'seed':>9} {'case':>5}  fault")
+    for mutant in mutated.MUTANTS:
+        if options.mutant and mutant.name not in options.mutant:
+            continue
+        caught = notice(mutant, options.cases, options.seed, options.record)
+        seed, number = ("", "survives")
+        if caught is None:
+            survivors += 1
+        else:
+            found[mutant.name] = caught
+            seed, number = (str(each) for each in divmod(caught.seed, 1_000_000))
+        row = f"{mutant.name:42} {mutant.consumer:26} {seed:>9} {number:>5}"
+        print(f"{row}  {mutant.fault}", flush=True)
+    if options.record:
+        mutated.record(found)
+    return 1 if survivors else 0
+
+
+def notice(mutant: Any, count: int, seed: int, simplify: bool) -> Any:
+    """Return a case that fails with a mutant and passes without; None for none."""
+    names = [mutant.consumer]
+    first = [] if mutant.case is None else [mutant.case]
+    for case in [*first, *drawing.draw_cases(count, seed)]:
+        with mutant.alive():
+            failure = running.run_case(case, names)
+        if failure is None or running.run_case(case, names) is not None:
+            continue
+        if simplify and case not in first:
+            with mutant.alive():
+                case = running.shrunk(failure).case
+            if running.run_case(case, names) is not None:
+                case = failure.case
+        return case
+    return None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.combinations.consumers import (
     on_ray,
     rows,
     samplers,
+    seams,
     shown,
     transforms,
 )
@@ -32,6 +33,7 @@ CONSUMERS = {
     **files.CONSUMERS,
     **shown.CONSUMERS,
     **on_ray.CONSUMERS,
+    **seams.CONSUMERS,
 }
 """By name what looks at the buffer of a case."""
 
@@ -41,7 +43,7 @@ ALWAYS = ("gather_all", "take", "legal_starts", "episode_table")
 OF_HISTORY = delivery.OF_HISTORY
 """Consumers that look at every case of a history, as it is about them."""
 
-RARE = {**delivery.RARE, **on_ray.RARE}
+RARE = {**delivery.RARE, **on_ray.RARE, **seams.RARE}
 """By name of a slow consumer, one of how many cases it looks at."""
 
 TRIES = 60
