@@ -565,6 +565,7 @@ class CommonColumns:
         self._first: Path | None = None
         self._unlike: dict[str, None] = {}
         self._labels: dict[str, bool] = {}
+        self._has_rows = False
 
     def add(self, file: ParquetFile) -> None:
         """Look at another file.
@@ -582,6 +583,12 @@ class CommonColumns:
         if self._first is None:
             self._first, self.types = file.path, own
         self.check(file)
+        if not file.rows:
+            # Of no rows, other programs often write other types.
+            return
+        if not self._has_rows:
+            self._has_rows = True
+            self.types = {name: own[name] for name in self.types}
         for name, kind in own.items():
             before = self.types[name]
             common = _common_type(before, kind)

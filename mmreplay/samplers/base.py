@@ -347,8 +347,12 @@ def declared_traits(sampler: Sampler) -> Traits:
     ours = type(sampler).__module__.startswith("mmreplay.")
     form = ask(sampler, "form")
     if not isinstance(form, str):
-        known = ours and all(part.form == STEPS for part in inner)
-        form = STEPS if known else None
+        forms = {part.form for part in inner}
+        form = forms.pop() if len(forms) == 1 else None
+        # Around single steps it may lay windows.
+        if form in (None, STEPS):
+            known = ours and all(part.form == STEPS for part in inner)
+            form = STEPS if known else None
     # Windows of its parts are its own where all have the same.
     windows = {(part.form, part.window_length, part.first_only) for part in inner}
     _, length, first_only = windows.pop() if len(windows) == 1 else (None, None, ())

@@ -79,7 +79,8 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
         pad: Windows are padded to the longest; else all are equally long.
 
     Raises:
-        SchemaError: Their windows differ, or some are ragged episodes.
+        SchemaError: Their windows differ in length or first_only, or some are ragged
+            episodes.
     """
     windows = [draw.windows for draw in draws if draw.windows is not None]
     if len(draws) == 1:
@@ -97,6 +98,12 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
         raise SchemaError(
             "samplers that share a batch must draw windows of one length, got lengths "
             f"{lengths}. Wrap the mixture in one SequenceSampler instead."
+        )
+    of_first = {tuple(sorted(window.first_only)) for window in windows}
+    if len(of_first) > 1:
+        raise SchemaError(
+            "samplers that share a batch must draw windows of one first_only, got "
+            f"{sorted(map(list, of_first))}. Give all of them the same first_only."
         )
     if pad:
         windows = padded(windows)

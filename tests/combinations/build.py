@@ -141,7 +141,7 @@ def leaves_of(case):
         of_kind = {f"extra/{name}": "vector" for name in names}
     if case.kind == "agents":
         of_kind = {}
-    if case.place == "observation":
+    if case.role == "observation":
         observation = {
             path.replace("extra", "observation", 1): kind
             for path, kind in of_kind.items()
@@ -345,7 +345,7 @@ class Builder:
             expected = [
                 (e, self.twin.envs[e].first + i) for e in envs for i in range(2)
             ]
-            assert places_of(taken) == expected
+            assert indices_of(taken) == expected
             for env_id in envs:
                 self.twin.dequeue(env_id, 2)
 
@@ -398,7 +398,7 @@ def nested(flat):
     return found
 
 
-def places_of(batch):
+def indices_of(batch):
     """(env_id, position) of each step of a batch."""
     return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
 

@@ -20,7 +20,7 @@ class Case:
     autoreset: str
     ends: str
     kind: str
-    place: str
+    role: str
     next_observation: str
     history: str
     seed: int
@@ -56,7 +56,7 @@ DIMENSIONS = {
         "bfloat16",
         "agents",
     ),
-    "place": ("observation", "extra"),  # where the field of that kind is
+    "role": ("observation", "extra"),  # where the field of that kind is
     "next_observation": ("stored", "derived", "absent"),
     "history": (
         "fresh",
@@ -100,11 +100,11 @@ IMPOSSIBLE = (
         "the next row is the final one",
     ),
     (
-        {"kind": ("agents",), "place": ("observation",)},
+        {"kind": ("agents",), "role": ("observation",)},
         "the ends of agents are fields of their own",
     ),
     (
-        {"place": ("observation",), "next_observation": ("absent",)},
+        {"role": ("observation",), "next_observation": ("absent",)},
         "there is no observation",
     ),
     (

@@ -7,30 +7,30 @@ import numpy as np
 import mmreplay as mr
 
 
-def assert_column(name, found, expected):
+def assert_column(name, actual, expected):
     """A column holds the expected values, one by one.
 
     Args:
         name: For the message.
-        found: An array ``[N, ...]``, or `Ragged`.
+        actual: An array ``[N, ...]``, or `Ragged`.
         expected: A list of N values.
     """
-    assert len(found) == len(expected), (name, len(found), len(expected))
+    assert len(actual) == len(expected), (name, len(actual), len(expected))
     if not expected:
         return
-    if isinstance(found, mr.Ragged):
-        flat = flattened(expected) if len(found.shape) > 1 else expected
-        assert_ragged(name, found, flat)
+    if isinstance(actual, mr.Ragged):
+        flat = flattened(expected) if len(actual.shape) > 1 else expected
+        assert_ragged(name, actual, flat)
         return
     want = np.array(expected)
-    assert found.shape == want.shape, (name, found.shape, want.shape)
-    np.testing.assert_array_equal(found, want, err_msg=name)
+    assert actual.shape == want.shape, (name, actual.shape, want.shape)
+    np.testing.assert_array_equal(actual, want, err_msg=name)
 
 
-def assert_ragged(name, found, expected):
-    lengths, offsets = [], np.asarray(found.offsets)
+def assert_ragged(name, actual, expected):
+    lengths, offsets = [], np.asarray(actual.offsets)
     for number, value in enumerate(expected):
-        items = np.asarray(found.values)[offsets[number] : offsets[number + 1]]
+        items = np.asarray(actual.values)[offsets[number] : offsets[number + 1]]
         if isinstance(value, str):
             assert bytes(items.tolist()).decode() == value, (name, number)
         elif isinstance(value, bytes):
@@ -47,11 +47,11 @@ def flattened(rows):
     return [value for row in rows for value in row]
 
 
-def expected_step(twin, place, *, with_next=True):
+def expected_step(twin, index, *, with_next=True):
     """By path what a batch holds of one step."""
-    values = dict(twin.stored(place))
+    values = dict(twin.stored(index))
     if with_next and twin.next_observation == "derived":
-        values |= {f"next_{p}": v for p, v in twin.next_of(place).items()}
+        values |= {f"next_{p}": v for p, v in twin.next_of(index).items()}
     if not with_next:
         values = {p: v for p, v in values.items() if not p.startswith("next_")}
     return values
@@ -116,8 +116,8 @@ def assert_rows(twin, rows):
     assert (
         list(zip(rows.env_ids.tolist(), rows.positions.tolist(), strict=True)) == alive
     )
-    assert rows.fields["final"].tolist() == [twin.row(place).final for place in alive]
-    stored = [twin.stored(place) for place in alive]
+    assert rows.fields["final"].tolist() == [twin.row(index).final for index in alive]
+    stored = [twin.stored(index) for index in alive]
     for path in set().union(*stored):
         # A final observation alone has no other fields.
         known = [number for number, values in enumerate(stored) if path in values]

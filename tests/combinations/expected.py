@@ -21,10 +21,10 @@ class Expected:
         n: Rewards that a transition sums.
         k: Rows up to a step that are read, its own included.
         without_next: Next observations are left out.
-        at_row: Changes of the fields of each row, in order: functions of the place and
+        at_row: Changes of the fields of each row, in order: functions of the index and
             the fields made so far.
         at_next: The same of the next observation, by path of the observation.
-        at_step: Changes of what a batch holds: functions of the place, the last step
+        at_step: Changes of what a batch holds: functions of the index, the last step
             that is folded, and the fields.
         keeping: Whether a step keeps its goal, and with it all of its group.
         keeps_goal: Whether the step that is looked at does.
@@ -46,42 +46,42 @@ class Expected:
 
     # A step.
 
-    def row(self, place, upto=None):
+    def row(self, index, upto=None):
         """Fields of a row, by path."""
-        values = dict(self.twin.stored(place))
+        values = dict(self.twin.stored(index))
         for change in self.at_row[:upto]:
-            values = change(place, values)
+            values = change(index, values)
         return values
 
-    def next_of(self, place, upto=None):
+    def next_of(self, index, upto=None):
         """The next observation of a step, by path of the observation; or None."""
-        values = self.twin.next_of(place)
+        values = self.twin.next_of(index)
         if values is None:
             return None
         for change in self.at_next[:upto]:
-            values = change(place, dict(values))
+            values = change(index, dict(values))
         return values
 
-    def step(self, place, group=None):
+    def step(self, index, group=None):
         """What a batch holds of a step, by path.
 
         Args:
-            place: The step.
+            index: The step.
             group: The steps of its window that are of its episode.
         """
         twin = self.twin
         self.keeps_goal = any(
-            keeps(each) for keeps in self.keeping for each in group or [place]
+            keeps(each) for keeps in self.keeping for each in group or [index]
         )
-        last = place if self.n is None else twin.last_of(place, self.n)
-        values = self.row(place)
+        last = index if self.n is None else twin.last_of(index, self.n)
+        values = self.row(index)
         for path in ("terminated", "truncated"):
             values[path] = self.row(last)[path]
         values = {p: v for p, v in values.items() if not p.startswith("next_")}
         if not self.without_next:
             values |= {f"next_{p}": v for p, v in self.next_of(last).items()}
         for change in self.at_step:
-            values = change(place, last, values)
+            values = change(index, last, values)
         return values
 
     # Transforms.
@@ -89,10 +89,10 @@ class Expected:
     def elementwise(self, paths, change):
         """Change values of fields, and of the next ones of them."""
 
-        def of_row(place, values):
+        def of_row(index, values):
             return {p: change(v) if p in paths else v for p, v in values.items()}
 
-        def of_step(place, last, values):
+        def of_step(index, last, values):
             made = {p: change(values[p]) for p in paths if p in values}
             return values | made
 
@@ -110,23 +110,23 @@ class Expected:
         self.k = max(self.k, k)
         upto, upto_next = len(self.at_row), len(self.at_next)
 
-        def frames(places):
+        def frames(indices):
             return {
-                path: [self.row(each, upto)[path] for each in places] for path in paths
+                path: [self.row(each, upto)[path] for each in indices] for path in paths
             }
 
-        def of_row(place, values):
-            steps = twin.episode_of(place)
-            at = steps.index(place)
+        def of_row(index, values):
+            steps = twin.episode_of(index)
+            at = steps.index(index)
             chosen = [steps[max(0, at - back)] for back in range(k - 1, -1, -1)]
             return values | {p: stacked(v) for p, v in frames(chosen).items()}
 
-        def of_next(place, values):
-            steps = twin.episode_of(place)
-            found = frames(steps[: steps.index(place) + 1])
+        def of_next(index, values):
+            steps = twin.episode_of(index)
+            found = frames(steps[: steps.index(index) + 1])
             stored = twin.next_observation == "stored"
-            if stored or twin.after(place) is not None:
-                following = self.next_of(place, upto_next)
+            if stored or twin.after(index) is not None:
+                following = self.next_of(index, upto_next)
                 found = {p: [*v, following[p]] for p, v in found.items()}
             last = {p: len(v) - 1 for p, v in found.items()}
             return values | {
@@ -152,11 +152,11 @@ class Expected:
                 ]
             )
 
-        def of_row(place, values):
-            steps = twin.episode_of(place)
-            return values | {"action_history": before(steps, steps.index(place))}
+        def of_row(index, values):
+            steps = twin.episode_of(index)
+            return values | {"action_history": before(steps, steps.index(index))}
 
-        def of_step(place, last, values):
+        def of_step(index, last, values):
             if self.without_next or twin.next_observation == "absent":
                 return values
             steps = twin.episode_of(last)
@@ -166,14 +166,14 @@ class Expected:
         self.at_row.append(of_row)
         self.at_step.append(of_step)
 
-    def fold(self, n):
+    def summed(self, n):
         """Sum n rewards."""
         self.n = n
         upto = len(self.at_row)
 
-        def of_step(place, last, values):
-            steps = self.twin.episode_of(place)
-            some = steps[steps.index(place) : steps.index(last) + 1]
+        def of_step(index, last, values):
+            steps = self.twin.episode_of(index)
+            some = steps[steps.index(index) : steps.index(last) + 1]
             rewards = [float(self.row(each, upto)["reward"]) for each in some]
             ended = np.asarray(self.twin.stored(last)["terminated"])
             total = sum(GAMMA**i * reward for i, reward in enumerate(rewards))
@@ -186,8 +186,8 @@ class Expected:
         """Add the discounted return."""
         twin = self.twin
 
-        def of_row(place, values):
-            steps = twin.episode_of(place)
+        def of_row(index, values):
+            steps = twin.episode_of(index)
             last = twin.row(steps[-1])
             tail = 0.0 if last.terminated else None
             if last.truncated and not last.terminated:
@@ -199,7 +199,7 @@ class Expected:
             if tail is None:
                 return values | {"discounted_return": np.nan}
             total = tail
-            for each in reversed(steps[steps.index(place) :]):
+            for each in reversed(steps[steps.index(index) :]):
                 total = float(twin.stored(each)["reward"]) + GAMMA * total
             return values | {"discounted_return": total}
 
@@ -218,11 +218,11 @@ class Expected:
         twin = self.twin
         upto, upto_next = len(self.at_row), len(self.at_next)
 
-        def of(place):
+        def of(index):
             return (
-                critic(self.row(place, upto))
+                critic(self.row(index, upto))
                 if value is None
-                else self.at(place, value)
+                else self.at(index, value)
             )
 
         def next_value(steps, at):
@@ -242,9 +242,9 @@ class Expected:
                 return None
             return float(after.values[value])
 
-        def of_row(place, values):
-            steps = twin.episode_of(place)
-            first, stop = steps.index(place), len(steps)
+        def of_row(index, values):
+            steps = twin.episode_of(index)
+            first, stop = steps.index(index), len(steps)
             stop -= next_value(steps, stop - 1) is None
             total = np.nan
             if horizon is not None:
@@ -262,21 +262,21 @@ class Expected:
             made, advantage = names
             found = {made: total} if made else {}
             if advantage:
-                found[advantage] = total - of(place)
+                found[advantage] = total - of(index)
             return values | found
 
         self.at_row.append(of_row)
 
-    def at(self, place, path):
+    def at(self, index, path):
         """A stored number of a step."""
-        return float(self.twin.stored(place)[path])
+        return float(self.twin.stored(index)[path])
 
     def differences(self, paths):
         """Add what each step changed."""
         upto, upto_next = len(self.at_row), len(self.at_next)
 
-        def of_step(place, last, values):
-            here, then = self.row(place, upto), self.next_of(last, upto_next)
+        def of_step(index, last, values):
+            here, then = self.row(index, upto), self.next_of(last, upto_next)
             made = {
                 f"delta{path.removeprefix('observation')}": (
                     as_numbers(then[path]) - as_numbers(here[path])
@@ -296,28 +296,28 @@ class Expected:
         twin = self.twin
         achieved, desired = "observation/achieved_goal", "observation/desired_goal"
 
-        def after(place):
+        def after(index):
             # A terminated step without a final observation achieved nothing known.
-            if twin.next_observation == "derived" and twin.after(place) is None:
+            if twin.next_observation == "derived" and twin.after(index) is None:
                 return None
-            return twin.next_of(place)[achieved]
+            return twin.next_of(index)[achieved]
 
-        def goal(place):
-            return [g for g in map(after, twin.episode_of(place)) if g is not None][-1]
+        def goal(index):
+            return [g for g in map(after, twin.episode_of(index)) if g is not None][-1]
 
-        def keeps(place):
-            last = place if self.n is None else twin.last_of(place, self.n)
+        def keeps(index):
+            last = index if self.n is None else twin.last_of(index, self.n)
             return after(last) is None
 
-        def of_row(place, values):
-            if self.keeps_goal or after(place) is None:
+        def of_row(index, values):
+            if self.keeps_goal or after(index) is None:
                 return values
-            wanted = goal(place)
-            reward = reward_of(after(place), wanted)
+            wanted = goal(index)
+            reward = reward_of(after(index), wanted)
             return values | {desired: wanted, "reward": reward}
 
-        def of_next(place, values):
-            return values if self.keeps_goal else values | {desired: goal(place)}
+        def of_next(index, values):
+            return values if self.keeps_goal else values | {desired: goal(index)}
 
         self.keeping.append(keeps)
         self.at_row.append(of_row)

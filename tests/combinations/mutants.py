@@ -1,7 +1,7 @@
 """Would the cases notice if a rule were missing where parts of the package meet?
 
 Each mutant is the real code with one fault. `mutants.json` has the case and the
-consumer that notice it, found by ``python -m tools.combinations --mutants --record``.
+consumer that notice it, result by ``python -m tools.combinations --mutants --record``.
 One that survives says that the cases are blind there.
 """
 
@@ -65,7 +65,7 @@ class Mutant:
         name: What the table calls it.
         fault: What is wrong.
         consumer: The one that is to notice it.
-        patches: Object, attribute and what takes its place.
+        patches: Object, attribute and what takes its index.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Mutant:
 
 def recorded():
     """Cases by name of the mutant."""
-    found = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    return {name: Case(**values) for name, values in found.items()}
+    result = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    return {name: Case(**values) for name, values in result.items()}
 
 
-def record(found):
+def record(result):
     """Write down cases by name of the mutant."""
-    values = {name: asdict(found[name]) for name in sorted(found)}
+    values = {name: asdict(result[name]) for name in sorted(result)}
     RECORDED.write_text(json.dumps(values, indent=2) + "\n")
 
 
@@ -121,7 +121,7 @@ def result(owner, name, change):
     return owner, name, faulty
 
 
-def given(owner, name, change):
+def with_arguments(owner, name, change):
     """What a function is given is changed: a function of its positional arguments."""
     real = getattr_static(owner, name)
 
@@ -145,20 +145,20 @@ def keywords(owner, name, change):
 
 def before(owner, name, do):
     """Something is done before a function."""
-    return given(owner, name, lambda *args: (do(*args), args)[1])
+    return with_arguments(owner, name, lambda *args: (do(*args), args)[1])
 
 
 def after(owner, name, do):
     """Something is done after a method of a class."""
-    return result(owner, name, lambda found, *args: (do(*args), found)[1])
+    return result(owner, name, lambda result, *args: (do(*args), result)[1])
 
 
-def gone(owner, name, returned=None):
+def without(owner, name, returned=None):
     """A function does nothing."""
     return owner, name, lambda *_, **__: returned
 
 
-def gone_property(owner, name, change):
+def other_property(owner, name, change):
     """A property is something else."""
     return owner, name, property(change)
 
@@ -181,8 +181,8 @@ def next_across(fields, view, env_ids, positions, *_):
     """Next observations of the next row, whichever episode that is of."""
     paths = tuple(p for p in view.next_paths if p not in view._varying)
     rows = np.minimum(positions + 1, view.span.stop[env_ids] - 1)
-    found = view.read(paths, env_ids, rows) if paths else {}
-    return fields | {view.next_paths[p]: np.asarray(found[p]) for p in paths}
+    result = view.read(paths, env_ids, rows) if paths else {}
+    return fields | {view.next_paths[p]: np.asarray(result[p]) for p in paths}
 
 
 def unresolved(real):
@@ -229,8 +229,8 @@ def always_next(self, outline):
 
 
 def without_flag(flag):
-    def blocks(found, *_):
-        return (replace(each, flags=each.flags & ~np.uint8(flag)) for each in found)
+    def blocks(result, *_):
+        return (replace(each, flags=each.flags & ~np.uint8(flag)) for each in result)
 
     return blocks
 
@@ -280,13 +280,13 @@ def lost_drawn(self, *_):
     self._drawn = np.zeros_like(self._drawn)
 
 
-def shifted(found, *_):
-    env_ids, begins, ends = found
+def shifted(result, *_):
+    env_ids, begins, ends = result
     return env_ids, begins, ends - 1
 
 
-def overlapping(found, *_):
-    env_ids, begins, ends = found
+def overlapping(result, *_):
+    env_ids, begins, ends = result
     return env_ids, np.maximum(begins - 1, 0), ends
 
 
@@ -296,8 +296,8 @@ def fails_for_text(buffer, *_):
 
 
 def uncaught(name, to, check):
-    found = check()
-    several = found if isinstance(found, list | tuple) else [found]
+    result = check()
+    several = result if isinstance(result, list | tuple) else [result]
     return [each for each in several if each is not None]
 
 
@@ -305,8 +305,8 @@ def same_goal_row(self, *_):
     self.source = self.source[0], 0
 
 
-def both_known(found, *_):
-    values, known = found
+def both_known(result, *_):
+    values, known = result
     return values, np.ones_like(known)
 
 
@@ -316,20 +316,20 @@ MUTANTS = (
         "window without the last step",
         "windows lack the last step of a truncated episode",
         "SequenceSampler",
-        (gone_property(GenerationReader, "steps", lambda self: self),),
+        (other_property(GenerationReader, "steps", lambda self: self),),
     ),
     Mutant(
         "episode without the last step",
         "whole episodes lack the last step of a truncated one",
         "EpisodeSampler",
-        (gone_property(GenerationReader, "steps", lambda self: self),),
+        (other_property(GenerationReader, "steps", lambda self: self),),
     ),
     Mutant(
         "length without the last step",
         "lengths of episodes do not count the steps of the batch",
         "episodes by length",
         (
-            given(
+            with_arguments(
                 Filter, "keep", lambda s, i, e, b, stops, u: (s, i, e, b, stops - 1, u)
             ),
         ),
@@ -338,7 +338,7 @@ MUTANTS = (
         "no mask at an unknown end",
         "the mask is true where the next observation is unknown",
         "SequenceSampler",
-        (gone(EpisodeSteps, "transitions"),),
+        (without(EpisodeSteps, "transitions"),),
     ),
     Mutant(
         "ragged episodes without mask",
@@ -362,14 +362,14 @@ MUTANTS = (
         "end before its final row",
         "windows hold a last step whose final row is still to come",
         "SequenceSampler",
-        (gone_property(EpisodeIndex, "whole_at", lambda self: FINAL | END),),
+        (other_property(EpisodeIndex, "whole_at", lambda self: FINAL | END),),
     ),
     Mutant(
         "WithoutNext asks the schema",
         "with WithoutNext, legal starts are those with a next observation",
         "legal_starts",
         (
-            gone_property(
+            other_property(
                 Outline,
                 "derived",
                 lambda self: (
@@ -395,14 +395,14 @@ MUTANTS = (
         "next history without observation",
         "ActionHistory adds a next field where there is no observation",
         "ActionHistory",
-        (given(ActionHistory, "bind", always_next),),
+        (with_arguments(ActionHistory, "bind", always_next),),
     ),
     # A call that fails uses nothing up.
     Mutant(
         "failed draw goes on",
         "a sampler is not put back where a transform fails",
         "failed draw",
-        (gone(GenerationReader, "put_back"),),
+        (without(GenerationReader, "put_back"),),
     ),
     Mutant(
         "failed batch is used",
@@ -414,7 +414,7 @@ MUTANTS = (
         "mixture loses the first part",
         "parts of a mixture are not put back where the last one is empty",
         "mixture with an empty part",
-        ((combine, "all_or_nothing", bare), gone(reader, "put_back")),
+        ((combine, "all_or_nothing", bare), without(reader, "put_back")),
     ),
     Mutant(
         "concat loses the first buffer",
@@ -438,26 +438,26 @@ MUTANTS = (
         "groups over two rings",
         "concat takes samplers between which it cannot divide a batch",
         "refusals",
-        (gone(concatenation, "refuse_undivided"),),
+        (without(concatenation, "refuse_undivided"),),
     ),
     Mutant(
         "counters of one name",
         "two counters of a mixture store into one file",
         "refusals",
-        (gone(combine, "refuse_counts_of_one_name"),),
+        (without(combine, "refuse_counts_of_one_name"),),
     ),
     Mutant(
         "lease of many uses",
         "leases with more than one use are accepted",
         "refusals",
-        (gone(uses, "_refuse_leases_of_many"),),
+        (without(uses, "_refuse_leases_of_many"),),
     ),
     # Values of any length.
     Mutant(
         "older frames of the next field",
         "the older frames of a stored next stack are of the next field",
         "FrameStack",
-        (result(Outline, "sources", lambda found, *_: {p: p for p in found}),),
+        (result(Outline, "sources", lambda result, *_: {p: p for p in result}),),
     ),
     Mutant(
         "references of two fields",
@@ -473,7 +473,7 @@ MUTANTS = (
             result(
                 Appender,
                 "_next_step_rows",
-                lambda found, self: None if self._store.schema.varying else found,
+                lambda result, self: None if self._store.schema.varying else result,
             ),
         ),
     ),
@@ -536,7 +536,7 @@ MUTANTS = (
             keywords(
                 EpisodeIndex,
                 "__init__",
-                lambda found: found | {"after": min(found.get("after") or 0, 1)},
+                lambda result: result | {"after": min(result.get("after") or 0, 1)},
             ),
         ),
     ),
@@ -544,19 +544,19 @@ MUTANTS = (
         "start at the wrap",
         "starts whose stack was overwritten are legal",
         "FrameStack of 3",
-        (keywords(EpisodeIndex, "__init__", lambda found: found | {"before": 0}),),
+        (keywords(EpisodeIndex, "__init__", lambda result: result | {"before": 0}),),
     ),
     Mutant(
         "history over a beginning",
         "a history holds an action of the episode before",
         "ActionHistory",
-        (result(BaseSteps, "first", lambda found, self: np.maximum(found - 1, 0)),),
+        (result(BaseSteps, "first", lambda result, self: np.maximum(result - 1, 0)),),
     ),
     Mutant(
         "newest truncated step",
         "the newest step of a truncated episode is a legal start",
         "legal_starts",
-        (result(EpisodeIndex, "_usable_alone", lambda found, self: found | END),),
+        (result(EpisodeIndex, "_usable_alone", lambda result, self: result | END),),
     ),
     Mutant(
         "truncated step is taken",
@@ -566,7 +566,7 @@ MUTANTS = (
             result(
                 reader,
                 "legal_start_table",
-                lambda found, *_: np.ones_like(found),
+                lambda result, *_: np.ones_like(result),
             ),
         ),
     ),
@@ -578,7 +578,7 @@ MUTANTS = (
             result(
                 GenerationReader,
                 "_forced_truncations",
-                lambda found, *_: np.zeros_like(found),
+                lambda result, *_: np.zeros_like(result),
             ),
         ),
     ),
@@ -586,7 +586,7 @@ MUTANTS = (
         "interruption without a word",
         "an episode goes on over a resume, a clear or an end",
         "episode_table",
-        (gone(EpisodeFlags, "interrupt"),),
+        (without(EpisodeFlags, "interrupt"),),
     ),
     Mutant(
         "all agents are truncated",
@@ -596,7 +596,7 @@ MUTANTS = (
             result(
                 GenerationReader,
                 "_truncated_agents",
-                lambda found, self, fields, path, forced: found | forced[..., None],
+                lambda result, self, fields, path, forced: result | forced[..., None],
             ),
         ),
     ),
@@ -616,7 +616,7 @@ MUTANTS = (
         "resume forgets the rows before",
         "a writer that continues does not look at the newest rows",
         "get_field",
-        (gone(Appender, "_continue_episodes"),),
+        (without(Appender, "_continue_episodes"),),
     ),
     Mutant(
         "next observation across an end of a window",
@@ -629,7 +629,7 @@ MUTANTS = (
         "return_within asks of the episode that ends one step before",
         "episodes by return",
         (
-            given(
+            with_arguments(
                 episode,
                 "_ends_in",
                 lambda known, rows: (known, replace(rows, end=rows.end - 1)),
@@ -650,7 +650,7 @@ MUTANTS = (
             result(
                 _Estimated,
                 "_tails",
-                lambda found, *_: (*found[:2], np.ones_like(found[2])),
+                lambda result, *_: (*result[:2], np.ones_like(result[2])),
             ),
         ),
     ),
@@ -682,8 +682,8 @@ MUTANTS = (
             result(
                 Outline,
                 "sources",
-                lambda found, *_: {
-                    p: source for p, source in found.items() if p == source
+                lambda result, *_: {
+                    p: source for p, source in result.items() if p == source
                 },
             ),
         ),
@@ -693,7 +693,7 @@ MUTANTS = (
         "no guard on text",
         "transforms take fields of any length for arrays",
         "Normalize",
-        (gone(Outline, "refuse_varying"),),
+        (without(Outline, "refuse_varying"),),
     ),
     Mutant(
         "NStep beside WithoutNext",
@@ -705,7 +705,7 @@ MUTANTS = (
         "counter around a hidden epoch",
         "wrappers do not say that a sampler inside has epochs",
         "refusals",
-        (result(uses, "traits_of", lambda found, *_: replace(found, once=False)),),
+        (result(uses, "traits_of", lambda result, *_: replace(result, once=False)),),
     ),
     Mutant(
         "stack of a stack",
@@ -715,7 +715,7 @@ MUTANTS = (
             result(
                 Outline,
                 "changed",
-                lambda found, self, *_: replace(found, changed_by=self.changed_by),
+                lambda result, self, *_: replace(result, changed_by=self.changed_by),
             ),
         ),
     ),
@@ -762,7 +762,7 @@ MUTANTS = (
         "priorities go to the next step of the batch",
         "PrioritizedSampler",
         (
-            given(
+            with_arguments(
                 PriorityBasedSampler,
                 "update_priorities",
                 lambda s, v, env_ids, positions, values, *rest: (
@@ -780,7 +780,7 @@ MUTANTS = (
         "priority of a later start",
         "a step that becomes a legal start has lost its priority",
         "kept priorities",
-        (given(PriorityStore, "update", legal_alone),),
+        (with_arguments(PriorityStore, "update", legal_alone),),
     ),
     Mutant(
         "priorities lost in a state",
@@ -843,7 +843,7 @@ MUTANTS = (
         "the newest steps are those before the newest",
         "RecentSampler",
         (
-            given(
+            with_arguments(
                 recent, "newest", lambda view, counts, edges: (view, counts + 2, edges)
             ),
         ),
@@ -852,13 +852,17 @@ MUTANTS = (
         "earliest by one too few",
         "the oldest row but one too few are left out",
         "ignore_earliest",
-        (given(LaterStarts, "__init__", lambda s, base, count: (s, base, count - 1)),),
+        (
+            with_arguments(
+                LaterStarts, "__init__", lambda s, base, count: (s, base, count - 1)
+            ),
+        ),
     ),
     Mutant(
         "stale by one",
         "rows that are too old by one version are drawn",
         "StalenessSampler",
-        (result(StalenessSampler, "_oldest", lambda found, *_: found - 1),),
+        (result(StalenessSampler, "_oldest", lambda result, *_: result - 1),),
     ),
     Mutant(
         "one use too many",
@@ -876,7 +880,7 @@ MUTANTS = (
         "reservations ignored",
         "two batches in flight have the same use",
         "closed loader",
-        (gone(UseCounter, "_unavailable"),),
+        (without(UseCounter, "_unavailable"),),
     ),
     Mutant(
         "group with an illegal row",
@@ -892,27 +896,27 @@ MUTANTS = (
     ),
     # Rows by value.
     Mutant(
-        "found oldest first",
+        "rows of find oldest first",
         "rows by value come oldest first",
         "find",
         (
             result(
                 GenerationReader,
                 "find_rows",
-                lambda found, *_: tuple(column[::-1] for column in found),
+                lambda result, *_: tuple(column[::-1] for column in result),
             ),
         ),
     ),
     Mutant(
         "final rows by value",
-        "final rows are found by the values that came with them",
+        "final rows are result by the values that came with them",
         "find",
         (
             (
                 GenerationReader,
                 "_read_column",
                 lambda self, path, env_ids, positions: (
-                    lambda found: (found[0][path], found[1])
+                    lambda result: (result[0][path], result[1])
                 )(self.read_rows((path,), env_ids, positions)),
             ),
         ),
@@ -937,7 +941,7 @@ MUTANTS = (
         "steps of several buffers come in an order of their own",
         "concat of 3",
         (
-            given(
+            with_arguments(
                 concatenation,
                 "select_rows",
                 lambda batch, rows, *rest: (batch, np.argsort(rows), *rest),
@@ -948,7 +952,11 @@ MUTANTS = (
         "probability in its own buffer",
         "probabilities of joined buffers are those of each alone",
         "concat of 3",
-        (given(Concat, "_sample", lambda s, n, count, _, by: (s, n, count, 1.0, by)),),
+        (
+            with_arguments(
+                Concat, "_sample", lambda s, n, count, _, by: (s, n, count, 1.0, by)
+            ),
+        ),
     ),
     Mutant(
         "part without a step",
@@ -966,7 +974,7 @@ MUTANTS = (
         "windows of the other part",
         "windows of a part begin anywhere in the buffer",
         "split",
-        (gone_property(SubsetStarts, "steps", lambda self: self.base.steps),),
+        (other_property(SubsetStarts, "steps", lambda self: self.base.steps),),
     ),
     # Loaders, datasets and streams.
     Mutant(
@@ -992,7 +1000,7 @@ MUTANTS = (
         "an item is the one after that asked for",
         "ReplayDataset",
         (
-            given(
+            with_arguments(
                 ReplayDataset,
                 "_at",
                 lambda self, ranks: (self, (ranks + 1) % max(1, len(self))),
@@ -1003,7 +1011,7 @@ MUTANTS = (
         "epoch without its last draw",
         "draws of an epoch end before its last batch",
         "ReplayDataset",
-        (result(Draws, "_draws", lambda found, *_: iter(list(found)[:-1])),),
+        (result(Draws, "_draws", lambda result, *_: iter(list(result)[:-1])),),
     ),
     Mutant(
         "stream of the other rank",
@@ -1040,7 +1048,7 @@ MUTANTS = (
             result(
                 stats,
                 "_columns",
-                lambda found, *_: (*found[:5], np.zeros_like(found[5]), *found[6:]),
+                lambda result, *_: (*result[:5], np.zeros_like(result[5]), *result[6:]),
             ),
         ),
     ),
@@ -1052,8 +1060,8 @@ MUTANTS = (
             result(
                 statistics,
                 "count_starts",
-                lambda found, *_: (
-                    found | {"legal_starts_without_next": found["legal_starts"]}
+                lambda result, *_: (
+                    result | {"legal_starts_without_next": result["legal_starts"]}
                 ),
             ),
         ),

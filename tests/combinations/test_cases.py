@@ -16,19 +16,19 @@ pytest.importorskip("safetensors")
 from tests.combinations import cases, expected, run, twin
 from tests.combinations.cases import DIMENSIONS, IMPOSSIBLE, draw_cases, pairs_of
 
-SEED, CASES, PARTS = 46, 120, 12
+SEED, CASES, MODULES = 46, 120, 12
 DRAWN = list(draw_cases(CASES, SEED))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_buffers_are_what_their_twins_say(part):
-    for case in DRAWN[part::PARTS]:
+@pytest.mark.parametrize("first", range(MODULES))
+def test_buffers_are_what_their_twins_say(first):
+    for case in DRAWN[first::MODULES]:
         failure = run.run_case(case)
         assert failure is None, f"{failure.text}\n{failure.script()}"
 
 
 @pytest.mark.parametrize("module", [twin, expected, cases])
-def test_what_judges_imports_nothing_of_the_package(module):
+def test_the_twin_imports_nothing_of_the_package(module):
     tree = ast.parse(Path(module.__file__).read_text())
     imported = set()
     for node in ast.walk(tree):

@@ -187,18 +187,18 @@ class Twin:
             for position in range(env.first, len(env.rows))
         ]
 
-    def row(self, place):
+    def row(self, index):
         """The row at (env_id, position)."""
-        env_id, position = place
+        env_id, position = index
         return self.envs[env_id].rows[position]
 
-    def stored(self, place):
+    def stored(self, index):
         """Values of a row as they are read.
 
         A final row has no ends, though agents keep the values that came with it. One
         that was made of a final observation has nothing else that means anything.
         """
-        row = self.row(place)
+        row = self.row(index)
         values = dict(row.values)
         if row.final:
             # Nor does it have values of any length but of the observation.
@@ -210,10 +210,10 @@ class Twin:
         if row.final and self.agents is None and "terminated" in values:
             values.update(terminated=False, truncated=False)
         elif not row.final and row.truncated and not self._ends(values)[1]:
-            values["truncated"] = self._cut(values)
+            values["truncated"] = self._drop(values)
         return values
 
-    def _cut(self, values):
+    def _drop(self, values):
         if self.agents is None:
             return True
         # Whoever terminated is over: the others are truncated.
@@ -221,27 +221,27 @@ class Twin:
 
     def steps(self):
         """(env_id, position) of every row that is a step."""
-        return [place for place in self.alive() if not self.row(place).final]
+        return [index for index in self.alive() if not self.row(index).final]
 
-    def after(self, place):
+    def after(self, index):
         """The next row of the same episode, or None."""
-        env_id, position = place
+        env_id, position = index
         rows = self.envs[env_id].rows
         if position + 1 == len(rows):
             return None
         following = rows[position + 1]
         return following if following.episode == rows[position].episode else None
 
-    def next_of(self, place):
+    def next_of(self, index):
         """The next observation of a step, by path, or None where it is not known."""
-        row = self.row(place)
+        row = self.row(index)
         if self.next_observation == "absent":
             return {}
         if self.next_observation == "stored":
             return {p: row.values[f"next_{p}"] for p in self.observations}
-        following = self.after(place)
+        following = self.after(index)
         if following is None:
-            env_id, position = place
+            env_id, position = index
             waits = self.next_step and position + 1 == len(self.envs[env_id].rows)
             if not row.terminated or waits:
                 return NOT_KNOWN
@@ -251,15 +251,15 @@ class Twin:
     # Episodes.
 
     def episodes(self):
-        """Lists of the places of each episode's steps, by environment, oldest first."""
+        """Indices of each episode's steps, by environment, oldest first."""
         found = {}
-        for place in self.steps():
-            found.setdefault((place[0], self.row(place).episode), []).append(place)
+        for index in self.steps():
+            found.setdefault((index[0], self.row(index).episode), []).append(index)
         return list(found.values())
 
-    def episode_of(self, place):
+    def episode_of(self, index):
         """The episode that a step is in."""
-        return next(steps for steps in self.episodes() if place in steps)
+        return next(steps for steps in self.episodes() if index in steps)
 
     def headless(self, steps):
         """Whether the first steps of an episode are gone."""
@@ -296,7 +296,7 @@ class Twin:
 
     def total(self, steps):
         """Sum of an episode's rewards."""
-        return sum(float(self.row(place).values["reward"]) for place in steps)
+        return sum(float(self.row(index).values["reward"]) for index in steps)
 
     # Draws.
 
@@ -309,25 +309,25 @@ class Twin:
             without_next: Whether next observations are left out.
         """
         return [
-            place
-            for place in self.steps()
-            if self._begun(place, k) and self._folds(place, n, without_next)
+            index
+            for index in self.steps()
+            if self._begun(index, k) and self._num_folded(index, n, without_next)
         ]
 
-    def _begun(self, place, k):
-        steps = self.episode_of(place)
-        return not self.headless(steps) or steps.index(place) >= k - 1
+    def _begun(self, index, k):
+        steps = self.episode_of(index)
+        return not self.headless(steps) or steps.index(index) >= k - 1
 
-    def _folds(self, place, n, without_next):
-        last = self.last_of(place, n)
+    def _num_folded(self, index, n, without_next):
+        last = self.last_of(index, n)
         if last is None:
             return False
         return without_next or self.next_of(last) is not NOT_KNOWN
 
-    def last_of(self, place, n):
+    def last_of(self, index, n):
         """The last step that an n-step transition sums; None where it is not there."""
-        steps = self.episode_of(place)
-        rest = steps[steps.index(place) :]
+        steps = self.episode_of(index)
+        rest = steps[steps.index(index) :]
         if len(rest) >= n:
             return rest[n - 1]
         last = self.row(rest[-1])
@@ -337,10 +337,10 @@ class Twin:
             return rest[-1]
         return None
 
-    def n_step(self, place, n, gamma):
+    def n_step(self, index, n, gamma):
         """Reward, discount by agent, last step of an n-step transition."""
-        steps = self.episode_of(place)
-        first, last = steps.index(place), steps.index(self.last_of(place, n))
+        steps = self.episode_of(index)
+        first, last = steps.index(index), steps.index(self.last_of(index, n))
         rewards = [float(self.row(s).values["reward"]) for s in steps[first : last + 1]]
         reward = sum(gamma**i * r for i, r in enumerate(rewards))
         ended = self.stored(steps[last])["terminated"]
@@ -349,17 +349,17 @@ class Twin:
             return reward, power * (not ended), steps[last]
         return reward, [power * (not each) for each in ended], steps[last]
 
-    def stack(self, place, k, path):
+    def stack(self, index, k, path):
         """The last k values of an observation, the episode's first one repeated."""
-        steps = self.episode_of(place)
-        at = steps.index(place)
+        steps = self.episode_of(index)
+        at = steps.index(index)
         chosen = [steps[max(0, at - back)] for back in range(k - 1, -1, -1)]
         return [self.row(each).values[path] for each in chosen]
 
-    def next_stack(self, place, k, path, n=1):
+    def next_stack(self, index, k, path, n=1):
         """The same of the observation after the n-step transition's last step."""
-        last = self.last_of(place, n)
-        steps = self.episode_of(place)
+        last = self.last_of(index, n)
+        steps = self.episode_of(index)
         frames = [
             self.row(each).values[path] for each in steps[: steps.index(last) + 1]
         ]
@@ -369,22 +369,22 @@ class Twin:
         at = len(frames) - 1
         return [frames[max(0, at - back)] for back in range(k - 1, -1, -1)]
 
-    def history(self, place, k, path):
+    def history(self, index, k, path):
         """The k values before a step in its episode; None where there was none."""
-        steps = self.episode_of(place)
-        at = steps.index(place)
+        steps = self.episode_of(index)
+        at = steps.index(index)
         return [
             self.row(steps[at - back]).values[path] if at >= back else None
             for back in range(k, 0, -1)
         ]
 
-    def discounted_return(self, place, gamma):
+    def discounted_return(self, index, gamma):
         """The return to the episode's end; None where it is not known."""
-        steps = self.episode_of(place)
+        steps = self.episode_of(index)
         last = self.row(steps[-1])
         if not last.terminated:
             return None
-        rest = steps[steps.index(place) :]
+        rest = steps[steps.index(index) :]
         rewards = [float(self.row(each).values["reward"]) for each in rest]
         return sum(gamma**i * reward for i, reward in enumerate(rewards))
 
@@ -413,18 +413,18 @@ class Twin:
             inside = [0 <= column < len(steps) for column in columns]
             if boundary != "pad" and not all(inside):
                 continue
-            places = [steps[min(max(c, 0), len(steps) - 1)] for c in columns]
-            first = places[0] if boundary == "episode" else start
+            indices = [steps[min(max(c, 0), len(steps) - 1)] for c in columns]
+            first = indices[0] if boundary == "episode" else start
             if start[1] % stride and not self.begins(first):
                 continue
-            pairs = list(zip(inside, places, strict=True))
-            mask = [there and place in legal for there, place in pairs]
-            is_first = [there and self.begins(place) for there, place in pairs]
-            found[start] = (places, mask, is_first)
+            pairs = list(zip(inside, indices, strict=True))
+            mask = [there and index in legal for there, index in pairs]
+            is_first = [there and self.begins(index) for there, index in pairs]
+            found[start] = (indices, mask, is_first)
         return found
 
-    def begins(self, place):
-        env_id, position = place
+    def begins(self, index):
+        env_id, position = index
         rows = self.envs[env_id].rows
         return position == 0 or rows[position - 1].episode != rows[position].episode
 
@@ -438,7 +438,7 @@ class Twin:
                 continue
             if self.waits(steps) and not running:
                 continue
-            held = [place for place in steps if place in every]
+            held = [index for index in steps if index in every]
             if held:
-                found.append((held, [place in legal for place in held]))
+                found.append((held, [index in legal for index in held]))
         return found

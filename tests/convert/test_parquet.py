@@ -387,6 +387,33 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
         mr.load(tmp_path / "d", tmp_path / "other")
 
 
+@pytest.mark.parametrize("order", ["rows first", "none first"])
+@pytest.mark.parametrize(
+    ("empty", "values"),
+    [
+        (pa.int8(), pa.array([True, False])),
+        (pa.string(), pa.array([1, 2], pa.int32())),
+        (pa.float64(), pa.array([(1 << 53) + 1, 2])),
+        (pa.list_(pa.int8()), pa.array([0.5, 1.5])),
+    ],
+)
+def test_the_types_of_a_file_of_no_rows_count_for_nothing(
+    tmp_path, empty, values, order
+):
+    names = ["part-0.parquet", "part-1.parquet"]
+    if order == "none first":
+        names.reverse()
+    write(
+        tmp_path / "d" / names[0], x=values, reward=pa.array([1.0, 2.0], pa.float32())
+    )
+    write(tmp_path / "d" / names[1], x=pa.array([], empty), reward=pa.nulls(0))
+    assert load(tmp_path / "d").rows == 2
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.fields["x"].dtype == values.to_numpy(False).dtype.name
+        assert target.schema.fields["reward"].dtype == "float32"
+        assert target.gather_all()["x"].tolist() == values.to_pylist()
+
+
 TWO_TYPES = {
     "integers": (pa.array([1, -2], pa.int8()), pa.array([3, 4], pa.int64()), "int64"),
     "signs": (pa.array([1, 255], pa.uint8()), pa.array([-3, 4], pa.int16()), "int16"),
@@ -395,7 +422,6 @@ TWO_TYPES = {
         "float64",
     ),
     "pandas": (pa.array([1, 2]), pa.array([0.5, 3.0]), "float64"),
-    "nothing": (pa.nulls(0), pa.array([7, 8], pa.int32()), "int32"),
     "lists": (
         pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), pa.array([[3.0, 4.0]]),
         "float64",

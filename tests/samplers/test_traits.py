@@ -210,6 +210,54 @@ def test_windows_share_a_batch_with_windows_of_one_shape_alone(name):
         mixed(windows(), make())
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        windows, mr.EpisodeSampler, lambda: mr.EpisodeSampler(layout="ragged"),
+        lambda: mr.GroupSampler("version"),
+    ],
+)  # fmt: skip
+def test_what_a_part_draws_is_what_its_wrapper_draws(part):
+    wrapper = Bare(part())
+    assert traits_of(wrapper).form == traits_of(part()).form
+    with pytest.raises(SchemaError, match="must draw single steps"):
+        mr.SequenceSampler(2, wrapper)
+    with pytest.raises(SchemaError, match="samplers that share a batch must"):
+        mixed(mr.UniformSampler(0), wrapper)
+    # Around single steps it may lay windows.
+    assert traits_of(Bare(mr.UniformSampler())).form is None
+
+
+class Silent(Bare):
+    """A wrapper of a user, of which nothing is known before it draws."""
+
+    def __init__(self, part):
+        self.inner = part
+
+    def draw(self, view, batch_size):
+        return self.inner.draw(view, batch_size)
+
+    def state_dict(self):
+        return {"kind": "Silent", "part": self.inner.state_dict()}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["part"])
+
+
+def test_windows_of_another_first_only_are_in_no_batch():
+    first, second = windows(first_only=["uid"]), windows(first_only=["version"])
+    with pytest.raises(SchemaError, match="Give all of them the same first_only"):
+        mixed(Bare(first), Bare(second))
+    sampler = mixed(Silent(first), Silent(second))
+    state = sampler.state_dict()
+    with pytest.raises(
+        SchemaError,
+        match=r"windows of one first_only, got \[\['uid'\], \['version'\]\]",
+    ):
+        made(sampler).sample(4)
+    assert sampler.state_dict() == state
+
+
 def test_windows_of_one_shape_share_a_batch():
     one = windows(first_only=["uid", "version"])
     two = windows(mr.DistinctSampler(3), first_only=("version", "uid"), boundary="any")

@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 import mmreplay as mr
-from tests.combinations.build import build, places_of
+from tests.combinations.build import build, indices_of
 from tests.combinations.compare import (
     assert_column,
     assert_refusal,
@@ -37,11 +37,11 @@ def of_case(built, rng, sampler):
 
 
 def assert_delivered(twin, batch, with_next=True):
-    """The steps of a batch of arrays or tensors hold their values; return places."""
-    places = places_of(batch)
+    """The steps of a batch of arrays or tensors hold their values; return indices."""
+    indices = indices_of(batch)
     fields = {path: as_arrays(column) for path, column in batch.fields.items()}
-    assert_steps(fields, [expected_step(twin, place) for place in places])
-    return places
+    assert_steps(fields, [expected_step(twin, index) for index in indices])
+    return indices
 
 
 def as_arrays(column):
@@ -165,7 +165,7 @@ def dataset(num_workers):
         assert_item(data[number], expected_step(twin, legal[number]))
         by_rank = DataLoader(data, batch_size=3, collate_fn=mr.collate)
         items = next(iter(by_rank))
-        steps = [expected_step(twin, place) for place in legal[:3]]
+        steps = [expected_step(twin, index) for index in legal[:3]]
         for path in steps[0]:
             column = as_arrays(at_path(items, path))
             assert_column(path, column, [step[path] for step in steps])
@@ -205,10 +205,10 @@ def stream(built, rng):
         for batch, expected in zip(found, wanted, strict=True):
             same_batch(batch, expected)
         for rank in range(2):
-            part = mr.ReplayStream(
+            split = mr.ReplayStream(
                 buffer, IN_ORDER[name](3), size, 2, rank=rank, num_ranks=2
             )
-            for batch, expected in zip(part, wanted[rank::2], strict=True):
+            for batch, expected in zip(split, wanted[rank::2], strict=True):
                 same_batch(batch, expected)
         rest = mr.ReplayStream(buffer, IN_ORDER[name](3), size, 4)
         next(iter(rest))
@@ -277,16 +277,16 @@ def concat(count):
                 both.sample(3)
             return
         batch = both.sample(9)
-        places = check_joined(twins, batch)
+        indices = check_joined(twins, batch)
         np.testing.assert_allclose(batch.probabilities, 1 / total, rtol=1e-6)
-        assert all(place in legal[number] for number, place in places)
+        assert all(index in legal[number] for number, index in indices)
         state = both.state_dict()
         expected = [both.sample(4) for _ in range(2)]
         again = joined(5)
         again.load_state_dict(state)
         for one in expected:
             same_batch(again.sample(4), one)
-        chosen = places[::-1]
+        chosen = indices[::-1]
         columns = [[n for n, _ in chosen], *zip(*[p for _, p in chosen], strict=True)]
         taken = both.take(*map(np.array, columns))
         assert check_joined(twins, taken) == chosen
@@ -307,12 +307,12 @@ def concat(count):
 
 
 def check_joined(twins, batch):
-    """Steps of a joined batch hold their values; return (buffer, place) of each."""
+    """Steps of a joined batch hold their values; return (buffer, index) of each."""
     ids = batch.buffer_ids.tolist()
-    places = list(zip(ids, places_of(batch), strict=True))
-    steps = [expected_step(twins[number], place) for number, place in places]
+    indices = list(zip(ids, indices_of(batch), strict=True))
+    steps = [expected_step(twins[number], index) for number, index in indices]
     assert_steps({p: as_arrays(a) for p, a in batch.fields.items()}, steps)
-    return places
+    return indices
 
 
 def split(built, rng):
@@ -329,46 +329,48 @@ def split(built, rng):
             continue
         parts = mr.split(buffer, [0.6, 0.4], by=by, seed=3)
         drawn = []
-        for part in parts:
-            mine = steps_of(part, twin)
+        for split in parts:
+            mine = steps_of(split, twin)
             if by == "episode":
                 together = [set(steps) for steps in units]
                 assert all(s <= mine or not s & mine for s in together)
             drawn += mine
-            copy = type(part).from_state(pickle.loads(pickle.dumps(part.state_dict())))
-            check_part(buffer, copy, mine & legal)
+            copy = type(split).from_state(
+                pickle.loads(pickle.dumps(split.state_dict()))
+            )
+            check_split(buffer, copy, mine & legal)
             if by == "episode":
-                check_windows_of_part(built, buffer, copy, mine)
+                check_windows_of_split(built, buffer, copy, mine)
         assert sorted(drawn) == twin.steps()
 
 
-def steps_of(part, twin):
-    """Steps within the ranges of a part."""
+def steps_of(split, twin):
+    """Steps within the ranges of a split."""
     ranges = zip(
-        part.env_ids.tolist(), part.begins.tolist(), part.ends.tolist(), strict=True
+        split.env_ids.tolist(), split.begins.tolist(), split.ends.tolist(), strict=True
     )
     rows = {(e, p) for e, begin, end in ranges for p in range(begin, end)}
     return rows & set(twin.steps())
 
 
-def check_part(buffer, part, legal):
-    """An epoch of a part has each of its legal starts once."""
-    sampler = part.sampler(mr.ShuffledSampler(seed=1))
+def check_split(buffer, split, legal):
+    """An epoch of a split has each of its legal starts once."""
+    sampler = split.sampler(mr.ShuffledSampler(seed=1))
     if not legal:
         with refused(mr.EmptyError):
             buffer.sample_by(sampler, 2)
         return
     drawn = []
     while len(drawn) < len(legal):
-        drawn += places_of(buffer.sample_by(sampler, 3))
+        drawn += indices_of(buffer.sample_by(sampler, 3))
     assert sorted(drawn) == sorted(legal)
 
 
-def check_windows_of_part(built, buffer, part, mine):
-    """Windows of a part hold its steps alone."""
+def check_windows_of_split(built, buffer, split, mine):
+    """Windows of a split hold its steps alone."""
     expected = built.twin.windows(2, "pad")
-    starts = {place for place in expected if place in mine}
-    sampler = part.sampler(
+    starts = {index for index in expected if index in mine}
+    sampler = split.sampler(
         mr.SequenceSampler(2, mr.UniformSampler(seed=1), boundary="pad")
     )
     if not starts:
@@ -376,7 +378,7 @@ def check_windows_of_part(built, buffer, part, mine):
             buffer.sample_by(sampler, 2)
         return
     draw = sampler.draw(buffer.view, 20 * len(starts))
-    assert set(places_of(draw)) == starts
+    assert set(indices_of(draw)) == starts
 
 
 def resumed(built, rng):

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import mmreplay as mr
-from tests.combinations.build import places_of
+from tests.combinations.build import indices_of
 from tests.combinations.compare import assert_steps, expected_step
 from tests.combinations.consumers.delivery import as_arrays, others
 
@@ -138,9 +138,9 @@ def check_batch(twins, legal, batch, rings):
     """Steps of a batch are legal starts of their rings, with all their values."""
     numbers = [int(ring.rpartition("-")[2]) for ring in rings]
     ids = [numbers[number] for number in batch.buffer_ids.tolist()]
-    places = places_of(batch)
-    assert all(place in legal[n] for n, place in zip(ids, places, strict=True))
-    steps = [expected_step(twins[n], p) for n, p in zip(ids, places, strict=True)]
+    indices = indices_of(batch)
+    assert all(index in legal[n] for n, index in zip(ids, indices, strict=True))
+    steps = [expected_step(twins[n], p) for n, p in zip(ids, indices, strict=True)]
     assert_steps({p: as_arrays(a) for p, a in batch.fields.items()}, steps)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay.episodes import FINAL, START
-from tests.combinations.build import nested, places_of, stacked
+from tests.combinations.build import indices_of, nested, stacked
 from tests.combinations.compare import (
     assert_column,
     assert_rows,
@@ -42,13 +42,13 @@ def take(built, rng):
     if legal:
         chosen = [legal[i] for i in rng.permutation(len(legal))]
         batch = buffer.take(*np.array(chosen).T)
-        assert places_of(batch) == chosen
-        assert_steps(batch.fields, [expected_step(twin, place) for place in chosen])
-    others = [place for place in twin.alive() if place not in set(legal)]
+        assert indices_of(batch) == chosen
+        assert_steps(batch.fields, [expected_step(twin, index) for index in chosen])
+    others = [index for index in twin.alive() if index not in set(legal)]
     gone = [(e, env.first - 1) for e, env in enumerate(twin.envs) if env.first]
-    for place in [*others[:2], *gone[:1]]:
+    for index in [*others[:2], *gone[:1]]:
         with refused(mr.StaleError):
-            buffer.take([place[0]], [place[1]])
+            buffer.take([index[0]], [index[1]])
 
 
 def get_field(built, rng):
@@ -60,7 +60,7 @@ def get_field(built, rng):
     chosen = [alive[i] for i in rng.integers(len(alive), size=7)]
     env_ids, positions = np.array(chosen).T
     for path in buffer.schema.paths:
-        known = [i for i, place in enumerate(chosen) if path in twin.stored(place)]
+        known = [i for i, index in enumerate(chosen) if path in twin.stored(index)]
         if known:
             column = buffer.get_field(path, env_ids[known], positions[known])
             expected = [twin.stored(chosen[i])[path] for i in known]
@@ -75,14 +75,14 @@ def find(built, rng):
     twin, buffer = built.twin, built.buffer
     steps = twin.steps()
     for path in ("uid", "group"):
-        values = {int(twin.row(place).values[path]) for place in steps} | {10_000}
+        values = {int(twin.row(index).values[path]) for index in steps} | {10_000}
         for value in sorted(values)[-3:]:
             found = buffer.find(path, value)
-            places = list(zip(*(column.tolist() for column in found), strict=True))
+            indices = list(zip(*(column.tolist() for column in found), strict=True))
             expected = [p for p in steps if twin.row(p).values[path] == value]
-            assert sorted(places) == expected, (path, value)
-            numbers = [twin.row(place).values["uid"] for place in places]
-            mine = {e: [p for f, p in places if f == e] for e, _ in places}
+            assert sorted(indices) == expected, (path, value)
+            numbers = [twin.row(index).values["uid"] for index in indices]
+            mine = {e: [p for f, p in indices if f == e] for e, _ in indices}
             assert all(p == sorted(p, reverse=True) for p in mine.values()), numbers
 
 
@@ -106,7 +106,7 @@ def stats(built, rng):
     steps, moments = twin.steps(), mr.field_moments(buffer)
     assert len(buffer) == len(steps)
     for path in buffer.schema.paths:
-        values = [numbers(built, path, twin.stored(place)[path]) for place in steps]
+        values = [numbers(built, path, twin.stored(index)[path]) for index in steps]
         flat = np.concatenate([np.zeros(0), *values])
         assert moments[path].count == flat.size, path
         if flat.size:
@@ -133,10 +133,10 @@ def write_field(built, rng):
     steps = twin.steps()
     if built.fields.get("extra") != "mutable" or not buffer.writable or not steps:
         return
-    place = steps[int(rng.integers(len(steps)))]
+    index = steps[int(rng.integers(len(steps)))]
     value = np.array([-1.0, 0.25], np.float32)
-    buffer.write_field("extra", [place[0]], [place[1]], value[None])
-    twin.row(place).values["extra"] = value
+    buffer.write_field("extra", [index[0]], [index[1]], value[None])
+    twin.row(index).values["extra"] = value
     built.changes += 1
     assert_rows(twin, buffer.gather_all())
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 import mmreplay as mr
-from tests.combinations.build import places_of
+from tests.combinations.build import indices_of
 from tests.combinations.compare import (
     assert_column,
     assert_steps,
@@ -28,10 +28,10 @@ def sample_by(built, sampler, size):
 def assert_legal(built, batch, among=None):
     """The steps of a batch are legal starts, and their values those stored."""
     legal = built.twin.legal() if among is None else among
-    places = places_of(batch)
-    assert set(places) <= set(legal), set(places) - set(legal)
-    assert_steps(batch.fields, [expected_step(built.twin, p) for p in places])
-    return places
+    indices = indices_of(batch)
+    assert set(indices) <= set(legal), set(indices) - set(legal)
+    assert_steps(batch.fields, [expected_step(built.twin, p) for p in indices])
+    return indices
 
 
 def assert_resumes(built, make, size=3):
@@ -59,7 +59,7 @@ def uniform(built, rng):
         assert (batch.weights == 1).all()
     # The chance to miss a start is below 1e-10.
     draw = mr.UniformSampler(seed=4).draw(built.buffer.view, 30 * len(legal))
-    assert set(places_of(draw)) == set(legal)
+    assert set(indices_of(draw)) == set(legal)
     assert_resumes(built, lambda seed: mr.UniformSampler(seed=seed))
 
 
@@ -73,14 +73,14 @@ def shuffled(built, rng):
     for options in ({}, {"block": 3}, {"shuffle": False}, {"batches": 2}):
         sampler, drawn = mr.ShuffledSampler(seed=5, **options), []
         while sampler.epoch == 0 and sampler.more(view, 4):
-            drawn += places_of(sampler.draw(view, 4))
+            drawn += indices_of(sampler.draw(view, 4))
         assert sorted(drawn) == legal, options
     shares = []
     for rank in range(2):
         sampler = mr.ShuffledSampler(seed=5, rank=rank, num_ranks=2)
         try:
             while sampler.epoch == 0 and sampler.more(view, 4):
-                shares += places_of(sampler.draw(view, 4))
+                shares += indices_of(sampler.draw(view, 4))
         except mr.EmptyError:
             assert len(legal) < 2
     assert set(shares) <= set(legal)
@@ -93,10 +93,10 @@ def distinct(built, rng):
     legal = built.twin.legal()
     batch = sample_by(built, mr.DistinctSampler(seed=2), max(1, len(legal) // 2))
     if batch is not None:
-        places = assert_legal(built, batch)
-        assert len(set(places)) == len(places)
+        indices = assert_legal(built, batch)
+        assert len(set(indices)) == len(indices)
         everything = built.buffer.sample_by(mr.DistinctSampler(seed=2), len(legal))
-        assert sorted(places_of(everything)) == legal
+        assert sorted(indices_of(everything)) == legal
         assert_resumes(built, lambda seed: mr.DistinctSampler(seed=seed), 1)
 
 
@@ -107,19 +107,19 @@ def prioritized(built, rng):
     batch = sample_by(built, sampler, 6)
     if batch is None:
         return
-    places = assert_legal(built, batch)
+    indices = assert_legal(built, batch)
     np.testing.assert_allclose(batch.probabilities, 1 / len(legal), rtol=1e-6)
     priorities = dict.fromkeys(legal, 1.0)
-    values = rng.integers(1, 9, len(places)).astype(np.float64)
+    values = rng.integers(1, 9, len(indices)).astype(np.float64)
     view = built.buffer.view
     dropped = sampler.update_priorities(view, batch.env_ids, batch.positions, values)
     assert dropped == 0
-    priorities |= dict(zip(places, values.tolist(), strict=True))
-    masses = {place: value + 1e-6 for place, value in priorities.items()}
+    priorities |= dict(zip(indices, values.tolist(), strict=True))
+    masses = {index: value + 1e-6 for index, value in priorities.items()}
     total = sum(masses.values())
     batch = built.buffer.sample_by(sampler, 8)
-    places = assert_legal(built, batch)
-    expected = np.array([masses[place] / total for place in places])
+    indices = assert_legal(built, batch)
+    expected = np.array([masses[index] / total for index in indices])
     # Masses have 24 significant bits.
     np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-6)
     weights = 1 / (len(legal) * expected)
@@ -148,7 +148,7 @@ def prioritized_none(built, rng):
     values[chosen] = 2.0
     sampler.update_priorities(view, env_ids, positions, values)
     batch = built.buffer.sample_by(sampler, 9)
-    assert set(places_of(batch)) == {legal[chosen]}
+    assert set(indices_of(batch)) == {legal[chosen]}
     assert (batch.probabilities == 1).all()
 
 
@@ -167,8 +167,8 @@ def stratified(built, rng):
     size = 3 * built.case.num_envs
     batch = sample_by(built, mr.StratifiedSampler(seed=1), size)
     if batch is not None:
-        places = assert_legal(built, batch)
-        counts = Counter(env_id for env_id, _ in places)
+        indices = assert_legal(built, batch)
+        counts = Counter(env_id for env_id, _ in indices)
         envs = {env_id for env_id, _ in built.twin.legal()}
         assert set(counts) == envs
         assert max(counts.values()) - min(counts.values()) <= 1
@@ -181,13 +181,13 @@ def recent(built, rng):
     sampler = mr.RecentSampler(2, 0.5, mr.UniformSampler(seed=1), seed=2)
     batch = sample_by(built, sampler, 6)
     if batch is not None:
-        places = assert_legal(built, batch)
+        indices = assert_legal(built, batch)
         newest = {
-            place for e, _ in legal for place in [p for p in legal if p[0] == e][-2:]
+            index for e, _ in legal for index in [p for p in legal if p[0] == e][-2:]
         }
         # Where they are few, all are drawn by the other sampler.
         if 0.5 * len(legal) / built.case.num_envs > 2:
-            assert set(places[:3]) <= newest
+            assert set(indices[:3]) <= newest
         assert_resumes(
             built, lambda s: mr.RecentSampler(2, 0.5, mr.UniformSampler(s), seed=s)
         )
@@ -210,19 +210,19 @@ def ignore_earliest(built, rng):
             built.buffer.sample_by(sampler, 3)
         return
     batch = built.buffer.sample_by(sampler, 30 * len(kept))
-    assert set(places_of(batch)) == set(kept)
+    assert set(indices_of(batch)) == set(kept)
 
 
 def groups(built, rng):
     """Whole groups: all rows of a value are legal starts."""
     twin = built.twin
     legal, members = set(twin.legal()), {}
-    for place in twin.steps():
-        members.setdefault(int(twin.row(place).values["group"]), []).append(place)
+    for index in twin.steps():
+        members.setdefault(int(twin.row(index).values["group"]), []).append(index)
     whole = {
-        value: places
-        for value, places in members.items()
-        if len(places) == 3 and legal.issuperset(places)
+        value: indices
+        for value, indices in members.items()
+        if len(indices) == 3 and legal.issuperset(indices)
     }
     sampler = mr.GroupSampler("group", rows=3, seed=1)
     if not whole:
@@ -231,12 +231,14 @@ def groups(built, rng):
         return
     batch = built.buffer.sample_by(sampler, len(whole))
     drawn = [
-        sorted(places_of(batch)[first:stop])
+        sorted(indices_of(batch)[first:stop])
         for first, stop in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
     ]
     assert sorted(drawn) == sorted(whole.values())
     assert_column(
-        "group", batch["group"], [twin.row(p).values["group"] for p in places_of(batch)]
+        "group",
+        batch["group"],
+        [twin.row(p).values["group"] for p in indices_of(batch)],
     )
 
 
@@ -251,7 +253,7 @@ def staleness(built, rng):
             built.buffer.sample_by(sampler, 2)
         return
     batch = built.buffer.sample_by(sampler, 30 * len(kept))
-    assert set(places_of(batch)) == set(kept)
+    assert set(indices_of(batch)) == set(kept)
 
 
 def uses(built, rng):
@@ -265,7 +267,7 @@ def uses(built, rng):
         return
     for _ in range(3 * len(legal)):
         try:
-            drawn += places_of(built.buffer.sample_by(counter, 3))
+            drawn += indices_of(built.buffer.sample_by(counter, 3))
         except mr.EmptyError:
             break
     assert Counter(drawn) == dict.fromkeys(legal, 2)
@@ -310,39 +312,39 @@ def check_windows(built, buffer, length, boundary, options, without_next=False):
             buffer.sample_by(sampler, 2)
         return
     draw = sampler.draw(buffer.view, 20 * len(expected))
-    assert set(places_of(draw)) == set(expected)
+    assert set(indices_of(draw)) == set(expected)
     np.testing.assert_allclose(draw.probabilities, 1 / len(expected), rtol=1e-9)
     batch = buffer.sample_by(sampler, 4)
-    for number, place in enumerate(places_of(batch)):
-        places, mask, is_first = expected[place]
+    for number, index in enumerate(indices_of(batch)):
+        indices, mask, is_first = expected[index]
         positions = batch.window_positions[number].tolist()
-        assert positions == [p for _, p in places], (place, positions)
-        assert batch["is_first"][number].tolist() == is_first, place
+        assert positions == [p for _, p in indices], (index, positions)
+        assert batch["is_first"][number].tolist() == is_first, index
         found = (
             [True] * len(mask) if batch.mask is None else batch.mask[number].tolist()
         )
-        assert found == mask, (place, found, mask)
-    windows = [expected[place] for place in places_of(batch)]
+        assert found == mask, (index, found, mask)
+    windows = [expected[index] for index in indices_of(batch)]
     assert_window_fields(twin, batch, windows, without_next)
 
 
 def assert_window_fields(twin, batch, windows, without_next):
     """Fields of windows are those of their steps, each with its next observation."""
     rows = [
-        [window_step(twin, p, without_next) for p in places] for places, *_ in windows
+        [window_step(twin, p, without_next) for p in indices] for indices, *_ in windows
     ]
     for path in rows[0][0]:
         expected = [[step[path] for step in steps] for steps in rows]
         assert_column(path, batch.fields[path], expected)
 
 
-def window_step(twin, place, without_next=False):
+def window_step(twin, index, without_next=False):
     """What a window holds of a step: its own observation where the next is unknown."""
-    values = dict(twin.stored(place))
+    values = dict(twin.stored(index))
     if without_next:
         return {p: v for p, v in values.items() if not p.startswith("next_")}
     if twin.next_observation == "derived":
-        following = twin.next_of(place)
+        following = twin.next_of(index)
         for path in twin.observations:
             values[f"next_{path}"] = (following or values)[path]
     return values
@@ -365,13 +367,13 @@ def whole_episodes(built, rng):
             with refused(mr.EmptyError):
                 built.buffer.sample_by(sampler, 2)
             continue
-        by_start = {places[0]: (places, mask) for places, mask in expected}
+        by_start = {indices[0]: (indices, mask) for indices, mask in expected}
         draw = sampler.draw(built.buffer.view, 20 * len(expected))
-        drawn = places_of(draw)
+        drawn = indices_of(draw)
         if layout == "ragged":
             drawn = [drawn[first] for first in draw.offsets[:-1]]
         # By length, the step drawn is any step of the episode.
-        starts = {starts_of(expected)[place] for place in drawn}
+        starts = {starts_of(expected)[index] for index in drawn}
         assert starts == set(by_start)
         batch = built.buffer.sample_by(sampler, 3)
         if layout == "padded":
@@ -382,33 +384,33 @@ def whole_episodes(built, rng):
 
 def starts_of(episodes):
     """By step of an episode, its first one."""
-    return {place: places[0] for places, _ in episodes for place in places}
+    return {index: indices[0] for indices, _ in episodes for index in indices}
 
 
 def check_padded(built, batch, starts, by_start):
     length = batch.window_positions.shape[1]
     windows = []
-    for number, place in enumerate(places_of(batch)):
-        places, mask = by_start[starts[place]]
-        rest = length - len(places)
-        windows.append(([*places, *[places[-1]] * rest], [*mask, *[False] * rest]))
+    for number, index in enumerate(indices_of(batch)):
+        indices, mask = by_start[starts[index]]
+        rest = length - len(indices)
+        windows.append(([*indices, *[indices[-1]] * rest], [*mask, *[False] * rest]))
         positions = [p for _, p in windows[-1][0]]
         assert batch.window_positions[number].tolist() == positions
-        assert batch.mask[number].tolist() == windows[-1][1], place
-    assert length == max(len(by_start[starts[place]][0]) for place in places_of(batch))
+        assert batch.mask[number].tolist() == windows[-1][1], index
+    assert length == max(len(by_start[starts[index]][0]) for index in indices_of(batch))
     assert_window_fields(built.twin, batch, windows, False)
 
 
 def check_ragged(built, batch, by_start):
-    places, offsets = places_of(batch), batch.offsets.tolist()
+    indices, offsets = indices_of(batch), batch.offsets.tolist()
     masks = []
     for first, stop in pairwise(offsets):
-        expected, mask = by_start[places[first]]
-        assert places[first:stop] == expected
+        expected, mask = by_start[indices[first]]
+        assert indices[first:stop] == expected
         masks += mask
     found = [True] * len(masks) if batch.mask is None else batch.mask.tolist()
     assert found == masks
-    expected = [window_step(built.twin, place) for place in places]
+    expected = [window_step(built.twin, index) for index in indices]
     for path in expected[0]:
         assert_column(path, batch[path], [values[path] for values in expected])
 
@@ -457,7 +459,7 @@ def stored_uses(built, rng):
     def check(counter, buffer):
         env_ids, positions = np.array(legal).T
         uses = counter.uses(buffer.view, env_ids, positions).tolist()
-        assert uses == [counts[place] for place in legal]
+        assert uses == [counts[index] for index in legal]
 
     counter, buffer = opened(1)
     for number in range(len(legal)):
@@ -466,13 +468,13 @@ def stored_uses(built, rng):
             with refused(ArithmeticError):
                 buffer.sample(1)
             fails.clear()
-        counts.update(places_of(buffer.sample(1)))
+        counts.update(indices_of(buffer.sample(1)))
         check(counter, buffer)
     counter.close()
     again, buffer = opened(2)
     check(again, buffer)
     while sum(counts.values()) < 2 * len(legal):
-        counts.update(places_of(buffer.sample(1)))
+        counts.update(indices_of(buffer.sample(1)))
     check(again, buffer)
     assert counts == dict.fromkeys(legal, 2)
     with refused(mr.EmptyError):
@@ -482,11 +484,11 @@ def stored_uses(built, rng):
 
 def looks_of(built, buffer):
     """What a failed draw must leave: the sampler's state, and all counts of uses."""
-    sampler, places = buffer.sampler, built.twin.alive()
+    sampler, indices = buffer.sampler, built.twin.alive()
     state = {k: v for k, v in sampler.state_dict().items() if k != "priorities"}
     uses = []
     if isinstance(sampler, mr.UseCounter):
-        uses = sampler.uses(buffer.view, *np.array(places).T).tolist()
+        uses = sampler.uses(buffer.view, *np.array(indices).T).tolist()
     return repr(state), uses
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 import mmreplay as mr
-from tests.combinations.build import HEAP, VARYING, field_of, places_of, value_of
+from tests.combinations.build import HEAP, VARYING, field_of, indices_of, value_of
 from tests.combinations.compare import refused
 from tests.waits import until
 
@@ -20,7 +20,7 @@ def nothing(seed):
     return mr.StalenessSampler("group", NEVER, 1, seed=seed)
 
 
-def empty_part(built, rng):
+def empty_split(built, rng):
     """Where a part of a mixture has nothing to draw, the others have used nothing."""
     legal = built.twin.legal()
     if not legal:
@@ -59,7 +59,7 @@ def all_of(buffer, counter):
     drawn = []
     while True:
         try:
-            drawn += places_of(buffer.sample_by(counter, 3))
+            drawn += indices_of(buffer.sample_by(counter, 3))
         except mr.EmptyError:
             return drawn
 
@@ -77,12 +77,12 @@ def closed_loader(built, rng):
         with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=AHEAD) as batches:
             found = ahead(batches, -(-len(legal) // 2))
             for _, batch in zip(range(taken), found, strict=False):
-                drawn += places_of(batch)
+                drawn += indices_of(batch)
         if sampler is counter:
             drawn += all_of(buffer, counter)
         else:
             while sampler.epoch == 0 and sampler.more(buffer.view, 2):
-                drawn += places_of(buffer.sample(2))
+                drawn += indices_of(buffer.sample(2))
         assert Counter(drawn) == dict.fromkeys(legal, 1), type(sampler).__name__
 
 
@@ -98,20 +98,20 @@ def loader_ahead(built, rng):
     legal = built.twin.legal()
     buffer = built.open(sampler=mr.ShuffledSampler(seed=1))
     count = -(-len(legal) // 2)
-    wanted = [places_of(buffer.sample(2)) for _ in range(count)]
+    wanted = [indices_of(buffer.sample(2)) for _ in range(count)]
     taken = min(2, count)
     buffer = built.open(sampler=mr.ShuffledSampler(seed=1))
     with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=AHEAD) as batches:
         found = ahead(batches, count)
-        for places in wanted[:taken]:
-            assert places_of(next(found)) == places
+        for indices in wanted[:taken]:
+            assert indices_of(next(found)) == indices
         state = batches.state_dict()
     again = built.open(sampler=mr.ShuffledSampler(seed=2))
     with mr.ReplayLoader(again, 2, num_threads=1) as batches:
         batches.load_state_dict(state)
         # What is left of the epoch, or the next one where nothing is.
-        for places, batch in zip(wanted[taken:], batches, strict=False):
-            assert places_of(batch) == places
+        for indices, batch in zip(wanted[taken:], batches, strict=False):
+            assert indices_of(batch) == indices
 
 
 def refusals(built, rng):
@@ -174,7 +174,7 @@ def step(buffer, observation, reward, truncated, **options):
     )  # fmt: skip
 
 
-def kept_priorities(built, rng):
+def priorities_of_starts(built, rng):
     """Priorities are those of the steps, with and without next observations."""
     twin = built.twin
     legal, every = twin.legal(), twin.legal(without_next=True)
@@ -182,12 +182,12 @@ def kept_priorities(built, rng):
         return
 
     def draw(without, values=None):
-        """Probabilities by place; priorities are stored if given."""
+        """Probabilities by index; priorities are stored if given."""
         sampler = mr.PrioritizedSampler(alpha=1.0, eps=0.0, name="kept", seed=1)
         transforms = [mr.WithoutNext()] if without else []
         with built.open(sampler=sampler, transforms=transforms) as buffer:
             batch = buffer.sample(20 * len(every))
-            found = dict(zip(places_of(batch), batch.probabilities, strict=True))
+            found = dict(zip(indices_of(batch), batch.probabilities, strict=True))
             if values is not None:
                 env_ids, positions = np.array(list(values)).T
                 numbers = np.array(list(values.values()))
@@ -200,17 +200,17 @@ def kept_priorities(built, rng):
     draw(bool(rng.integers(2)), given)
     for without, some in ((False, legal), (True, every)):
         total = sum(given[p] for p in some)
-        for place, probability in draw(without).items():
-            np.testing.assert_allclose(probability, given[place] / total, rtol=1e-6)
+        for index, probability in draw(without).items():
+            np.testing.assert_allclose(probability, given[index] / total, rtol=1e-6)
 
 
 def lengths(built, rng):
     """Whole episodes of some lengths: those counted are the steps of the batch."""
     least, most = int(rng.integers(1, 4)), int(rng.integers(4, 6))
     expected = [
-        places
-        for places, _ in built.twin.whole_episodes()
-        if least <= len(places) <= most
+        indices
+        for indices, _ in built.twin.whole_episodes()
+        if least <= len(indices) <= most
     ]
     sampler = mr.EpisodeSampler(
         mr.UniformSampler(seed=1), min_length=least, max_length=most
@@ -220,16 +220,17 @@ def lengths(built, rng):
             built.buffer.sample_by(sampler, 2)
         return
     draw = sampler.draw(built.buffer.view, 20 * len(expected))
-    assert set(places_of(draw)) == {places[0] for places in expected}
+    assert set(indices_of(draw)) == {indices[0] for indices in expected}
 
 
 def returns(built, rng):
     """Whole episodes of some returns: those counted are of the steps of the batch."""
     totals = {
-        places[0]: built.twin.total(places) for places, _ in built.twin.whole_episodes()
+        indices[0]: built.twin.total(indices)
+        for indices, _ in built.twin.whole_episodes()
     }
     least = sorted(totals.values())[len(totals) // 2] if totals else 0.0
-    expected = {place for place, total in totals.items() if total >= least}
+    expected = {index for index, total in totals.items() if total >= least}
     where = mr.return_within(mr.episode_table(built.buffer), least=least)
     sampler = mr.EpisodeSampler(mr.UniformSampler(seed=1), where=where)
     if not expected:
@@ -237,17 +238,17 @@ def returns(built, rng):
             built.buffer.sample_by(sampler, 2)
         return
     draw = sampler.draw(built.buffer.view, 20 * len(expected))
-    assert set(places_of(draw)) == expected
+    assert set(indices_of(draw)) == expected
 
 
 CONSUMERS = {
-    "mixture with an empty part": empty_part,
+    "mixture with an empty part": empty_split,
     "concat with an empty buffer": empty_buffer,
     "closed loader": closed_loader,
     "loader ahead": loader_ahead,
     "refusals": refusals,
     "reset rows": reset_rows,
-    "kept priorities": kept_priorities,
+    "kept priorities": priorities_of_starts,
     "episodes by length": lengths,
     "episodes by return": returns,
 }

@@ -65,39 +65,39 @@ def head(built, rng):
     newest = ["--newest"] if rng.integers(2) else []
     words = ["head", path, "--env", str(env_id), "--rows", "4", "--json", *newest]
     code, out, err = command(*words)
-    places = [place for place in twin.alive() if place[0] == env_id]
-    if not places:
+    indices = [index for index in twin.alive() if index[0] == env_id]
+    if not indices:
         assert code != 0
         assert "holds no rows" in err
         return
     assert (code, err) == (0, ""), err
-    places = places[-4:] if newest else places[:4]
+    indices = indices[-4:] if newest else indices[:4]
     rows = json.loads(out)["rows"]
-    assert [row["position"] for row in rows] == [position for _, position in places]
-    for row, place in zip(rows, places, strict=True):
-        start = twin.begins(place) and not twin.row(place).final
-        mark = "final row" if twin.row(place).final else "start" if start else ""
-        assert row["mark"] == mark, place
-        for name, value in twin.stored(place).items():
+    assert [row["position"] for row in rows] == [position for _, position in indices]
+    for row, index in zip(rows, indices, strict=True):
+        start = twin.begins(index) and not twin.row(index).final
+        mark = "final row" if twin.row(index).final else "start" if start else ""
+        assert row["mark"] == mark, index
+        for name, value in twin.stored(index).items():
             assert_shown(name, row[name], value, built.fields.get(name))
 
 
-def assert_shown(name, found, value, kind):
+def assert_shown(name, actual, value, kind):
     """A value as JSON: itself, or its range and mean where it is long."""
     if kind == "text":
-        assert found == value, name
+        assert actual == value, name
         return
     if kind == "bytes":
-        assert found == {"bytes": len(value)}, name
+        assert actual == {"bytes": len(value)}, name
         return
     numbers = np.asarray(value)
     if kind == "bfloat16":
         numbers = as_numbers(value)
     if numbers.size <= 4:
-        assert found == numbers.tolist(), name
+        assert actual == numbers.tolist(), name
         return
-    assert (found["min"], found["max"]) == (numbers.min(), numbers.max()), name
-    assert abs(found["mean"] - numbers.astype(np.float64).mean()) < 1e-9, name
+    assert (actual["min"], actual["max"]) == (numbers.min(), numbers.max()), name
+    assert abs(actual["mean"] - numbers.astype(np.float64).mean()) < 1e-9, name
 
 
 def page(built, rng):
@@ -136,12 +136,12 @@ def words_of(kind):
     return ("running", "unfinished") if kind == "running" else (kind,)
 
 
-def check_overview(twin, found):
+def check_overview(twin, actual):
     steps, episodes = twin.steps(), twin.episodes()
-    assert found["steps"] == len(steps)
-    assert found["rows"] == len(twin.alive())
-    assert found["starts"] == len(twin.legal())
-    assert found["episodes"] == {
+    assert actual["steps"] == len(steps)
+    assert actual["rows"] == len(twin.alive())
+    assert actual["starts"] == len(twin.legal())
+    assert actual["episodes"] == {
         "count": len(episodes),
         "missing_start": sum(map(twin.headless, episodes)),
     }
@@ -150,8 +150,8 @@ def check_overview(twin, found):
     )
     for each in episodes:
         ends[kind_of(twin, each)] += 1
-    assert found["ends"] == ends
-    failed = [check for check in found["checks"] if "could not" in json.dumps(check)]
+    assert actual["ends"] == ends
+    failed = [check for check in actual["checks"] if "could not" in json.dumps(check)]
     assert failed == []
 
 
@@ -175,13 +175,13 @@ def check_episodes(built, shown, rng):
         return
     steps = episodes[int(rng.integers(len(episodes)))]
     env_id, position = steps[int(rng.integers(len(steps)))]
-    found = ask(shown, "episode", f"env={env_id}&at={position}")
-    assert (found["begin"], found["end"]) == (steps[0][1], steps[-1][1] + 1)
-    assert found["missing_start"] == twin.headless(steps)
-    assert found["kind"] in words_of(kind_of(twin, steps))
-    assert abs(found["return"] - twin.total(steps)) < 1e-6
-    assert found["rewards"]["values"] == [
-        float(twin.row(place).values["reward"]) for place in steps
+    actual = ask(shown, "episode", f"env={env_id}&at={position}")
+    assert (actual["begin"], actual["end"]) == (steps[0][1], steps[-1][1] + 1)
+    assert actual["missing_start"] == twin.headless(steps)
+    assert actual["kind"] in words_of(kind_of(twin, steps))
+    assert abs(actual["return"] - twin.total(steps)) < 1e-6
+    assert actual["rewards"]["values"] == [
+        float(twin.row(index).values["reward"]) for index in steps
     ]
     ask(shown, "values", f"env={env_id}&first={steps[0][1]}&count={len(steps)}")
     for path, kind in built.fields.items():
@@ -211,17 +211,17 @@ def check_draws(twin, shown, rng):
     if text.startswith("Sequence"):
         allowed = set(twin.windows(2, "pad"))
     elif text.startswith("Episode"):
-        allowed = {places[0] for places, _ in twin.whole_episodes()}
+        allowed = {indices[0] for indices, _ in twin.whole_episodes()}
     else:
         allowed = set(twin.legal())
     query = f"sampler={text.replace(' ', '%20')}&seed=3"
     if not allowed:
         assert_refusal(ask(shown, "draws", query, status=409)["error"])
         return
-    found = ask(shown, "draws", query)
-    places = set(zip(found["env_ids"], found["positions"], strict=True))
-    assert places <= allowed, places - allowed
-    assert found["legal_starts"] == len(twin.legal())
+    actual = ask(shown, "draws", query)
+    indices = set(zip(actual["env_ids"], actual["positions"], strict=True))
+    assert indices <= allowed, indices - allowed
+    assert actual["legal_starts"] == len(twin.legal())
 
 
 CONSUMERS = {"info": info, "head": head, "page": page}

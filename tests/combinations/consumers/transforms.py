@@ -11,7 +11,7 @@ import numpy as np
 
 import mmreplay as mr
 from tests.combinations import expected as laws
-from tests.combinations.build import VARYING, places_of
+from tests.combinations.build import VARYING, indices_of
 from tests.combinations.compare import assert_column, assert_refusal, refused
 from tests.combinations.consumers.rows import started
 from tests.combinations.expected import GAMMA, LAM, Expected, as_numbers
@@ -21,17 +21,17 @@ CLASSES = 4096
 
 @dataclass(frozen=True)
 class Spec:
-    """A transform with its law.
+    """A transform with its expect.
 
     Attributes:
         make: Makes it, of a `Built`.
-        law: Has an `Expected` do the same, given the `Built`.
+        expect: Has an `Expected` do the same, given the `Built`.
         refused: Whether it does not fit the buffer of a `Built`.
         reads_next: It needs next observations.
     """
 
     make: Callable
-    law: Callable
+    expect: Callable
     refused: Callable = lambda built: False
     reads_next: bool = False
 
@@ -64,7 +64,7 @@ def twice(fields):
     return {**fields, "twice": 2 * fields["reward"]}
 
 
-def with_twice(place, last, values):
+def with_twice(index, last, values):
     """What `twice` makes of a step."""
     return values | {"twice": 2 * values["reward"]}
 
@@ -87,7 +87,7 @@ def observation_varies(built):
 
 def leaf(built):
     """The field that is changed one by one: that of the case's kind."""
-    of_kind = [p for p in built.fields if p.startswith(built.case.place)]
+    of_kind = [p for p in built.fields if p.startswith(built.case.role)]
     return [*of_kind, "reward"][0]
 
 
@@ -109,10 +109,10 @@ def no_critic(built):
 
 SPECS = {
     "NStep": Spec(
-        lambda b: mr.NStep(2, GAMMA), lambda e, b: e.fold(2), reads_next=True
+        lambda b: mr.NStep(2, GAMMA), lambda e, b: e.summed(2), reads_next=True
     ),
     "NStep of 3": Spec(
-        lambda b: mr.NStep(3, GAMMA), lambda e, b: e.fold(3), reads_next=True
+        lambda b: mr.NStep(3, GAMMA), lambda e, b: e.summed(3), reads_next=True
     ),
     "FrameStack": Spec(
         lambda b: mr.FrameStack(2), lambda e, b: e.stack(2), no_observation
@@ -288,7 +288,7 @@ def check(built, names, rng):
 def compare(built, names, rng):
     expected = Expected(built.twin)
     for name in names:
-        SPECS[name].law(expected, built)
+        SPECS[name].expect(expected, built)
     transforms = [SPECS[name].make(built) for name in names]
     buffer = built.open(transforms=transforms, sampler=mr.UniformSampler(seed=1))
     legal = expected.legal()
@@ -299,11 +299,11 @@ def compare(built, names, rng):
         return
     chosen = [legal[i] for i in rng.permutation(len(legal))]
     batch = buffer.take(*np.array(chosen).T)
-    assert places_of(batch) == chosen
-    steps = [expected.step(place) for place in chosen]
+    assert indices_of(batch) == chosen
+    steps = [expected.step(index) for index in chosen]
     assert_values(batch.fields, steps, range(len(steps)))
     batch = buffer.sample(3)
-    assert_values(batch.fields, [expected.step(p) for p in places_of(batch)], range(3))
+    assert_values(batch.fields, [expected.step(p) for p in indices_of(batch)], range(3))
     if not any(base(name) == "Apply" for name in names):
         windows(buffer, expected, set(legal))
 
@@ -313,40 +313,40 @@ def windows(buffer, expected, legal):
     sampler = mr.SequenceSampler(2, mr.UniformSampler(seed=2), boundary="pad")
     batch = buffer.sample_by(sampler, 3)
     env_ids = np.repeat(batch.env_ids[:, None], batch.window_positions.shape[1], 1)
-    places = list(
+    indices = list(
         zip(
             env_ids.ravel().tolist(),
             batch.window_positions.ravel().tolist(),
             strict=True,
         )
     )
-    mask = np.ones(len(places), bool) if batch.mask is None else batch.mask.ravel()
+    mask = np.ones(len(indices), bool) if batch.mask is None else batch.mask.ravel()
     assert {
-        place for place, inside in zip(places, mask, strict=True) if inside
+        index for index, inside in zip(indices, mask, strict=True) if inside
     } <= legal
     known = np.flatnonzero(mask).tolist()
     width = batch.window_positions.shape[1]
     steps = []
     for number in known:
         group = [
-            places[other]
+            indices[other]
             for other in known
             if other // width == number // width
-            and episode_of(expected.twin, places[other])
-            == episode_of(expected.twin, places[number])
+            and episode_of(expected.twin, indices[other])
+            == episode_of(expected.twin, indices[number])
         ]
-        steps.append(expected.step(places[number], group))
+        steps.append(expected.step(indices[number], group))
     fields = {p: a for p, a in batch.fields.items() if p != "is_first"}
     flat = {
-        path: a.reshape(len(places), *a.shape[2:]) if len(a.shape) > 1 else a
+        path: a.reshape(len(indices), *a.shape[2:]) if len(a.shape) > 1 else a
         for path, a in fields.items()
     }
     assert_values(flat, steps, known)
 
 
-def episode_of(twin, place):
+def episode_of(twin, index):
     """Environment and number of a step's episode."""
-    return place[0], twin.row(place).episode
+    return index[0], twin.row(index).episode
 
 
 def assert_values(fields, steps, rows):
@@ -384,19 +384,19 @@ def relabelled(built, rng):
         if not legal:
             return
         batch = buffer.sample(40)
-        for number, place in enumerate(places_of(batch)):
-            steps = twin.episode_of(place)
-            some = steps[steps.index(place) :] if strategy == "future" else steps
+        for number, index in enumerate(indices_of(batch)):
+            steps = twin.episode_of(index)
+            some = steps[steps.index(index) :] if strategy == "future" else steps
             after = [f[achieved] for f in map(twin.next_of, some) if f is not None]
-            goal, stored = batch[desired][number], twin.stored(place)
+            goal, stored = batch[desired][number], twin.stored(index)
             reward = batch["reward"][number]
             kept = (goal == stored[desired]).all() and reward == stored["reward"]
-            own = twin.next_of(place)[achieved]
+            own = twin.next_of(index)[achieved]
             given = any((goal == other).all() for other in after)
             given = given and reward == np.float32(laws.reward_of(own, goal))
-            assert kept or given, (strategy, place, goal, reward)
+            assert kept or given, (strategy, index, goal, reward)
             following = batch[f"next_{desired}"][number]
-            assert (following == (twin.next_of(place)[desired] if kept else goal)).all()
+            assert (following == (twin.next_of(index)[desired] if kept else goal)).all()
 
 
 CONSUMERS = {
