@@ -162,7 +162,8 @@ def test_other_packing_is_refused(source, tmp_path, options, message):
 
 def test_formats_that_cannot_pack_say_which_can(source, tmp_path, capsys):
     with pytest.raises(
-        SchemaError, match=r"format 'pt', which takes layout\. Leave it out, or use npz"
+        SchemaError,
+        match=r"'pt' as a target, which takes layout\. Leave it out, or use npz",
     ):
         export(source, tmp_path / "a.pt")
     source.commit()

@@ -178,7 +178,7 @@ def test_draws_that_cannot_be_are_refused():
 
 def test_priorities_that_cannot_be_are_refused_and_late_ones_left_out():
     buffer = ReplayBuffer(SPEC, 1, 4, prioritized_sampling=True)
-    with refused("legal start"):
+    with refused("begins one"):
         buffer.get_batch(1, 2)
     counted(buffer, 6, 1)
     zero = torch.tensor([0])
