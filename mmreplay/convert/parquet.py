@@ -1647,7 +1647,7 @@ def has_nulls(array: Any) -> bool:
 
 
 def first_null(array: Any) -> int:
-    """The first row of which `has_nulls` is true, if it is of any."""
+    """The first row that lacks a value; the array has one, see `has_nulls`."""
     first, stop = 0, len(array)
     while stop - first > 1:
         middle = (first + stop) // 2

@@ -310,7 +310,7 @@ def _read(
 
     Raises:
         FormatError: A column is not there, or holds no numbers, or fractions where
-            those count; or an episode is there twice.
+            those count; or an episode is listed twice.
     """
     in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:

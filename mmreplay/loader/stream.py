@@ -61,7 +61,7 @@ class InterleavedStream(IterableDataset[Batch]):
 
         Raises:
             SchemaError: With the first batch, where it is an epoch of a buffer that a
-                writer opened meanwhile.
+                writer has opened since.
         """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)

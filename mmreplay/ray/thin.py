@@ -473,8 +473,8 @@ class ThinWriter:
 
     Attributes:
         lost_rows: Rows that had arrived and are gone: the shard's node lost power, or
-            its ring was removed or replaced. Of a ring that took the place of another
-            one, all that had arrived and are not in it. Also rows that may be in the
+            its ring was removed or replaced. Where another ring replaced it, the rows
+            that had arrived and are not in the new ring. Also rows that may be in the
             ring: their call was not answered before it forgot the writer's lease.
     """
 

@@ -20,7 +20,7 @@ def nothing(seed):
     return mr.StalenessSampler("group", NEVER, 1, seed=seed)
 
 
-def empty_split(built, rng):
+def mixture_with_nothing(built, rng):
     """Where a part of a mixture has nothing to draw, the others have used nothing."""
     legal = built.twin.legal()
     if not legal:
@@ -242,7 +242,7 @@ def returns(built, rng):
 
 
 CONSUMERS = {
-    "mixture with an empty part": empty_split,
+    "mixture with an empty part": mixture_with_nothing,
     "concat with an empty buffer": empty_buffer,
     "closed loader": closed_loader,
     "loader ahead": loader_ahead,
