@@ -48,7 +48,7 @@ from mmreplay.samplers.combine import (
     check_each,
     state_of,
 )
-from mmreplay.samplers.holding import all_or_nothing, bookmark_of, put_back
+from mmreplay.samplers.holding import all_or_nothing, bookmark_of, put_back, threads
 from mmreplay.samplers.joint import (
     DrawAtShares,
     JointSampler,
@@ -323,17 +323,22 @@ class Concat:
             for buffer in self.buffers:
                 reader = buffer.reading
                 with reader.lock:
-                    others, sampler = reader.draws.others, buffer.sampler
-                    before.append((reader, others, sampler, bookmark_of(sampler)))
+                    total, sampler = reader.draws.total, buffer.sampler
+                    before.append((reader, total, sampler, bookmark_of(sampler)))
+            drawing, own = threads.drawing, list[object]()
+            outer = drawing.drawn
             try:
+                drawing.drawn = own
                 result = all_or_nothing((), draw_each)
             except BaseException as error:
-                for reader, others, sampler, bookmark in before:
+                for reader, total, sampler, bookmark in before:
                     with reader.lock:
-                        # What others drew since would be drawn again.
-                        if reader.draws.others == others:
+                        # What other threads drew since would be drawn again.
+                        if reader.draws.total == total + own.count(reader.draws):
                             put_back(sampler, bookmark, error)
                 raise
+            finally:
+                drawing.drawn = outer
             self._step += 1
             if self._shares is not None:
                 lengths = iter([len(some) for some in drawn])

@@ -6,7 +6,6 @@ later; meanwhile a writer may overwrite some of them, and what is left is whole 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
@@ -18,7 +17,7 @@ from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers.base import Draw, Sampler, ask, require_integer, traits_of
-from mmreplay.samplers.holding import Claims
+from mmreplay.samplers.holding import Claims, threads
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of
 from mmreplay.transforms.base import BufferRows, Fields, Ids, RowReads
@@ -52,37 +51,27 @@ class PendingDraw:
     claims: Claims
 
 
-class OwnCount(threading.local):
-    """A number of each thread."""
-
-    count = 0
-
-
-class DrawCounts:
+class DrawCount:
     """How often a buffer was drawn from; under the lock of its view.
 
     A sampler is put back after a failure only where no other thread has drawn since.
 
     Attributes:
         total: By all threads.
-        own: By this thread.
     """
 
-    __slots__ = ("own", "total")
+    __slots__ = ("total",)
 
     def __init__(self) -> None:
         """Begin at 0."""
-        self.total, self.own = 0, OwnCount()
+        self.total = 0
 
     def count(self) -> None:
         """Count a draw of this thread."""
         self.total += 1
-        self.own.count += 1
-
-    @property
-    def others(self) -> int:
-        """Draws by other threads."""
-        return self.total - self.own.count
+        drawn = threads.drawing.drawn
+        if drawn is not None:
+            drawn.append(self)
 
 
 class BatchTransform(Protocol):

@@ -26,7 +26,7 @@ from mmreplay import kernels
 from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import (
-    DrawCounts,
+    DrawCount,
     LimitsBefore,
     PendingDraw,
     batch_transform,
@@ -72,7 +72,7 @@ from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of
-from mmreplay.samplers.holding import Claims, bookmark_of, drawing, put_back, unmoved
+from mmreplay.samplers.holding import Claims, bookmark_of, put_back, threads, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.schema.field import REFERENCE, Field
@@ -203,7 +203,7 @@ class GenerationReader(StartView):
         )
         self.files, self.replaced = files, False
         # Of all generations, as the lock is.
-        self.draws: DrawCounts = DrawCounts() if former is None else former.draws
+        self.draws: DrawCount = DrawCount() if former is None else former.draws
         self._store, self._commit, self._schema, self._ring = (
             files.store, commit, schema, ring
         )  # fmt: skip
@@ -571,14 +571,17 @@ class GenerationReader(StartView):
         with self.lock:
             if self.replaced:
                 self.check_current()
-            before = self.limits_before
-            draws = self.draws
+            draws, drawing, commit = self.draws, threads.drawing, self._commit
+            before = commit.limits, commit.tails
             if not again or claims.number != draws.total:
                 # Where others drew since, no earlier state is put back over theirs.
                 claims.before, claims.sampler = bookmark(), sampler
-            claims.number = draws.total = draws.total + 1
-            draws.own.count += 1
             outer = drawing.claims
+            if outer is None:
+                draws.total += 1
+            else:
+                draws.count()
+            claims.number = draws.total
             try:
                 drawing.claims = claims
                 draw = sampler.draw(self, count)

@@ -51,6 +51,7 @@ class Claims(list[Claim]):
 
     def call(self, draw: Callable[[*Args], T], /, *args: *Args) -> T:
         """Call what draws; what is taken meanwhile, in this thread, is held here."""
+        drawing = threads.drawing
         outer = drawing.claims
         # In line, with no call between: Ctrl-C leaves no hold behind in the thread.
         try:
@@ -85,24 +86,43 @@ class Claims(list[Claim]):
 
     def keep(self) -> None:
         """Store it; within another draw, leave that to the draw."""
-        outer = drawing.claims
+        outer = threads.drawing.claims
         if outer is None:
             self.store()
         else:
             outer.append(self)
 
 
-class Drawing(threading.local):
+class Drawing:
     """What a thread is doing.
 
     Attributes:
-        hold: Of the draw that is under way in this thread; None without one.
+        claims: Of the draw that is under way in this thread; None without one.
+        drawn: Of which buffer each draw was that this thread made for a batch of
+            several buffers, as an object of its own for each; None without one.
     """
 
-    claims: Claims | None = None
+    __slots__ = ("claims", "drawn")
+
+    def __init__(self) -> None:
+        """Begin with no draw."""
+        self.claims: Claims | None = None
+        self.drawn: list[object] | None = None
 
 
-drawing = Drawing()
+class _Threads(threading.local):
+    """Looked up once a draw: an attribute of a thread costs as much as a call.
+
+    Attributes:
+        drawing: What the thread that asks is doing.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no draw, in each thread."""
+        self.drawing = Drawing()
+
+
+threads = _Threads()
 
 
 def all_or_nothing(
@@ -116,6 +136,7 @@ def all_or_nothing(
     What it took is released then, and the samplers are put back to where they were;
     by the holder of the draw under way, where the state that it has includes theirs.
     """
+    drawing = threads.drawing
     outer = drawing.claims
     if outer is not None and _puts_back(outer, samplers):
         return draw(*args)

@@ -59,7 +59,7 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import NarrowingSampler, Wrapper, joined, state_of
 from mmreplay.samplers.distinct import DistinctSampler
-from mmreplay.samplers.holding import all_or_nothing, drawing
+from mmreplay.samplers.holding import all_or_nothing, threads
 from mmreplay.samplers.priority_file import (
     MAX_COUNT,
     USES,
@@ -635,8 +635,9 @@ class UseCounter(Wrapper):
         )  # fmt: skip
         reservation = Reservation(self, key, reserved, self._counts.opening)
         self._reserved.add(reservation)
-        assert drawing.claims is not None
-        drawing.claims.append(reservation)
+        claims = threads.drawing.claims
+        assert claims is not None
+        claims.append(reservation)
         return draw
 
     def _update(self, view: View) -> BufferIdentity:
