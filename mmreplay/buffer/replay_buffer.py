@@ -940,8 +940,9 @@ class ReplayBuffer:
 
     @sampler.setter
     def sampler(self, sampler: Sampler) -> None:
-        self._reader.check_sampler(check_sampler(sampler))
-        self._sampler = sampler
+        if sampler is not self._sampler:
+            self._reader.check_sampler(check_sampler(sampler))
+            self._sampler = sampler
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
