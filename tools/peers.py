@@ -10,12 +10,14 @@ it only runs the tests, unless a version has changed. The standard library is en
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
 import venv
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = "-c constraints.txt"
@@ -179,6 +181,33 @@ def install(name: str) -> bool:
     return True
 
 
+def missing(name: str, report: Path) -> set[str]:
+    """Libraries of a group without which tests were skipped, as if not installed.
+
+    Args:
+        name: The group.
+        report: What pytest wrote of its tests, in the form of JUnit.
+    """
+    arguments = " ".join(GROUPS[name].installs)
+    installed = {
+        plain(each) for each in re.findall(r"([\w.-]+)(?:\[\w+\])?==", arguments)
+    }
+    found = set()
+    for skipped in ElementTree.parse(report).iter("skipped"):
+        # "name is not installed", or what pytest itself says of a module.
+        reason = skipped.get("message", "")
+        if re.search("not installed|missing|could not import", reason):
+            module = re.search(r"could not import '([\w-]+)|([\w-]+)", reason)
+            assert module is not None
+            found.add(plain(module[1] or module[2]))
+    return found & installed
+
+
+def plain(name: str) -> str:
+    """The name of a library, as it is imported."""
+    return name.lower().replace("-", "_")
+
+
 def main() -> int:
     """Make and run; return 1 where something failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -193,10 +222,15 @@ def main() -> int:
         parser.error(f"no group {min(unknown)!r}. Name one of {', '.join(GROUPS)}.")
     ended = {}
     for name in options.names or GROUPS:
+        python = python_of(name)
+        report = python.parents[1] / "tests.xml"
+        command = [*shlex.split(f"{python} {PYTEST}"), f"--junitxml={report}"]
         if not install(name):
             ended[name] = "not installed"
-        elif run([*shlex.split(f"{python_of(name)} {PYTEST}"), *GROUPS[name].tests]):
+        elif run([*command, *GROUPS[name].tests]):
             ended[name] = "tests failed"
+        elif without := missing(name, report):
+            ended[name] = f"tests skipped without {', '.join(sorted(without))}"
         else:
             ended[name] = "passed"
     for name, what in ended.items():

@@ -189,6 +189,7 @@ class Builder:
             varying={path for path, kind in self.leaves.items() if kind in VARYING},
         )
         self.number = 0
+        self.lost = []
         self.buffer = mr.ReplayBuffer.create(
             self.path, self.schema, CAPACITY, case.num_envs, engine=case.engine,
             layout=case.layout, autoreset=case.autoreset, commit_every=None,
@@ -353,13 +354,47 @@ class Builder:
         target = self.folder / name
         if name == "snapshot":
             self.buffer.snapshot(target)
-            self.buffer.close()
-        else:
-            self.buffer.close()
-            make = mr.compact if name == "compacted" else mr.repair
-            make(self.path, target)
+        self.buffer.close()
+        if name == "compacted":
+            mr.compact(self.path, target)
+        elif name == "repaired":
+            self._lose()
+            report = mr.repair(self.path, target)
+            cuts = [(cut.env_id, cut.first, cut.stop) for cut in report.cuts]
+            assert cuts == [(e, p, p + 1) for e, p in self.lost], cuts
+        self._go_on(target)
+
+    def _lose(self):
+        """Damage a step in the middle of an episode, or else the oldest row."""
+        twin = self.twin
+        inner = [
+            steps[number]
+            for steps in twin.episodes()
+            for number in range(1, len(steps) - 1)
+        ]
+        oldest = [
+            (env_id, env.first)
+            for env_id, env in enumerate(twin.envs)
+            if len(env.rows) - env.first >= 3 and not env.rows[env.first + 1].final
+        ]
+        for some in (inner, oldest):
+            if some:
+                index = some[int(self.rng.integers(len(some)))]
+                if damage(self.path, *index):
+                    twin.lose(*index)
+                    self.lost.append(index)
+                return
+
+    def _go_on(self, target):
+        """Write a few steps to a copy."""
         self.path = target
-        self.buffer = mr.ReplayBuffer.open(target)
+        ends = self.case.ends
+        on_resume = ends if ends in ("truncate", "continue") else "break"
+        self.buffer = mr.ReplayBuffer.open(
+            target, "r+", on_resume=on_resume, commit_every=None
+        )
+        self.twin.reopen(on_resume)
+        self.write(3)
 
     def _convert(self, name):
         file, target = self.folder / FORMATS[name], self.folder / "loaded"
@@ -368,8 +403,7 @@ class Builder:
         mr.export(self.buffer, file, **options)
         self.buffer.close()
         mr.load(file, target)
-        self.path = target
-        self.buffer = mr.ReplayBuffer.open(target)
+        self._go_on(target)
 
 
 def stacked(rows):
@@ -403,14 +437,31 @@ def indices_of(batch):
     return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
 
 
+def damage(path, env_id, position):
+    """Change a byte of a row on disk.
+
+    Returns:
+        False where rows do not lie as they are in a file.
+    """
+    data = max(path.glob("data-*"))
+    records = data / "records.bin"
+    if (data / "zarr").exists():
+        return False
+    with mr.ReplayBuffer.open(path) as buffer:
+        ring = buffer.metadata.ring
+    row = ring.row(env_id, position)
+    with records.open("r+b") as file:
+        file.seek(row * (records.stat().st_size // ring.num_rows))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    return True
+
+
 def build(case, folder):
     """Make the buffer of a case, and its twin."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mr.DurabilityWarning)
         builder = Builder(case, folder)
         builder.history()
-    if case.history in FORMATS:
-        # Episodes that were to end with the next row are as they were stored.
-        for env in builder.twin.envs:
-            env.truncates = False
     return Built(case, folder, builder.buffer, builder.twin, builder.leaves)

@@ -75,14 +75,17 @@ def assert_steps(fields, expected, *, but=()):
 def same_batch(one, other):
     """Two batches are equal in all that they hold."""
     assert set(one.fields) == set(other.fields)
+    assert one.key == other.key
     for name in ("env_ids", "positions", "probabilities", "weights"):
         np.testing.assert_array_equal(
             np.asarray(getattr(one, name)), np.asarray(getattr(other, name)), name
         )
     for path, column in one.fields.items():
         assert_same(path, column, other.fields[path])
-    if one.mask is not None or other.mask is not None:
-        np.testing.assert_array_equal(np.asarray(one.mask), np.asarray(other.mask))
+    for name in ("mask", "offsets"):
+        a, b = getattr(one, name), getattr(other, name)
+        if a is not None or b is not None:
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), name)
 
 
 def assert_same(path, one, other):

@@ -6,6 +6,7 @@ One that survives says that the cases are blind there.
 """
 
 import json
+import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
@@ -16,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 
+import mmreplay as mr
 from mmreplay import concatenation, splitting, stats
 from mmreplay.buffer import reader, statistics
 from mmreplay.buffer.append import Appender
@@ -29,14 +31,18 @@ from mmreplay.episodes.starts import EpisodeSteps, LaterStarts, SubsetStarts
 from mmreplay.loader.dataset import ReplayDataset
 from mmreplay.loader.draws import Draws
 from mmreplay.loader.prefetch import Prefetcher
-from mmreplay.loader.stream import InterleavedStream
-from mmreplay.page import checks, overview
+from mmreplay.loader.stream import InterleavedStream, ReplayStream
+from mmreplay.page import api, checks, overview
+from mmreplay.page.requests import BAD, Refusal
 from mmreplay.samplers import combine, episode, groups, recent, sequence, uses
 from mmreplay.samplers.combine import Shares
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import Filter
 from mmreplay.samplers.holding import Claims
-from mmreplay.samplers.prioritized import PriorityBasedSampler
+from mmreplay.samplers.prioritized import (
+    PriorityBasedSampler,
+    RankPrioritizedSampler,
+)
 from mmreplay.samplers.priority_store import PriorityStore
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.staleness import StalenessSampler
@@ -310,7 +316,232 @@ def both_known(result, *_):
     return values, np.ones_like(known)
 
 
+def of_half(draw, *_):
+    """A draw whose steps all have the probability 0.5."""
+    return replace(draw, probabilities=np.full(len(draw), 0.5))
+
+
+def three_times(draw, *_):
+    """A draw whose steps count three times."""
+    return replace(draw, weights=3 * draw.weights)
+
+
+def one_step(draw, *_):
+    """A draw of one step, as often as there are steps."""
+    return draw.taken(np.zeros(len(draw), np.int64))
+
+
+def whole_copy(path, target):
+    """`repair` that copies a buffer as it is."""
+    shutil.copytree(path, target)
+    return SimpleNamespace(cuts=())
+
+
+def refused_curve(*_):
+    raise Refusal(BAD, "There is no such curve.")
+
+
+def without_masks(batches, *_):
+    return (batch for batch in batches if batch.mask is None)
+
+
+def moved_windows(batch, *_):
+    positions = batch.window_positions
+    return (
+        batch if positions is None else replace(batch, window_positions=positions + 1)
+    )
+
+
+def first_draw(value, *_):
+    ids, positions = value["env_ids"], value["positions"]
+    return value | {
+        "env_ids": np.full_like(ids, ids[0]),
+        "positions": np.full_like(positions, positions[0]),
+    }
+
+
+LAWS = {
+    "RankPrioritizedSampler": RankPrioritizedSampler,
+    "StratifiedSampler": StratifiedSampler,
+    "DistinctSampler": DistinctSampler,
+    "ShuffledSampler": ShuffledSampler,
+    "RecentSampler": recent.RecentSampler,
+    "EmphasizeRecentSampler": recent.EmphasizeRecentSampler,
+    "MixtureSampler": combine.MixtureSampler,
+    "StalenessSampler": StalenessSampler,
+    "GroupSampler": groups.GroupSampler,
+    "UseCounter": UseCounter,
+    "SequenceSampler": sequence.SequenceSampler,
+    "EpisodeSampler": episode.EpisodeSampler,
+}
+"""Samplers by the consumer that looks at each."""
+
+OF_SAMPLERS = tuple(
+    mutant
+    for name, sampler in LAWS.items()
+    for mutant in (
+        Mutant(
+            f"{name} of half",
+            "each step has the probability 0.5",
+            name,
+            (result(sampler, "draw", of_half),),
+        ),
+        Mutant(
+            f"{name} three times",
+            "each step has three times its weight",
+            name,
+            (result(sampler, "draw", three_times),),
+        ),
+        Mutant(
+            f"{name} without its state",
+            "a loaded state changes nothing",
+            name,
+            (without(sampler, "load_state_dict"),),
+        ),
+    )
+)
+
 MUTANTS = (
+    *OF_SAMPLERS,
+    Mutant(
+        "one rank",
+        "by rank, one step is drawn",
+        "RankPrioritizedSampler",
+        (result(RankPrioritizedSampler, "draw", one_step),),
+    ),
+    Mutant(
+        "one recent step",
+        "of the window of newest steps, one is drawn",
+        "EmphasizeRecentSampler",
+        (result(recent.EmphasizeRecentSampler, "draw", one_step),),
+    ),
+    Mutant(
+        "mixture of the first part",
+        "the first part of a mixture draws whole batches",
+        "MixtureSampler",
+        (
+            result(
+                Shares,
+                "split",
+                lambda counts, *_: [sum(counts), *[0] * len(counts[1:])],
+            ),
+        ),
+    ),
+    Mutant(
+        "states without uses are loaded",
+        "a counter whose state is loaded draws from its beginning",
+        "resumed",
+        (without(UseCounter, "load_state_dict"),),
+    ),
+    # Statistics and damage.
+    Mutant(
+        "all in one bin",
+        "a histogram counts all values in its first bin",
+        "stats",
+        (
+            result(
+                stats,
+                "count_values",
+                lambda counts, *_: np.append(counts.sum(), 0 * counts[1:]),
+            ),
+        ),
+    ),
+    Mutant(
+        "edges too far apart",
+        "the edges of a histogram are five times the values",
+        "stats",
+        (result(stats, "edges_of", lambda edges, *_: 5 * edges),),
+    ),
+    Mutant(
+        "another deviation",
+        "the standard deviation is none of the values",
+        "stats",
+        (other_property(stats.Moments, "std", lambda self: 7.0),),
+    ),
+    Mutant(
+        "verify finds nothing",
+        "a damaged buffer passes",
+        "verify",
+        ((mr, "verify_buffer", lambda *_: SimpleNamespace(findings=())),),
+    ),
+    Mutant(
+        "repair copies damage",
+        "repair copies a buffer as it is",
+        "gather_all",
+        ((mr, "repair", whole_copy),),
+    ),
+    # The page.
+    Mutant(
+        "page without returns",
+        "the page knows the return of no episode",
+        "page",
+        (
+            result(
+                api,
+                "answer_episodes",
+                lambda value, *_: (
+                    value
+                    | {"rows": [[*row[:3], None, *row[4:]] for row in value["rows"]]}
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "curve of zeros",
+        "the page's curves are zero",
+        "page",
+        (
+            result(
+                api,
+                "read_curve",
+                lambda curve, *_: replace(
+                    curve,
+                    lowest=0 * curve.lowest,
+                    highest=0 * curve.highest,
+                    mean=0 * curve.mean,
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "no curve",
+        "the page refuses every curve",
+        "page",
+        ((api, "read_curve", refused_curve),),
+    ),
+    Mutant(
+        "values of zeros",
+        "the page's values are zero",
+        "page",
+        (
+            result(
+                api,
+                "read_values",
+                lambda value, *_: (
+                    value | {"values": {p: [[0.0]] for p in value["values"]}}
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "draws of one step",
+        "the page draws one step",
+        "page",
+        (result(api, "draw_steps", first_draw),),
+    ),
+    # Windows where steps are the rule.
+    Mutant(
+        "stream without windows",
+        "a stream hands out no windows",
+        "ReplayStream",
+        (result(ReplayStream, "__iter__", without_masks),),
+    ),
+    Mutant(
+        "joined windows by one too late",
+        "windows of joined buffers are said to be one step later",
+        "concat of 3",
+        (result(concatenation, "join_batches", moved_windows),),
+    ),
     # A step of an episode is not a transition.
     Mutant(
         "window without the last step",

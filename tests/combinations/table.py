@@ -36,7 +36,7 @@ from mmreplay.page.overview import make_overview
 from mmreplay.page.requests import Refusal
 from mmreplay.page.shown import BackgroundReader, ShownBuffer
 from mmreplay.samplers.base import ask
-from mmreplay.samplers.combine import state_of
+from mmreplay.samplers.combine import RestrictedSampler, state_of
 from mmreplay.samplers.uses import counters_in
 from mmreplay.testing.disks import QuickDisk, using
 
@@ -210,6 +210,9 @@ class Own:
 
     def draw(self, view: Any, batch_size: int) -> Any:
         return mr.UniformSampler(self.seed).draw(view, batch_size)
+
+    def __repr__(self) -> str:
+        return f"Own({self.seed})"
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "Own", "seed": self.seed}
@@ -457,8 +460,9 @@ def pickled(b: Bench, make: Make) -> Any:
 def page(b: Bench, make: Make) -> Any:
     buffer, sampler = b.ring(), make()
     text = repr(sampler)
-    # A part of a split or a restriction has no call of its own to show.
-    text = text if "<" not in text else "ignore_earliest(2, UniformSampler())"
+    if isinstance(sampler, RestrictedSampler):
+        # It does not show the call that made it.
+        text = f"ignore_earliest(2, {sampler.parts[0]!r})"
     return lambda: draw_steps(ShownBuffer(buffer.path), text, 0), lambda _: None
 
 
@@ -869,12 +873,21 @@ def rewrite(buffer: Any, b: Bench, kind: FieldKind) -> None:
         buffer.write_field(path, 0 * some, some, kind.values(3)[path])
 
 
-def reading(look: Callable[[Any, Bench, FieldKind], Any]) -> Any:
-    """Look at a ring in some way, which is to work or to be refused at once."""
+def reading(
+    open_: Callable[[Any, Bench, FieldKind], Any],
+    then: Callable[[Any, FieldKind], Any] = lambda opened, kind: None,
+) -> Any:
+    """Look at a ring in some way.
+
+    Args:
+        open_: Puts the parts together, or makes the one call that is asked about: it
+            may be refused.
+        then: Takes what that returned, and must work.
+    """
 
     def do(b: Bench, kind: FieldKind) -> Any:
         path = field_ring(b, kind)
-        return lambda: look(path, b, kind), lambda _: None
+        return lambda: open_(path, b, kind), lambda opened: then(opened, kind)
 
     return do
 
@@ -892,21 +905,27 @@ def said(*words: str) -> str:
     return out.getvalue()
 
 
-def compact(path: Path, b: Bench, kind: FieldKind) -> None:
+def compact(path: Path, b: Bench, kind: FieldKind) -> Any:
     target = b.new()
     mr.compact(path, target)
-    as_written(opened(b, target), kind)
+    return opened(b, target)
 
 
 def exported(name: str, suffix: str) -> Any:
-    def look(path: Path, b: Bench, kind: FieldKind) -> None:
-        file = b.path / f"out{suffix}"
-        mr.export(path, file, format=name)
-        back = b.new()
-        mr.load(file, back, format=name)
-        as_written(opened(b, back), kind)
+    """Export a ring to a format, which may be refused, and load it again."""
 
-    return reading(look)
+    def do(b: Bench, kind: FieldKind) -> Any:
+        path, file = field_ring(b, kind), b.path / f"out{suffix}"
+        b.unchanged.append(file.exists)
+
+        def then(_: Any) -> None:
+            back = b.new()
+            mr.load(file, back, format=name)
+            as_written(opened(b, back), kind)
+
+        return lambda: mr.export(path, file, format=name), then
+
+    return do
 
 
 def overview(path: Path, b: Bench, kind: FieldKind) -> None:
@@ -917,29 +936,33 @@ def overview(path: Path, b: Bench, kind: FieldKind) -> None:
     make_overview(shown, EpisodeList(shown, background), shown.buffer())
 
 
-def joined(path: Path, b: Bench, kind: FieldKind) -> None:
-    both = mr.concat([path, field_ring(b, kind)], seed=0)
-    both.sample(6)
-    both.close()
+def joined(path: Path, b: Bench, kind: FieldKind) -> Any:
+    return b.stack.enter_context(mr.concat([path, field_ring(b, kind)], seed=0))
 
 
-def loaded(path: Path, b: Bench, kind: FieldKind) -> None:
-    with mr.ReplayLoader(opened(b, path), 4) as batches:
-        first_batches(batches)
+def loaded(path: Path, b: Bench, kind: FieldKind) -> Any:
+    return b.stack.enter_context(mr.ReplayLoader(opened(b, path), 4))
 
 
-def collated(path: Path, b: Bench, kind: FieldKind) -> None:
-    data = mr.ReplayDataset(path)
-    first_batches(DataLoader(data, batch_size=4, collate_fn=mr.collate))
+def collated(path: Path, b: Bench, kind: FieldKind) -> Any:
+    return DataLoader(mr.ReplayDataset(path), batch_size=4, collate_fn=mr.collate)
 
 
-def windowed(path: Path, b: Bench, kind: FieldKind) -> None:
-    for sampler in (
-        mr.SequenceSampler(3, mr.UniformSampler(0), first_only=list(kind.fields)),
-        mr.EpisodeSampler(mr.UniformSampler(0)),
-        mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"),
-    ):
-        sampled(opened(b, path, sampler=sampler))
+def windowed(path: Path, b: Bench, kind: FieldKind) -> Any:
+    return [
+        opened(b, path, sampler=sampler)
+        for sampler in (
+            mr.SequenceSampler(3, mr.UniformSampler(0), first_only=list(kind.fields)),
+            mr.EpisodeSampler(mr.UniformSampler(0)),
+            mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"),
+        )
+    ]
+
+
+def draw_each(buffers: Any, kind: FieldKind) -> None:
+    """Draw from each of some buffers."""
+    for buffer in buffers:
+        sampled(buffer)
 
 
 FIELD_USES: dict[str, Any] = {
@@ -950,11 +973,13 @@ FIELD_USES: dict[str, Any] = {
     "resize": writing(resize),
     "snapshot": writing(snapshot),
     "write_field": writing(rewrite),
-    "compact": reading(compact),
-    "windows and episodes": reading(windowed),
-    "concat": reading(joined),
-    "ReplayLoader": reading(loaded),
-    "ReplayDataset, collate": reading(collated),
+    "compact": reading(compact, as_written),
+    "windows and episodes": reading(windowed, draw_each),
+    "concat": reading(joined, lambda both, kind: sampled(both)),
+    "ReplayLoader": reading(loaded, lambda batches, kind: first_batches(batches)),
+    "ReplayDataset, collate": reading(
+        collated, lambda batches, kind: first_batches(batches)
+    ),
     "field_moments": reading(
         lambda path, b, kind: mr.field_moments(opened(b, path), list(kind.fields))
     ),
@@ -963,7 +988,8 @@ FIELD_USES: dict[str, Any] = {
     ),
     "episode_table": reading(lambda path, b, kind: mr.episode_table(opened(b, path))),
     "GroupSampler by it": reading(
-        lambda path, b, kind: opened(b, path, sampler=mr.GroupSampler("x"))
+        lambda path, b, kind: opened(b, path, sampler=mr.GroupSampler("x", rows=8)),
+        lambda buffer, kind: buffer.sample(1),
     ),
     "verify": reading(lambda path, b, kind: mr.verify_buffer(path)),
     "mmreplay info, JSON": reading(

@@ -1,6 +1,7 @@
 """What works with what is as recorded: each cell works, or is refused at once."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
 import mmreplay as mr
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.errors import EmptyError, SchemaError
 from tests.combinations import table
 
@@ -71,7 +73,7 @@ def test_every_public_sampler_and_transform_has_a_row():
 
 
 def raises(error):
-    def call(*_):
+    def call(*_, **__):
         raise error
 
     return call
@@ -108,6 +110,48 @@ def test_a_bare_exception_is_seen(error):
 def test_a_message_of_another_form_is_seen(message):
     cell = table.cell(lambda b: (raises(EmptyError(message)), raises(GOOD)))
     assert cell.startswith("broken: the message is not what is wrong")
+
+
+def test_a_refusal_after_a_buffer_was_opened_is_a_late_one():
+    refusing = table.reading(lambda path, b, kind: path, raises(GOOD))
+    text = table.cell(lambda b: refusing(b, table.KINDS["text"]))
+    assert text == f"broken: late SchemaError: {GOOD}"
+
+
+@pytest.mark.parametrize("use", ["concat", "ReplayLoader", "windows and episodes"])
+def test_a_refusal_at_the_second_batch_is_a_late_one(use, monkeypatch):
+    calls = []
+
+    def late(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) > 1:
+            raise GOOD
+        return real(self, *args, **kwargs)
+
+    real = GenerationReader.copy_steps
+    monkeypatch.setattr(GenerationReader, "copy_steps", late)
+    text = table.cell(partial(table.FIELD_USES[use], kind=table.KINDS["text"]))
+    assert text.startswith("broken: late"), text
+
+
+def test_a_refusal_of_a_load_after_its_export_is_a_late_one(monkeypatch):
+    monkeypatch.setattr(mr, "load", raises(GOOD))
+    text = table.cell(
+        partial(table.FIELD_USES["npz and back"], kind=table.KINDS["text"])
+    )
+    assert text == f"broken: late SchemaError: {GOOD}"
+
+
+def test_a_refused_export_that_left_a_file_is_seen(monkeypatch):
+    def left(path, file, **options):
+        file.write_text("half")
+        raise GOOD
+
+    monkeypatch.setattr(mr, "export", left)
+    text = table.cell(
+        partial(table.FIELD_USES["csv and back"], kind=table.KINDS["text"])
+    )
+    assert text == f"broken: the refusal changed something: {GOOD}"
 
 
 def test_a_refusal_that_used_something_up_is_seen():

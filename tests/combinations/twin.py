@@ -7,7 +7,7 @@ for the state machines of `tests/buffer` and `tests/model`; this one has them fo
 fields, agents and histories, and those of windows and episodes as well.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NOT_KNOWN = None
 
@@ -137,6 +137,24 @@ class Twin:
     def dequeue(self, env_id, count):
         """Give up the oldest rows of an environment."""
         self.envs[env_id].first += count
+
+    def lose(self, env_id, position):
+        """Lose a row: those before it move up, and what follows begins an episode.
+
+        Args:
+            env_id: The environment.
+            position: Of the oldest row, or of a step between two of its episode.
+        """
+        env = self.envs[env_id]
+        env.first += 1
+        if position + 1 == env.first:
+            return
+        lost = env.rows.pop(position)
+        # Positions stay as they were; no row is of its episode.
+        env.rows.insert(0, replace(lost, episode=-1))
+        for row in env.rows[position + 1 :]:
+            row.episode += 1
+        env.rows[position + 1].broken = True
 
     def end_episodes(self, env_id):
         """Truncate the running episode of an environment, once its next row comes."""

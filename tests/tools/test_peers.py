@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -76,6 +77,9 @@ def test_a_group_that_fails_is_named_and_the_others_run(
     tmp_path, monkeypatch, capsys, fails, said
 ):
     def run(command):
+        for word in command:
+            if word.startswith("--junitxml="):
+                Path(word.removeprefix("--junitxml=")).write_text("<testsuites/>")
         return int("peers-sb3" in command[0] and command[2] == fails)
 
     monkeypatch.setattr(peers, "ROOT", tmp_path)
@@ -87,3 +91,39 @@ def test_a_group_that_fails_is_named_and_the_others_run(
     (tmp_path / "constraints.txt").write_text("")
     assert peers.main() == 1
     assert capsys.readouterr().out == f"sb3: {said}\ntmrl: passed\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "without"),
+    [
+        ("stable-baselines3 is not installed", {"stable_baselines3"}),
+        ("jax, which Minari records with, is missing", {"jax"}),
+        ("could not import 'minari.data': No module named 'minari'", {"minari"}),
+        ("lerobot is not installed", set()),
+        ("ray, which minari imports, is missing", set()),
+        ("needs a file system that counts inodes", set()),
+    ],
+)
+def test_a_group_fails_where_tests_are_skipped_without_a_library_of_it(
+    tmp_path, monkeypatch, capsys, reason, without
+):
+    def run(command):
+        for word in command:
+            if word.startswith("--junitxml="):
+                suites = ElementTree.Element("testsuites")
+                case = ElementTree.SubElement(suites, "testcase")
+                ElementTree.SubElement(case, "skipped", message=reason)
+                path = word.removeprefix("--junitxml=")
+                ElementTree.ElementTree(suites).write(path)
+        return 0
+
+    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    monkeypatch.setattr(peers, "run", run)
+    monkeypatch.setattr(
+        peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True)
+    )
+    monkeypatch.setattr(sys, "argv", ["peers", "datasets"])
+    (tmp_path / "constraints.txt").write_text("")
+    assert peers.main() == int(bool(without))
+    said = f"tests skipped without {', '.join(without)}" if without else "passed"
+    assert capsys.readouterr().out == f"datasets: {said}\n"

@@ -18,14 +18,15 @@ from tests.combinations.compare import (
     refused,
     same_batch,
 )
-from tests.combinations.consumers.samplers import SAMPLERS
+from tests.combinations.consumers.samplers import (
+    SAMPLERS,
+    assert_even,
+    assert_windows,
+    window_step,
+)
 
-IN_ORDER = {
-    name: make
-    for name, make in SAMPLERS.items()
-    if name not in ("uses", "used_windows")
-}
-"""Samplers whose draws in another process, or by a loader, are the same."""
+IN_ORDER = {name: make for name, make in SAMPLERS.items() if name != "uses"}
+"""Samplers whose draws go on from a state alone: counts of uses are in none."""
 
 
 def of_case(built, rng, sampler):
@@ -161,6 +162,11 @@ def dataset(num_workers):
         assert sorted(drawn) == legal
         if num_workers:
             return
+        for name in with_windows(twin):
+            same = IN_ORDER[name](3)
+            draws = data.draws(IN_ORDER[name](3), 2, num_batches=3)
+            for batch in DataLoader(data, sampler=draws, batch_size=None):
+                same_batch(batch, buffer.sample_by(same, 2))
         number = int(rng.integers(len(legal)))
         assert_item(data[number], expected_step(twin, legal[number]))
         by_rank = DataLoader(data, batch_size=3, collate_fn=mr.collate)
@@ -197,7 +203,7 @@ def stream(built, rng):
     if not built.twin.legal():
         return
     buffer = built.open()
-    for name in ("uniform", "stratified", "distinct"):
+    for name in ("uniform", "stratified", "distinct", *with_windows(built.twin)):
         size = min(2, len(built.twin.legal()))
         sampler = IN_ORDER[name](3)
         wanted = [buffer.sample_by(sampler, size) for _ in range(4)]
@@ -218,6 +224,12 @@ def stream(built, rng):
             same_batch(batch, expected)
 
 
+def with_windows(twin):
+    """Names of samplers of several steps at once that have something to draw."""
+    episodes = ("episodes", "ragged") if twin.whole_episodes() else ()
+    return "sequence", *episodes
+
+
 def stream_epochs(built, rng):
     """Epochs of a stream have each step once, and none where rows are being written."""
     legal, buffer = built.twin.legal(), built.open()
@@ -226,7 +238,10 @@ def stream_epochs(built, rng):
     if built.path is not None and built.buffer.writable:
         with refused(mr.SchemaError):
             mr.ReplayStream(buffer, mr.ShuffledSampler(seed=1), 3)
-        return
+        copy = built.new_path("unwritten")
+        buffer.snapshot(copy)
+        buffer = mr.ReplayBuffer.open(copy)
+        built.opened.append(buffer)
     drawn = []
     for batch in mr.ReplayStream(buffer, mr.ShuffledSampler(seed=1), 3):
         drawn += assert_delivered(built.twin, batch)
@@ -302,8 +317,54 @@ def concat(count):
                 assert [each.sampler.state_dict() for each in shares.buffers] == before
         with mr.ReplayLoader(joined(1), 9) as batches:
             same_batch(next(iter(batches)), batch)
+        check_joined_windows(every)
+        check_joined_episodes(every)
 
     return look
+
+
+def check_joined_windows(every):
+    """Windows of joined buffers are those of one of them, each as probable."""
+    twins = [each.twin for each in every]
+    expected = [twin.windows(2, "pad") for twin in twins]
+    total = sum(map(len, expected))
+    buffers = [each.open(sampler=SAMPLERS["sequence"](2)) for each in every]
+    batch = mr.concat(buffers, seed=3).sample(30)
+    found = list(zip(batch.buffer_ids.tolist(), indices_of(batch), strict=True))
+    assert_even(batch, total)
+    windows = [expected[number][index] for number, index in found]
+    assert_windows(batch, windows)
+    rows = [
+        [window_step(twins[number], index) for index in indices]
+        for (number, _), (indices, *_) in zip(found, windows, strict=True)
+    ]
+    for path in rows[0][0]:
+        values = [[step[path] for step in steps] for steps in rows]
+        assert_column(path, batch.fields[path], values)
+
+
+def check_joined_episodes(every):
+    """Whole episodes of joined buffers are padded to the longest of all."""
+    expected = [
+        {indices[0]: (indices, mask) for indices, mask in each.twin.whole_episodes()}
+        for each in every
+    ]
+    if not all(expected):
+        return
+    buffers = [each.open(sampler=SAMPLERS["episodes"](2)) for each in every]
+    batch = mr.concat(buffers, seed=3, shares=[1] * len(every)).sample(6)
+    length = batch.window_positions.shape[1]
+    lengths = []
+    for number, index in enumerate(indices_of(batch)):
+        indices, mask = expected[batch.buffer_ids[number]][index]
+        rest = length - len(indices)
+        lengths.append(len(indices))
+        positions = [p for _, p in indices]
+        assert batch.window_positions[number].tolist() == [
+            *positions, *[positions[-1]] * rest
+        ], index  # fmt: skip
+        assert batch.mask[number].tolist() == [*mask, *[False] * rest], index
+    assert length == max(lengths)
 
 
 def check_joined(twins, batch):
@@ -396,8 +457,7 @@ def resumed(built, rng):
         return
     other = SAMPLERS[name](4)
     other.load_state_dict(state)
-    counts = "use" in name
-    for batch in () if counts else expected:
+    for batch in expected if name in IN_ORDER else ():
         same_batch(buffer.sample_by(other, 2), batch)
         same_batch(buffer.sample_by(copy, 2), batch)
 

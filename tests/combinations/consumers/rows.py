@@ -1,10 +1,12 @@
 """Calls that read rows: values, flags, order, episodes, statistics, verification."""
 
+import shutil
+
 import numpy as np
 
 import mmreplay as mr
 from mmreplay.episodes import FINAL, START
-from tests.combinations.build import indices_of, nested, stacked
+from tests.combinations.build import damage, indices_of, nested, stacked
 from tests.combinations.compare import (
     assert_column,
     assert_rows,
@@ -111,10 +113,20 @@ def stats(built, rng):
         assert moments[path].count == flat.size, path
         if flat.size:
             np.testing.assert_allclose(moments[path].mean, flat.mean(), rtol=1e-9)
+            np.testing.assert_allclose(moments[path].std, flat.std(), 1e-9, 1e-9)
             assert moments[path].min == flat.min(), path
             assert moments[path].max == flat.max(), path
-    counts, _ = mr.histogram(buffer, "reward", 5)
-    assert counts.sum() == len(steps)
+    for path in ("reward", "action"):
+        values = [float(twin.row(index).values[path]) for index in steps]
+        counts, edges = mr.histogram(buffer, path, 5)
+        assert 1 <= len(counts) <= 5
+        if steps:
+            assert edges[0] <= min(values)
+            assert edges[-1] >= max(values)
+            # The outermost bins are not empty: the edges are those of the values.
+            assert counts[0] > 0
+            assert counts[-1] > 0
+        assert counts.tolist() == np.histogram(values, edges)[0].tolist(), path
 
 
 def numbers(built, path, value):
@@ -142,13 +154,21 @@ def write_field(built, rng):
 
 
 def verify(built, rng):
-    """Nothing is damaged."""
-    if built.path is not None:
-        if built.buffer.writable:
-            built.buffer.commit()
-        findings = mr.verify_buffer(built.path).findings
-        # Of a resize the former rows stay until the next writer.
-        assert [f.message for f in findings if f.damage] == []
+    """Nothing is damaged; in a copy with another byte, something is."""
+    if built.path is None:
+        return
+    if built.buffer.writable:
+        built.buffer.commit()
+    findings = mr.verify_buffer(built.path).findings
+    # Of a resize the former rows stay until the next writer.
+    assert [f.message for f in findings if f.damage] == []
+    alive = built.twin.alive()
+    if alive and built.case.engine == "memmap":
+        copy = built.new_path("damaged")
+        shutil.copytree(built.path, copy)
+        if damage(copy, *alive[int(rng.integers(len(alive)))]):
+            findings = mr.verify_buffer(copy).findings
+            assert "sum" in [f.kind for f in findings if f.damage]
 
 
 def bad_steps(built, rng):

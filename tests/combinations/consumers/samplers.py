@@ -34,6 +34,39 @@ def assert_legal(built, batch, among=None):
     return indices
 
 
+def assert_even(drawn, total, factor=1.0):
+    """Each step drawn had its part of so many, and none counts more than another.
+
+    Args:
+        drawn: A draw, or a batch.
+        total: Of how many, one number or one for each step.
+        factor: Of how many each step has the probability.
+    """
+    expected = factor / np.broadcast_to(np.asarray(total), len(drawn.env_ids))
+    np.testing.assert_allclose(np.asarray(drawn.probabilities), expected, rtol=1e-6)
+    assert (np.asarray(drawn.weights) == 1).all()
+
+
+def drawn_of(built, sampler, count):
+    """Many steps, so that the chance to miss one that may be drawn is below 1e-10.
+
+    Args:
+        built: What to draw from.
+        sampler: Draws.
+        count: Steps that may be drawn.
+    """
+    draw = sampler.draw(built.buffer.view, 30 * count)
+    return draw, indices_of(draw)
+
+
+def by_env(indices):
+    """Indices of each environment that has some, in their order."""
+    found = {}
+    for index in indices:
+        found.setdefault(index[0], []).append(index)
+    return found
+
+
 def assert_resumes(built, make, size=3):
     """A loaded state draws what the sampler itself goes on to draw."""
     if not built.twin.legal():
@@ -55,11 +88,8 @@ def uniform(built, rng):
         if batch is None:
             return
         assert_legal(built, batch)
-        assert (batch.probabilities == 1 / len(legal)).all()
-        assert (batch.weights == 1).all()
-    # The chance to miss a start is below 1e-10.
-    draw = mr.UniformSampler(seed=4).draw(built.buffer.view, 30 * len(legal))
-    assert set(indices_of(draw)) == set(legal)
+        assert_even(batch, len(legal))
+    assert set(drawn_of(built, mr.UniformSampler(seed=4), len(legal))[1]) == set(legal)
     assert_resumes(built, lambda seed: mr.UniformSampler(seed=seed))
 
 
@@ -73,7 +103,9 @@ def shuffled(built, rng):
     for options in ({}, {"block": 3}, {"shuffle": False}, {"batches": 2}):
         sampler, drawn = mr.ShuffledSampler(seed=5, **options), []
         while sampler.epoch == 0 and sampler.more(view, 4):
-            drawn += indices_of(sampler.draw(view, 4))
+            draw = sampler.draw(view, 4)
+            assert_even(draw, len(legal))
+            drawn += indices_of(draw)
         assert sorted(drawn) == legal, options
     shares = []
     for rank in range(2):
@@ -97,6 +129,8 @@ def distinct(built, rng):
         assert len(set(indices)) == len(indices)
         everything = built.buffer.sample_by(mr.DistinctSampler(seed=2), len(legal))
         assert sorted(indices_of(everything)) == legal
+        assert_even(batch, len(legal))
+        assert_even(everything, len(legal))
         assert_resumes(built, lambda seed: mr.DistinctSampler(seed=seed), 1)
 
 
@@ -124,6 +158,8 @@ def prioritized(built, rng):
     np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-6)
     weights = 1 / (len(legal) * expected)
     np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-5)
+    # Of segments of equal mass some lie within the mass of each step.
+    assert set(drawn_of(built, sampler, len(legal))[1]) == set(legal)
     state = sampler.state_dict(priorities=True)
     other = mr.PrioritizedSampler(alpha=1.0, beta=1.0, name=None, seed=9)
     other.load_state_dict(state)
@@ -153,51 +189,112 @@ def prioritized_none(built, rng):
 
 
 def ranked(built, rng):
-    """Probabilities by rank add up to one."""
-    sampler = mr.RankPrioritizedSampler(alpha=1.0, name=None, seed=1)
+    """Probabilities and weights are those of the ranks, of equal priorities, too."""
+    legal = built.twin.legal()
+
+    def make(seed):
+        return mr.RankPrioritizedSampler(
+            alpha=1.0, beta=1.0, resort_every=1, name=None, seed=seed
+        )
+
+    sampler = make(1)
     batch = sample_by(built, sampler, 6)
-    if batch is not None:
-        assert_legal(built, batch)
-        assert (batch.probabilities > 0).all()
-        assert (batch.probabilities <= 1).all()
+    if batch is None:
+        return
+    assert_legal(built, batch)
+    shares = 1 / np.arange(1.0, len(legal) + 1)
+    shares /= shares.sum()
+    # Of segments of equal mass some lie within the mass of each step.
+    count = int(2 / shares[-1]) + 1
+    draw = sampler.draw(built.buffer.view, count)
+    found = dict(zip(indices_of(draw), draw.probabilities.tolist(), strict=True))
+    assert set(found) == set(legal)
+    np.testing.assert_allclose(sorted(found.values()), shares[::-1], rtol=1e-6)
+    ranks = rng.permutation(len(legal))
+    view = built.buffer.view
+    sampler.update_priorities(view, *np.array(legal).T, 1.0 * (len(legal) - ranks))
+    draw = sampler.draw(view, count)
+    assert set(indices_of(draw)) == set(legal)
+    share_of = dict(zip(legal, shares[ranks].tolist(), strict=True))
+    expected = np.array([share_of[index] for index in indices_of(draw)])
+    np.testing.assert_allclose(draw.probabilities, expected, rtol=1e-6)
+    np.testing.assert_allclose(draw.weights, shares[-1] / expected, rtol=1e-5)
+    assert_resumes(built, make)
 
 
 def stratified(built, rng):
     """As many steps of each environment that has some."""
-    size = 3 * built.case.num_envs
+    size, legal = 3 * built.case.num_envs, built.twin.legal()
     batch = sample_by(built, mr.StratifiedSampler(seed=1), size)
     if batch is not None:
         indices = assert_legal(built, batch)
         counts = Counter(env_id for env_id, _ in indices)
-        envs = {env_id for env_id, _ in built.twin.legal()}
+        envs = {env_id for env_id, _ in legal}
         assert set(counts) == envs
         assert max(counts.values()) - min(counts.values()) <= 1
+        draw, indices = drawn_of(built, mr.StratifiedSampler(seed=2), 3 * len(legal))
+        assert set(indices) == set(legal)
+        counts = {env_id: len(mine) for env_id, mine in by_env(legal).items()}
+        for drawn in (batch, draw):
+            own = np.array([counts[e] for e in drawn.env_ids.tolist()])
+            assert_even(drawn, len(counts) * own)
         assert_resumes(built, lambda seed: mr.StratifiedSampler(seed=seed), size)
 
 
 def recent(built, rng):
     """A share of the newest legal starts of each environment."""
     legal = built.twin.legal()
-    sampler = mr.RecentSampler(2, 0.5, mr.UniformSampler(seed=1), seed=2)
-    batch = sample_by(built, sampler, 6)
-    if batch is not None:
-        indices = assert_legal(built, batch)
-        newest = {
-            index for e, _ in legal for index in [p for p in legal if p[0] == e][-2:]
+
+    def make(seed):
+        return mr.RecentSampler(2, 0.5, mr.UniformSampler(seed), seed=seed)
+
+    batch = sample_by(built, make(1), 6)
+    if batch is None:
+        return
+    assert_legal(built, batch)
+    draw, indices = drawn_of(built, make(2), 2 * len(legal))
+    # Where they are few, all are drawn by the other sampler.
+    many = 0.5 * len(legal) / built.case.num_envs > 2
+    num_newest = len(indices) // 2 if many else 0
+    newest = {env_id: mine[-2:] for env_id, mine in by_env(legal).items()}
+    if many:
+        assert set(indices[:num_newest]) == {
+            p for mine in newest.values() for p in mine
         }
-        # Where they are few, all are drawn by the other sampler.
-        if 0.5 * len(legal) / built.case.num_envs > 2:
-            assert set(indices[:3]) <= newest
-        assert_resumes(
-            built, lambda s: mr.RecentSampler(2, 0.5, mr.UniformSampler(s), seed=s)
-        )
+    assert set(indices[num_newest:]) == set(legal)
+    for drawn, first in ((batch, 3 if many else 0), (draw, num_newest)):
+        totals = np.full(len(drawn.env_ids), len(legal))
+        for number, env_id in enumerate(drawn.env_ids[:first].tolist()):
+            totals[number] = len(newest) * len(newest[env_id])
+        assert_even(drawn, totals)
+    assert_resumes(built, make)
 
 
 def emphasized(built, rng):
-    """The window of newest steps is within the legal starts."""
-    batch = sample_by(built, mr.EmphasizeRecentSampler(5, smallest=3, seed=1), 6)
-    if batch is not None:
-        assert_legal(built, batch)
+    """The window of newest steps shrinks with each draw, and begins again."""
+    legal = built.twin.legal()
+    updates, smallest = 5, 3
+
+    def make(seed):
+        return mr.EmphasizeRecentSampler(updates, smallest=smallest, seed=seed)
+
+    sampler = make(1)
+    if not legal:
+        with refused(mr.EmptyError):
+            built.buffer.sample_by(sampler, 6)
+        return
+    for number in (*range(updates), 0):
+        share = 0.996 ** (1000 * (number + 1) / updates)
+        window = min(max(int(len(legal) * share), smallest), len(legal))
+        each, newest = 0, []
+        while len(newest) < window:
+            each += 1
+            newest = [p for mine in by_env(legal).values() for p in mine[-each:]]
+        draw, indices = drawn_of(built, sampler, len(newest))
+        assert set(indices) == set(newest), number
+        assert_even(draw, len(newest))
+    assert_legal(built, built.buffer.sample_by(sampler, 6))
+    assert_resumes(built, make)
 
 
 def ignore_earliest(built, rng):
@@ -211,6 +308,10 @@ def ignore_earliest(built, rng):
         return
     batch = built.buffer.sample_by(sampler, 30 * len(kept))
     assert set(indices_of(batch)) == set(kept)
+    assert_even(batch, len(kept))
+    assert_resumes(
+        built, lambda seed: mr.ignore_earliest(count, mr.UniformSampler(seed=seed))
+    )
 
 
 def groups(built, rng):
@@ -240,6 +341,9 @@ def groups(built, rng):
         batch["group"],
         [twin.row(p).values["group"] for p in indices_of(batch)],
     )
+    # Each of its rows would have led to the group.
+    assert_even(batch, len(legal), 3)
+    assert_resumes(built, lambda seed: mr.GroupSampler("group", rows=3, seed=seed))
 
 
 def staleness(built, rng):
@@ -254,6 +358,11 @@ def staleness(built, rng):
         return
     batch = built.buffer.sample_by(sampler, 30 * len(kept))
     assert set(indices_of(batch)) == set(kept)
+    # Of all legal starts, those left out among them.
+    assert_even(batch, len(legal))
+    assert_resumes(
+        built, lambda seed: mr.StalenessSampler("group", current, 1, seed=seed)
+    )
 
 
 def uses(built, rng):
@@ -267,10 +376,19 @@ def uses(built, rng):
         return
     for _ in range(3 * len(legal)):
         try:
-            drawn += indices_of(built.buffer.sample_by(counter, 3))
+            batch = built.buffer.sample_by(counter, 3)
         except mr.EmptyError:
             break
+        drawn += indices_of(batch)
+        # Of all legal starts, those used up among them.
+        assert_even(batch, len(legal))
     assert Counter(drawn) == dict.fromkeys(legal, 2)
+    # States do not hold the uses: so many are never used up.
+    for inner in (mr.UniformSampler, mr.DistinctSampler):
+        assert_resumes(
+            built,
+            lambda s, inner=inner: mr.UseCounter(99, inner(s), name=None, seed=s),
+        )
 
 
 def mixture(built, rng):
@@ -281,6 +399,20 @@ def mixture(built, rng):
     batch = sample_by(built, sampler, 8)
     if batch is not None:
         assert_legal(built, batch)
+        # Each part draws what it draws alone, and is never off its share by a step.
+        parts = [mr.UniformSampler(seed=1), mr.UniformSampler(seed=2)]
+        alone = [mr.UniformSampler(seed=1), mr.UniformSampler(seed=2)]
+        both = mr.MixtureSampler([(parts[0], 3), (parts[1], 1)], seed=3)
+        for counts in ((6, 2), (2, 1), (2, 0), (2, 1)):
+            batch = built.buffer.sample_by(both, sum(counts))
+            expected = [
+                index
+                for part, count in zip(alone, counts, strict=True)
+                if count
+                for index in indices_of(built.buffer.sample_by(part, count))
+            ]
+            assert indices_of(batch) == expected, counts
+            assert_even(batch, len(built.twin.legal()))
         assert_resumes(
             built,
             lambda s: mr.MixtureSampler(
@@ -298,6 +430,13 @@ def sequence(built, rng):
         "stride": int(rng.integers(1, 3)),
     }
     check_windows(built, built.buffer, 2, boundary, options)
+    if built.twin.windows(2, boundary, **options):
+        assert_resumes(
+            built,
+            lambda seed: mr.SequenceSampler(
+                2, mr.UniformSampler(seed=seed), boundary=boundary, **options
+            ),
+        )
 
 
 def check_windows(built, buffer, length, boundary, options, without_next=False):
@@ -313,19 +452,23 @@ def check_windows(built, buffer, length, boundary, options, without_next=False):
         return
     draw = sampler.draw(buffer.view, 20 * len(expected))
     assert set(indices_of(draw)) == set(expected)
-    np.testing.assert_allclose(draw.probabilities, 1 / len(expected), rtol=1e-9)
+    assert_even(draw, len(expected))
     batch = buffer.sample_by(sampler, 4)
-    for number, index in enumerate(indices_of(batch)):
-        indices, mask, is_first = expected[index]
+    windows = [expected[index] for index in indices_of(batch)]
+    assert_windows(batch, windows)
+    assert_window_fields(twin, batch, windows, without_next)
+
+
+def assert_windows(batch, windows):
+    """Windows of a batch have these places, masks and beginnings of episodes."""
+    for number, (indices, mask, is_first) in enumerate(windows):
         positions = batch.window_positions[number].tolist()
-        assert positions == [p for _, p in indices], (index, positions)
-        assert batch["is_first"][number].tolist() == is_first, index
+        assert positions == [p for _, p in indices], (indices, positions)
+        assert batch["is_first"][number].tolist() == is_first, indices
         found = (
             [True] * len(mask) if batch.mask is None else batch.mask[number].tolist()
         )
-        assert found == mask, (index, found, mask)
-    windows = [expected[index] for index in indices_of(batch)]
-    assert_window_fields(twin, batch, windows, without_next)
+        assert found == mask, (indices, found, mask)
 
 
 def assert_window_fields(twin, batch, windows, without_next):
@@ -355,20 +498,29 @@ def whole_episodes(built, rng):
     twin = built.twin
     options = {"running": bool(rng.integers(2)), "headless": bool(rng.integers(2))}
     expected = twin.whole_episodes(**options)
+    # The first step of an episode without its beginning cannot be drawn.
+    by_length = options["headless"] or bool(rng.integers(2))
     for layout in ("padded", "ragged"):
-        sampler = mr.EpisodeSampler(
-            mr.UniformSampler(seed=1),
-            # The first step of an episode without its beginning cannot be drawn.
-            by="length" if options["headless"] else "episode",
-            layout=layout,
-            **options,
-        )
+
+        def make(seed, layout=layout):
+            return mr.EpisodeSampler(
+                mr.UniformSampler(seed=seed),
+                by="length" if by_length else "episode",
+                layout=layout,
+                **options,
+            )
+
+        sampler = make(1)
         if not expected:
             with refused(mr.EmptyError):
                 built.buffer.sample_by(sampler, 2)
             continue
         by_start = {indices[0]: (indices, mask) for indices, mask in expected}
-        draw = sampler.draw(built.buffer.view, 20 * len(expected))
+        num_steps = sum(len(indices) for indices, _ in expected)
+        draw = sampler.draw(built.buffer.view, 30 * num_steps)
+        # An episode comes as often as it is long, or as any other.
+        assert_even(draw, num_steps if by_length else len(expected))
+        assert_resumes(built, make)
         drawn = indices_of(draw)
         if layout == "ragged":
             drawn = [drawn[first] for first in draw.offsets[:-1]]
@@ -432,9 +584,22 @@ SAMPLERS = {
     "epoch_windows": lambda seed: mr.SequenceSampler(
         2, mr.ShuffledSampler(seed=seed), boundary="pad"
     ),
-    "uses": lambda seed: mr.UseCounter(2, mr.DistinctSampler(seed=seed), name=None),
-    "used_windows": lambda seed: mr.StalenessSampler(
-        "group", 10**6, 10**7, sampler=mr.DistinctSampler(seed=seed)
+    "uses": lambda seed: mr.UseCounter(
+        2, mr.DistinctSampler(seed=seed), name=None, seed=seed
+    ),
+    "many_uses": lambda seed: mr.UseCounter(
+        99, mr.UniformSampler(seed=seed), name=None, seed=seed
+    ),
+    "stale": lambda seed: mr.StalenessSampler(
+        "group", 10**6, 10**7, sampler=mr.DistinctSampler(seed=seed), seed=seed
+    ),
+    "ranked": lambda seed: mr.RankPrioritizedSampler(name=None, seed=seed),
+    "emphasized": lambda seed: mr.EmphasizeRecentSampler(5, smallest=3, seed=seed),
+    "later": lambda seed: mr.ignore_earliest(1, mr.UniformSampler(seed=seed)),
+    "groups": lambda seed: mr.GroupSampler("group", rows=3, seed=seed),
+    "episodes": lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed=seed)),
+    "ragged": lambda seed: mr.EpisodeSampler(
+        mr.UniformSampler(seed=seed), layout="ragged"
     ),
 }
 """A sampler of each kind by a seed, for consumers that take any."""
