@@ -19,6 +19,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay import concatenation, splitting, stats
+from mmreplay.buffer import copy_rows as copying
 from mmreplay.buffer import reader, statistics
 from mmreplay.buffer.append import Appender
 from mmreplay.buffer.flag_rules import EpisodeFlags
@@ -892,6 +893,18 @@ MUTANTS = (
         (after(her._Goals, "__init__", same_goal_row),),
     ),
     Mutant(
+        "goal of another episode",
+        "HER gives all steps of a window one goal, over an end, too",
+        "HER",
+        (
+            with_arguments(
+                her,
+                "_groups",
+                lambda length, begins: (length, np.zeros_like(begins)),
+            ),
+        ),
+    ),
+    Mutant(
         "difference with itself",
         "Delta reads the step's own observation as its next one",
         "Delta",
@@ -974,6 +987,18 @@ MUTANTS = (
         "exports forget terminations",
         "export to npz",
         (result(BufferReader, "blocks", without_flag(TERMINATED)),),
+    ),
+    Mutant(
+        "copy without the oldest row",
+        "a resized or compacted buffer lacks the oldest row",
+        "gather_all",
+        (
+            result(
+                copying,
+                "copy_rows",
+                lambda found, *_: (found[0] + 1, *found[1:]),
+            ),
+        ),
     ),
     # Weights and priorities.
     Mutant(
@@ -1188,6 +1213,18 @@ MUTANTS = (
                 Concat, "_sample", lambda s, n, count, _, by: (s, n, count, 1.0, by)
             ),
         ),
+    ),
+    Mutant(
+        "weights of each buffer",
+        "weights of buffers joined by priority are those of each alone",
+        "concat by priority",
+        ((Concat, "weighed", lambda self, batch, weights=None: batch),),
+    ),
+    Mutant(
+        "shares of another buffer",
+        "shares go to the buffers in another order",
+        "concat of 3",
+        (result(Shares, "split", lambda found, *_: found[::-1]),),
     ),
     Mutant(
         "part without a step",

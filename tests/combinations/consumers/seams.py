@@ -204,6 +204,33 @@ def priorities_of_starts(built, rng):
             np.testing.assert_allclose(probability, given[index] / total, rtol=1e-6)
 
 
+def by_priority(built, rng):
+    """Buffers joined by priority have the probabilities and weights of one buffer."""
+    legal = built.twin.legal()
+    if not legal:
+        return
+
+    def make(seed):
+        return mr.PrioritizedSampler(alpha=1.0, eps=0.0, beta=0.5, name=None, seed=seed)
+
+    buffers = [built.open(sampler=make(seed)) for seed in range(2)]
+    masses = {}
+    for number, buffer in enumerate(buffers):
+        env_ids, positions = np.array(legal).T
+        values = rng.integers(1, 9, len(legal)).astype(np.float64)
+        view = buffer.view
+        buffer.sampler.update_priorities(view, env_ids, positions, values)
+        masses |= {(number, p): v for p, v in zip(legal, values, strict=True)}
+    both = mr.concat(buffers, by="priority", seed=2)
+    batch = both.sample(12)
+    drawn = list(zip(batch.buffer_ids.tolist(), indices_of(batch), strict=True))
+    total = sum(masses.values())
+    expected = np.array([masses[each] / total for each in drawn])
+    np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-6)
+    weights = expected**-0.5
+    np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-5)
+
+
 def lengths(built, rng):
     """Whole episodes of some lengths: those counted are the steps of the batch."""
     least, most = int(rng.integers(1, 4)), int(rng.integers(4, 6))
@@ -249,6 +276,7 @@ CONSUMERS = {
     "refusals": refusals,
     "reset rows": reset_rows,
     "kept priorities": priorities_of_starts,
+    "concat by priority": by_priority,
     "episodes by length": lengths,
     "episodes by return": returns,
 }
