@@ -189,6 +189,8 @@ def check_fields(
     waiting = [sampler]
     while waiting:
         each = waiting.pop()
+        if traits_of(each).ends:
+            check_ends(each)
         path = ask(each, "looked_up")
         if path is not None:
             require_integer(path, schema)
@@ -197,6 +199,25 @@ def check_fields(
     made = names if transform is None else transform.names
     if made is not None:
         fields_under(traits_of(sampler).first_only, made)
+
+
+def check_ends(sampler: Sampler) -> None:
+    """Check that a sampler whose epochs end says when they do.
+
+    Raises:
+        SchemaError: It has no `epoch`, `more` or `num_batches` of its own.
+    """
+    lacking = [] if ask(sampler, "epoch") is not None else ["epoch"]
+    for name in ("more", "num_batches"):
+        # What it inherits says that no epoch ends.
+        if getattr(type(sampler), name, None) in (None, getattr(Sampler, name)):
+            lacking.append(name)
+    if lacking:
+        raise SchemaError(
+            f"{type(sampler).__name__} has traits with ends=True, and no "
+            f"{' or '.join(lacking)} of its own. Define what is missing, as "
+            "mmreplay.samplers.base.Sampler says, or leave ends=True out."
+        )
 
 
 def next_paths(schema: Schema) -> dict[str, str]:

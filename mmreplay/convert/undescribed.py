@@ -183,7 +183,7 @@ class PlainReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
-        begins.doubt_returns(self.report)
+        begins.add_doubts(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""
@@ -356,7 +356,7 @@ class TableReader(Reader):
             breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
-        begins.doubt_returns(self.report)
+        begins.add_doubts(self.report)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only three columns are read where rows have positions."""

@@ -572,7 +572,11 @@ def _tasks_of_table(path: Path) -> Tasks:
                     "some. Download the dataset again."
                 )
             found = decode_values(batch[column], Field.text(MAX_NBYTES))
-            numbers += batch[TASK_INDEX].to_pylist()
+            # Tools that edit tables make floats of them.
+            numbers += [
+                int(number) if isinstance(number, float) and number % 1 == 0 else number
+                for number in batch[TASK_INDEX].to_pylist()
+            ]
             texts += [text.tobytes() for text in found]
             nbytes += len(found.values)
             if nbytes > MAX_NBYTES:

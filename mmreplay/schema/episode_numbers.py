@@ -73,6 +73,7 @@ class EpisodeChanges:
         self._name = name
         self._last: Any = None
         self._ids: list[NDArray[np.int64]] = []
+        self._num_empty = 0
 
     def of(self, columns: Mapping[str, Any]) -> Bools | None:
         """Rows whose episode is not that of the row before, bool ``[N]``.
@@ -86,6 +87,7 @@ class EpisodeChanges:
         if isinstance(values, Ragged):
             last = values[:1] if self._last is None else self._last
             changed = _texts_differ(Ragged.concatenate([last, values]))
+            self._num_empty += int(np.count_nonzero(values.lengths == 0))
             # A copy: the next block may lie in the same memory.
             self._last = values[len(values) - 1 :].copy()
         else:
@@ -99,8 +101,13 @@ class EpisodeChanges:
         self._ids.append(_ids_of(values, begins))
         return changed
 
-    def doubt_returns(self, notes: Notes) -> None:
-        """Doubt episodes whose rows lie apart, after the last block."""
+    def add_doubts(self, notes: Notes) -> None:
+        """Doubt episodes whose rows lie apart or have no name, after the last block."""
+        if self._num_empty:
+            notes.doubt(
+                f"column {self._name!r} is empty in {self._num_empty:,} rows: those "
+                "that follow each other were read as one episode"
+            )
         ids = np.concatenate([np.zeros(0, np.int64), *self._ids])
         count = len(np.unique(ids))
         if count < len(ids):

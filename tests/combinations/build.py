@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import zarr
 
 import mmreplay as mr
 from tests.combinations.cases import Case
@@ -361,29 +362,28 @@ class Builder:
             self._lose()
             report = mr.repair(self.path, target)
             cuts = [(cut.env_id, cut.first, cut.stop) for cut in report.cuts]
-            assert cuts == [(e, p, p + 1) for e, p in self.lost], cuts
+            assert cuts == self.lost, cuts
         self._go_on(target)
 
     def _lose(self):
-        """Damage a step in the middle of an episode, or else the oldest row."""
-        twin = self.twin
-        inner = [
-            steps[number]
-            for steps in twin.episodes()
-            for number in range(1, len(steps) - 1)
-        ]
-        oldest = [
-            (env_id, env.first)
-            for env_id, env in enumerate(twin.envs)
-            if len(env.rows) - env.first >= 3 and not env.rows[env.first + 1].final
-        ]
-        for some in (inner, oldest):
-            if some:
-                index = some[int(self.rng.integers(len(some)))]
-                if damage(self.path, *index):
-                    twin.lose(*index)
-                    self.lost.append(index)
+        """Damage steps inside of episodes, or the oldest rows, where there are any."""
+        alive = self.twin.alive()
+        for number in self.rng.permutation(len(alive)).tolist():
+            found = damaged_with(self.path, self.twin, *alive[number])
+            if all(self._inside_or_oldest(*each) for each in found):
+                damage(self.path, *alive[number])
+                for each in found:
+                    self.twin.lose(*each)
+                self.lost = found
                 return
+
+    def _inside_or_oldest(self, env_id, first, stop):
+        env = self.twin.envs[env_id]
+        if first == env.first:
+            # Not where an episode would begin with the row of its end.
+            return stop < len(env.rows) - 1 and not env.rows[stop].final
+        around = {(env_id, first - 1), (env_id, stop)}
+        return any(around <= {*steps} for steps in self.twin.episodes())
 
     def _go_on(self, target):
         """Write a few steps to a copy."""
@@ -437,25 +437,56 @@ def indices_of(batch):
     return list(zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True))
 
 
-def damage(path, env_id, position):
-    """Change a byte of a row on disk.
+def stored_at(path, env_id, position):
+    """Where a row lies, and what is lost with it.
+
+    Of Zarr, that is a shard of a field that every buffer here has.
 
     Returns:
-        False where rows do not lie as they are in a file.
+        The file, the byte in it, and ranges of environments and of slots.
     """
     data = max(path.glob("data-*"))
-    records = data / "records.bin"
-    if (data / "zarr").exists():
-        return False
     with mr.ReplayBuffer.open(path) as buffer:
         ring = buffer.metadata.ring
-    row = ring.row(env_id, position)
-    with records.open("r+b") as file:
-        file.seek(row * (records.stat().st_size // ring.num_rows))
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
-    return True
+    slot = position % ring.slots
+    if not (data / "zarr").exists():
+        records = data / "records.bin"
+        at = ring.row(env_id, position) * (records.stat().st_size // ring.num_rows)
+        return records, at, range(env_id, env_id + 1), range(slot, slot + 1)
+    array = zarr.open_array(data / "zarr" / "uid", mode="r")
+    size = array.shards or array.chunks
+    both = zip((env_id, slot), size, strict=True)
+    numbers = [at // each for at, each in both]
+    ranges = [
+        range(number * each, (number + 1) * each)
+        for number, each in zip(numbers, size, strict=True)
+    ]
+    return data / "zarr" / "uid" / ".".join(["c", *map(str, numbers)]), 9, *ranges
+
+
+def damaged_with(path, twin, env_id, position):
+    """Rows that are lost with one: environment, first and stop of each stretch."""
+    with mr.ReplayBuffer.open(path) as buffer:
+        num_slots = buffer.metadata.ring.slots
+    _, _, env_ids, slots = stored_at(path, env_id, position)
+    found = []
+    for each, position in twin.alive():
+        if each in env_ids and position % num_slots in slots:
+            if found and found[-1][0] == each and found[-1][2] == position:
+                found[-1] = (each, found[-1][1], position + 1)
+            else:
+                found.append((each, position, position + 1))
+    return found
+
+
+def damage(path, env_id, position):
+    """Change a byte of a row on disk."""
+    file, offset, _, _ = stored_at(path, env_id, position)
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
 
 
 def build(case, folder):

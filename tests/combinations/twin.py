@@ -138,23 +138,26 @@ class Twin:
         """Give up the oldest rows of an environment."""
         self.envs[env_id].first += count
 
-    def lose(self, env_id, position):
-        """Lose a row: those before it move up, and what follows begins an episode.
+    def lose(self, env_id, first, stop):
+        """Lose rows: those before move up, and what follows begins an episode.
 
         Args:
             env_id: The environment.
-            position: Of the oldest row, or of a step between two of its episode.
+            first: Position of the oldest row, or of a step that its episode goes
+                before.
+            stop: One after the last; a step of the same episode.
         """
         env = self.envs[env_id]
-        env.first += 1
-        if position + 1 == env.first:
+        oldest, env.first = env.first, env.first + stop - first
+        if first == oldest:
             return
-        lost = env.rows.pop(position)
-        # Positions stay as they were; no row is of its episode.
-        env.rows.insert(0, replace(lost, episode=-1))
-        for row in env.rows[position + 1 :]:
+        lost = env.rows[first:stop]
+        # Positions stay as they were; no row is of the episode of a lost one.
+        env.rows[first:stop] = []
+        env.rows[:0] = [replace(row, episode=-1) for row in lost]
+        for row in env.rows[stop:]:
             row.episode += 1
-        env.rows[position + 1].broken = True
+        env.rows[stop].broken = True
 
     def end_episodes(self, env_id):
         """Truncate the running episode of an environment, once its next row comes."""

@@ -313,3 +313,35 @@ def test_a_sampler_of_fields_that_are_not_there_is_refused_when_it_is_set(name):
         mr.ReplayStream(buffer, make(), 4)
     with pytest.raises(SchemaError, match=message):
         made(make())
+
+
+class Ending(Silent):
+    """Says that its epochs end, and nothing of when."""
+
+    traits = Traits(ends=True)
+
+
+class Derived(Ending, mr.samplers.base.Sampler):
+    """The same with the defaults of samplers, of which no epoch ends."""
+
+    epoch = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking"),
+    [(Ending, "epoch or more or num_batches"), (Derived, "more or num_batches")],
+)
+def test_epochs_that_do_not_say_when_they_end_are_refused(kind, lacking):
+    message = f"{kind.__name__} has traits with ends=True, and no {lacking} of its own"
+    buffer = made(mr.UniformSampler(0))
+    sampler = kind(mr.UniformSampler(0))
+    state = sampler.state_dict()
+    with pytest.raises(SchemaError, match=message):
+        buffer.sampler = sampler
+    with pytest.raises(SchemaError, match=message):
+        mr.ReplayDataset(buffer).draws(sampler, 2)
+    with pytest.raises(SchemaError, match=message):
+        mr.ReplayStream(buffer, sampler, 2)
+    with pytest.raises(SchemaError, match=message):
+        buffer.sampler = mr.ignore_earliest(2, sampler)
+    assert sampler.state_dict() == state

@@ -52,20 +52,27 @@ def test_changes_over_blocks_are_those_of_a_list(kind, seed):
             at += size
         assert found == begins
         notes = Notes()
-        changes.doubt_returns(notes)
+        changes.add_doubts(notes)
         places = [held[n] for n in (0, *begins)]
         doubt = (
             f"the rows of an episode lie in {len(places)} places for "
             f"{len(set(places))} values of 'x': each was read as an episode"
         )
-        assert notes.doubts == ([doubt] if len(set(places)) < len(places) else [])
+        doubts = [doubt] if len(set(places)) < len(places) else []
+        if count := held.count("") if kind == "text" else 0:
+            empty = (
+                f"column 'x' is empty in {count} rows: those that follow each other "
+                "were read as one episode"
+            )
+            doubts.insert(0, empty)
+        assert notes.doubts == doubts
 
 
 def test_no_column_and_no_rows_change_nothing():
     changes, notes = EpisodeChanges("x"), Notes()
     assert changes.of({"y": np.arange(3)}) is None
     assert changes.of({"x": np.arange(0)}) is None
-    changes.doubt_returns(notes)
+    changes.add_doubts(notes)
     assert notes == Notes()
 
 
@@ -163,3 +170,14 @@ def test_texts_name_episodes_that_are_not_selected_as_a_field(tmp_path):
     mr.load(path, tmp_path / "two", fields=["obs"], episodes=slice(1, 2))
     with mr.ReplayBuffer.open(tmp_path / "two") as buffer:
         assert buffer.gather_all()["obs"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_rows_without_a_name_of_their_episode_are_a_doubt(tmp_path, name):
+    path = stored(tmp_path / name, np.array(["a", "a", "", "", "b", "b"]))
+    report = mr.load(path, tmp_path / "target")
+    assert report.episodes == 3
+    assert report.doubts == (
+        "column 'episode_id' is empty in 2 rows: those that follow each other were "
+        "read as one episode",
+    )

@@ -280,7 +280,7 @@ class GroupMapper:
             changed = changes.of({name: block})
             assert changed is not None
             found.append(np.flatnonzero(changed) + number * BLOCK_ROWS)
-        changes.doubt_returns(self.notes)
+        changes.add_doubts(self.notes)
         return np.concatenate([*found, [self.rows]])
 
     def _blocks(self, array: ForeignArray) -> Iterator[Array]:

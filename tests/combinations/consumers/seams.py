@@ -69,13 +69,14 @@ def closed_loader(built, rng):
     legal = built.twin.legal()
     if not legal:
         return
-    taken = int(rng.integers(1, 3))
+    most = -(-len(legal) // 2)
+    taken = min(int(rng.integers(1, 3)), most)
     counter = mr.UseCounter(1, mr.DistinctSampler(seed=1), name=None)
     epochs = mr.ShuffledSampler(seed=2)
     for sampler in (counter, epochs):
         buffer, drawn = built.open(sampler=sampler), []
         with mr.ReplayLoader(buffer, 2, num_threads=2, prefetch=AHEAD) as batches:
-            found = ahead(batches, -(-len(legal) // 2))
+            found = ahead(batches, most)
             for _, batch in zip(range(taken), found, strict=False):
                 drawn += indices_of(batch)
         if sampler is counter:

@@ -311,7 +311,7 @@ def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
     numbers = ("episode_index", "task_index", "frame_index", "index")
     floats = data | {name: data[name].astype(float) for name in numbers}
     folder = write(tmp_path / "set", floats)
-    write_tasks(folder, "v3.0")
+    write_tasks(folder, "v3.0", numbers=(0.0, 1.0, 2.0))
     report = mr.load(folder, tmp_path / "buffer", done="terminated", strict=True)
     assert report.episodes == len(np.unique(data["episode_index"]))
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
@@ -465,6 +465,7 @@ def test_a_frame_of_no_task_has_an_empty_text_and_is_a_doubt(tmp_path):
             {"numbers": (0, 1, -1)},
             "a number from 0 on for each task, .* got -1",
         ),
+        ("v3.0", {"numbers": (0.0, 1.5, 2.0)}, "a number from 0 on .* got 1.5"),
         ("v2.1", {"tasks": [1, 2, 3]}, "line 1 must have a number 'task_index'"),
         ("v3.0", {"tasks": [1, 2, 3]}, "must be text in at most"),
         ("v3.0", {"tasks": [None, "a", "b"]}, "a number and a text in each row"),
