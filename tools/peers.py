@@ -80,7 +80,8 @@ GROUPS = {
         "D4RL",
         (
             f"{PINNED} jax==0.10.2 minari==0.5.4 stable-baselines3==2.9.2 "
-            "tfrecord==1.14.6 termcolor==3.3.0 psutil==7.2.2 tensorboardX==2.6.5 tqdm==4.70.1",
+            "tfrecord==1.14.6 termcolor==3.3.0 psutil==7.2.2 tensorboardX==2.6.5 "
+            "tqdm==4.70.1",
             "--no-deps robomimic==0.3.0 d4rl==1.1",
         ),
         ("tests/convert/foreign",),

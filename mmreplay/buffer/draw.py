@@ -208,10 +208,12 @@ def check_ends(sampler: Sampler) -> None:
         SchemaError: It has no `epoch`, `more` or `num_batches` of its own.
     """
     lacking = [] if ask(sampler, "epoch") is not None else ["epoch"]
-    for name in ("more", "num_batches"):
+    lacking += [
+        name
+        for name in ("more", "num_batches")
         # What it inherits says that no epoch ends.
-        if getattr(type(sampler), name, None) in (None, getattr(Sampler, name)):
-            lacking.append(name)
+        if getattr(type(sampler), name, None) in (None, getattr(Sampler, name))
+    ]
     if lacking:
         raise SchemaError(
             f"{type(sampler).__name__} has traits with ends=True, and no "

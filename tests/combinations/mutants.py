@@ -361,7 +361,7 @@ def first_draw(value, *_):
     }
 
 
-LAWS = {
+EXPECTED = {
     "RankPrioritizedSampler": RankPrioritizedSampler,
     "StratifiedSampler": StratifiedSampler,
     "DistinctSampler": DistinctSampler,
@@ -379,7 +379,7 @@ LAWS = {
 
 OF_SAMPLERS = tuple(
     mutant
-    for name, sampler in LAWS.items()
+    for name, sampler in EXPECTED.items()
     for mutant in (
         Mutant(
             f"{name} of half",
@@ -996,7 +996,7 @@ MUTANTS = (
             result(
                 copying,
                 "copy_rows",
-                lambda found, *_: (found[0] + 1, *found[1:]),
+                lambda span, *_: (span[0] + 1, *span[1:]),
             ),
         ),
     ),
@@ -1224,7 +1224,7 @@ MUTANTS = (
         "shares of another buffer",
         "shares go to the buffers in another order",
         "concat of 3",
-        (result(Shares, "split", lambda found, *_: found[::-1]),),
+        (result(Shares, "split", lambda counts, *_: counts[::-1]),),
     ),
     Mutant(
         "part without a step",
