@@ -155,11 +155,23 @@ class MappedRows:
         past, began = self._tuner.past(), perf_counter()
         if past:
             wanted = np.ascontiguousarray(rows)
-            _copies.copy_rows(self.array, self._nbytes, wanted, out)
+            # After a close no array of numpy, which says so.
+            _copies.copy_rows(self.array.view(), self._nbytes, wanted, out)
         else:
             self._copy(rows, out)
         self._tuner.note(past, (perf_counter() - began) / out.nbytes)
         return out
+
+    def unmap(self, closed: Any) -> None:
+        """Let the mapping go; a thread that is copying ends its copy.
+
+        Args:
+            closed: A `ClosedStore`, which later copies ask.
+        """
+        # First the name, never a view of memory that is not mapped any more: a SIGSEGV.
+        mapping, self.mapping, self.array = self.mapping, closed, closed
+        with suppress(BufferError):
+            mapping.close()
 
     def _copy(self, rows: NDArray[np.int64], out: Array) -> Array:
         # Without clip, take goes through a buffer; rows are in range.
@@ -304,6 +316,10 @@ class Records:
         self._stride = record.itemsize
         self._dtypes = {1: record, 2: twice(record)}
         self._buffers = BufferPool()
+
+    def unmap(self, closed: Any) -> None:
+        """Let the mapping go; see `MappedRows.unmap`."""
+        self._rows = closed
 
     def take(
         self,
