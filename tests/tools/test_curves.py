@@ -18,7 +18,7 @@ def test_scores_of_two_distributions_are_distinguished():
 def test_random_deals_stand_for_all_of_many_scores(monkeypatch):
     """Deals of 6 scores of 12 at random, against all 924: within 4 sigma of 100,000."""
     rng = np.random.default_rng(3)
-    one, other = rng.normal(0, 1, (2, 6)) + [[0.0], [0.9]]
+    one, other = rng.normal(0, 1, (2, 6)) + np.array([[0.0], [0.9]])
     exact = curves.p_value(one.tolist(), other.tolist())
     assert 0.02 < exact < 0.5
     monkeypatch.setattr(curves, "MAX_EXACT", 5)
