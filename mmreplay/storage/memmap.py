@@ -578,8 +578,8 @@ class MemmapStore:
         if isinstance(records, Records):
             records.unmap(closed)
         self.records = closed
-        for rows in self._mapped:
-            rows.unmap(closed)
+        while self._mapped:
+            self._mapped.pop().unmap(closed)
         if isinstance(self.heap, FileHeap):
             self.heap.unmap()
             self.heap = closed

@@ -118,6 +118,7 @@ def test_nothing_is_open_or_mapped_after_close(engine, name, tmp_path):
     assert held(tmp_path)
     buffer.close()
     assert held(tmp_path) == []
+    buffer.close()
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
         reader.sample(32)
         if use in (read, load):

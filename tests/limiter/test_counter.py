@@ -113,7 +113,7 @@ def test_a_counter_that_writes_is_known_to_those_who_wait_for_a_writer(tmp_path)
 
 
 def test_a_learner_that_asks_until_it_may_draw_is_waited_for(tmp_path):
-    """The writer's patience ends while the learner still asks for more than there is."""
+    """The writer's patience ends while the learner asks for more than there is."""
     asked, may_end = threading.Event(), threading.Event()
 
     def poll():
