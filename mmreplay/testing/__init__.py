@@ -9,7 +9,8 @@ from your own tests::
 
 or rule by rule, as in ``@pytest.mark.parametrize("rule", SAMPLER_RULES)`` with
 ``check_sampler(MySampler, tmp_path, rules=[rule])``. Neither pytest nor hypothesis is
-needed. mmreplay's own samplers, transforms, formats and engines are held to the same rules.
+needed. mmreplay's own samplers, transforms, formats and engines are held to the same
+rules.
 """
 
 from mmreplay.testing.formats import FORMAT_RULES as FORMAT_RULES
