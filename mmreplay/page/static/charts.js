@@ -233,7 +233,7 @@
         const xAxis = log
           ? { values: (plot, values) => values.map((v) => (Number.isInteger(v) && edges[v] != null ? number(+edges[v].toPrecision(2)) : "")) }
           : brush
-            ? { values: mmr.labels }
+            ? { values: mmr.labels, ...(half ? { incrs: WHOLE } : {}) }
             : { splits: () => ends, values: (plot, values) => values.map(tidy) };
         const textOf = (plot, i) => {
           const counts = all.map((each) => (each.name ? `${each.name} ${count(each.counts[i])}` : count(each.counts[i])));
