@@ -208,6 +208,38 @@
     );
   };
 
+  // Path of a curve of whole numbers: each is as wide as the way to the next point, and half
+  // a step left of it, so that the playhead of a step stands in its middle. The last one
+  // ends at a step of its own. Down to the series with the lowest values, if there is one, is
+  // a fill.
+  mmr.steps = (lowestAt, end) => (plot, index, from, to) => {
+    const [xs, highs, lows] = [plot.data[0], plot.data[index], plot.data[lowestAt]];
+    const left = (i) => plot.valToPos((xs[i] ?? end()) - 0.5, "x", true);
+    const top = (value) => plot.valToPos(value, "y", true);
+    const stroke = new Path2D();
+    const fill = lows ? new Path2D() : null;
+    for (let i = from; i <= to; i++) {
+      if (highs[i] == null) continue;
+      const [begin, stop, y] = [left(i), left(i + 1), top(highs[i])];
+      if (i === from || highs[i - 1] == null) stroke.moveTo(begin, y);
+      else stroke.lineTo(begin, y);
+      stroke.lineTo(stop, y);
+      fill?.rect(begin, y, stop - begin, top(lows[i]) - y);
+    }
+    return { stroke, fill, clip: null, band: null, gaps: null, flags: 1 };
+  };
+
+  // A value between two gaps has no line: it is a point.
+  mmr.lone = (colour) => ({
+    show: true,
+    size: 4,
+    fill: colour,
+    filter: (plot, index) => {
+      const values = plot.data[index];
+      return values.flatMap((value, i) => (value != null && values[i - 1] == null && values[i + 1] == null ? [i] : []));
+    },
+  });
+
   // A histogram between edges; of several series the bars stand behind each other.
   mmr.bars = (box, height, histogram) => {
     const { edges, label, log, brush } = histogram;
