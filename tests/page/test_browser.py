@@ -1118,3 +1118,89 @@ def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
         f"return document.querySelector('.time').textContent.startsWith('{step} ')"
     )
     assert tab.errors() == []
+
+
+PLACES = """
+const box = (e) => {
+  const { left, right, top, bottom } = e.getBoundingClientRect();
+  return [left, right, top, bottom];
+};
+const seen = (selector) =>
+  [...document.querySelectorAll(selector)].filter((e) => e.checkVisibility());
+const boxes = (selector) => seen(selector).map(box);
+return {
+  scroll: document.documentElement.scrollWidth,
+  bar: boxes('.bar > :not(nav, .grow), .bar nav a'),
+  lists: seen('.list').map((e) => e.scrollWidth - e.clientWidth),
+  rows: boxes('.ehead, .ehead > *'),
+  facts: boxes('.facts, .facts > div'),
+  cards: boxes('main > :not(.title), .wide-grid > :not(.title)'),
+  small: boxes('a, button, input, select, summary').filter(
+    ([left, right, top, bottom]) =>
+      right > left && (right - left < 24 || bottom - top < 24),
+  ),
+};
+"""
+
+
+def ends_of_rows(boxes):
+    """Right edges of the last boxes of each row, from left and top."""
+    rows = {}
+    for _, right, top, _ in boxes:
+        rows[round(top)] = max(right, rows.get(round(top), 0))
+    return rows.values()
+
+
+def test_each_width_shows_all_of_the_page_without_holes(tab, serve, tmp_path):
+    rng = np.random.default_rng(0)
+
+    def without_actions(path):
+        fields = dict(schema().fields)
+        fields.pop("action")
+        steps = healthy_steps(rng, 60, 2)
+        steps.pop("action")
+        with mr.ReplayBuffer.create(
+            path, mr.Schema(fields), 100, 2, autoreset="disabled"
+        ) as buffer:
+            buffer.extend(steps, final_observation=steps["observation"])
+        return path
+
+    long_name = "a-camera-without-actions-and-with-a-long-name"
+    url = serve(*(without_actions(tmp_path / name) for name in (long_name, "other")))
+    screens = ("overview", "episodes", "e=0:40", "draws", "compare&c=1")
+    for width in (390, 641, 700, 768, 860, 900, 1000, 1440):
+        tab.open(url, width=width, theme="dark" if width % 100 else "light")
+        for screen in screens:
+            tab.go(screen)
+            # The pill is as wide as it is over a fast writer.
+            tab.run(
+                "const [word, speed] = document.querySelector('#state span').children;"
+                "[word.textContent, speed.textContent] = ['Live', ', 12,300 steps/s']"
+            )
+            if screen == "episodes":
+                tab.wait("return document.querySelectorAll('.erow').length > 3")
+            if screen == "compare&c=1":
+                tab.wait("return document.querySelectorAll('.wide-grid .uplot').length")
+            places = tab.run(PLACES)
+            where = (screen, width)
+            assert places["scroll"] == width, where
+            margin = 12 if width <= 640 else 24
+            for left, right, top, bottom in places["bar"]:
+                assert margin <= left < right <= width - margin, where
+                assert 0 <= top < bottom <= 100, where
+            assert all(over == 0 for over in places["lists"]), where
+            if places["rows"]:
+                whole, *columns = places["rows"]
+                assert max(right for _, right, _, _ in columns) <= whole[1] + 0.5, where
+            if places["facts"]:
+                whole, *facts = places["facts"]
+                for end in ends_of_rows(facts):
+                    assert end == pytest.approx(whole[1], abs=2), where
+            for end in ends_of_rows(places["cards"]):
+                wanted = min(width, 1440) - margin
+                assert screen.startswith("e=") or end == pytest.approx(wanted, abs=1), (
+                    where,
+                )
+            if width == 390:
+                assert places["small"] == [], where
+    assert tab.errors() == []

@@ -787,7 +787,8 @@ def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
 DRAWN = """
 const plot = document.querySelector(`[data-curve="${arguments[0]}"] .uplot`);
 const canvas = plot.querySelector('canvas');
-const [whole, over] = [canvas, plot.querySelector('.u-over')].map((e) => e.getBoundingClientRect());
+const [whole, over] = [canvas, plot.querySelector('.u-over')].map((e) =>
+  e.getBoundingClientRect());
 const ratio = canvas.width / whole.width;
 const [left, top, width, height] = [over.left - whole.left, over.top - whole.top,
   over.width, over.height].map((each) => Math.round(each * ratio));

@@ -291,7 +291,7 @@
     }
     picker.replaceChildren(...app.buffers.map((each) => el("option", { value: String(each.id) }, each.name)));
     picker.hidden = app.buffers.length < 2;
-    if (picker.hidden) picker.after(app.buffers[0]?.name ?? "");
+    if (picker.hidden) picker.after(el("span", { class: "name" }, app.buffers[0]?.name ?? ""));
     addEventListener("hashchange", show);
     await show();
     if (mmr.isSaved()) return;
