@@ -272,11 +272,21 @@ class EpisodeList:
     def columns(self) -> EpisodeColumns:
         """Return the episodes as of now, or as of a second ago.
 
+        Of a buffer whose folder was removed, the last ones are returned.
+
         Raises:
             Refusal: The buffer cannot be read.
         """
         before = faults.count()
-        buffer = self._shown.buffer()
+        try:
+            buffer = self._shown.buffer()
+        except Refusal:
+            with self._lock:
+                if self._columns is None or not self._shown.removed:
+                    raise
+                # Returns that were not read will not be.
+                self._columns.known[:] = True
+                return self._columns
         version = version_of(buffer)
         with self._lock:
             former = self._columns

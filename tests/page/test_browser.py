@@ -520,6 +520,14 @@ def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
 
 def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     tab.open(serve(path))
+    tab.go("e=0:40&t=3")
+    drawn = (
+        "return document.querySelectorAll('.curve .uplot').length === 3 && "
+        "mmr.app.player.curves().every((c) => c.data()) && "
+        "mmr.app.player.shown() === 3 && document.querySelector('.now').innerText"
+    )
+    values = tab.wait(drawn)
+    tab.go("overview")
     shutil.rmtree(path)
     tab.wait("return document.getElementById('state').textContent === 'Removed'")
     words = "The folder was removed; what is shown is the last state."
@@ -530,7 +538,24 @@ def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     assert tab.text("#state") == "Removed"
     tab.go("episodes")
     assert tab.text("#banner") == words
+    # The table was not looked at before; it is sorted and filtered as ever.
+    tab.wait("return document.querySelectorAll('.erow').length > 10")
+    tab.run("document.querySelector('[data-sort=return]').click()")
+    texts = tab.wait(
+        "const texts = [...document.querySelectorAll('.erow')].map((e) => "
+        "e.children[3].textContent); const values = texts.map(Number);"
+        "return values.every((v, i) => !i || v <= values[i - 1]) && texts"
+    )
+    assert len(texts) > 10
+    tab.go("e=0:40&t=3")
+    assert tab.text("#banner") == words
+    assert tab.wait(drawn) == values
+    # Of what was not looked at nothing is left, and the page says so.
+    tab.go("e=1:200")
+    assert tab.text("#banner") == "The folder was removed."
+    assert "Its folder was removed before this was read." in tab.text("main")
     tab.go("overview")
+    assert tab.text("#banner") == words
     assert tab.text('[data-fact="steps"]').startswith("600")
 
 
