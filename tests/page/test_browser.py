@@ -309,6 +309,19 @@ def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
             "return document.querySelector('[data-fact=steps]')?.textContent"
             ".startsWith('120')"
         )
+        # What the mouse points at is said through redraws.
+        x, y, *_ = tab.center("#returns .u-over")
+        tab.mouse("mouseMoved", x, y, 0)
+        tip = (
+            "const tip = document.querySelector('#returns .tip');"
+            "return tip && !tip.hidden && tip.textContent"
+        )
+        assert tab.wait(tip).startswith("return ")
+        chart = tab.run("return (window.before = document.querySelector('.uplot'))")
+        assert chart is not None
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.wait("return document.querySelector('.uplot') && !before.isConnected")
+        assert tab.wait(tip).startswith("return ")
     tab.wait(
         "return document.getElementById('state').textContent === 'Not being written'"
     )

@@ -46,6 +46,20 @@
     }
   });
 
+  // Where the mouse is. A chart that is drawn again below it, as of a buffer that is being
+  // written, has its cursor and its text again, once all is in its place.
+  let mouse = null;
+  addEventListener("mousemove", ({ clientX, clientY }) => (mouse = { clientX, clientY }), true);
+  document.addEventListener("mouseleave", () => (mouse = null));
+
+  function point({ plot }) {
+    if (!mouse || !plot?.over.isConnected) return;
+    const { left, top, right, bottom } = plot.over.getBoundingClientRect();
+    const { clientX: x, clientY: y } = mouse;
+    if (x < left || x > right || y < top || y > bottom) return;
+    if (plot.over.contains(document.elementFromPoint(x, y))) plot.setCursor({ left: x - left, top: y - top });
+  }
+
   mmr.chart = (box, height, make, label) => {
     box.classList.add("plot");
     if (label) {
@@ -64,6 +78,7 @@
         for (const canvas of this.plot.root.querySelectorAll("canvas")) {
           canvas.setAttribute("aria-hidden", "true");
         }
+        requestAnimationFrame(() => point(this));
       },
     };
     charts.add(chart);
