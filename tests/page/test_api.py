@@ -1,5 +1,6 @@
 """Each answer of the page equals what numpy makes of the buffer's rows."""
 
+import cProfile
 import itertools
 import json
 import math
@@ -756,3 +757,23 @@ def test_ten_thousand_action_components(ask, tmp_path, rng):
     )
     assert (head["components"], head["all"]) == (10, 10_000)
     assert len(client.json("values", "env=0&first=0&count=2")["values"]) == 1
+
+
+def test_the_cost_of_many_fields_is_linear(ask, tmp_path):
+    def calls(count, name, query=""):
+        fields = {f"f{i}": mr.Field((), "float32") for i in range(count)}
+        path = tmp_path / f"{count}"
+        if not path.exists():
+            with mr.ReplayBuffer.create(path, mr.Schema(fields), 100) as buffer:
+                for _ in range(2):
+                    buffer.add(dict.fromkeys(fields, 1.0))
+        client, profile = ask(path), cProfile.Profile()
+        client.json(name, query)  # once for what is made at the first request
+        client = ask(path)
+        profile.runcall(client.json, name, query)
+        return sum(each.callcount for each in profile.getstats())
+
+    # Calls, not seconds: four times as many fields take less than five times as many.
+    requests = {"overview": "", "episode": "env=0&at=0", "values": "env=0&first=0"}
+    for name, query in requests.items():
+        assert calls(800, name, query) < 5 * calls(200, name, query), name
