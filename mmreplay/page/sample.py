@@ -8,7 +8,7 @@ MiB of one field are in memory at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from mmreplay.page.rows import read_left
 from mmreplay.page.varying import numbers_of
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
-from mmreplay.stats import Moments, count_values, edges_of, moments_of
+from mmreplay.stats import Moments, count_values, edges_of, moments_of, whole_edges
 
 SAMPLE_ROWS = 1 << 16
 SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20
@@ -38,6 +38,8 @@ FEW_VALUES = 8
 """A component with at most so many values is a switch, such as a gripper."""
 FEW_ROWS = 4096
 """Rows that values are counted in."""
+MAX_WHOLE = 1 << 51
+"""Half a number from smaller ones is a float64 as well."""
 
 Ids = NDArray[np.int64]
 Values = NDArray[Any]
@@ -213,9 +215,38 @@ def histogram_of(values: Values, field: Field, bins: int = BINS) -> Histogram:
         distinct, counts = np.unique(values, return_counts=True)
         if len(distinct) <= FEW_VALUES:
             return Histogram(counts.astype(np.int64), None, distinct.astype(np.float64))
-    moments = moments_of(values)
-    edges = edges_of(moments, field, bins)
-    return Histogram(count_values(values, moments, edges), edges)
+    return bin_values([values], field, bins)[0]
+
+
+def bin_values(
+    arrays: Sequence[Values], field: Field, bins: int = BINS
+) -> list[Histogram]:
+    """Count the values of some arrays in the same bins.
+
+    Args:
+        arrays: Finite values ``[N]`` each; at least one of them is not empty.
+        field: Of the values. Whole numbers get bins of whole width in a float field
+            too: bins of 2 numbers beside bins of 3 would look like a pattern of the
+            values.
+        bins: At most so many.
+    """
+    moments = Moments()
+    for values in arrays:
+        moments = moments.merge(moments_of(values))
+    whole = max(abs(moments.min), abs(moments.max)) < MAX_WHOLE and all(
+        values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+        for values in arrays
+    )
+    if whole:
+        edges = whole_edges(int(moments.min), int(moments.max), bins)
+    else:
+        edges = edges_of(moments, field, bins)
+    none = np.zeros(len(edges) - 1, np.int64)
+    counts = [
+        count_values(values, moments, edges) if len(values) else none
+        for values in arrays
+    ]
+    return [Histogram(each, edges) for each in counts]
 
 
 @dataclass(frozen=True, slots=True)

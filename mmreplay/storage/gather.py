@@ -27,9 +27,8 @@ from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.errors import system_failure
 from mmreplay.ring import Ring, runs
-from mmreplay.schema import Schema
 from mmreplay.storage import read_ahead
-from mmreplay.storage.layout import RecordLayout, record_layout
+from mmreplay.storage.layout import RecordLayout
 from mmreplay.storage.read_ahead import SMALL_ROW_NBYTES, Pages
 from mmreplay.storage.store import Advise
 
@@ -301,7 +300,11 @@ Ends = NDArray[np.bool_]
 
 
 class Records:
-    """The records of every row, where they are mapped."""
+    """The records of every row, where they are mapped.
+
+    Attributes:
+        record: What a row holds.
+    """
 
     def __init__(self, ring: Ring, rows: MappedRows, record: np.dtype[np.void]) -> None:
         """Copy out of a mapping.
@@ -313,6 +316,7 @@ class Records:
         """
         self._ring, self._shape = ring, ring.shape
         self._rows = rows
+        self.record = record
         self._stride = record.itemsize
         self._dtypes = {1: record, 2: twice(record)}
         self._buffers = BufferPool()
@@ -499,7 +503,7 @@ class ColumnLayouts:
 
     def __init__(
         self,
-        schema: Schema,
+        record: np.dtype[np.void] | None,
         wanted: Sequence[tuple[str, int, int | None]],
         summed: Sequence[tuple[str, int, np.dtype[np.generic]]] = (),
         discounted: bool = False,
@@ -507,14 +511,14 @@ class ColumnLayouts:
         """Lay out columns.
 
         Args:
-            schema: The fields of the rows.
+            record: What a row holds; see `RecordLayout`. To lay that out takes as
+                long as there are fields, and these columns may be one of them.
             wanted: Of each column its path, and which rows of C it is read from: the
                 first, and K, or None for that one alone.
             summed: Of each field that is summed its path, the first of the rows that
                 are added up, and the dtype of the sums.
             discounted: Whether there are discounts.
         """
-        record = record_layout(schema).record
         fields: Mapping[str, Any] = {} if record is None else record.fields or {}
         self._members = [
             (*fields[path][:2], start, width) for path, start, width in wanted

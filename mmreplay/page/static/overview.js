@@ -86,7 +86,8 @@
     const later = [];
     const checks = findings(overview);
     const returns = episodeReturns(overview, later, checks);
-    const narrow = isScalarAction(overview);
+    // Actions stand in the row of the three cards before, or have a row of their own.
+    const narrow = !ofRole(overview, "action").length || isScalarAction(overview);
     const third = narrow ? "c3" : "c4";
     main.replaceChildren(
       title(overview),
@@ -403,7 +404,7 @@
   function actions(overview, className, later) {
     const found = ofRole(overview, "action");
     if (!found.length) {
-      return section(className || "c3", "actions", "Actions", "", nothing("This buffer has no action field."));
+      return section(className, "actions", "Actions", "", nothing("This buffer has no action field."));
     }
     const [path, facts] = found[0];
     const some = facts.all > 8 ? `8 of ${count(facts.all)} components, ` : "";
