@@ -402,20 +402,20 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
     return np.linspace(least, most, bins + 1)
 
 
-def whole_edges(least: int, most: int, bins: int) -> Floats:
+def whole_edges(minimum: int, maximum: int, bins: int) -> Floats:
     """Edges of bins that hold equally many whole numbers each.
 
     Args:
-        least: Smallest number that is counted.
-        most: Largest, at least the smallest.
+        minimum: Smallest number that is counted.
+        maximum: Largest.
         bins: At most so many; the last one may reach beyond the largest number.
 
     Returns:
         float64 ``[N + 1]``, growing, each half a number from the next whole one.
     """
-    width = -(-(most - least + 1) // bins)
-    number = -(-(most - least + 1) // width)
-    return float(least) - 0.5 + width * np.arange(number + 1.0)
+    width = -(-(maximum - minimum + 1) // bins)
+    number = -(-(maximum - minimum + 1) // width)
+    return float(minimum) - 0.5 + width * np.arange(number + 1.0)
 
 
 def episode_table(

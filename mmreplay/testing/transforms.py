@@ -113,7 +113,8 @@ def makes_equal_windows(case: TransformCase) -> None:
             case.path, transforms=case.transforms(), sampler=sampler
         ) as buffer:
             made.append(buffer.sample(BATCH))
-    _refuse_difference(*made, "drawn again as windows")
+    first, second = made
+    _refuse_difference(first, second, "drawn again as windows")
 
 
 RULES = by_name(

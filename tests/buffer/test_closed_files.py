@@ -24,7 +24,7 @@ VARYING = {
 }
 
 
-def held(folder):
+def open_files(folder):
     """Files below a folder that this process has open or mapped."""
     found = set()
     for each in Path("/proc/self/fd").iterdir():
@@ -115,16 +115,16 @@ def test_nothing_is_open_or_mapped_after_close(engine, name, tmp_path):
     fill(buffer)
     if use is not None:
         use(buffer)
-    assert held(tmp_path)
+    assert open_files(tmp_path)
     buffer.close()
-    assert held(tmp_path) == []
+    assert open_files(tmp_path) == []
     buffer.close()
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
         reader.sample(32)
         if use in (read, load):
             use(reader)
-        assert held(tmp_path)
-    assert held(tmp_path) == []
+        assert open_files(tmp_path)
+    assert open_files(tmp_path) == []
     for closed in (buffer, reader):
         with pytest.raises(FailedError, match="ring is closed"):
             closed.sample(2)
@@ -141,7 +141,7 @@ def test_batches_and_views_of_a_closed_buffer_stay_as_they_are(engine, tmp_path)
     for name, copy in copies.items():
         np.testing.assert_array_equal(batch[name], copy)
     assert text.text() == texts
-    assert held(tmp_path) == []
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
@@ -181,4 +181,4 @@ def test_threads_that_draw_over_a_close_get_whole_batches_or_say_it_is_closed(
         for thread in threads:
             thread.join()
         assert others == []
-        assert held(folder) == []
+        assert open_files(folder) == []

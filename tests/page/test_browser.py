@@ -1158,7 +1158,7 @@ def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
     assert tab.errors() == []
 
 
-PLACES = """
+BOXES = """
 const box = (e) => {
   const { left, right, top, bottom } = e.getBoundingClientRect();
   return [left, right, top, bottom];
@@ -1219,7 +1219,7 @@ def test_each_width_shows_all_of_the_page_without_holes(tab, serve, tmp_path):
                 tab.wait("return document.querySelectorAll('.erow').length > 3")
             if screen == "compare&c=1":
                 tab.wait("return document.querySelectorAll('.wide-grid .uplot').length")
-            places = tab.run(PLACES)
+            places = tab.run(BOXES)
             where = (screen, width)
             assert places["scroll"] == width, where
             margin = 12 if width <= 640 else 24
