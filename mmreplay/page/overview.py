@@ -373,6 +373,7 @@ def fields_of(
             "shape": shape_of(field),
             "varies": field.varies,
             "nbytes": field.nbytes,
+            "row_nbytes": field.nbytes,
             "role": roles[path],
             "mutable": field.mutable,
             "image": None if layout is None else layout.to_json(),
@@ -387,6 +388,10 @@ def fields_of(
                 "nan": fact.num_nan,
                 "infinite": fact.num_infinite,
             }
+            if field.varies:
+                # The references, and the values that they lead to.
+                values = float(moments.mean) * field.inner_nbytes
+                entry["row_nbytes"] = field.nbytes + round(values)
         found.append(entry)
     return found
 

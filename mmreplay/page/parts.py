@@ -83,14 +83,15 @@ def looked_at(rows: int, complete: bool, num_parts: int = 0, num_envs: int = 1) 
         num_parts: Environments that were looked at by themselves.
         num_envs: Of the buffer.
     """
-    steps = f"all {rows:,}" if complete else f"a sample of {rows:,}"
+    # Of all steps no number: a writer may have added some since.
+    steps = "all steps" if complete else f"a sample of {rows:,} steps"
     if num_envs < 2:
-        return f"{steps} steps"
+        return steps
     if num_parts == 0:
-        return f"{steps} steps, not by environment"
+        return f"{steps}, not by environment"
     if num_parts == num_envs:
-        return f"{steps} steps and each of {num_envs:,} environments"
-    return f"{steps} steps and {num_parts:,} of {num_envs:,} environments"
+        return f"{steps} and each of {num_envs:,} environments"
+    return f"{steps} and {num_parts:,} of {num_envs:,} environments"
 
 
 @dataclass(frozen=True, slots=True)
